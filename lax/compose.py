@@ -1,0 +1,144 @@
+"""Composite operators written in the primitive ones; every front end and the Python interface build on these.
+
+Dimensions are positional; negative ones count from the end. Sources: the ONNX operator specification (softmax,
+normalisations, Gelu, attention), which agrees with PyTorch's functions of the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.domain import Number
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.graph import Graph
+
+
+def scale(g: Graph, x: int, factor: Number) -> int:
+    """`factor * x`."""
+    return x if factor == 1 else g.map("mul", x, g.fill(factor, g.dtype(x)))
+
+
+def shift(g: Graph, x: int, term: Number) -> int:
+    """`x + term`."""
+    return x if term == 0 else g.map("add", x, g.fill(term, g.dtype(x)))
+
+
+def count(g: Graph, x: int, dims: Sequence[int]) -> Extent:
+    """Number of elements along `dims`."""
+    rank = len(g.dims(x))
+    return ex.product(g.dims(x)[d] for d in {d % rank for d in dims})
+
+
+def mean(g: Graph, x: int, dims: Sequence[int]) -> int:
+    """Arithmetic mean along `dims`, kept with extent 1."""
+    total = g.reduce("sum", x, dims)
+    n = count(g, x, dims)
+    if isinstance(n, int):
+        return g.map("div", total, g.fill(n, g.dtype(x)))
+    ones = g.expand(g.fill(1, g.dtype(x), (1,) * len(g.dims(x))), g.dims(x))
+    return g.map("div", total, g.reduce("sum", ones, dims))
+
+
+def square(g: Graph, x: int) -> int:
+    """`x * x`."""
+    return g.map("mul", x, x)
+
+
+def power(g: Graph, x: int, exponent: Number) -> int:
+    """`x ** exponent`; small whole and half exponents become products, roots and quotients."""
+    if exponent == 0.5:
+        return g.map("sqrt", x)
+    if exponent == -0.5:
+        return g.map("rsqrt", x)
+    if exponent == -1:
+        return g.map("recip", x)
+    if exponent in (1, 2, 3, 4):
+        result = x
+        for _ in range(int(exponent) - 1):
+            result = g.map("mul", result, x)
+        return result
+    return g.map("pow", x, g.fill(exponent, g.dtype(x)))
+
+
+def softmax(g: Graph, x: int, dims: Sequence[int]) -> int:
+    """exp(x) / sum(exp(x)) along `dims`."""
+    e = g.stable_exp(x, dims)
+    return g.map("div", e, g.reduce("sum", e, dims))
+
+
+def log_softmax(g: Graph, x: int, dims: Sequence[int]) -> int:
+    """x - max - log(sum(exp(x - max))) along `dims`."""
+    shifted = g.map("sub", x, g.reduce("max", x, dims))
+    return g.map("sub", shifted, g.map("log", g.reduce("sum", g.map("exp", shifted), dims)))
+
+
+def rms_norm(g: Graph, x: int, dims: Sequence[int], epsilon: Number) -> int:
+    """x / sqrt(mean(x^2) + epsilon) along `dims`."""
+    return g.map("div", x, g.map("sqrt", shift(g, mean(g, square(g, x), dims), epsilon)))
+
+
+def centred(g: Graph, x: int, dims: Sequence[int]) -> int:
+    """x minus its mean along `dims`."""
+    return g.map("sub", x, mean(g, x, dims))
+
+
+def layer_norm(g: Graph, x: int, dims: Sequence[int], epsilon: Number) -> int:
+    """(x - mean) / sqrt(variance + epsilon) along `dims`."""
+    return rms_norm(g, centred(g, x, dims), dims, epsilon)
+
+
+def affine(g: Graph, x: int, gain: int | None, bias: int | None) -> int:
+    """`x * gain + bias`, each broadcast and optional."""
+    if gain is not None:
+        x = g.map("mul", x, gain)
+    return x if bias is None else g.map("add", x, bias)
+
+
+def matmul(g: Graph, x: int, y: int) -> int:
+    """numpy's matmul: the last two dimensions contracted, the others broadcast, vectors padded."""
+    vector_x, vector_y = len(g.dims(x)) == 1, len(g.dims(y)) == 1
+    if vector_x:
+        x = g.reshape(x, (1, *g.dims(x)))
+    if vector_y:
+        y = g.reshape(y, (*g.dims(y), 1))
+    rank = max(len(g.dims(x)), len(g.dims(y)))
+    m, k, n = rank - 2, rank - 1, rank
+    batch = range(rank - 2)
+    lhs = [*list(batch)[rank - len(g.dims(x)) :], m, k]
+    rhs = [*list(batch)[rank - len(g.dims(y)) :], k, n]
+    z = g.contract(x, y, lhs, rhs, [*batch, m, n])
+    if vector_x or vector_y:
+        dims = list(g.dims(z))
+        keep = [e for i, e in enumerate(dims) if not ((vector_y and i == rank - 1) or (vector_x and i == rank - 2))]
+        z = g.reshape(z, keep)
+    return z
+
+
+def linear(g: Graph, x: int, weight: int, transposed: bool = False) -> int:
+    """Rows of `x` times a two-dimensional weight [k, n], or [n, k] when `transposed`."""
+    rank = len(g.dims(x))
+    rows = list(range(rank - 1))
+    k, n = rank - 1, rank
+    return g.contract(x, weight, [*rows, k], [n, k] if transposed else [k, n], [*rows, n])
+
+
+def attention_mask(g: Graph, scores: int, mask: int) -> int:
+    """Scores with an additive (float) or keeping (boolean) mask applied."""
+    if g.dtype(mask).is_float:
+        return g.map("add", scores, mask)
+    return g.map("where", mask, scores, g.fill(float("-inf"), g.dtype(scores)))
+
+
+def causal(g: Graph, scores: int, offset: int = 0) -> int:
+    """Scores with -inf where key index > query index + offset (the last two dimensions)."""
+    rank, dims = len(g.dims(scores)), g.dims(scores)
+    dtype = g.dtype(scores)
+    rows = shift(g, g.iota(dims[-2], rank - 2, rank, dtype), offset)
+    keep = g.map("le", g.iota(dims[-1], rank - 1, rank, dtype), rows)
+    return attention_mask(g, scores, keep)
+
+
+def soft_cap(g: Graph, x: int, cap: Number) -> int:
+    """cap * tanh(x / cap)."""
+    return scale(g, g.map("tanh", g.map("div", x, g.fill(cap, g.dtype(x)))), cap)

@@ -1,0 +1,70 @@
+"""Element types of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type: `name` as in muGraph files, `bytes` of one element, `kind` in {"float", "int", "bool"}."""
+
+    name: str
+    bytes: int
+    kind: str
+    mantissa: int = 0  #: explicit mantissa bits of a float, 0 otherwise
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_float(self) -> bool:
+        """Whether arithmetic on this type rounds."""
+        return self.kind == "float"
+
+    @property
+    def epsilon(self) -> float:
+        """Distance from 1.0 to the next value; 0 for exact types."""
+        return 2.0**-self.mantissa if self.is_float else 0.0
+
+
+F64 = DType("f64", 8, "float", 52)
+F32 = DType("f32", 4, "float", 23)
+F16 = DType("f16", 2, "float", 10)
+BF16 = DType("bf16", 2, "float", 7)
+I64 = DType("i64", 8, "int")
+I32 = DType("i32", 4, "int")
+I16 = DType("i16", 2, "int")
+I8 = DType("i8", 1, "int")
+U64 = DType("u64", 8, "int")
+U32 = DType("u32", 4, "int")
+U16 = DType("u16", 2, "int")
+U8 = DType("u8", 1, "int")
+BOOL = DType("bool", 1, "bool")
+
+ALL = (F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, BOOL)
+BY_NAME = {d.name: d for d in ALL}
+
+_NUMPY = {
+    np.dtype(np.float64): F64,
+    np.dtype(np.float32): F32,
+    np.dtype(np.float16): F16,
+    np.dtype(np.int64): I64,
+    np.dtype(np.int32): I32,
+    np.dtype(np.int16): I16,
+    np.dtype(np.int8): I8,
+    np.dtype(np.uint64): U64,
+    np.dtype(np.uint32): U32,
+    np.dtype(np.uint16): U16,
+    np.dtype(np.uint8): U8,
+    np.dtype(np.bool_): BOOL,
+}
+
+
+def from_numpy(dtype: np.dtype) -> DType | None:
+    """The element type of a numpy dtype (`ml_dtypes.bfloat16` by its name), or None where there is none."""
+    if dtype in _NUMPY:
+        return _NUMPY[dtype]
+    return BF16 if dtype.name == "bfloat16" else None

@@ -1,0 +1,138 @@
+"""Elementwise operators. Adding one is one `define` here (or `opaque`, for a function outside the algebra).
+
+C expressions use the functions of the headers `templates/include/mirage/math.*` (prefix `m_`) over `float`.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from mirage_cli.lax.ops.registry import Op, define, opaque
+
+_HALF = Fraction(1, 2)
+
+# --- the algebra's own operators -------------------------------------------------------------------------------------
+define(Op("add", 2, lambda d, x, y: d.add(x, y), "({0} + {1})", commutative=True, linear=(0, 1), onnx="Add"))
+define(Op("sub", 2, lambda d, x, y: d.sub(x, y), "({0} - {1})", linear=(0, 1), onnx="Sub"))
+define(Op("mul", 2, lambda d, x, y: d.mul(x, y), "({0} * {1})", commutative=True, linear=(0, 1), onnx="Mul"))
+define(Op("div", 2, lambda d, x, y: d.div(x, y), "({0} / {1})", linear=(0,), flops=4, onnx="Div"))
+define(
+    Op(
+        "div0",
+        2,
+        lambda d, x, y: d.div(x, y, guard=True),
+        "m_div0({0}, {1})",
+        linear=(0,),
+        flops=4,
+        doc="x / y where the quotient is a number, else 0: a softmax whose fully masked rows give zeros",
+    )
+)
+define(Op("neg", 1, lambda d, x: d.sub(d.const(0), x), "(-{0})", linear=(0,), onnx="Neg"))
+define(Op("recip", 1, lambda d, x: d.div(d.const(1), x), "(1.0f / {0})", flops=4, onnx="Reciprocal"))
+define(Op("exp", 1, lambda d, x: d.exp(x), "m_exp({0})", flops=8, onnx="Exp"))
+define(Op("where", 3, lambda d, c, x, y: d.select(c, x, y), "({0} != 0.0f ? {1} : {2})", linear=(1, 2), onnx="Where"))
+
+# --- truth values: polynomials in 0 and 1 ----------------------------------------------------------------------------
+define(Op("and", 2, lambda d, x, y: d.mul(x, y), "({0} * {1})", commutative=True, predicate=True, onnx="And"))
+define(
+    Op(
+        "or",
+        2,
+        lambda d, x, y: d.sub(d.add(x, y), d.mul(x, y)),
+        "({0} + {1} - {0} * {1})",
+        commutative=True,
+        predicate=True,
+        onnx="Or",
+    )
+)
+define(
+    Op(
+        "xor",
+        2,
+        lambda d, x, y: d.sub(d.add(x, y), d.mul(d.const(2), d.mul(x, y))),
+        "({0} + {1} - 2.0f * {0} * {1})",
+        commutative=True,
+        predicate=True,
+        onnx="Xor",
+    )
+)
+define(Op("not", 1, lambda d, x: d.sub(d.const(1), x), "(1.0f - {0})", predicate=True, onnx="Not"))
+
+# --- functions of the algebra ----------------------------------------------------------------------------------------
+
+
+def _sigmoid(d: Any, x: Any) -> Any:
+    return d.div(d.const(1), d.add(d.const(1), d.exp(d.sub(d.const(0), x))))
+
+
+def _gelu(d: Any, x: Any) -> Any:
+    erf = d.call("erf", d.mul(x, d.const(math.sqrt(0.5))))
+    return d.mul(d.mul(d.const(_HALF), x), d.add(d.const(1), erf))
+
+
+def _gelu_tanh(d: Any, x: Any) -> Any:
+    cubic = d.mul(d.const(0.044715), d.mul(x, d.mul(x, x)))
+    t = d.call("tanh", d.mul(d.const(math.sqrt(2 / math.pi)), d.add(x, cubic)))
+    return d.mul(d.mul(d.const(_HALF), x), d.add(d.const(1), t))
+
+
+define(Op("rsqrt", 1, lambda d, x: d.div(d.const(1), d.call("sqrt", x)), "m_rsqrt({0})", flops=4))
+define(Op("sigmoid", 1, _sigmoid, "m_sigmoid({0})", flops=12, onnx="Sigmoid"))
+define(Op("silu", 1, lambda d, x: d.mul(x, _sigmoid(d, x)), "m_silu({0})", flops=13))
+define(Op("gelu", 1, _gelu, "m_gelu({0})", flops=20))
+define(Op("gelu_tanh", 1, _gelu_tanh, "m_gelu_tanh({0})", flops=20))
+define(Op("softsign", 1, lambda d, x: d.div(x, d.add(d.const(1), d.call("abs", x))), "m_softsign({0})", flops=6))
+define(
+    Op(
+        "softplus",
+        1,
+        lambda d, x: d.call("log1p_exp", x),
+        "m_softplus({0})",
+        real=None,
+        flops=16,
+        onnx="Softplus",
+    )
+)
+
+# --- functions that the algebra does not look into --------------------------------------------------------------------
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _sign(x: Any) -> Any:
+    return np.sign(x)
+
+
+opaque("sqrt", 1, np.sqrt, "m_sqrt({0})", flops=4, onnx="Sqrt")
+opaque("log", 1, np.log, "m_log({0})", flops=8, onnx="Log")
+opaque("log1p_exp", 1, lambda x: np.logaddexp(0.0, x), "m_softplus({0})", flops=16)
+opaque("erf", 1, lambda x: _erf(x) if np.size(x) else x, "m_erf({0})", flops=14, onnx="Erf")
+opaque("tanh", 1, np.tanh, "m_tanh({0})", flops=12, onnx="Tanh")
+opaque("abs", 1, np.abs, "m_abs({0})", onnx="Abs")
+opaque("sign", 1, _sign, "m_sign({0})", onnx="Sign")
+opaque("relu", 1, lambda x: np.maximum(x, 0.0), "m_max({0}, 0.0f)", onnx="Relu")
+opaque("sin", 1, np.sin, "m_sin({0})", flops=16, onnx="Sin")
+opaque("cos", 1, np.cos, "m_cos({0})", flops=16, onnx="Cos")
+opaque("floor", 1, np.floor, "m_floor({0})", onnx="Floor")
+opaque("ceil", 1, np.ceil, "m_ceil({0})", onnx="Ceil")
+opaque("round", 1, np.rint, "m_rint({0})", onnx="Round")
+opaque("trunc", 1, np.trunc, "m_trunc({0})")
+opaque("max", 2, np.maximum, "m_max({0}, {1})", commutative=True)
+opaque("min", 2, np.minimum, "m_min({0}, {1})", commutative=True)
+opaque("pow", 2, np.power, "m_pow({0}, {1})", flops=20, onnx="Pow")
+opaque("isnan", 1, lambda x: np.isnan(x).astype(np.float64), "m_isnan({0})", predicate=True)
+opaque("isinf", 1, lambda x: np.isinf(x).astype(np.float64), "m_isinf({0})", predicate=True)
+opaque("nonzero", 1, lambda x: (x != 0).astype(np.float64), "({0} != 0.0f ? 1.0f : 0.0f)", predicate=True)
+
+
+def _compare(name: str, function: Any, c: str, onnx: str, **facts: Any) -> None:
+    real = lambda x, y: function(x, y).astype(np.float64)
+    opaque(name, 2, real, f"({{0}} {c} {{1}} ? 1.0f : 0.0f)", predicate=True, onnx=onnx, **facts)
+
+
+_compare("eq", np.equal, "==", "Equal", commutative=True)
+_compare("lt", np.less, "<", "Less")
+_compare("le", np.less_equal, "<=", "LessOrEqual")

@@ -1,0 +1,83 @@
+"""The catalogue of errors a user can see: one class for each, with its stable code, exit code and hint.
+
+Commands catch `MirageError` in one place; anything else is a defect of ours and ends with exit code 5.
+"""
+
+from __future__ import annotations
+
+
+class MirageError(Exception):
+    """Base of every error that is meant for the user.
+
+    `code` is stable and documented, `exit_code` is the command's exit status, `hint` says what to do next.
+    """
+
+    code = "error"
+    exit_code = 5
+    hint = ""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        if hint is not None:
+            self.hint = hint
+
+
+class UsageError(MirageError):
+    """A wrong option or argument."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration file that does not fit its schema."""
+
+    code = "config"
+
+
+class CheckFailed(MirageError):
+    """A proof or a comparison found a difference."""
+
+    code = "check-failed"
+    exit_code = 1
+
+
+class ModelError(MirageError):
+    """The model file cannot be read or is invalid."""
+
+    code = "model-unreadable"
+    exit_code = 3
+
+
+class UnsupportedFormat(ModelError):
+    """The file is not in a format that this program reads."""
+
+    code = "model-format"
+
+
+class ToolMissing(MirageError):
+    """A program or package that this command needs is absent."""
+
+    code = "tool-missing"
+    exit_code = 4
+
+
+class CompileError(MirageError):
+    """A compiler refused a rendered source."""
+
+    code = "compile-failed"
+    exit_code = 5
+
+
+class InvalidGraph(MirageError):
+    """An intermediate form breaks one of its own rules (shape, level, axis)."""
+
+    code = "invalid-graph"
+    exit_code = 5
+
+
+class Refused(MirageError):
+    """Something is outside what a stage can do; the reason is data and ends up in the report, not a crash."""
+
+    code = "refused"
+    exit_code = 5

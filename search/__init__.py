@@ -1,0 +1,1 @@
+"""Which muGraphs are equal to a program, and cheap. Needs numpy and pyyaml only."""

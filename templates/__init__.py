@@ -1,0 +1,1 @@
+"""Data only: Jinja templates and the CUDA / C++ headers that they use."""
