@@ -1,0 +1,226 @@
+"""The interpreter of muGraphs: what the blocks of a kernel graph compute, in any array domain.
+
+Evaluates exactly the structure that is rendered: blocks of the grid, iterations of the loop, partial last tiles, running
+maxima, reductions over blocks. Shared by the proof and the tests; the search does not use it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mirage_cli.errors import InvalidGraph
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.domain import Array, Domain
+from mirage_cli.lax.evaluate import ArrayValues, fit
+from mirage_cli.lax.ops import lookup
+from mirage_cli.lax.program import Program, read, write
+from mirage_cli.search.mugraph import BODY, GRID, PROLOGUE, BlockGraph, BlockOp, KernelGraph, ThreadGraph
+
+Range = tuple[int, int]
+Tiles = Mapping[str, int]  #: positions of each grid axis in a block, and of the loop axis (key "loop") in an iteration
+
+
+def run_thread(thread: ThreadGraph, domain: Domain[Any], args: list[Any]) -> Any:
+    """The value of a thread graph in a domain."""
+    values = list(args)
+    for n in thread.nodes:
+        operands = [values[i] for i in n.inputs]
+        if n.op == "const":
+            values.append(domain.const(n.value if n.value is not None else 0))
+        elif n.op == "exp_minus":
+            values.append(domain.exp_minus(*operands))
+        else:
+            values.append(lookup(n.op).apply(domain, *operands))
+    return values[-1]
+
+
+class BlockRun:
+    """One custom kernel evaluated over its whole grid."""
+
+    def __init__(
+        self,
+        program: Program,
+        graph: BlockGraph,
+        tiles: Tiles,
+        domain: ArrayValues,
+        arrays: Mapping[int, Array],
+        symbols: Mapping[str, int],
+    ) -> None:
+        self.p, self.g, self.tiles, self.d, self.symbols = program, graph, tiles, domain, symbols
+        self.order = [a.name for a in program.axes]
+        self.extents = {a.name: ex.value(a.extent, symbols) for a in program.axes}
+        self.axes = graph.axes_of(program)
+        self.stored = {
+            i.name: read(program, i.access, arrays[i.source], domain.lead, symbols) for i in program.inputs
+        }
+        self.results: list[Array | None] = [None] * len(graph.outputs)
+
+    def run(self) -> list[Array]:
+        """The outputs as stored tensors."""
+        plain = [a for a in self.g.grid if a not in self.g.split]
+        with np.errstate(all="ignore"):
+            for block in itertools.product(*(self.ranges(a) for a in plain)):
+                own = dict(zip(plain, block, strict=True))
+                parts = []
+                for portion in itertools.product(*(self.ranges(a) for a in self.g.split)):
+                    at = own | dict(zip(self.g.split, portion, strict=True))
+                    parts.append(self.block(at))
+                self.store(own, self.grid_phase(own, parts))
+        return [self.written(k) for k in range(len(self.results))]
+
+    def ranges(self, axis: str) -> list[Range]:
+        """The parts of an axis that the blocks take."""
+        step, end = self.tiles.get(axis, self.extents[axis]), self.extents[axis]
+        return [(i, min(i + step, end)) for i in range(0, end, step)] or [(0, 0)]
+
+    # --- one block ------------------------------------------------------------------------------------------------------
+    def block(self, at: dict[str, Range]) -> dict[str, Array]:
+        """Values of the prologue, the epilogue and the last iteration's running maxima."""
+        values: dict[str, Array] = {}
+        for o in self.g.ops:
+            if o.phase == PROLOGUE:
+                values[o.name] = self.op(o, values, at, None)
+        carried: dict[str, Array] = {}
+        if self.g.loop is not None:
+            low, high = at.get(self.g.loop, (0, self.extents[self.g.loop]))
+            step = self.tiles.get("loop", high - low)
+            for start in range(low, high, step):
+                self.iteration(values, carried, at, (start, min(start + step, high)), low)
+        for o in self.g.ops:
+            if o.op in ("accum", "running"):
+                values[o.name] = carried[o.name]
+            elif o.phase not in (PROLOGUE, BODY, GRID):
+                values[o.name] = self.op(o, values, at, None)
+        return values
+
+    def iteration(
+        self, values: dict[str, Array], carried: dict[str, Array], at: dict[str, Range], part: Range, low: int
+    ) -> None:
+        loop = self.g.loop or ""
+        body = {n: self.slice(a, n, loop, (part[0] - low, part[1] - low)) for n, a in values.items()}
+        before = dict(carried)
+        for o in self.g.ops:
+            if o.op == "running":
+                carried[o.name] = body[o.name] = self.d.running_max(before.get(o.name), body[o.inputs[0]], ())
+            elif o.op == "shrink":
+                new, old = carried[o.inputs[0]], before.get(o.inputs[0])
+                body[o.name] = self.d.exp_difference(new if old is None else old, new)
+            elif o.phase == BODY:
+                body[o.name] = self.op(o, body, at, part)
+        for o in self.g.ops:
+            if o.op == "accum":
+                total = body[o.inputs[0]]
+                if o.name in before:
+                    kept = before[o.name]
+                    kept = self.d.mul(kept, body[o.inputs[1]]) if len(o.inputs) > 1 else kept
+                    total = self.d.add(kept, total)
+                carried[o.name] = total
+
+    def slice(self, a: Array, name: str, axis: str, part: Range) -> Array:
+        dim = self.d.lead + self.order.index(axis)
+        if axis not in self.axes[name] or a.shape[dim] == 1 and part != (0, 1):
+            return a
+        index: list[Any] = [slice(None)] * a.ndim
+        index[dim] = slice(*part)
+        return a[tuple(index)]
+
+    def op(self, o: BlockOp, values: Mapping[str, Array], at: Mapping[str, Range], part: Range | None) -> Array:
+        args = [values[i] for i in o.inputs]
+        match o.op:
+            case "load":
+                return self.tile(self.stored[o.source_value or ""], self.axes[o.name], at, part)
+            case "iota":
+                axis = o.axis or ""
+                positions = fit(self.d.iota(axis, self.extents[axis]), len(self.order), self.d.lead)
+                return self.tile(positions, frozenset([axis]), at, part)
+            case "thread":
+                assert o.thread is not None
+                result = run_thread(o.thread, self.d, args)
+                return fit(np.asarray(result), len(self.order), self.d.lead)
+            case "contract":
+                return self.d.contract(args[0], args[1], o.over)
+            case "sum":
+                return self.d.sum(self.spread(args[0], o, at, part), o.over)
+            case "top":
+                return self.d.running_max(None, args[0], o.over)
+        raise InvalidGraph(f"{o.name}: operator {o.op} does not stand in the {o.phase}")
+
+    def tile(self, a: Array, axes: frozenset[str], at: Mapping[str, Range], part: Range | None) -> Array:
+        index: list[Any] = [slice(None)] * a.ndim
+        for k, axis in enumerate(self.order):
+            if axis in axes:
+                where = part if axis == self.g.loop and part is not None else at.get(axis)
+                if where is not None:
+                    index[self.d.lead + k] = slice(*where)
+        return a[tuple(index)]
+
+    def spread(self, a: Array, o: BlockOp, at: Mapping[str, Range], part: Range | None) -> Array:
+        """A sum over an axis that the operand lacks counts every position of the tile."""
+        shape = list(a.shape)
+        for axis in o.over:
+            if axis not in self.axes[o.inputs[0]]:
+                where = part if axis == self.g.loop and part is not None else at.get(axis, (0, self.extents[axis]))
+                shape[self.d.lead + self.order.index(axis)] = where[1] - where[0]
+        return np.broadcast_to(a, shape)
+
+    # --- over blocks ----------------------------------------------------------------------------------------------------
+    def grid_phase(self, own: dict[str, Range], parts: list[dict[str, Array]]) -> dict[str, Array]:
+        values = dict(parts[0])
+        for o in self.g.ops:
+            if o.op == "grid_top":
+                top = None
+                for p in parts:
+                    top = self.d.running_max(top, p[o.inputs[0]], ())
+                assert top is not None
+                values[o.name] = top
+            elif o.op == "grid_sum":
+                total = None
+                for p in parts:
+                    term = p[o.inputs[0]]
+                    if len(o.inputs) > 1:
+                        term = self.d.mul(term, self.d.exp_difference(p[o.inputs[1]], values[o.inputs[2]]))
+                    total = term if total is None else self.d.add(total, term)
+                assert total is not None
+                values[o.name] = total
+            elif o.phase == GRID:
+                values[o.name] = self.op(o, values, own, None)
+        return values
+
+    def store(self, own: Mapping[str, Range], values: Mapping[str, Array]) -> None:
+        for k, (name, out) in enumerate(zip(self.g.outputs, self.p.outputs, strict=True)):
+            axes = {s.axis for s in out.access}
+            tile = values[name]
+            full = self.results[k]
+            if full is None:
+                shape = [self.extents[a] if a in axes else 1 for a in self.order]
+                full = np.zeros(tile.shape[: self.d.lead] + tuple(shape), dtype=tile.dtype)
+                self.results[k] = full
+            index: list[Any] = [slice(None)] * self.d.lead
+            index += [slice(*own[a]) if a in own and a in axes else slice(None) for a in self.order]
+            full[tuple(index)] = tile
+
+    def written(self, k: int) -> Array:
+        full = self.results[k]
+        assert full is not None
+        return write(self.p, self.p.outputs[k], full, self.d.lead, self.symbols)
+
+
+def evaluate_kernels(
+    graph: KernelGraph,
+    tiles: list[Tiles],
+    make_domain: Any,
+    arrays: Mapping[int, Array],
+    symbols: Mapping[str, int] | None = None,
+) -> list[Array]:
+    """The outputs of a kernel graph; `make_domain(program)` gives the domain for a kernel's axes, `tiles[k]` its tiles."""
+    tensors = dict(arrays)
+    for kernel, tile in zip(graph.kernels, tiles, strict=True):
+        own = {k: tensors[t] for k, t in enumerate(kernel.inputs)}
+        run = BlockRun(kernel.program, kernel.block, tile, make_domain(kernel.program), own, symbols or {})
+        for t, result in zip(kernel.outputs, run.run(), strict=True):
+            tensors[t] = result
+    return [tensors[graph.sources + k] for k in range(graph.outputs)]

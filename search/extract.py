@@ -1,0 +1,228 @@
+"""From a closure to block graphs: the k cheapest ways through its AND/OR graph.
+
+Best-first over partial choices: a state holds a derivation for each value that is needed so far and the values that still
+need one; its price is what was chosen plus, for every open value, its cheapest derivation, which never overestimates.
+Values shared by several users are paid once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mirage_cli.search.closure import AFTER, BEFORE, BODY, GRID, Closure, Derivation, Value
+from mirage_cli.search.form import Fn, Leaf, StableExp
+from mirage_cli.search.mapping import numeric
+from mirage_cli.search.mugraph import (
+    BODY as IN_BODY,
+)
+from mirage_cli.search.mugraph import (
+    EPILOGUE,
+    PROLOGUE,
+    BlockGraph,
+    BlockOp,
+    ThreadGraph,
+    ThreadNode,
+)
+from mirage_cli.search.mugraph import (
+    GRID as IN_GRID,
+)
+
+PHASE = {BEFORE: PROLOGUE, BODY: IN_BODY, AFTER: EPILOGUE, GRID: IN_GRID}
+MAX_STATES = 20000
+RESIDENT = 1 << 15  #: elements that a block can keep for its whole life
+WAYS_KEPT = 4  #: derivations of one value that are worth a look, cheapest first
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What derivations cost in a typical tile: multiply-adds of one thread block over its whole loop."""
+
+    closure: Closure
+
+    def tile(self, axis: str, phase: int) -> int:
+        """Positions of an axis that a block holds at once."""
+        extent = numeric(self.closure.form.program.extent(axis))
+        mapping = self.closure.mapping
+        if axis not in self.closure.form.reduced:
+            return min(extent, 32)
+        if axis == mapping.split:
+            extent = max(1, extent // 8)
+        return min(extent, 64) if axis == mapping.loop and phase == BODY else extent
+
+    def elements(self, axes: frozenset[str], phase: int) -> int:
+        """Elements of a tile."""
+        n = 1
+        for a in axes:
+            n *= self.tile(a, phase)
+        return n
+
+    def repeats(self, phase: int) -> int:
+        """How often a phase runs."""
+        loop = self.closure.mapping.loop
+        if phase != BODY or loop is None:
+            return 1
+        extent = numeric(self.closure.form.program.extent(loop))
+        return -(-extent // 64)
+
+    def price(self, value: Value, way: Derivation) -> float:
+        """The price of one derivation."""
+        closure, n = self.closure, self.elements(value.live, value.phase)
+        repeat = self.repeats(value.phase)
+        match way.op:
+            case "load":
+                term = closure.form.terms[way.term]
+                if isinstance(term, Leaf) and term.iota:
+                    return 0.1 * n
+                return 2.0 * n * repeat + self.residence(n, value.phase)
+            case "fn":
+                term = closure.form.terms[way.term]
+                flops = term.thread.flops() if isinstance(term, Fn) else 8
+                return (1.0 + flops) * n * repeat
+            case "mul" | "add":
+                return 2.0 * n * repeat
+            case "div" | "div0":
+                return 5.0 * n * repeat
+            case "contract":
+                depth = self.elements(frozenset(way.over), value.phase)
+                staged = sum(self.staging(closure.values[a]) for a in way.args)
+                return (0.125 * n * depth + staged) * repeat
+            case "sum":
+                return 1.0 * self.elements(value.live | frozenset(way.over), value.phase) * repeat
+            case "accum":
+                before = closure.values[way.args[0]]
+                fused = any(w.op == "contract" for w in before.ways)
+                return (0.0 if fused else 1.0) * n * self.repeats(BODY)
+        return 4.0 * n  # grid_sum
+
+    def residence(self, elements: int, phase: int) -> float:
+        """Keeping a tile in the block for its whole life; prohibitive beyond what a block can hold."""
+        if phase == BODY:
+            return 0.0
+        return 1.0 * elements if elements <= RESIDENT else 1e6 * elements
+
+    def staging(self, operand: Value) -> float:
+        """Writing a computed operand where a matrix product can read it."""
+        if any(w.op == "load" for w in operand.ways):
+            return 0.0
+        return 2.0 * self.elements(operand.live, operand.phase)
+
+
+def block_graphs(closure: Closure, count: int) -> list[BlockGraph]:
+    """Up to `count` cheapest block graphs for the outputs of a closure, cheapest first; none when it is not reached."""
+    if not all(closure.outputs):
+        return []
+    prices = Prices(closure)
+    graphs: list[BlockGraph] = []
+    seen: set[tuple[BlockOp, ...]] = set()
+    for goals in itertools.product(*closure.outputs):
+        for choice in itertools.islice(choices(closure, prices, goals), count):
+            graph = build(closure, choice, goals)
+            if graph.ops not in seen:
+                seen.add(graph.ops)
+                graphs.append(graph)
+    return graphs[: count * max(1, len(closure.outputs[0]))]
+
+
+def choices(closure: Closure, prices: Prices, goals: tuple[int, ...]) -> Iterator[dict[int, Derivation]]:
+    """Complete choices of derivations, cheapest first."""
+    ways = _ranked(closure, prices)
+    least = {v: min(c for c, _ in options) for v, options in ways.items()}
+    start = frozenset(goals)
+    order = itertools.count()
+    first = sum(least[v] for v in start)
+    queue: list[tuple[float, int, dict[int, Derivation], frozenset[int], float]] = [
+        (first, next(order), {}, start, 0.0)
+    ]
+    for _ in range(MAX_STATES):
+        if not queue:
+            return
+        _, _, chosen, todo, paid = heapq.heappop(queue)
+        if not todo:
+            if _acyclic(chosen):
+                yield chosen
+            continue
+        value = max(todo)
+        for price, way in ways[value]:
+            picked = {**chosen, value: way}
+            open_values = (todo | set(way.args)) - set(picked)
+            total = paid + price
+            bound = total + sum(least[v] for v in open_values)
+            heapq.heappush(queue, (bound, next(order), picked, open_values, total))
+
+
+def _ranked(closure: Closure, prices: Prices) -> dict[int, list[tuple[float, Derivation]]]:
+    """For each value its most promising derivations, with their own price, ranked by the price of the whole tree."""
+    tree: dict[int, float] = {}
+    for _ in range(3):  # derivations may refer to later values: a few sweeps settle the estimates
+        for v in closure.values:
+            best = min((prices.price(v, w) + sum(tree.get(a, 1e30) for a in w.args) for w in v.ways), default=1e30)
+            tree[v.number] = min(tree.get(v.number, 1e30), best)
+    ranked = {}
+    for v in closure.values:
+        options = sorted(
+            ((prices.price(v, w) + sum(tree[a] for a in w.args), k) for k, w in enumerate(v.ways)),
+        )[:WAYS_KEPT]
+        ranked[v.number] = [(prices.price(v, v.ways[k]), v.ways[k]) for _, k in options]
+    return ranked
+
+
+def _acyclic(chosen: Mapping[int, Derivation]) -> bool:
+    return _sorted(chosen) is not None
+
+
+def _sorted(chosen: Mapping[int, Derivation]) -> list[int] | None:
+    """The chosen values in topological order; None when they go round in a circle."""
+    done: dict[int, None] = {}
+    path: set[int] = set()
+
+    def visit(v: int) -> bool:
+        if v in done:
+            return True
+        if v in path:
+            return False
+        path.add(v)
+        if not all(visit(a) for a in chosen[v].args):
+            return False
+        path.discard(v)
+        done[v] = None
+        return True
+
+    return list(done) if all(visit(v) for v in sorted(chosen)) else None
+
+
+# --- building the block graph -------------------------------------------------------------------------------------------
+_BINARY = ("mul", "div", "div0", "add")
+
+
+def build(closure: Closure, chosen: Mapping[int, Derivation], goals: tuple[int, ...]) -> BlockGraph:
+    """The block graph of a complete choice; its grid holds every axis that no reduction touches, and the split one."""
+    names = {v: f"t{k}" for k, v in enumerate(_sorted(chosen) or [])}
+    ops = [_op(closure, closure.values[v], chosen[v], names) for v in names]
+    program, mapping = closure.form.program, closure.mapping
+    stored = {s.axis for o in program.outputs for s in o.access}
+    free = [a.name for a in program.axes if a.name not in closure.form.reduced and a.name in stored]
+    split = (mapping.split,) if mapping.split else ()
+    return BlockGraph((*free, *split), split, mapping.loop, tuple(ops), tuple(names[v] for v in goals))
+
+
+def _op(closure: Closure, value: Value, way: Derivation, names: Mapping[int, str]) -> BlockOp:
+    name, phase = names[value.number], PHASE[value.phase]
+    inputs = tuple(names[a] for a in way.args)
+    if way.op in _BINARY:
+        return BlockOp(name, "thread", inputs, phase, thread=ThreadGraph(2, (ThreadNode(way.op, (0, 1)),)))
+    if way.op in ("contract", "sum"):
+        return BlockOp(name, way.op, inputs, phase, way.over, dtype=way.dtype)
+    if way.op in ("accum", "grid_sum"):
+        return BlockOp(name, way.op, inputs, phase)
+    term = closure.form.terms[way.term]
+    if isinstance(term, Fn):
+        return BlockOp(name, "thread", inputs, phase, thread=term.thread)
+    if isinstance(term, StableExp):
+        return BlockOp(name, "stable_exp", inputs, phase, term.over)
+    assert isinstance(term, Leaf)
+    if term.iota:
+        return BlockOp(name, "iota", (), phase, axis=term.iota)
+    return BlockOp(name, "load", (), phase, source_value=term.value)

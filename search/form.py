@@ -1,0 +1,246 @@
+"""The form in which a fragment is searched: reductions of products of factors, and elementwise functions around them.
+
+Inside a purely elementwise region, distributing and regrouping buys nothing (a thread graph costs the same either way),
+so such a region is one function (`Fn`), opened only where a reduction or contraction consumes it along operands in which
+it is linear: there it is a product of factors (`Reduction.num / Reduction.den`), which the search may apply before or
+after. Sums of several reductions stay open too (`Plus`): their accumulators can be merged (LoRA).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from mirage_cli.errors import Refused
+from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.ops import OPS
+from mirage_cli.lax.program import Input, Node, Program
+from mirage_cli.search.mugraph import ThreadGraph, ThreadNode
+
+MIN_OPEN_ADDENDS = 2  #: sums of this many reductions are kept open
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An input read, or the positions along an axis (`iota`)."""
+
+    value: str
+    axes: frozenset[str]
+    iota: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fn:
+    """An elementwise function of terms."""
+
+    thread: ThreadGraph
+    args: tuple[int, ...]
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StableExp:
+    """exp of a term up to a factor that is common along `over`."""
+
+    args: tuple[int]
+    over: tuple[str, ...]
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The sum over `over` of the product of `num` divided by `den` (pairs of term and whether 0/0 is 0)."""
+
+    num: tuple[int, ...]
+    den: tuple[tuple[int, bool], ...]
+    over: tuple[str, ...]
+    axes: frozenset[str]
+    dtype: DType | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plus:
+    """The sum of reductions."""
+
+    args: tuple[int, ...]
+    axes: frozenset[str]
+
+
+Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Plus
+
+
+@dataclass(slots=True)
+class Form:
+    """The terms of a program (in topological order) and the term of each output."""
+
+    program: Program
+    terms: list[Term] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    _number: dict[Term, int] = field(default_factory=dict, repr=False)
+
+    def intern(self, term: Term) -> int:
+        """The number of a term."""
+        if term not in self._number:
+            self._number[term] = len(self.terms)
+            self.terms.append(term)
+        return self._number[term]
+
+    @property
+    def reduced(self) -> tuple[str, ...]:
+        """The axes that some reduction consumes, sorted."""
+        return tuple(sorted({a for t in self.terms if isinstance(t, Reduction) for a in t.over}))
+
+
+def search_form(program: Program) -> Form:
+    """The search form of a program. Raises Refused for reductions that are not sums."""
+    form = Form(program)
+    builder = _Builder(form)
+    form.outputs = [builder.closed(o.value) for o in program.outputs]
+    return form
+
+
+class _Builder:
+    def __init__(self, form: Form) -> None:
+        self.form, self.p = form, form.program
+        self.defs: dict[str, Node | Input] = {x.name: x for x in (*self.p.inputs, *self.p.nodes)}
+        self.terms: dict[str, int] = {}
+
+    def op(self, v: str) -> str:
+        d = self.defs[v]
+        return d.op if isinstance(d, Node) else "read"
+
+    def is_elementwise(self, v: str) -> bool:
+        return self.op(v) in OPS or self.op(v) == "const"
+
+    def cut(self, v: str) -> int:
+        """The term of a value that ends an elementwise region."""
+        if v not in self.terms:
+            self.terms[v] = self.form.intern(self.make(self.defs[v]))
+        return self.terms[v]
+
+    def make(self, d: Node | Input) -> Term:
+        axes = self.p.axes_of(d.name)
+        if isinstance(d, Input):
+            return Leaf(d.name, axes)
+        match d.op:
+            case "iota":
+                return Leaf(d.name, axes, d.axis)
+            case "stable_exp":
+                return StableExp((self.closed(d.inputs[0]),), d.over, axes)
+            case "contract" | "sum":
+                num: list[int] = []
+                den: list[tuple[int, bool]] = []
+                for i in d.inputs:
+                    self.factors(i, num, den)
+                return Reduction(tuple(sorted(num)), tuple(sorted(den)), d.over, axes, d.dtype)
+        raise Refused(f"a reduction by {d.op} is outside the algebra")
+
+    def factors(self, v: str, num: list[int], den: list[tuple[int, bool]]) -> None:
+        """Split an operand of a reduction into the factors above and below the line."""
+        d = self.defs[v]
+        if isinstance(d, Node) and d.op == "mul":
+            for i in d.inputs:
+                self.factors(i, num, den)
+        elif isinstance(d, Node) and d.op in ("div", "div0"):
+            self.factors(d.inputs[0], num, den)
+            den.append((self.closed(d.inputs[1]), d.op == "div0"))
+        else:
+            num.append(self.closed(v))
+
+    def closed(self, v: str) -> int:
+        """The term of a value, its elementwise region as one function."""
+        if not self.is_elementwise(v):
+            return self.cut(v)
+        args: list[int] = []
+        nodes: list[tuple[str, tuple[object, ...]]] = []
+        place: dict[object, object] = {}
+        root = self.visit(v, args, nodes, place)
+        if isinstance(root, tuple) and root[0] == "arg" and not nodes:
+            return args[root[1]]
+        thread = ThreadGraph(len(args), tuple(self.thread_node(n, len(args)) for n in nodes))
+        return self.form.intern(Fn(thread, tuple(args), self.p.axes_of(v)))
+
+    def visit(
+        self, v: str, args: list[int], nodes: list[tuple[str, tuple[object, ...]]], place: dict[object, object]
+    ) -> object:
+        """Add the region of `v` to `nodes`; its place is ("arg", k) or ("node", k)."""
+        if v in place:
+            return place[v]
+        if not self.is_elementwise(v):
+            return self.argument(self.cut(v), args, place, v)
+        opened = self.open_sum(v)
+        if opened is not None:
+            reductions, rest = opened
+            here = self.argument(self.plus(reductions), args, place, None)
+            for x in rest:
+                nodes.append(("add", (here, self.visit(x, args, nodes, place))))
+                here = ("node", len(nodes) - 1)
+            place[v] = here
+            return here
+        d = self.defs[v]
+        operands = tuple(self.visit(i, args, nodes, place) for i in d.inputs) if isinstance(d, Node) else ()
+        nodes.append((v, operands))
+        place[v] = ("node", len(nodes) - 1)
+        return place[v]
+
+    def argument(self, term: int, args: list[int], place: dict[object, object], v: str | None) -> object:
+        if term not in args:
+            args.append(term)
+        where = ("arg", args.index(term))
+        if v is not None:
+            place[v] = where
+        return where
+
+    def thread_node(self, n: tuple[str, tuple[object, ...]], arity: int) -> ThreadNode:
+        name, operands = n
+        inputs = tuple(k if kind == "arg" else arity + k for kind, k in operands)  # type: ignore[misc]
+        d = self.defs.get(name)
+        if d is None:
+            return ThreadNode(name, inputs)
+        assert isinstance(d, Node)
+        return ThreadNode(d.op, inputs, d.value)
+
+    def open_sum(self, v: str) -> tuple[list[str], list[str]] | None:
+        """The addends of a sum that holds several reductions: these, and the others; None for other values."""
+        if self.op(v) != "add":
+            return None
+        addends: list[str] = []
+
+        def flatten(x: str) -> None:
+            d = self.defs[x]
+            if isinstance(d, Node) and d.op == "add":
+                for i in d.inputs:
+                    flatten(i)
+            else:
+                addends.append(x)
+
+        flatten(v)
+        axes = self.p.axes_of(v)
+        reductions = [x for x in addends if self.scaled_reduction(x) and self.p.axes_of(x) == axes]
+        if len(reductions) < MIN_OPEN_ADDENDS:
+            return None
+        return reductions, [x for x in addends if x not in reductions]
+
+    def scaled_reduction(self, v: str) -> bool:
+        d = self.defs[v]
+        if not isinstance(d, Node):
+            return False
+        if d.op == "mul":
+            return any(self.op(i) == "const" for i in d.inputs) and any(self.op(i) == "contract" for i in d.inputs)
+        return d.op == "contract"
+
+    def plus(self, values: list[str]) -> int:
+        terms = []
+        for v in values:
+            d = self.defs[v]
+            assert isinstance(d, Node)
+            if d.op == "contract":
+                terms.append(self.cut(v))
+                continue
+            inner = next(i for i in d.inputs if self.op(i) == "contract")
+            constant = next(i for i in d.inputs if self.op(i) == "const")
+            r = self.form.terms[self.cut(inner)]
+            assert isinstance(r, Reduction)
+            scaled = Reduction(tuple(sorted((*r.num, self.closed(constant)))), r.den, r.over, r.axes, r.dtype)
+            terms.append(self.form.intern(scaled))
+        return self.form.intern(Plus(tuple(sorted(terms)), self.form.program.axes_of(values[0])))
