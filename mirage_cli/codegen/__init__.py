@@ -1,0 +1,1 @@
+"""From muGraphs to source text: tile programs, their lowering, and the templates that print them."""

@@ -1,0 +1,413 @@
+"""Statements of a CUDA kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mirage_cli.codegen.emit import Emitter, Lines
+from mirage_cli.codegen.render import c_float
+from mirage_cli.codegen.tile import (
+    FRAGMENT,
+    RING,
+    Barrier,
+    Buffer,
+    Compute,
+    Contract,
+    Expr,
+    Global,
+    Init,
+    Load,
+    Reduce,
+    Running,
+    Scale,
+    Sizes,
+    Store,
+    TileNode,
+    count,
+    refs,
+)
+from mirage_cli.errors import Refused
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.extents import Symbolic
+from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE
+
+MAX_FRAGMENT_FLOATS = 200  #: accumulator registers of a thread beyond which kernels spill
+
+
+class CudaEmitter(Emitter):
+    """Prints the nodes of one kernel as dictionaries for `kernel.cu.j2`."""
+
+    types = {  # noqa: RUF012
+        "f32": "float",
+        "f16": "__half",
+        "bf16": "__nv_bfloat16",
+        "i64": "int64_t",
+        "i32": "int32_t",
+        "i16": "int16_t",
+        "i8": "int8_t",
+        "u32": "uint32_t",
+        "u16": "uint16_t",
+        "u8": "uint8_t",
+        "bool": "uint8_t",
+    }
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.t.schedule.warps
+
+    # --- fragments ----------------------------------------------------------------------------------------------------
+    def fragment_shape(self, b: Buffer) -> tuple[int, int, int, int]:
+        """(M, N, warps along M, warps along N) of a fragment: as many warps as divide it, least operand traffic."""
+        m, n = -(-b.n_rows // 16) * 16, -(-b.n_cols // 8) * 8
+        best = (1, 1)
+        for wm in range(1, self.t.schedule.warps + 1):
+            wn = 1
+            for w in range(1, self.t.schedule.warps // wm + 1):
+                if (n // 8) % w == 0:
+                    wn = w
+            if (m // 16) % wm == 0 and (wm * wn, -(m // wm + n // wn)) > (best[0] * best[1], -(m // best[0] + n // best[1])):
+                best = (wm, wn)
+        return m, n, *best
+
+    def fragment_floats(self) -> int:
+        """Accumulator registers of a thread, all fragments together."""
+        total = 0
+        for b in self.t.buffers.values():
+            if b.place == FRAGMENT:
+                m, n, wm, wn = self.fragment_shape(b)
+                total += m * n // (wm * wn * 32)
+        return total
+
+    def fragment_type(self, b: Buffer) -> str:
+        """The C++ type of a fragment."""
+        return "Fragment<{}, {}, {}, {}>".format(*self.fragment_shape(b))
+
+    # --- loops --------------------------------------------------------------------------------------------------------
+    def decode(self, sizes: Sizes, linear: str) -> list[str]:
+        """Index variables of axes from a row-major number."""
+        lines, inner = [], 1
+        for k in range(len(sizes) - 1, -1, -1):
+            axis, n = sizes[k]
+            text = linear if inner == 1 else f"{linear} / {inner}"
+            if k > 0:
+                text = f"{text} % {n}" if inner == 1 else f"({text}) % {n}"
+            lines.append(f"[[maybe_unused]] const int i_{axis} = {text};")
+            inner *= n
+        return lines[::-1]
+
+    def loop(self, domain: Sizes, lines: list[str]) -> dict[str, Any]:
+        """All threads share the positions of `domain`."""
+        return {"kind": "loop", "count": count(domain), "lines": [*self.decode(domain, "i"), *lines]}
+
+    def each(self, f: Buffer, lines: list[str]) -> dict[str, Any]:
+        """Every thread visits its own elements of a fragment."""
+        return {"kind": "each", "type": f"F_{f.name}", "lines": [*self.fragment_index(f), *lines]}
+
+    def fragment_index(self, f: Buffer, row: str = "", col: str = "") -> list[str]:
+        """Index variables from the place in a fragment; padding counts as the last row or column."""
+        m, n, _, _ = self.fragment_shape(f)
+        row, col = row or f"F_{f.name}::row(m_, i_)", col or f"F_{f.name}::col(n_, i_)"
+        row = row if m == f.n_rows else f"min({row}, {f.n_rows - 1})"
+        col = col if n == f.n_cols else f"min({col}, {f.n_cols - 1})"
+        lines = [f"[[maybe_unused]] const int r_ = {row};"] if f.rows else []
+        lines += [f"[[maybe_unused]] const int c_ = {col};"] if f.cols else []
+        return [*lines, *self.decode(f.rows, "r_"), *self.decode(f.cols, "c_")]
+
+    def fragment_inside(self, f: Buffer) -> str:
+        """The condition that a place in a fragment is no padding."""
+        m, n, _, _ = self.fragment_shape(f)
+        tests = [] if m == f.n_rows else [f"F_{f.name}::row(m_, i_) < {f.n_rows}"]
+        tests += [] if n == f.n_cols else [f"F_{f.name}::col(n_, i_) < {f.n_cols}"]
+        return " && ".join(tests)
+
+    def main_fragment(self, e: Expr, domain: Sizes) -> Buffer | None:
+        """The fragment that an expression over `domain` is made of."""
+        for name in refs(e):
+            b = self.t.buffers[name]
+            if b.place == FRAGMENT and b.axes == domain:
+                return b
+        return None
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+    def nodes(self, nodes: Sequence[TileNode], phase: str) -> list[dict[str, Any]]:
+        """The statements of a phase; ring loads are printed by `ring_loads`."""
+        made = []
+        for n in nodes:
+            if isinstance(n, Load) and self.t.buffers[n.buffer].place == RING:
+                continue
+            made.append(self.node(n, phase))
+        return made
+
+    def node(self, n: TileNode, phase: str) -> dict[str, Any]:
+        """One statement."""
+        match n:
+            case Barrier():
+                return {"kind": "barrier"}
+            case Load():
+                return self.load(n, phase, self.t.buffers[n.buffer].name)
+            case Init(name, value):
+                return self.init(self.t.buffers[name], value)
+            case Compute():
+                return self.compute(n, phase)
+            case Contract():
+                return self.contract(n, phase)
+            case Reduce():
+                return self.reduce(n, phase)
+            case Scale(name, e):
+                return self.scale(self.t.buffers[name], e, phase)
+            case Running(m, top, shrink):
+                b = self.t.buffers[m]
+                at = f"[{self.index(b, phase)}]"
+                lines = [
+                    f"const float low = {m}{at}, high = m_max(low, {top}{at});",
+                    f"{m}{at} = high;",
+                    f"{shrink}{at} = m_exp_difference(low, high);",
+                ]
+                return self.loop(b.axes, lines)
+            case Store():
+                return self.store(n, phase)
+
+    def init(self, b: Buffer, value: float) -> dict[str, Any]:
+        if b.place == FRAGMENT:
+            return {"kind": "lines", "lines": [f"{b.name}.fill({c_float(value)});"]}
+        line = f"{b.name}[{self.index(b, EPILOGUE)}] = {c_float(value)};"
+        return self.loop(b.axes, [line])
+
+    def compute(self, n: Compute, phase: str) -> dict[str, Any]:
+        b, out = self.t.buffers[n.buffer], Lines()
+        f = b if b.place == FRAGMENT else self.main_fragment(n.expr, self.fragment_domain(n.expr, b))
+        inside = self.inside([a for a, _ in b.axes], phase)
+        if f is not None:
+            inside = " && ".join(x for x in (self.fragment_inside(f), inside) if x)
+        guard = out.let(inside, "bool") if inside and self.reads_stored(n.expr) else ""
+        value = self.expression(n.expr, phase, out, guard)
+        zero = self.inside(n.zero, phase)
+        if zero:
+            value = f"{zero} ? {value} : 0.0f"
+        target = self.element(b, phase)
+        if n.add:
+            line = f"{target} += {value};"
+        elif b.dtype.name == "f32":
+            line = f"{target} = {value};"
+        else:
+            line = f"put({target}, {value});"
+        if f is None:
+            return self.loop(b.axes, [*out.lines, line])
+        padding = self.fragment_inside(f) if b.place != FRAGMENT else ""
+        return self.each(f, [*out.lines, f"if ({padding}) {line}" if padding else line])
+
+    def reads_stored(self, e: Expr) -> bool:
+        """Whether an expression reads a stored tensor."""
+        return isinstance(e, Global) or any(self.reads_stored(a) for a in getattr(e, "args", ()))
+
+    def fragment_domain(self, e: Expr, b: Buffer) -> Sizes:
+        """The axes of a fragment in an expression that fills `b` (the same axes, in the fragment's order)."""
+        wanted = {a for a, _ in b.axes}
+        for name in refs(e):
+            f = self.t.buffers[name]
+            if f.place == FRAGMENT and {a for a, _ in f.axes} == wanted:
+                return f.axes
+        return b.axes
+
+    def scale(self, b: Buffer, e: Expr, phase: str) -> dict[str, Any]:
+        out = Lines()
+        value = self.expression(e, phase, out)
+        line = f"{self.element(b, phase)} *= {value};"
+        return self.each(b, [*out.lines, line]) if b.place == FRAGMENT else self.loop(b.axes, [*out.lines, line])
+
+    def store(self, n: Store, phase: str) -> dict[str, Any]:
+        out, o = Lines(), self.p.outputs[n.output]
+        f = self.main_fragment(n.expr, n.domain)
+        inside = self.inside([a for a, _ in n.domain], phase)
+        if f is not None:
+            inside = " && ".join(x for x in (self.fragment_inside(f), inside) if x)
+        value = self.expression(n.expr, phase, out)
+        lines = [*out.lines, f"put(y{n.output}[{self.offset(o.access, phase)}], {value});"]
+        if inside:
+            lines = [f"if ({inside}) {{", *("    " + x for x in lines), "}"]
+        return self.each(f, lines) if f is not None else self.loop(n.domain, lines)
+
+    def contract(self, n: Contract, phase: str) -> dict[str, Any]:
+        a, b = self.t.buffers[n.a], self.t.buffers[n.b]
+        over = [x for x, _ in n.over]
+        by_rows = lambda x: not x.rows or not {s for s, _ in x.rows} & set(over)
+        a_rows = by_rows(a) if over and (a.cols or a.rows) else True
+        b_rows = not by_rows(b)
+        return {
+            "kind": "contract",
+            "out": n.out,
+            "fresh": not n.add,
+            "depth": count(n.over),
+            "a": self.operand(a, over, phase),
+            "a_rows": a_rows,
+            "lda": a.pitch,
+            "b": self.operand(b, over, phase),
+            "b_rows": b_rows,
+            "ldb": b.pitch,
+        }
+
+    def operand(self, b: Buffer, over: list[str], phase: str) -> str:
+        loop = self.g.loop
+        if loop in over and loop is not None and self.whole_loop(b, loop, phase):
+            return f"{self.pointer(b)} + {loop}_step * {b.stride(loop)}"
+        return self.pointer(b)
+
+    def reduce(self, n: Reduce, phase: str) -> dict[str, Any]:
+        b, out = self.t.buffers[n.buffer], Lines()
+        f = self.main_fragment(n.expr, n.domain) if n.scratch else None
+        kept = tuple((a, s) for a, s in n.domain if a not in n.over)
+        summed = tuple((a, s) for a, s in n.domain if a in n.over)
+        inside = self.inside(n.mask, phase)
+        padding = self.fragment_inside(f).replace("row(m_, i_)", "row(m, i)").replace("col(n_, i_)", "col(n, i)") if f else ""
+        guard = " && ".join(x for x in (inside, padding) if x)
+        known = self.inside([a for a, _ in n.domain], phase)
+        stored = out.let(known, "bool") if known and self.reads_stored(n.expr) else ""
+        value = self.expression(n.expr, phase, out, stored)
+        kind = {"sum": "Sum", "max": "Max"}[n.kind]
+        value = f"{guard} ? {value} : {kind}::none()" if guard else value
+        target = f"{n.buffer}[{self.index(b, EPILOGUE)}]"
+        put = f"{target} {'+' if n.add else ''}= x;" if n.kind == "sum" else f"{target} = x;"
+        base = {"op": kind, "value_lines": out.lines, "value": value, "put": put}
+        if f is not None:
+            along = "rows" if {a for a, _ in f.cols} == {a for a, _ in summed} else "cols"
+            index = self.fragment_index(f, "row", "col")
+            keep, place = (f.rows, "r") if along == "rows" else (f.cols, "c")
+            size = count(keep)
+            put_lines = self.decode(keep, place)
+            padded = self.fragment_shape(f)[0 if along == "rows" else 1] != size
+            return base | {
+                "kind": f"reduce_{along}",
+                "type": f"F_{f.name}",
+                "scratch": n.scratch,
+                "index": index,
+                "value_lines": [_registers(x) for x in out.lines],
+                "value": _registers(value),
+                "put_lines": [*put_lines, f"if ({place} < {size}) {put}" if padded else put],
+            }
+        return base | {
+            "kind": "reduce",
+            "out": count(kept),
+            "over": count(summed),
+            "index": [*self.decode(kept, "o"), *self.decode(summed, "k")],
+            "put_lines": [*self.decode(kept, "o"), put],
+        }
+
+    # --- loads --------------------------------------------------------------------------------------------------------
+    def load(self, n: Load, phase: str, pointer: str) -> dict[str, Any]:
+        """Whole chunks asynchronously where rows are aligned runs; element by element otherwise."""
+        b, source = self.t.buffers[n.buffer], self.reads[n.value]
+        dtype = self.p.sources[source.source].dtype
+        inner = b.axes[-1:] if b.axes else ()
+        bytes_ = self.chunk(b, n) if inner else 0
+        if not bytes_:
+            out = Lines()
+            inside = self.inside([s.axis for s in source.access if s.axis is not None], phase)
+            text = f"{n.value}[{self.offset(source.access, phase)}]"
+            value = f"{inside} ? {text} : {self.ctype(dtype)}(0.0f)" if inside else text
+            if dtype.kind != "float":
+                value = value.replace("(0.0f)", "(0)")
+            line = f"{pointer}[{self.index(b, self.fill_phase(b))}] = {value};"
+            return self.loop(b.axes, [*out.lines, line])
+        axis, size = inner[0]
+        outer = b.axes[:-1]
+        row_axes = [s.axis for s in source.access if s.axis is not None and s.axis != axis]
+        extent = self.p.extent(axis)
+        left = f"{self.extent(extent)} - {self.base(axis, phase) or '0'}"
+        valid = str(size) if self.shapes.exact(axis, phase) else f"static_cast<int>({left})"
+        return {
+            "kind": "load_rows",
+            "type": self.ctype(dtype),
+            "rows": count(outer),
+            "cols": size,
+            "bytes": bytes_,
+            "tile": pointer,
+            "any": n.value,
+            "valid": valid,
+            "index": self.decode(outer, "r"),
+            "inside": self.inside(row_axes, phase),
+            "from": f"{n.value} + {self.offset(source.access, phase, [axis])}",
+            "to": self.index(b, self.fill_phase(b), [axis]),
+        }
+
+    def fill_phase(self, b: Buffer) -> str:
+        """The phase in which a buffer is filled, so that its own indices start at 0."""
+        return b.phase
+
+    def chunk(self, b: Buffer, n: Load) -> int:
+        """Bytes (16, 8 or 4) of the largest chunks in which rows can be copied; 0 when they are no aligned runs."""
+        source = self.reads[n.value]
+        dtype = self.p.sources[source.source].dtype
+        axis, size = b.axes[-1]
+        slots = [s for s in source.access if s.extent != 1]
+        if not slots or slots[-1].axis != axis:
+            return 0
+        for bytes_ in (16, 8, 4):
+            vector = bytes_ // dtype.bytes
+            if vector < 1 or size % vector or b.pitch % vector or slots[-1].offset % vector:
+                continue
+            inner_sizes = [b.stride(a) for a, _ in b.axes[:-1]]
+            if any(s % vector for s in inner_sizes):
+                continue
+            stride, aligned = slots[-1].extent, True
+            for s in reversed(slots[:-1]):
+                factor = stride.factor if isinstance(stride, Symbolic) else stride
+                aligned = aligned and factor % vector == 0
+                stride = ex.product([stride, s.extent])
+            if aligned:
+                return bytes_
+        return 0
+
+    def ring_loads(self) -> list[dict[str, Any]]:
+        """The loads that run ahead of the loop, into stage `slot`."""
+        made = []
+        for n in self.t.body:
+            if isinstance(n, Load) and self.t.buffers[n.buffer].place == RING:
+                b = self.t.buffers[n.buffer]
+                made.append(self.load(n, BODY, f"({b.name} + slot * {self.stage(b)})"))
+        return made
+
+    def stage(self, b: Buffer) -> int:
+        """Elements of one stage of a ring."""
+        size = -(-b.elements * b.dtype.bytes // 128) * 128
+        return size // b.dtype.bytes
+
+    def kernel_context(self) -> dict[str, Any]:
+        """Everything that `kernel.cu.j2` prints for one kernel. Raises Refused when registers would not do."""
+        if self.fragment_floats() > MAX_FRAGMENT_FLOATS:
+            raise Refused(f"{self.fragment_floats()} accumulator registers for each thread")
+        shared = [
+            {
+                "name": b.name,
+                "type": self.ctype(b.dtype),
+                "offset": self.t.offsets[b.name],
+                "stage": self.stage(b) if b.place == RING else 0,
+            }
+            for b in self.t.buffers.values()
+            if b.name in self.t.offsets
+        ]
+        fragments = [
+            {"name": b.name, "type": self.fragment_type(b), "body": b.phase == BODY}
+            for b in self.t.buffers.values()
+            if b.place == FRAGMENT
+        ]
+        loads = [n for n in self.t.prologue if isinstance(n, Load)]
+        rest = [n for n in self.t.prologue if not isinstance(n, Load)]
+        return self.context() | {
+            "threads": self.threads,
+            "stages": self.t.schedule.stages,
+            "shared": shared,
+            "fragments": fragments,
+            "loads": self.nodes(loads, PROLOGUE),
+            "prologue": self.nodes(rest, PROLOGUE),
+            "ring": self.ring_loads(),
+            "body": self.nodes(self.t.body, BODY),
+            "epilogue": self.nodes(self.t.epilogue, EPILOGUE),
+        }
+
+
+def _registers(text: str) -> str:
+    return text.replace("v[m_][n_][i_]", "v[m][n][i]")
+
+

@@ -1,0 +1,67 @@
+"""How many positions of each axis a block holds, and which of them can lie outside the tensor."""
+
+from __future__ import annotations
+
+import math
+
+from mirage_cli.errors import Refused
+from mirage_cli.lax.program import Program
+from mirage_cli.search.mugraph import BODY, BlockGraph
+from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.target import Target
+
+MMA_K = 16  #: positions that one matrix instruction sums over (16-bit types)
+
+
+class Shapes:
+    """Static sizes under a schedule.
+
+    Matrix instructions of 16-bit types sum over multiples of `MMA_K` positions; a contracted group of axes that a block
+    holds whole is padded up to that, and loads put zeros there.
+    """
+
+    def __init__(self, program: Program, graph: BlockGraph, schedule: Schedule, target: Target) -> None:
+        self.p, self.g, self.s, self.t = program, graph, schedule, target
+        self.padded = self._padding() if target.kind == "cuda" else {}
+
+    def size(self, axis: str, phase: str) -> int:
+        """Positions of an axis that a tile of this phase holds. Raises Refused for a symbolic axis held whole."""
+        if axis == self.g.loop and phase == BODY:
+            return self.s.loop
+        tile = self.s.tile(axis)
+        if tile is not None:
+            return tile
+        extent = self.p.extent(axis)
+        if not isinstance(extent, int):
+            raise Refused(f"a block would have to hold axis {axis} of symbolic extent {extent} whole")
+        return self.padded.get(axis, extent)
+
+    def exact(self, axis: str, phase: str) -> bool:
+        """Whether every position of every tile lies within the axis."""
+        extent = self.p.extent(axis)
+        return isinstance(extent, int) and extent % self.size(axis, phase) == 0
+
+    def _padding(self) -> dict[str, int]:
+        padded: dict[str, int] = {}
+        for o in self.g.ops:
+            if o.op != "contract" or o.dtype is None or o.dtype.bytes != 2:
+                continue
+            whole = [a for a in o.over if not (a == self.g.loop and o.phase == BODY)]
+            if not whole:
+                continue
+            sizes = {a: padded.get(a, self._extent(a)) for a in whole}
+            rest = math.prod(self.s.loop for a in o.over if a not in whole)
+            last = max(whole, key=lambda a: sizes[a])
+            while math.prod(sizes.values()) * rest % MMA_K:
+                sizes[last] += 1
+            padded |= {a: n for a, n in sizes.items() if n != self._extent(a)}
+        return padded
+
+    def _extent(self, axis: str) -> int:
+        tile = self.s.tile(axis)
+        if tile is not None:
+            return tile
+        extent = self.p.extent(axis)
+        if not isinstance(extent, int):
+            raise Refused(f"a block would have to hold axis {axis} of symbolic extent {extent} whole")
+        return extent

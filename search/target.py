@@ -1,0 +1,51 @@
+"""Targets: the limits and rates of an architecture, read from `targets/*.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+import yaml
+
+from mirage_cli.errors import UsageError
+from mirage_cli.lax.dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a kernel is made for. Sizes in bytes, rates per second, times in microseconds."""
+
+    name: str
+    kind: str  #: "cuda" or "cpu"
+    units: int
+    shared_bytes: int
+    shared_total: int
+    registers: int
+    threads: int
+    bandwidth: float
+    flops: dict[str, float]
+    special: float
+    launch_us: float
+    kernel_us: float
+    latency_us: float
+
+    def rate(self, dtype: DType | None) -> float:
+        """Multiply-adds of a matrix product in this type, times two, a second."""
+        return self.flops.get(dtype.name if dtype else "f32", self.flops["f32"])
+
+
+def target_names() -> list[str]:
+    """The targets that there are files for."""
+    folder = files("mirage_cli.search").joinpath("targets")
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def load_target(name: str) -> Target:
+    """The target called `name`. Raises UsageError for an unknown one."""
+    if name not in target_names():
+        raise UsageError(f"unknown architecture {name!r}", f"known: {', '.join(target_names())}")
+    data = yaml.safe_load(files("mirage_cli.search").joinpath("targets", f"{name}.yaml").read_text())
+    for key in ("bandwidth", "special"):
+        data[key] = float(data[key])
+    data["flops"] = {k: float(v) for k, v in data["flops"].items()}
+    return Target(**data)

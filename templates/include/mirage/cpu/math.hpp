@@ -1,0 +1,186 @@
+// Scalar functions of the operator registry, over float; branch-free where a compiler should vectorise them.
+// Everything lives in an inline namespace named after the instruction set, because one program holds several versions.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#ifndef MIRAGE_ISA
+#define MIRAGE_ISA base
+#endif
+
+#if defined(__clang__)
+#define MIRAGE_VECTOR_LOOP _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define MIRAGE_VECTOR_LOOP _Pragma("GCC ivdep")
+#else
+#define MIRAGE_VECTOR_LOOP
+#endif
+#define MIRAGE_INLINE [[maybe_unused]] static inline __attribute__((always_inline))
+
+namespace mirage {
+inline namespace MIRAGE_ISA {
+
+struct half {
+    uint16_t bits;
+};
+struct bfloat {
+    uint16_t bits;
+};
+
+MIRAGE_INLINE float as_float(uint32_t x) {
+    float y;
+    std::memcpy(&y, &x, 4);
+    return y;
+}
+MIRAGE_INLINE uint32_t as_bits(float x) {
+    uint32_t y;
+    std::memcpy(&y, &x, 4);
+    return y;
+}
+
+MIRAGE_INLINE float to_float(float x) { return x; }
+MIRAGE_INLINE float to_float(bfloat x) { return as_float(static_cast<uint32_t>(x.bits) << 16); }
+MIRAGE_INLINE float to_float(half x) {
+#if defined(__F16C__)
+    return _cvtsh_ss(x.bits);
+#else
+    const uint32_t sign = (x.bits & 0x8000u) << 16, body = x.bits & 0x7fffu;
+    const float subnormal = static_cast<float>(body) * 5.9604644775390625e-8f;
+    const uint32_t normal = (body << 13) + (body >= 0x7c00u ? 0x70000000u : 0x38000000u);
+    return as_float(as_bits(body < 0x0400u ? subnormal : as_float(normal)) | sign);
+#endif
+}
+MIRAGE_INLINE float to_float(int64_t x) { return static_cast<float>(x); }
+MIRAGE_INLINE float to_float(int32_t x) { return static_cast<float>(x); }
+MIRAGE_INLINE float to_float(int16_t x) { return static_cast<float>(x); }
+MIRAGE_INLINE float to_float(int8_t x) { return static_cast<float>(x); }
+MIRAGE_INLINE float to_float(uint32_t x) { return static_cast<float>(x); }
+MIRAGE_INLINE float to_float(uint16_t x) { return static_cast<float>(x); }
+MIRAGE_INLINE float to_float(uint8_t x) { return static_cast<float>(x); }
+
+// put(to, x): x rounded to the element type of `to`
+template <class T>
+MIRAGE_INLINE void put(T& to, float x) {
+    to = static_cast<T>(x);
+}
+MIRAGE_INLINE void put(bfloat& to, float x) {
+    const uint32_t bits = as_bits(x), rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    to.bits = static_cast<uint16_t>((x != x ? bits | 0x400000u : rounded) >> 16);
+}
+MIRAGE_INLINE void put(half& to, float x) {
+#if defined(__F16C__)
+    to.bits = static_cast<uint16_t>(_cvtss_sh(x, 0));
+#else
+    const uint32_t bits = as_bits(x), sign = (bits >> 16) & 0x8000u, body = bits & 0x7fffffffu;
+    uint32_t result;
+    if (body > 0x7f800000u) {
+        result = 0x7e00u;
+    } else if (body >= 0x477ff000u) {
+        result = 0x7c00u;  // rounds to 65536 or more
+    } else if (body < 0x38800000u) {
+        result = as_bits(as_float(body) + 0.5f) - 0x3f000000u;  // below 2^-14: adding 1/2 rounds at 2^-24
+    } else {
+        result = (body - 0x38000000u + 0xfffu + ((body >> 13) & 1u)) >> 13;
+    }
+    to.bits = static_cast<uint16_t>(result | sign);
+#endif
+}
+
+// --- functions --------------------------------------------------------------------------------------------------------
+// exp by 2^n * p(r), r in [-ln2/2, ln2/2]; within 1.5 ulp, subnormal results included
+MIRAGE_INLINE float m_exp(float x) {
+    const float bounded = x < -104.0f ? -104.0f : (x > 89.0f ? 89.0f : x);
+    const float shifted = bounded * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
+    const float r = (bounded - n * 0.693145751953125f) - n * 1.42860677e-06f;
+    float p = 0.00019891009596308316f;
+    p = p * r + 0.0013933666900006931f;
+    p = p * r + 0.008333310908565454f;
+    p = p * r + 0.041666464772966816f;
+    p = p * r + 0.16666666681640166f;
+    p = p * r + 0.5000000013481058f;
+    p = (p * r) * r + r + 1.0f;
+    const int32_t whole = static_cast<int32_t>(n), first = whole >> 1, second = whole - first;
+    const float y = p * as_float(static_cast<uint32_t>(first + 127) << 23) * as_float(static_cast<uint32_t>(second + 127) << 23);
+    return x != x ? x : (x < -104.0f ? 0.0f : (x > 88.72283935546875f ? INFINITY : y));
+}
+MIRAGE_INLINE float m_abs(float x) { return as_float(as_bits(x) & 0x7fffffffu); }
+MIRAGE_INLINE float with_sign(float magnitude, float sign) {
+    return as_float(as_bits(magnitude) | (as_bits(sign) & 0x80000000u));
+}
+MIRAGE_INLINE float m_tanh(float x) {
+    const float a = m_abs(x), s = x * x;
+    float p = 0.002269501684162354f;
+    p = p * s + -0.008323187058278775f;
+    p = p * s + 0.021762502907359264f;
+    p = p * s + -0.0539584616274522f;
+    p = p * s + 0.13333300146188914f;
+    p = p * s + -0.33333333149374506f;
+    const float small = x + x * s * p, large = 1.0f - 2.0f / (m_exp(2.0f * a) + 1.0f);
+    return a < 0.63f ? small : with_sign(large, x);
+}
+MIRAGE_INLINE float m_erf(float x) {
+    const float a = m_abs(x), s = x * x, t = a > 4.0f ? 4.0f : a;
+    float p = 7.875875062685488e-05f;
+    p = p * s + -0.000801686428716587f;
+    p = p * s + 0.005189087423433974f;
+    p = p * s + -0.026854212010626412f;
+    p = p * s + 0.11283594715160218f;
+    p = p * s + -0.37612626666720334f;
+    p = p * s + 0.12837916584835093f;
+    float q = -8.581714046337666e-08f;
+    q = q * t + 3.540203672323786e-06f;
+    q = q * t + -6.437030597494194e-05f;
+    q = q * t + 0.0006969925853089213f;
+    q = q * t + -0.00510245955023513f;
+    q = q * t + 0.02718104804840489f;
+    q = q * t + -0.11116929160622112f;
+    q = q * t + -0.630853599713262f;
+    q = q * t + -1.1307237911523536f;
+    q = q * t + 0.00042651181899311467f;
+    const float small = x + x * p, large = 1.0f - m_exp(q);
+    return x != x ? x : (a < 1.0f ? small : with_sign(a > 4.0f ? 1.0f : large, x));
+}
+MIRAGE_INLINE float m_log(float x) { return std::log(x); }
+MIRAGE_INLINE float m_sqrt(float x) { return __builtin_sqrtf(x); }
+MIRAGE_INLINE float m_rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
+MIRAGE_INLINE float m_sin(float x) { return std::sin(x); }
+MIRAGE_INLINE float m_cos(float x) { return std::cos(x); }
+MIRAGE_INLINE float m_pow(float x, float y) { return std::pow(x, y); }
+MIRAGE_INLINE float m_floor(float x) { return __builtin_floorf(x); }
+MIRAGE_INLINE float m_ceil(float x) { return __builtin_ceilf(x); }
+MIRAGE_INLINE float m_rint(float x) { return __builtin_rintf(x); }
+MIRAGE_INLINE float m_trunc(float x) { return __builtin_truncf(x); }
+MIRAGE_INLINE float m_isnan(float x) { return x != x ? 1.0f : 0.0f; }
+MIRAGE_INLINE float m_isinf(float x) { return m_abs(x) == INFINITY ? 1.0f : 0.0f; }
+// max and min hand on a NaN from either side, as numpy's do
+MIRAGE_INLINE float m_max(float x, float y) { return (x > y || x != x) ? x : y; }
+MIRAGE_INLINE float m_min(float x, float y) { return (x < y || x != x) ? x : y; }
+MIRAGE_INLINE float m_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
+MIRAGE_INLINE float m_sigmoid(float x) { return 1.0f / (1.0f + m_exp(-x)); }
+MIRAGE_INLINE float m_silu(float x) { return x / (1.0f + m_exp(-x)); }
+MIRAGE_INLINE float m_gelu(float x) { return 0.5f * x * (1.0f + m_erf(x * 0.70710678118654752f)); }
+MIRAGE_INLINE float m_gelu_tanh(float x) {
+    return 0.5f * x * (1.0f + m_tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}
+MIRAGE_INLINE float m_softplus(float x) { return (x > 0.0f ? x : 0.0f) + std::log1p(m_exp(-m_abs(x))); }
+MIRAGE_INLINE float m_softsign(float x) { return x / (1.0f + m_abs(x)); }
+// x / y, and 0 where that is not a number (a softmax row without any key)
+MIRAGE_INLINE float m_div0(float x, float y) {
+    const float q = x / y;
+    return q != q ? 0.0f : q;
+}
+// exp(x - maximum); a row whose maximum is -inf has nothing to weigh
+MIRAGE_INLINE float m_exp_minus(float x, float maximum) {
+    return maximum == -INFINITY ? 0.0f : m_exp(x - maximum);
+}
+// exp(old - new) for a running maximum; 1 while both are -inf
+MIRAGE_INLINE float m_exp_difference(float old_max, float new_max) {
+    return old_max == new_max ? 1.0f : m_exp(old_max - new_max);
+}
+
+}  // namespace MIRAGE_ISA
+}  // namespace mirage

@@ -1,0 +1,71 @@
+// Scalar functions of the operator registry, over float. Precise versions: no fast-math.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace mirage {
+
+#define MIRAGE_DEVICE __device__ __forceinline__
+
+MIRAGE_DEVICE float to_float(float x) { return x; }
+MIRAGE_DEVICE float to_float(__half x) { return __half2float(x); }
+MIRAGE_DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+MIRAGE_DEVICE float to_float(int64_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(int32_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(int16_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(int8_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(uint32_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(uint16_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(uint8_t x) { return static_cast<float>(x); }
+
+// put(to, x): x rounded to the element type of `to`
+template <class T>
+MIRAGE_DEVICE void put(T& to, float x) {
+    to = static_cast<T>(x);
+}
+MIRAGE_DEVICE void put(__half& to, float x) { to = __float2half_rn(x); }
+MIRAGE_DEVICE void put(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }
+
+MIRAGE_DEVICE float m_exp(float x) { return expf(x); }
+MIRAGE_DEVICE float m_log(float x) { return logf(x); }
+MIRAGE_DEVICE float m_sqrt(float x) { return sqrtf(x); }
+MIRAGE_DEVICE float m_rsqrt(float x) { return 1.0f / sqrtf(x); }
+MIRAGE_DEVICE float m_tanh(float x) { return tanhf(x); }
+MIRAGE_DEVICE float m_erf(float x) { return erff(x); }
+MIRAGE_DEVICE float m_sin(float x) { return sinf(x); }
+MIRAGE_DEVICE float m_cos(float x) { return cosf(x); }
+MIRAGE_DEVICE float m_pow(float x, float y) { return powf(x, y); }
+MIRAGE_DEVICE float m_abs(float x) { return fabsf(x); }
+MIRAGE_DEVICE float m_floor(float x) { return floorf(x); }
+MIRAGE_DEVICE float m_ceil(float x) { return ceilf(x); }
+MIRAGE_DEVICE float m_rint(float x) { return rintf(x); }
+MIRAGE_DEVICE float m_trunc(float x) { return truncf(x); }
+MIRAGE_DEVICE float m_isnan(float x) { return isnan(x) ? 1.0f : 0.0f; }
+MIRAGE_DEVICE float m_isinf(float x) { return isinf(x) ? 1.0f : 0.0f; }
+// max and min hand on a NaN from either side, as numpy's do
+MIRAGE_DEVICE float m_max(float x, float y) { return (x > y || isnan(x)) ? x : y; }
+MIRAGE_DEVICE float m_min(float x, float y) { return (x < y || isnan(x)) ? x : y; }
+MIRAGE_DEVICE float m_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
+MIRAGE_DEVICE float m_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+MIRAGE_DEVICE float m_silu(float x) { return x / (1.0f + expf(-x)); }
+MIRAGE_DEVICE float m_gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+MIRAGE_DEVICE float m_gelu_tanh(float x) {
+    return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}
+MIRAGE_DEVICE float m_softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+MIRAGE_DEVICE float m_softsign(float x) { return x / (1.0f + fabsf(x)); }
+// x / y, and 0 where that is not a number (a softmax row without any key)
+MIRAGE_DEVICE float m_div0(float x, float y) {
+    const float q = x / y;
+    return isnan(q) ? 0.0f : q;
+}
+// exp(x - maximum); a row whose maximum is -inf has nothing to weigh
+MIRAGE_DEVICE float m_exp_minus(float x, float maximum) { return maximum == -INFINITY ? 0.0f : expf(x - maximum); }
+// exp(old - new) for a running maximum; 1 while both are -inf
+MIRAGE_DEVICE float m_exp_difference(float old_max, float new_max) {
+    return old_max == new_max ? 1.0f : expf(old_max - new_max);
+}
+
+}  // namespace mirage

@@ -1,0 +1,265 @@
+// Tiles of one thread block: matrix fragments in registers, asynchronous copies, contractions and reductions.
+#pragma once
+#include "mirage/cuda/math.cuh"
+
+namespace mirage {
+
+// --- fragments ------------------------------------------------------------------------------------------------------
+// M x N floats spread over WM x WN warps in the accumulator layout of mma.m16n8: a lane holds two neighbouring columns
+// of two rows, 8 apart, of every 16 x 8 matrix.
+template <int M_, int N_, int WM_, int WN_>
+struct Fragment {
+    static constexpr int M = M_, N = N_, WM = WM_, WN = WN_, MT = M / (16 * WM), NT = N / (8 * WN);
+    static_assert(M % (16 * WM) == 0 && N % (8 * WN) == 0, "a fragment is whole matrices for every warp");
+    float v[MT][NT][4];
+
+    static MIRAGE_DEVICE int warp() { return threadIdx.x >> 5; }
+    static MIRAGE_DEVICE bool active() { return warp() < WM * WN; }
+    static MIRAGE_DEVICE int warp_row() { return warp() % WM; }
+    static MIRAGE_DEVICE int warp_col() { return warp() / WM; }
+    static MIRAGE_DEVICE int row(int m, int i) {
+        return (warp_row() * MT + m) * 16 + ((threadIdx.x & 31) >> 2) + (i >> 1) * 8;
+    }
+    static MIRAGE_DEVICE int col(int n, int i) {
+        return (warp_col() * NT + n) * 8 + (threadIdx.x & 3) * 2 + (i & 1);
+    }
+    MIRAGE_DEVICE void fill(float x) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int n = 0; n < NT; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) v[m][n][i] = x;
+    }
+};
+
+// Visit the elements of fragments of one shape F; m_, n_, i_ index their registers.
+#define MIRAGE_EACH(F)                                 \
+    if (F::active())                                   \
+        _Pragma("unroll") for (int m_ = 0; m_ < F::MT; ++m_) _Pragma("unroll") for (int n_ = 0; n_ < F::NT; ++n_) \
+            _Pragma("unroll") for (int i_ = 0; i_ < 4; ++i_)
+
+// --- copies from global to shared memory ----------------------------------------------------------------------------
+MIRAGE_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// BYTES (4, 8 or 16) of which the first `valid` are read, the rest is zero
+template <int BYTES>
+MIRAGE_DEVICE void copy_async(void* to, const void* from, int valid) {
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid));
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES),
+                     "r"(valid));
+    }
+}
+MIRAGE_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+MIRAGE_DEVICE void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+template <class T>
+struct Row {
+    const T* from;  // nullptr: the row lies outside and is zero
+    int to;         // element offset in the tile
+};
+
+// ROWS rows of COLS elements in chunks of BYTES; `row(r)` says where row r comes from and goes to. Columns from `valid`
+// on are zero. Sources and destinations are aligned to BYTES.
+template <class T, int ROWS, int COLS, int BYTES, int THREADS, class F>
+MIRAGE_DEVICE void load_rows(T* tile, const T* any, int valid, F row) {
+    constexpr int VEC = BYTES / sizeof(T), CHUNKS = COLS / VEC;
+    static_assert(COLS % VEC == 0, "rows are whole chunks");
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+        const int c = i % CHUNKS * VEC;
+        const Row<T> r = row(i / CHUNKS);
+        const int left = r.from != nullptr ? (valid - c) * static_cast<int>(sizeof(T)) : 0;
+        const int bytes = left < 0 ? 0 : (left > BYTES ? BYTES : left);
+        copy_async<BYTES>(tile + r.to + c, bytes > 0 ? r.from + c : any, bytes);
+    }
+}
+
+// --- contractions ---------------------------------------------------------------------------------------------------
+template <bool TRANSPOSED>
+MIRAGE_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
+    if constexpr (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
+                     : "memory");
+    }
+}
+template <bool TRANSPOSED>
+MIRAGE_DEVICE void load_matrices(uint32_t (&r)[2], uint32_t address) {
+    if constexpr (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                     : "=r"(r[0]), "=r"(r[1])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                     : "=r"(r[0]), "=r"(r[1])
+                     : "r"(address)
+                     : "memory");
+    }
+}
+MIRAGE_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const __half*) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+MIRAGE_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const __nv_bfloat16*) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// acc += a * b over K positions. A_ROWS: a is stored [M][K] (else [K][M]); B_ROWS: b is stored [K][N] (else [N][K]).
+template <int K, bool A_ROWS, int LDA, bool B_ROWS, int LDB, class F, class T>
+MIRAGE_DEVICE void contract(F& acc, const T* a, const T* b) {
+    if (!F::active()) return;
+    const int lane = threadIdx.x & 31;
+    const int m0 = F::warp_row() * F::MT * 16, n0 = F::warp_col() * F::NT * 8;
+    const int low = lane & 7, second = (lane >> 3) & 1, third = lane >> 4;
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+        uint32_t fa[F::MT][4];
+#pragma unroll
+        for (int m = 0; m < F::MT; ++m) {
+            const int row = m0 + m * 16;
+            const int at = A_ROWS ? (row + low + second * 8) * LDA + k + third * 8
+                                  : (k + low + third * 8) * LDA + row + second * 8;
+            load_matrices<!A_ROWS>(fa[m], shared_address(a + at));
+        }
+#pragma unroll
+        for (int n = 0; n < F::NT; ++n) {
+            uint32_t fb[2];
+            const int col = n0 + n * 8;
+            const int at = B_ROWS ? (k + low + second * 8) * LDB + col : (col + low) * LDB + k + second * 8;
+            load_matrices<B_ROWS>(fb, shared_address(b + at));
+#pragma unroll
+            for (int m = 0; m < F::MT; ++m) multiply(acc.v[m][n], fa[m], fb, a);
+        }
+    }
+}
+
+// The same in full float32 arithmetic.
+template <int K, bool A_ROWS, int LDA, bool B_ROWS, int LDB, class F>
+MIRAGE_DEVICE void contract(F& acc, const float* a, const float* b) {
+    if (!F::active()) return;
+#pragma unroll 4
+    for (int k = 0; k < K; ++k) {
+        float fa[F::MT][2], fb[F::NT][2];
+#pragma unroll
+        for (int m = 0; m < F::MT; ++m)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int row = F::row(m, i * 2);
+                fa[m][i] = a[A_ROWS ? row * LDA + k : k * LDA + row];
+            }
+#pragma unroll
+        for (int n = 0; n < F::NT; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int col = F::col(n, i);
+                fb[n][i] = b[B_ROWS ? k * LDB + col : col * LDB + k];
+            }
+#pragma unroll
+        for (int m = 0; m < F::MT; ++m)
+#pragma unroll
+            for (int n = 0; n < F::NT; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) acc.v[m][n][i] = fmaf(fa[m][i >> 1], fb[n][i & 1], acc.v[m][n][i]);
+    }
+}
+
+// --- reductions -----------------------------------------------------------------------------------------------------
+struct Sum {
+    static MIRAGE_DEVICE float none() { return 0.0f; }
+    static MIRAGE_DEVICE float join(float x, float y) { return x + y; }
+};
+struct Max {
+    static MIRAGE_DEVICE float none() { return -INFINITY; }
+    static MIRAGE_DEVICE float join(float x, float y) { return m_max(x, y); }
+};
+
+// For each of OUT results, R over `value(o, k)` for k < OVER, then `put(o, result)`: a warp at a time.
+template <class R, int OUT, int OVER, int THREADS, class V, class P>
+MIRAGE_DEVICE void reduce(V value, P put) {
+    constexpr int LANES = OVER >= 32 ? 32 : OVER >= 16 ? 16 : OVER >= 8 ? 8 : OVER >= 4 ? 4 : OVER >= 2 ? 2 : 1;
+    constexpr int GROUPS = THREADS / LANES, ROUNDS = (OUT + GROUPS - 1) / GROUPS;
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    for (int round = 0; round < ROUNDS; ++round) {
+        const int o = round * GROUPS + group;
+        float x = R::none();
+        if (o < OUT)
+            for (int k = lane; k < OVER; k += LANES) x = R::join(x, value(o, k));
+#pragma unroll
+        for (int d = LANES / 2; d > 0; d >>= 1) x = R::join(x, __shfl_xor_sync(0xffffffffu, x, d));
+        if (o < OUT && lane == 0) put(o, x);
+    }
+}
+
+// For each row of a fragment, R over `value(row, col, m, n, i)`; partial results of warps meet in scratch[WN][M].
+template <class R, class F, int THREADS, class V, class P>
+MIRAGE_DEVICE void reduce_rows(float* scratch, V value, P put) {
+    if (F::active()) {
+#pragma unroll
+        for (int m = 0; m < F::MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float x = R::none();
+#pragma unroll
+                for (int n = 0; n < F::NT; ++n)
+#pragma unroll
+                    for (int i = h * 2; i < h * 2 + 2; ++i) x = R::join(x, value(F::row(m, i), F::col(n, i), m, n, i));
+                x = R::join(x, __shfl_xor_sync(0xffffffffu, x, 1));
+                x = R::join(x, __shfl_xor_sync(0xffffffffu, x, 2));
+                if ((threadIdx.x & 3) == 0) scratch[F::warp_col() * F::M + F::row(m, h * 2)] = x;
+            }
+    }
+    __syncthreads();
+    for (int r = threadIdx.x; r < F::M; r += THREADS) {
+        float x = R::none();
+#pragma unroll
+        for (int w = 0; w < F::WN; ++w) x = R::join(x, scratch[w * F::M + r]);
+        put(r, x);
+    }
+}
+
+// For each column; scratch[WM][N].
+template <class R, class F, int THREADS, class V, class P>
+MIRAGE_DEVICE void reduce_cols(float* scratch, V value, P put) {
+    if (F::active()) {
+#pragma unroll
+        for (int n = 0; n < F::NT; ++n)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float x = R::none();
+#pragma unroll
+                for (int m = 0; m < F::MT; ++m)
+#pragma unroll
+                    for (int i = h; i < 4; i += 2) x = R::join(x, value(F::row(m, i), F::col(n, i), m, n, i));
+#pragma unroll
+                for (int d = 4; d < 32; d <<= 1) x = R::join(x, __shfl_xor_sync(0xffffffffu, x, d));
+                if ((threadIdx.x & 31) < 4) scratch[F::warp_row() * F::N + F::col(n, h)] = x;
+            }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < F::N; c += THREADS) {
+        float x = R::none();
+#pragma unroll
+        for (int w = 0; w < F::WM; ++w) x = R::join(x, scratch[w * F::N + c]);
+        put(c, x);
+    }
+}
+
+}  // namespace mirage
