@@ -1,0 +1,1 @@
+"""Small models and the scripts that make them; every sample is a test."""
