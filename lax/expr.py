@@ -4,9 +4,10 @@ The theory: + and * commutative, associative, distributive; division distributes
 x(y/z) = (xy)/z; sum(1, x) = x; sum(i, sum(j, x)) = sum(ij, x); sum commutes with +, * and / in its linear argument;
 exp(x) exp(y) = exp(x + y); sqrt(x) sqrt(y) = sqrt(xy). Deliberately no cancellation.
 
-Normal form: a multiset of monomials, each (sum factors, numerator atoms, denominator atoms); an atom is an input, a
-function of normal forms, or (below the line) a normal form. Sum factors are symbols such as ("h", "loop"), so that
-nothing depends on extents. Equal classes have one interned integer.
+Normal form: a multiset of monomials. A monomial is a multiset of sum factors, numerator atoms and denominator atoms; an
+atom is an input, a function of normal forms, or (below the line) a normal form. Every factor and atom has a prime of its
+own, so a monomial is an integer, a product of monomials is a product, and "is contained in" is "divides". Sum factors are
+symbols such as ("h", "l"), so nothing depends on extents. Equal classes have one interned integer.
 
 `is_part(x, e)` decides "x is a subexpression of e": x equals e; or one cofactor maps every monomial of x to monomials of
 e (x times a product, a quotient or a sum stands inside e as a summand); or x is part of the argument of an atom of e.
@@ -17,16 +18,15 @@ pruning.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TypeAlias
 
 Factor: TypeAlias = Hashable
-Atom: TypeAlias = int
-Monomial: TypeAlias = tuple[tuple[Factor, ...], tuple[Atom, ...], tuple[Atom, ...]]
+Monomial: TypeAlias = int
 Expr: TypeAlias = int
-Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
+Terms: TypeAlias = tuple[tuple[Monomial, int], ...]  #: monomials with their multiplicities, sorted
+Symbol: TypeAlias = tuple[str, tuple[Hashable, ...], tuple[Expr, ...]]  #: (kind, label, arguments) of a prime
 
 
 class Expressions:
@@ -35,159 +35,180 @@ class Expressions:
     def __init__(self) -> None:
         self._forms: list[Terms] = []
         self._number: dict[Terms, Expr] = {}
-        self._atoms: list[tuple[str, tuple[Hashable, ...], tuple[Expr, ...]]] = []
-        self._atom_number: dict[tuple[str, tuple[Hashable, ...], tuple[Expr, ...]], Atom] = {}
+        self._primes: Iterator[int] = _primes()
+        self._prime: dict[Symbol, int] = {}
+        self._symbol: dict[int, Symbol] = {}
+        self._merging: dict[str, list[int]] = {"exp": [], "sqrt": []}
         self._memo: dict[tuple[Hashable, ...], Expr] = {}
-        self._part: dict[tuple[Expr, Expr], bool] = {}
+        self._parts: dict[Expr, tuple[set[Expr], dict[Expr, bool]]] = {}
 
     def __len__(self) -> int:
         return len(self._forms)
 
     # --- building -----------------------------------------------------------------------------------------------------
-    def _form(self, terms: Counter[Monomial]) -> Expr:
-        key = tuple(sorted(terms.items(), key=repr))
-        if key not in self._number:
-            self._number[key] = len(self._forms)
+    def _form(self, terms: Iterable[tuple[Monomial, int]]) -> Expr:
+        key = tuple(sorted(terms))
+        known = self._number.get(key)
+        if known is None:
+            known = self._number[key] = len(self._forms)
             self._forms.append(key)
-        return self._number[key]
+        return known
 
-    def _atom(self, kind: str, label: tuple[Hashable, ...], args: tuple[Expr, ...]) -> Atom:
-        key = (kind, label, args)
-        if key not in self._atom_number:
-            self._atom_number[key] = len(self._atoms)
-            self._atoms.append(key)
-        return self._atom_number[key]
+    def _atom(self, kind: str, label: tuple[Hashable, ...], args: tuple[Expr, ...] = ()) -> int:
+        symbol = (kind, label, args)
+        if symbol not in self._prime:
+            p = self._prime[symbol] = next(self._primes)
+            self._symbol[p] = symbol
+            if kind == "call" and label[0] in self._merging:
+                self._merging[str(label[0])].append(p)
+        return self._prime[symbol]
 
     def leaf(self, name: Hashable) -> Expr:
         """An input, or a constant that stands for itself."""
-        return self._form(Counter({((), (self._atom("leaf", (name,), ()),), ()): 1}))
+        return self._form([(self._atom("leaf", (name,)), 1)])
 
     def call(self, function: Hashable, *args: Expr) -> Expr:
         """A function of expressions; `"exp"` and `"sqrt"` are known to the theory."""
-        return self._form(Counter({((), (self._atom("call", (function,), args),), ()): 1}))
+        return self._form([(self._atom("call", (function,), args), 1)])
 
     def add(self, x: Expr, y: Expr) -> Expr:
         """x + y."""
-        key = ("add", *sorted((x, y)))
+        key = ("add", x, y) if x <= y else ("add", y, x)
         if key not in self._memo:
-            self._memo[key] = self._form(Counter(dict(self._forms[x])) + Counter(dict(self._forms[y])))
+            self._memo[key] = self._form((Counter(dict(self._forms[x])) + Counter(dict(self._forms[y]))).items())
         return self._memo[key]
 
     def mul(self, x: Expr, y: Expr) -> Expr:
         """x * y."""
-        key = ("mul", *sorted((x, y)))
-        if key not in self._memo:
+        key = ("mul", x, y) if x <= y else ("mul", y, x)
+        known = self._memo.get(key)
+        if known is None:
             terms: Counter[Monomial] = Counter()
-            for (a, m), (b, n) in itertools.product(self._forms[x], self._forms[y]):
-                monomial = (_join(a[0], b[0]), self._merge(_join(a[1], b[1])), _join(a[2], b[2]))
-                terms[monomial] += m * n
-            self._memo[key] = self._form(terms)
-        return self._memo[key]
+            for a, m in self._forms[x]:
+                for b, n in self._forms[y]:
+                    terms[self._merge(a * b)] += m * n
+            known = self._memo[key] = self._form(terms.items())
+        return known
 
     def div(self, x: Expr, y: Expr, tag: Hashable = None) -> Expr:
         """x / y; quotients with different tags are different functions of y."""
         key = ("div", x, y, tag)
-        if key not in self._memo:
+        known = self._memo.get(key)
+        if known is None:
             below = self._below(y, tag)
-            terms = Counter({(s, n, _join(d, below)): c for (s, n, d), c in self._forms[x]})
-            self._memo[key] = self._form(terms)
-        return self._memo[key]
+            known = self._memo[key] = self._form((a * below, m) for a, m in self._forms[x])
+        return known
 
     def sum(self, x: Expr, factors: Iterable[Factor]) -> Expr:
         """The sum of x over axes or parts of axes."""
-        factors = tuple(sorted(factors, key=repr))
-        if not factors:
+        product = 1
+        for f in factors:
+            product *= self._atom("sum", (f,))
+        if product == 1:
             return x
-        key = ("sum", x, factors)
-        if key not in self._memo:
-            terms = Counter({(_join(s, factors), n, d): c for (s, n, d), c in self._forms[x]})
-            self._memo[key] = self._form(terms)
-        return self._memo[key]
+        key = ("sum", x, product)
+        known = self._memo.get(key)
+        if known is None:
+            known = self._memo[key] = self._form((a * product, m) for a, m in self._forms[x])
+        return known
 
-    def _below(self, y: Expr, tag: Hashable) -> tuple[Atom, ...]:
-        """The denominator atoms of 1/y: each factor of a product by itself."""
+    def _below(self, y: Expr, tag: Hashable) -> int:
+        """The denominator of 1/y: each factor of a product by itself."""
         if len(self._forms[y]) == 1 and tag is None:
-            ((sums, nums, dens), count) = self._forms[y][0]
-            if not sums and not dens and count == 1:
-                alone = [self._form(Counter({((), (a,), ()): 1})) for a in nums]
-                return tuple(sorted(self._atom("under", (None,), (f,)) for f in alone))
-        return (self._atom("under", (tag,), (y,)),)
+            ((monomial, count),) = self._forms[y]
+            atoms = list(self._factors(monomial))
+            if count == 1 and all(self._symbol[p][0] in ("leaf", "call") for p in atoms):
+                product = 1
+                for p in atoms:
+                    product *= self._atom("under", (None,), (self._form([(p, 1)]),))
+                return product
+        return self._atom("under", (tag,), (y,))
 
-    def _merge(self, atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    def _merge(self, monomial: Monomial) -> Monomial:
         """Products of exponentials and of roots as one."""
-        for function, combine in (("exp", self.add), ("sqrt", self.mul)):
-            found = [a for a in atoms if self._atoms[a][:2] == ("call", (function,))]
-            if len(found) > 1:
-                argument = self._atoms[found[0]][2][0]
-                for a in found[1:]:
-                    argument = combine(argument, self._atoms[a][2][0])
-                rest = [a for a in atoms if a not in found]
-                atoms = tuple(sorted([*rest, self._atom("call", (function,), (argument,))]))
-        return atoms
+        for function, primes in self._merging.items():
+            found = [p for p in primes if monomial % p == 0]
+            repeated = any(monomial % (p * p) == 0 for p in found)
+            if len(found) < 2 and not repeated:
+                continue
+            argument: Expr | None = None
+            for p in found:
+                while monomial % p == 0:
+                    monomial //= p
+                    inner = self._symbol[p][2][0]
+                    combine = self.add if function == "exp" else self.mul
+                    argument = inner if argument is None else combine(argument, inner)
+            assert argument is not None
+            monomial *= self._atom("call", (function,), (argument,))
+        return monomial
 
-    # --- the subexpression test -----------------------------------------------------------------------------------------
+    def _factors(self, monomial: Monomial) -> Iterator[int]:
+        for p in self._symbol:
+            while monomial % p == 0:
+                monomial //= p
+                yield p
+            if monomial == 1:
+                return
+
+    # --- the subexpression test ---------------------------------------------------------------------------------------
     def is_part(self, x: Expr, e: Expr) -> bool:
         """Whether x is a subexpression of e."""
-        key = (x, e)
-        if key not in self._part:
-            self._part[key] = x == e or self._divides(x, e) or any(self.is_part(x, a) for a in self._arguments(e))
-        return self._part[key]
+        if e not in self._parts:
+            self._parts[e] = (self._inside(e), {})
+        hosts, known = self._parts[e]
+        answer = known.get(x)
+        if answer is None:
+            answer = known[x] = x in hosts or any(self._divides(x, h) for h in hosts)
+        return answer
+
+    def _inside(self, e: Expr) -> set[Expr]:
+        """`e` and all arguments of its atoms, at every depth."""
+        found, todo = set[Expr](), [e]
+        while todo:
+            x = todo.pop()
+            if x not in found:
+                found.add(x)
+                for monomial, _ in self._forms[x]:
+                    for p in self._factors(monomial):
+                        todo.extend(self._symbol[p][2])
+        return found
 
     def _divides(self, x: Expr, e: Expr) -> bool:
-        wanted, have = self._forms[x], dict(self._forms[e])
-        first = wanted[0][0]
-        for m in have:
-            cofactor = [_minus(m[i], first[i]) for i in range(3)]
-            if None in cofactor:
-                continue
-            s, n, d = (c or () for c in cofactor)
-            need: Counter[Monomial] = Counter()
-            for (ws, wn, wd), count in wanted:
-                need[(_join(ws, s), _join(wn, n), _join(wd, d))] += count
-            if all(have.get(k, 0) >= count for k, count in need.items()):
-                return True
-        return False
+        wanted, have = self._forms[x], self._forms[e]
+        first, least = wanted[0]
+        if len(wanted) == 1:
+            return any(m % first == 0 and n >= least for m, n in have)
+        counts = dict(have)
+        return any(
+            m % first == 0 and all(counts.get(w * (m // first), 0) >= n for w, n in wanted) for m, _ in have
+        )
 
-    def _arguments(self, e: Expr) -> list[Expr]:
-        found: dict[Expr, None] = {}
-        for (_, nums, dens), _count in self._forms[e]:
-            for a in (*nums, *dens):
-                found.update(dict.fromkeys(self._atoms[a][2]))
-        return list(found)
-
-    # --- text -------------------------------------------------------------------------------------------------------------
+    # --- text ---------------------------------------------------------------------------------------------------------
     def text(self, e: Expr) -> str:
         """A readable form."""
-        parts = []
-        for (sums, nums, dens), count in self._forms[e]:
-            top = "*".join(self._atom_text(a) for a in nums) or "1"
-            body = top + "".join(f"/{self._atom_text(a)}" for a in dens)
-            if sums:
-                body = f"sum[{' '.join(str(f) for f in sums)}]({body})"
-            parts.append(body if count == 1 else f"{count}*{body}")
-        return " + ".join(parts) or "0"
+        return " + ".join((f"{n}*" if n > 1 else "") + self._monomial_text(m) for m, n in self._forms[e]) or "0"
 
-    def _atom_text(self, a: Atom) -> str:
-        kind, label, args = self._atoms[a]
-        inner = ", ".join(self.text(x) for x in args)
-        if kind == "leaf":
-            return str(label[0])
-        return f"({inner})" if kind == "under" else f"{label[0]}({inner})"
-
-
-def _join(*parts: Iterable[Hashable]) -> tuple[Hashable, ...]:  # type: ignore[misc]
-    merged = list(itertools.chain(*parts))
-    return tuple(sorted(merged, key=_sort_key))
+    def _monomial_text(self, monomial: Monomial) -> str:
+        sums, top, bottom = [], [], []
+        for p in self._factors(monomial):
+            symbol, label, args = self._symbol[p]
+            inner = ", ".join(self.text(a) for a in args)
+            if symbol == "sum":
+                sums.append(str(label[0]))
+            elif symbol == "under":
+                bottom.append(f"/({inner})")
+            else:
+                top.append(f"{label[0]}({inner})" if symbol == "call" else str(label[0]))
+        body = ("*".join(top) or "1") + "".join(bottom)
+        return f"sum[{' '.join(sums)}]({body})" if sums else body
 
 
-def _sort_key(x: Hashable) -> tuple[int, object]:
-    return (0, x) if isinstance(x, int) else (1, repr(x))
-
-
-def _minus(a: tuple[Hashable, ...], b: tuple[Hashable, ...]) -> tuple[Hashable, ...] | None:
-    rest = list(a)
-    for x in b:
-        if x not in rest:
-            return None
-        rest.remove(x)
-    return tuple(rest)
+def _primes() -> Iterator[int]:
+    """2, 3, 5, 7, ..."""
+    found: list[int] = []
+    n = 2
+    while True:
+        if all(n % p for p in found if p * p <= n):
+            found.append(n)
+            yield n
+        n += 1

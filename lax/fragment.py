@@ -1,0 +1,396 @@
+"""Fragments: which parts of a graph become programs of their own.
+
+Found by algebra, not by patterns of an exporter. A value is *heavy* when a contraction is computed for it, *light* when
+not. What is stored between fragments (the *ends*) follows from cost:
+
+1. A contraction whose operand comes from another contraction is one fragment with it when storing the intermediate
+   would be wasteful: the intermediate is normalised along the axis that is summed next (attention), or both contractions
+   have constant weights and the intermediate is of low rank (LoRA).
+2. From a contraction the end moves forward through elementwise operators and views as long as everything that is
+   computed from it comes together again; contractions of the same operand that meet there (gate and up projections) are
+   one fragment.
+3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
+   read them; where only elementwise operators read a normalised value, it is stored.
+4. Stored light values that are normalisations, or chains of several elementwise operators, are fragments themselves.
+
+Whatever is left alone has a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax import graph as g
+from mirage_cli.lax.canonical import canonical
+from mirage_cli.lax.instantiate import instantiate
+from mirage_cli.lax.kinds import kind
+from mirage_cli.lax.ops import OPS
+from mirage_cli.lax.program import Program
+
+LOW_RANK = 64  #: a product of two constant weights through at most this many positions is one fragment
+CHAIN = 3  #: this many elementwise operators in a row are worth a kernel of their own
+COSTLY_FLOPS = 8  #: a shared light value of this price for each element is stored rather than computed again
+MAX_STEPS = 400  #: a fragment of more steps is left alone
+
+
+@dataclass(frozen=True, slots=True)
+class LaxFragment:
+    """A fragment: graph values that it reads and computes, and its program in normal form. `key` names equal ones."""
+
+    name: str
+    program: Program
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    steps: tuple[int, ...]
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """A value that no fragment computes, and why."""
+
+    value: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Partition:
+    """The fragments of a graph (in topological order) and what was left."""
+
+    fragments: list[LaxFragment] = field(default_factory=list)
+    left: list[LeftAlone] = field(default_factory=list)
+
+
+def partition(graph: g.Graph, names: Mapping[int, str]) -> Partition:
+    """The fragments of a graph. `names` gives the values that exist as tensors of the model: only these can be stored."""
+    return _Partitioner(graph, names).run()
+
+
+class _Partitioner:
+    def __init__(self, graph: g.Graph, names: Mapping[int, str]) -> None:
+        self.graph, self.names = graph, names
+        self.users = graph.consumers()
+        self.results = set(graph.outputs)
+        self.heavy = self._heavy()
+        self.stored: set[int] = set()
+
+    # --- what a value is ----------------------------------------------------------------------------------------------
+    def step(self, v: int) -> g.Step:
+        return self.graph.steps[v]
+
+    def is_view(self, v: int) -> bool:
+        return isinstance(self.step(v), (*g.VIEWS, g.Cast))
+
+    def base(self, v: int) -> int:
+        """The value behind views."""
+        while self.is_view(v):
+            v = self.graph.inputs[v][0]
+        return v
+
+    def is_source(self, v: int) -> bool:
+        return isinstance(self.step(v), g.Input | g.Opaque)
+
+    def is_constant(self, v: int) -> bool:
+        step = self.step(self.base(v))
+        return isinstance(step, g.Fill) or (isinstance(step, g.Input) and step.constant)
+
+    def _heavy(self) -> list[bool]:
+        """For each value whether a contraction lies behind it (not looking behind what is not read)."""
+        heavy: list[bool] = []
+        for v, step in enumerate(self.graph.steps):
+            inherited = any(heavy[i] for i in self.graph.inputs[v]) and not isinstance(step, g.Opaque)
+            heavy.append(isinstance(step, g.Contract) or inherited)
+        return heavy
+
+    def elements(self, v: int) -> ex.Extent:
+        return ex.product(self.graph.dims(v))
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+    def run(self) -> Partition:
+        contractions = [v for v, s in enumerate(self.graph.steps) if isinstance(s, g.Contract)]
+        absorbed = {c for v in contractions for c in self.chained(v)}
+        ends: dict[int, list[int]] = {}
+        for c in contractions:
+            if c not in absorbed:
+                end = self.end_of(c)
+                ends.setdefault(end, []).append(c)
+                self.stored.add(end)
+        self.settle(ends)
+        result = Partition()
+        done: set[int] = set()
+        for end in sorted(ends):
+            self.add(result, end, done)
+        for v in sorted(self.stored - set(ends)):
+            if self.worth_storing(v):
+                self.add(result, v, done)
+        result.fragments.sort(key=lambda f: f.outputs)
+        return result
+
+    def settle(self, ends: Mapping[int, object]) -> None:
+        """Store light values until every fragment agrees on what is stored."""
+        while True:
+            found: set[int] = set()
+            for end in [*ends, *(v for v in self.stored if v not in ends)]:
+                found |= {v for v in self.boundary(end) if not self.is_source(v)}
+            if found <= self.stored:
+                return
+            self.stored |= found
+
+    def add(self, result: Partition, end: int, done: set[int]) -> None:
+        """Make the fragment that ends at `end`, simpler if the whole cannot be expressed; else say why not."""
+        reasons: list[str] = []
+        for attempt in (self.whole, self.operands_stored):
+            try:
+                fragment = attempt(end)
+            except (Refused, InvalidGraph) as e:
+                reasons.append(str(e))
+                continue
+            if end not in done:
+                done.add(end)
+                result.fragments.append(fragment)
+            return
+        result.left.append(LeftAlone(end, reasons[0]))
+
+    # --- rule 1: contractions of contractions ------------------------------------------------------------------------------
+    def chained(self, c: int) -> list[int]:
+        """The contractions that `c` computes with itself."""
+        step = self.step(c)
+        assert isinstance(step, g.Contract)
+        found: list[int] = []
+        for side, labels in zip(self.graph.inputs[c], (step.lhs, step.rhs), strict=True):
+            if not self.heavy[side]:
+                continue
+            summed = [i for i, label in enumerate(labels) if label not in step.out]
+            inner = self.contractions_behind(side)
+            if self.normalised(side, summed, set(inner)) or self.low_rank(c, side, summed, inner):
+                found += inner
+        return found
+
+    def contractions_behind(self, v: int) -> list[int]:
+        """The nearest contractions behind a value."""
+        found, seen, todo = [], set(), [v]
+        while todo:
+            x = todo.pop()
+            if x in seen or not self.heavy[x]:
+                continue
+            seen.add(x)
+            if isinstance(self.step(x), g.Contract):
+                found.append(x)
+            else:
+                todo.extend(self.graph.inputs[x])
+        return sorted(found)
+
+    def normalised(self, v: int, summed: Iterable[int], stops: set[int]) -> bool:
+        """Whether a softmax along the summed dimensions lies between the contractions and `v`."""
+        wanted = {self.graph.dims(v)[i] for i in summed}
+        for x in self.graph.cone([v], stops):
+            step = self.step(x)
+            if isinstance(step, g.StableExp) and self.heavy[x]:
+                over = {self.graph.dims(x)[i] for i in step.dims}
+                return over == wanted and len(stops) == 1 and not self.shared(x, v, stops)
+        return False
+
+    def shared(self, x: int, v: int, stops: set[int]) -> bool:
+        """Whether something outside the way from the contractions to `v` needs the scores or their exponentials."""
+        inside = set(self.graph.cone([v], stops))
+        return any(
+            (u not in inside and y != v) or y in self.results
+            for y in inside
+            if self.heavy[y] and y not in stops
+            for u in self.users[y]
+        ) and x in inside
+
+    def low_rank(self, c: int, side: int, summed: Iterable[int], inner: list[int]) -> bool:
+        """Whether `c` and the contraction behind its operand are products with constant weights of low rank."""
+        rank = ex.product(self.graph.dims(side)[i] for i in summed)
+        if not isinstance(rank, int) or rank > LOW_RANK or len(inner) != 1 or not self.linear_path(side, inner[0]):
+            return False
+        for x in (c, inner[0]):
+            if not any(self.is_constant(i) for i in self.graph.inputs[x]):
+                return False
+        sizes = [self.graph.dims(i)[-1] for i in self.graph.inputs[inner[0]]] + [self.graph.dims(c)[-1]]
+        return all(not isinstance(n, int) or n == rank or n >= 4 * rank for n in sizes)
+
+    def linear_path(self, v: int, c: int) -> bool:
+        """Whether only views and constant factors lie between contraction `c` and `v`, and nothing else reads it."""
+        while v != c:
+            if len(self.users[v]) != 1 or v in self.results:
+                return False
+            if self.is_view(v):
+                v = self.graph.inputs[v][0]
+                continue
+            step = self.step(v)
+            heavy = [i for i in self.graph.inputs[v] if self.heavy[i]]
+            if not isinstance(step, g.Map) or step.op not in ("mul", "div") or len(heavy) != 1:
+                return False
+            v = heavy[0]
+        return len(self.users[c]) == 1
+
+    # --- rule 2: the end of a fragment ---------------------------------------------------------------------------------------
+    def end_of(self, c: int) -> int:
+        """Where the result of a contraction is stored."""
+        current = c
+        while (following := self.next_end(current, c)) is not None:
+            current = following
+        while (following := self.trailing_view(current)) is not None:
+            current = following
+        return current
+
+    def trailing_view(self, v: int) -> int | None:
+        """The only reader of `v`, when it is a view that can be part of the store."""
+        if v in self.results or len(self.users[v]) != 1:
+            return None
+        (u,) = self.users[v]
+        return u if isinstance(self.step(u), g.Reshape | g.Transpose) else None
+
+    def next_end(self, current: int, c: int) -> int | None:
+        """The nearest value through which everything computed from `current` passes, over elementwise steps only."""
+        region, pending = {current}, list(self.users[current])
+        while pending:
+            t = min(pending)
+            pending = [u for u in pending if u != t]
+            if not self.absorbable(t, region, c):
+                return None
+            region.add(t)
+            pending += [u for u in self.users[t] if u not in region and u not in pending]
+            if all(self.closed(v, region) for v in region if v != t):
+                return t
+            if len(region) > MAX_STEPS:
+                return None
+        return None
+
+    def closed(self, v: int, region: set[int]) -> bool:
+        return v not in self.results and all(u in region for u in self.users[v])
+
+    def absorbable(self, t: int, region: set[int], c: int) -> bool:
+        """Whether a step can be computed where the contraction's result is."""
+        step = self.step(t)
+        if isinstance(step, g.Cast | g.Reshape | g.Transpose):
+            return True
+        if not isinstance(step, g.Map):
+            return False
+        for i in self.graph.inputs[t]:
+            if i in region or not self.heavy[i] or self.known(i):
+                continue
+            behind = self.contractions_behind(i)
+            if self.elements(i) != self.elements(t) or not self.same_operand([c], behind):
+                return False
+        return True
+
+    def known(self, v: int) -> bool:
+        """Whether a heavy value is computed from what is stored already, without another contraction."""
+        if v in self.stored:
+            return True
+        if isinstance(self.step(v), g.Contract) or self.is_source(v):
+            return False
+        return all(self.known(i) or not self.heavy[i] for i in self.graph.inputs[v])
+
+    def same_operand(self, a: Iterable[int], b: Iterable[int]) -> bool:
+        """Whether contractions read one common operand (chained ones: at their start)."""
+        return bool(self.roots(a) & self.roots(b))
+
+    def roots(self, contractions: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        for c in contractions:
+            inner = self.chained(c)
+            for i in self.graph.inputs[c]:
+                if self.is_constant(i):
+                    continue
+                found |= self.roots(inner) if inner and self.heavy[i] and i not in self.stored else {self.base(i)}
+        return found
+
+    # --- rule 3: what a fragment reads ---------------------------------------------------------------------------------------
+    def boundary(self, end: int) -> list[int]:
+        """The values at which the fragment of `end` begins."""
+        found: dict[int, None] = {}
+        seen: set[tuple[int, bool]] = set()
+        todo = [(end, False)]
+        while todo:
+            v, contracted = todo.pop()
+            if (v, contracted) in seen:
+                continue
+            seen.add((v, contracted))
+            if v != end and self.begins(v, contracted):
+                found[v] = None
+                continue
+            inner = contracted or isinstance(self.step(v), g.Contract)
+            todo.extend((i, inner) for i in self.graph.inputs[v])
+        return sorted(found)
+
+    def begins(self, v: int, contracted: bool) -> bool:
+        """Whether a fragment reads `v` from memory rather than compute it."""
+        step = self.step(v)
+        if v in self.stored or self.is_source(v):
+            return True
+        if isinstance(step, g.Fill) or v not in self.names or self.is_view(v):
+            return False
+        if isinstance(step, g.Concat) and not self.equal_parts(v):
+            return True
+        if self.heavy[v] and not self.light_from_stored(v):
+            return False
+        if not contracted and self.has_reduction(v):
+            return True
+        if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and len(self.users[v]) > 1:
+            return step.op not in ("sigmoid", "silu", "gelu", "gelu_tanh")
+        return False
+
+    def equal_parts(self, v: int) -> bool:
+        step = self.step(v)
+        assert isinstance(step, g.Concat)
+        return len({self.graph.dims(i)[step.dim] for i in self.graph.inputs[v]}) == 1
+
+    def light_from_stored(self, v: int) -> bool:
+        """Whether no contraction lies between the stored values and `v`."""
+        if v in self.stored or not self.heavy[v]:
+            return True
+        if isinstance(self.step(v), g.Contract):
+            return False
+        return all(self.light_from_stored(i) for i in self.graph.inputs[v])
+
+    def has_reduction(self, v: int) -> bool:
+        """Whether a normalisation lies between the stored values and `v`."""
+        stops = {x for x in self.stored if x != v}
+        return any(isinstance(self.step(x), g.Reduce) for x in self.graph.cone([v], stops) if x not in stops)
+
+    # --- rule 4 and making fragments -----------------------------------------------------------------------------------------
+    def worth_storing(self, v: int) -> bool:
+        """Whether a stored light value is a fragment: a normalisation, or several elementwise operators."""
+        steps = [self.step(x) for x in self.graph.cone([v], self.boundary(v))]
+        return any(isinstance(s, g.Reduce) for s in steps) or sum(isinstance(s, g.Map) for s in steps) >= CHAIN
+
+    def whole(self, end: int) -> LaxFragment:
+        return self.make(end, self.boundary(end))
+
+    def operands_stored(self, end: int) -> LaxFragment:
+        """The fragment without what it would compute again for its contractions."""
+        extra = {
+            i
+            for v in self.graph.cone([end], self.boundary(end))
+            if isinstance(self.step(v), g.Contract)
+            for i in self.graph.inputs[v]
+            if i in self.names and self.light_from_stored(i)
+        }
+        boundary = set(self.boundary(end)) | extra
+        return self.make(end, [v for v in self.graph.cone([end], boundary) if v in boundary])
+
+    def make(self, end: int, boundary: list[int]) -> LaxFragment:
+        if end not in self.names:
+            raise Refused("its result is no tensor of the model")
+        unnamed = [v for v in boundary if v not in self.names]
+        if unnamed:
+            raise Refused("it reads a value that is no tensor of the model")
+        steps = self.graph.cone([end], boundary)
+        if len(steps) > MAX_STEPS:
+            raise Refused(f"it would have {len(steps)} steps, more than {MAX_STEPS}")
+        program = canonical(instantiate(self.graph, [end], boundary, dict(self.names)))
+        if not program.nodes or not program.outputs[0].access:
+            raise Refused("there is nothing to compute")
+        by_name = {self.names[v]: v for v in boundary}
+        inputs = tuple(by_name[s.name] for s in program.sources)
+        inner = tuple(v for v in steps if v not in boundary)
+        return LaxFragment(kind(program), program, inputs, (end,), inner, program.key())
+
+

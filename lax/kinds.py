@@ -1,0 +1,62 @@
+"""Names of fragments, from what their programs compute."""
+
+from __future__ import annotations
+
+from mirage_cli.lax.ops import OPS
+from mirage_cli.lax.program import Node, Program
+
+LINEAR = ("add", "sub", "mul", "div", "neg", "where", "const")
+
+
+def kind(p: Program) -> str:
+    """attention, qknorm_attention, [norm_]gated_mlp, [norm_]mlp, [norm_]lora, [norm_]linear, norm or elementwise."""
+    made = {n.name: n for n in p.nodes}
+    contractions = [n for n in p.nodes if n.op == "contract"]
+    if not contractions:
+        return "norm" if any(n.op == "sum" for n in p.nodes) else "elementwise"
+    prefix = "norm_" if any(_normalised(made, i) for c in contractions for i in c.inputs) else ""
+    if any(n.op == "stable_exp" and _behind(made, n.inputs[0], "contract") for n in p.nodes):
+        return "qknorm_attention" if prefix else "attention"
+    chained = any(_behind(made, i, "contract") for c in contractions for i in c.inputs)
+    if chained:
+        return prefix + ("lora" if len(contractions) > 2 else "low_rank")
+    if any(_gate(made, n) for n in p.nodes):
+        return prefix + "gated_mlp"
+    active = any(
+        n.op not in (*LINEAR, "contract", "sum", "iota") and n.op in OPS and _behind(made, n.name, "contract")
+        for n in p.nodes
+    )
+    return prefix + ("mlp" if active else "linear")
+
+
+def _behind(made: dict[str, Node], v: str, op: str) -> bool:
+    """Whether an operator lies behind a value."""
+    todo, seen = [v], set()
+    while todo:
+        x = todo.pop()
+        if x in seen or x not in made:
+            continue
+        seen.add(x)
+        if made[x].op == op:
+            return True
+        todo.extend(made[x].inputs)
+    return False
+
+
+def _normalised(made: dict[str, Node], v: str) -> bool:
+    """Whether a value is divided by a root without a contraction in between."""
+    todo, seen = [v], set()
+    while todo:
+        x = todo.pop()
+        if x in seen or x not in made or made[x].op == "contract":
+            continue
+        seen.add(x)
+        if made[x].op == "sqrt":
+            return True
+        todo.extend(made[x].inputs)
+    return False
+
+
+def _gate(made: dict[str, Node], n: Node) -> bool:
+    """A product of two values that both hold contractions."""
+    return n.op == "mul" and all(_behind(made, i, "contract") for i in n.inputs) and n.inputs[0] != n.inputs[1]

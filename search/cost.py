@@ -1,0 +1,195 @@
+"""The analytic model: what a block graph under a schedule costs on a target, in microseconds.
+
+Terms: bytes from memory once, bytes through the second-level cache for every block, matrix and elementwise work at the
+rates of the target, waves of blocks over its units, the latency of a block's iterations, launches. Only the order of
+candidates matters, and the comparison with what the original operators would cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.ops import OPS
+from mirage_cli.lax.program import Program
+from mirage_cli.search.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.target import Target
+
+TYPICAL = 1024  #: what a symbol counts as
+CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
+MATRIX_EFFICIENCY = {"cuda": 0.35, "cpu": 0.7}  #: share of the matrix rate that generated loops reach
+STEP_US = {"cuda": 0.35, "cpu": 0.02}  #: fixed time of one iteration: barriers, first bytes
+BARRIER_OPS = ("top", "sum", "running", "contract")
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Microseconds, the shared memory that a block needs, and the floor (bytes once or matrix work, whichever is more)."""
+
+    us: float
+    shared: int
+    floor_us: float
+
+
+class CostModel:
+    """Predictions for one block graph on one target."""
+
+    def __init__(self, program: Program, graph: BlockGraph, target: Target) -> None:
+        self.p, self.g, self.t = program, graph, target
+        self.extents = {a.name: number(a.extent) for a in program.axes}
+        self.axes = graph.axes_of(program)
+        self.source = {i.name: program.sources[i.source] for i in program.inputs}
+        self.source_number = {i.name: i.source for i in program.inputs}
+        contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
+        self.staged = [o for o in graph.ops if o.name in contracted and o.op != "load"]
+        self.once = self._bytes_once()
+
+    def _bytes_once(self) -> float:
+        total = 0.0
+        seen: set[int] = set()
+        for i in self.p.inputs:
+            if i.source not in seen:
+                seen.add(i.source)
+                read = math.prod(self.extents[a] for a in self.p.axes_of(i.name))
+                total += read * self.p.sources[i.source].dtype.bytes
+        for o in self.p.outputs:
+            total += math.prod(number(e) for e in o.dims) * o.dtype.bytes
+        return total
+
+    # --- sizes --------------------------------------------------------------------------------------------------------
+    def tile(self, axis: str, phase: str, s: Mapping[str, int], loop: int) -> int:
+        """Positions of an axis in a tile."""
+        if axis == self.g.loop and phase == BODY:
+            return loop
+        return s.get(axis, self.extents[axis])
+
+    def elements(self, axes: frozenset[str], phase: str, s: Mapping[str, int], loop: int) -> int:
+        """Elements of a tile."""
+        return math.prod(self.tile(a, phase, s, loop) for a in axes)
+
+    def predict(self, schedule: Schedule) -> Prediction:
+        """The prediction for a schedule."""
+        s, loop = dict(schedule.tiles), schedule.loop
+        steps = -(-self.extents[self.g.loop] // loop) if self.g.loop else 1
+        blocks = math.prod(-(-self.extents[a] // s[a]) for a in self.g.grid)
+        traffic = work = shared = fragment = 0.0
+        matrix: dict[str, float] = {}
+        for o in self.g.ops:
+            repeat = steps if o.phase == BODY else 1
+            n = self.elements(self.axes[o.name], o.phase, s, loop)
+            if o.op == "load":
+                bytes_ = n * self.source[o.source_value or ""].dtype.bytes
+                traffic += bytes_ * repeat
+                stages = schedule.stages if o.phase == BODY else 1
+                shared += bytes_ * stages
+            elif o.op == "contract":
+                m, k = self._matrix(o, s, loop)
+                name = o.dtype.name if o.dtype else "f32"
+                matrix[name] = matrix.get(name, 0.0) + 2.0 * m * k * repeat
+                fragment += m
+            elif o.op == "thread" and o.thread is not None:
+                work += n * o.thread.flops() * repeat
+            elif o.op in ("sum", "top"):
+                work += self.elements(self.axes[o.inputs[0]], o.phase, s, loop) * repeat
+                shared += 4 * n
+            elif o.op == "accum":
+                work += 0.5 * n * repeat
+        for o in self.staged:
+            n = self.elements(self.axes[o.name], o.phase, s, loop)
+            shared += 2 * n if self.t.kind == "cuda" else 4 * n
+            work += 2.0 * n * (steps if o.phase == BODY else 1)
+        if self.t.kind == "cpu":
+            shared += 4 * fragment
+        us = self._time(schedule, blocks, steps, traffic, work, matrix, shared, fragment)
+        return Prediction(us, int(shared), self.floor())
+
+    def _matrix(self, o: BlockOp, s: Mapping[str, int], loop: int) -> tuple[float, float]:
+        """(elements of the result with padding to whole matrices, depth)."""
+        over = frozenset(o.over)
+        sides = [self.elements(self.axes[i] - over, o.phase, s, loop) for i in o.inputs]
+        depth = self.elements(over, o.phase, s, loop)
+        if self.t.kind == "cuda":
+            small, large = sorted(sides)
+            return -(-small // 16) * 16 * (-(-large // 16) * 16), -(-depth // 16) * 16
+        return float(sides[0] * sides[1]), float(depth)
+
+    def _time(
+        self,
+        schedule: Schedule,
+        blocks: int,
+        steps: int,
+        traffic: float,
+        work: float,
+        matrix: Mapping[str, float],
+        shared: float,
+        fragment: float,
+    ) -> float:
+        t = self.t
+        if t.kind == "cpu":
+            compute = sum(f / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY["cpu"]) for name, f in matrix.items())
+            compute += work / t.special
+            overflow = 1.0 if shared <= t.shared_bytes / 2 else 2.0
+            rounds = -(-blocks // t.units)
+            per_block = compute * 1e6 * overflow + STEP_US["cpu"] * steps + 0.2
+            memory = max(self.once, traffic * blocks / CACHE_FACTOR) / t.bandwidth * 1e6
+            return t.launch_us + max(rounds * per_block, memory)
+        resident = max(1, min(int(t.shared_total // max(shared, 1)), t.threads // (32 * schedule.warps), 8))
+        slots = t.units * resident
+        waves = -(-blocks // slots)
+        used = min(1.0, blocks / t.units)
+        memory = self.once / t.bandwidth / max(used, 1e-9) ** 0.5 * 1e6
+        cache = traffic * blocks / (t.bandwidth * CACHE_FACTOR) / used * 1e6
+        compute = sum(f * blocks / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY["cuda"]) for name, f in matrix.items())
+        compute = (compute + work * blocks / t.special) / used * 1e6
+        barriers = sum(o.op in BARRIER_OPS for o in self.g.ops if o.phase == BODY)
+        chain = waves * (t.latency_us + steps * (STEP_US["cuda"] / min(resident, 2) + 0.05 * barriers))
+        registers = fragment / (32 * schedule.warps)
+        spill = 1.0 if registers <= 128 else 4.0
+        return t.launch_us + max(memory, cache, compute * spill, chain)
+
+    def floor(self) -> float:
+        """The least time that the fragment can take: its bytes once, or its matrix products at the full rate."""
+        flops: dict[str, float] = {}
+        for n in self.p.nodes:
+            if n.op == "contract":
+                axes = frozenset(n.over).union(*(self.p.axes_of(i) for i in n.inputs))
+                name = n.dtype.name if n.dtype else "f32"
+                flops[name] = flops.get(name, 0.0) + 2.0 * math.prod(self.extents[a] for a in axes)
+        cores = self.t.units if self.t.kind == "cpu" else 1  # a CPU's rates are those of one core
+        compute = sum(f / (self.t.rate(_dtype(name)) * cores) for name, f in flops.items())
+        return max(self.once / self.t.bandwidth, compute) * 1e6
+
+
+def original_us(program: Program, operators: int, target: Target) -> float:
+    """What the original operators would cost one after the other: each reads and writes its tensors, each is launched."""
+    extents = {a.name: number(a.extent) for a in program.axes}
+    size = lambda v: math.prod(extents[a] for a in program.axes_of(v))
+    total = 0.0
+    for n in program.nodes:
+        if n.op in ("const", "iota"):
+            continue
+        moved = 4.0 * (size(n.name) + sum(size(i) for i in n.inputs))
+        time = moved / target.bandwidth
+        if n.op == "contract":
+            axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
+            cores = target.units if target.kind == "cpu" else 1
+            time = max(time, 2.0 * math.prod(extents[a] for a in axes) / (target.rate(n.dtype) * cores * 0.8))
+        elif n.op in OPS:
+            time = max(time, size(n.name) * OPS[n.op].flops / target.special)
+        total += time * 1e6
+    return total + operators * target.kernel_us
+
+
+def number(e: ex.Extent) -> int:
+    """An extent as a number for estimates."""
+    return e if isinstance(e, int) else ex.value(e, dict.fromkeys(e.names, TYPICAL))
+
+
+def _dtype(name: str) -> DType | None:
+    return DType(name, 0, "float")
+
+

@@ -1,0 +1,75 @@
+"""Candidate schedules of a block graph, best first by the cost model.
+
+1. An axis that is a batch of some contraction (both operands have it and it is not summed) is split to single positions.
+2. Every other grid axis is split into powers of two or taken whole; the loop into multiples of 16.
+3. Schedules that cannot fit the target's memory are left out; what is left is ranked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from mirage_cli.lax.program import Program
+from mirage_cli.search.cost import CostModel, Prediction, number
+from mirage_cli.search.mugraph import BlockGraph
+from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.target import Target
+
+TILES = {"cuda": (1, 4, 16, 32, 64, 128), "cpu": (1, 4, 16, 64, 128, 256)}
+LOOPS = {"cuda": (16, 32, 64, 128), "cpu": (32, 64, 128, 256)}
+WHOLE = 256  #: an axis up to this extent may be taken whole
+WARPS = (4, 8)
+STAGES = (3, 2)
+
+
+def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
+    """Grid axes that some contraction has in both operands."""
+    axes = graph.axes_of(program)
+    found: set[str] = set()
+    for o in graph.ops:
+        if o.op == "contract":
+            found |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
+    return frozenset(found & set(graph.grid))
+
+
+def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
+    """All schedules that are worth a prediction."""
+    batch = batch_axes(program, graph)
+    options = [_options(program, a, a in batch, target) for a in graph.grid]
+    loops = [0]
+    if graph.loop is not None:
+        extent = number(program.extent(graph.loop))
+        loops = sorted({min(x, -(-extent // 16) * 16 if target.kind == "cuda" else extent) for x in LOOPS[target.kind]})
+    for tiles in itertools.product(*options):
+        for loop in loops:
+            pairs = tuple(zip(graph.grid, tiles, strict=True))
+            if target.kind == "cpu":
+                yield Schedule(pairs, loop, 1, 1)
+                continue
+            for warps, stages in itertools.product(WARPS, STAGES if graph.loop else (2,)):
+                yield Schedule(pairs, loop, warps, stages)
+
+
+def _options(program: Program, axis: str, batch: bool, target: Target) -> list[int]:
+    if batch:
+        return [1]
+    extent = program.extent(axis)
+    if not isinstance(extent, int):
+        return [t for t in TILES[target.kind] if t >= 16]
+    found = {t for t in TILES[target.kind] if t < extent}
+    if extent <= WHOLE:
+        found.add(extent if target.kind == "cpu" or extent < 16 else -(-extent // 16) * 16)
+    return sorted(found) or [1]
+
+
+def ranked(program: Program, graph: BlockGraph, target: Target, count: int) -> list[tuple[Prediction, Schedule]]:
+    """The `count` best schedules with their predictions; those that cannot fit are left out."""
+    model = CostModel(program, graph, target)
+    found = []
+    for s in schedules(program, graph, target):
+        prediction = model.predict(s)
+        if prediction.shared <= target.shared_bytes:
+            found.append((prediction, s))
+    found.sort(key=lambda x: (x[0].us, x[0].shared, x[1].tiles, x[1].loop, x[1].warps))
+    return found[:count]
