@@ -261,8 +261,8 @@ def _commutes(n: Node) -> bool:
 def _name_axes(p: Program) -> Program:
     """Axes in order of appearance (outputs, then inputs, then nodes), named a, b, c ..."""
     found: dict[str, None] = {}
-    for x in (*p.outputs, *p.inputs):
-        found.update((s.axis, None) for s in x.access if s.axis is not None)
+    for access in [o.access for o in p.outputs] + [i.access for i in p.inputs]:
+        found.update((s.axis, None) for s in access if s.axis is not None)
     for n in p.nodes:
         found.update((a, None) for a in n.over)
     names = {a: _letters(k) for k, a in enumerate(found)}

@@ -179,9 +179,7 @@ class Expressions:
         if len(wanted) == 1:
             return any(m % first == 0 and n >= least for m, n in have)
         counts = dict(have)
-        return any(
-            m % first == 0 and all(counts.get(w * (m // first), 0) >= n for w, n in wanted) for m, _ in have
-        )
+        return any(m % first == 0 and all(counts.get(w * (m // first), 0) >= n for w, n in wanted) for m, _ in have)
 
     # --- text ---------------------------------------------------------------------------------------------------------
     def text(self, e: Expr) -> str:

@@ -85,9 +85,7 @@ class Residues(ArrayDomain):
         if isinstance(value, float) and not np.isfinite(value):
             return self.random(f"constant {value}", ())
         exact = Fraction(value)
-        return np.array(
-            [exact.numerator * pow(exact.denominator, -1, p) % p for p in self.primes], dtype=np.int64
-        )
+        return np.array([exact.numerator * pow(exact.denominator, -1, p) % p for p in self.primes], dtype=np.int64)
 
     def add(self, x: Residue, y: Residue) -> Residue:
         x, y, p = self._pair(x, y)
@@ -135,9 +133,8 @@ class Residues(ArrayDomain):
         x, y = x % p, y % p
         if x.shape[2] > MAX_CONTRACTION:
             middle = MAX_CONTRACTION
-            return (
-                self._matmul(x[..., :middle], y[:, :middle]) + self._matmul(x[..., middle:], y[:, middle:])
-            ) % p
+            low_part, high_part = self._matmul(x[..., :middle], y[:, :middle]), self._matmul(x[..., middle:], y[:, middle:])
+            return (low_part + high_part) % p
         (x1, x0), (y1, y0) = (_limbs(a) for a in (x, y))
         high, low = _exact(x1, y1) % p, _exact(x0, y0) % p
         cross = (_exact(x1, y0) + _exact(x0, y1)) % p
@@ -218,7 +215,8 @@ def _limbs(a: Residue) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _exact(x: NDArray[np.float64], y: NDArray[np.float64]) -> Residue:
-    return np.matmul(x, y).astype(np.int64)
+    product: Residue = np.matmul(x, y).astype(np.int64)
+    return product
 
 
 def _pair_words(a: tuple[Words, Words], b: tuple[Words, Words]) -> tuple[Words, Words]:

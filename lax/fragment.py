@@ -196,12 +196,15 @@ class _Partitioner:
     def shared(self, x: int, v: int, stops: set[int]) -> bool:
         """Whether something outside the way from the contractions to `v` needs the scores or their exponentials."""
         inside = set(self.graph.cone([v], stops))
-        return any(
-            (u not in inside and y != v) or y in self.results
-            for y in inside
-            if self.heavy[y] and y not in stops
-            for u in self.users[y]
-        ) and x in inside
+        return (
+            any(
+                (u not in inside and y != v) or y in self.results
+                for y in inside
+                if self.heavy[y] and y not in stops
+                for u in self.users[y]
+            )
+            and x in inside
+        )
 
     def low_rank(self, c: int, side: int, summed: Iterable[int], inner: list[int]) -> bool:
         """Whether `c` and the contraction behind its operand are products with constant weights of low rank."""
@@ -392,5 +395,3 @@ class _Partitioner:
         inputs = tuple(by_name[s.name] for s in program.sources)
         inner = tuple(v for v in steps if v not in boundary)
         return LaxFragment(kind(program), program, inputs, (end,), inner, program.key())
-
-

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -47,7 +48,7 @@ def prune(p: Program) -> Program:
     inputs = tuple(i for i in p.inputs if i.name in needed)
     kept = sorted({i.source for i in inputs})
     inputs = tuple(replace(i, source=kept.index(i.source)) for i in inputs)
-    used = {s.axis for x in (*inputs, *p.outputs) for s in x.access}
+    used = {s.axis for i in inputs for s in i.access} | {s.axis for o in p.outputs for s in o.access}
     used |= {a for n in nodes for a in (*n.over, n.axis)}
     return replace(
         p,
@@ -61,8 +62,13 @@ def prune(p: Program) -> Program:
 
 def rename_axes(p: Program, new: Mapping[str, str]) -> Program:
     """The program with axes renamed; several may get one name (their extents agree)."""
-    to = lambda a: None if a is None else new.get(a, a)
-    access = lambda slots: tuple(replace(s, axis=to(s.axis)) for s in slots)
+
+    def to(a: str | None) -> str | None:
+        return None if a is None else new.get(a, a)
+
+    def access(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        return tuple(replace(s, axis=to(s.axis)) for s in slots)
+
     axes = {new.get(a.name, a.name): a.extent for a in p.axes}
     return replace(
         p,
@@ -111,7 +117,8 @@ def _difference(p: Program, a: Input, b: Input) -> dict[str, str] | None:
 
 def _meetings(p: Program) -> list[frozenset[str]]:
     """Sets of axes that are alive together while a node is computed or an output stored."""
-    sets = [frozenset(s.axis for s in x.access if s.axis is not None) for x in (*p.inputs, *p.outputs)]
+    accesses = [x.access for x in p.inputs] + [x.access for x in p.outputs]
+    sets = [frozenset(s.axis for s in access if s.axis is not None) for access in accesses]
     for n in p.nodes:
         sets.append(frozenset(n.over).union(*(p.axes_of(i) for i in n.inputs)))
     return sets
@@ -133,11 +140,11 @@ def fuse_axes(p: Program) -> Program:
 
 
 def _find_pair(p: Program) -> tuple[str, str] | None:
-    accesses = [x.access for x in (*p.inputs, *p.outputs)]
+    accesses = [i.access for i in p.inputs] + [o.access for o in p.outputs]
     pairs = {
         (s.axis, t.axis)
         for access in accesses
-        for s, t in zip(access, access[1:], strict=False)
+        for s, t in itertools.pairwise(access)
         if s.axis is not None and t.axis is not None
     }
     for a, b in sorted(pairs):
@@ -172,5 +179,3 @@ def _fuse(p: Program, a: str, b: str) -> Program:
         outputs=tuple(replace(o, access=access(o.access)) for o in p.outputs),
         _axes_of={},
     )
-
-

@@ -130,7 +130,6 @@ class _Builder:
             return Digit(None, outer, d.offset // inner), Digit(d.axis, inner, d.offset % inner)
         raise Refused(f"positions {d.offset}..{d.offset}+{count} of {d.extent} straddle parts of {inner}")
 
-
     def regroup(self, digits: Sequence[Digit], dims: Sequence[Extent]) -> Index:
         """The same positions, row-major, under other dimensions (outermost first)."""
         rest, index = list(digits), []
@@ -244,9 +243,10 @@ class _Builder:
             if label not in at:
                 known[label] = self.fresh(f"c{v}.{label}@{_text(tuple(at.values()))}", e)
                 over += [d.axis for d in known[label] if d.axis is not None]
-        pick = lambda labels, a: tuple(
-            () if e == 1 else known[label] for label, e in zip(labels, self.graph.dims(a), strict=True)
-        )
+
+        def pick(labels: tuple[int, ...], a: int) -> Index:
+            return tuple(() if e == 1 else known[k] for k, e in zip(labels, self.graph.dims(a), strict=True))
+
         operands = [self.demand(x, pick(lhs, x)), self.demand(y, pick(rhs, y))]
         if not over:
             return self.node("mul", operands)

@@ -121,9 +121,10 @@ class Program:
 
     def node(self, value: str) -> Node | Input:
         """What defines a value."""
-        for item in (*self.inputs, *self.nodes):
-            if item.name == value:
-                return item
+        found: list[Node | Input] = [x for x in self.inputs if x.name == value]
+        found += [x for x in self.nodes if x.name == value]
+        if found:
+            return found[0]
         raise InvalidGraph(f"no value {value!r} in the program")
 
     @property
@@ -168,9 +169,7 @@ class Program:
                 raise InvalidGraph(f"output {o.value} does not store its axes {sorted(missing)}")
         return self
 
-    def _check_access(
-        self, name: str, access: tuple[Slot, ...], dims: tuple[Extent, ...], known: set[str]
-    ) -> None:
+    def _check_access(self, name: str, access: tuple[Slot, ...], dims: tuple[Extent, ...], known: set[str]) -> None:
         if ex.product(s.extent for s in access) != ex.product(dims):
             raise InvalidGraph(f"{name}: slots [{', '.join(map(str, access))}] do not cover dimensions {dims}")
         for s in access:
@@ -292,7 +291,10 @@ def access_from_json(data: Iterable[list[Any]]) -> tuple[Slot, ...]:
 
 def program_from_json(data: Mapping[str, Any]) -> Program:
     """Read a program back and validate it. Raises InvalidGraph (or KeyError for missing fields)."""
-    dims = lambda ds: tuple(ex.from_json(e) for e in ds)
+
+    def dims(ds: Iterable[int | str]) -> tuple[Extent, ...]:
+        return tuple(ex.from_json(e) for e in ds)
+
     return Program(
         tuple(Axis(n, ex.from_json(e)) for n, e in data["axes"].items()),
         tuple(Source(s["name"], dims(s["dims"]), BY_NAME[s["dtype"]], s["constant"]) for s in data["sources"]),
@@ -341,7 +343,8 @@ def _apply(p: Program, n: Node, d: ArrayValues, args: list[Array], symbols: Mapp
         case "max" | "min" | "prod" if n.over:
             return d.extreme(n.op, args[0], n.over)
         case _:
-            return lookup(n.op).apply(d, *args)
+            result: Array = lookup(n.op).apply(d, *args)
+            return result
 
 
 def spread(p: Program, a: Array, over: tuple[str, ...], d: ArrayValues, symbols: Mapping[str, int]) -> Array:
@@ -382,4 +385,5 @@ def write(p: Program, o: Output, a: Array, lead: int, symbols: Mapping[str, int]
     rest = [i for i, n in enumerate(order) if n not in names]
     perm = [order.index(n) for n in names] + rest
     a = a.transpose([*range(lead), *[i + lead for i in perm]])
-    return a.reshape(a.shape[:lead] + tuple(ex.value(e, symbols) for e in o.dims))
+    stored: Array = a.reshape(a.shape[:lead] + tuple(ex.value(e, symbols) for e in o.dims))
+    return stored

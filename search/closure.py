@@ -78,7 +78,7 @@ class Closure:
     def _axis_sets(self) -> list[frozenset[str]]:
         """The axes of the program's own values: larger intermediate values (outer products) bring nothing."""
         p = self.form.program
-        sets = {p.axes_of(x.name) for x in (*p.inputs, *p.nodes)}
+        sets = {p.axes_of(name) for name in [*(i.name for i in p.inputs), *(n.name for n in p.nodes)]}
         return [s for s in sets if not any(s < other for other in sets)]
 
     def _reduced_groups(self) -> list[tuple[frozenset[str], DType | None]]:
@@ -97,7 +97,13 @@ class Closure:
             if isinstance(t, Leaf):
                 self._load(number, t)
             elif isinstance(t, Fn) and not t.args:
-                self._put(Derivation("fn", (), number), BEFORE, self._target.arrays[number], t.axes, self._target.exprs[number])
+                self._put(
+                    Derivation("fn", (), number),
+                    BEFORE,
+                    self._target.arrays[number],
+                    t.axes,
+                    self._target.exprs[number],
+                )
         position = 0
         while position < len(self.values):
             value = self.values[position]
@@ -149,7 +155,9 @@ class Closure:
                 expr = self.expressions.sum(v.expr, self.space.tile_factors(group, v.phase))
                 if self._wanted(expr):
                     array = self.space.sum(v.array, group, v.phase)
-                    self._put(Derivation("sum", (v.number,), over=tuple(sorted(group))), v.phase, array, v.live - group, expr)
+                    self._put(
+                        Derivation("sum", (v.number,), over=tuple(sorted(group))), v.phase, array, v.live - group, expr
+                    )
 
     def _cross(self, v: Value) -> None:
         """Into the next phases: accumulate over the loop, reduce over the blocks."""
@@ -263,7 +271,9 @@ class Closure:
         else:
             array = domain.exp(args[0].array[None])[0]
         phase = max(x.phase for x in args)
-        self._put(Derivation("fn", tuple(x.number for x in args), number), phase, array, axes, self._target.exprs[number])
+        self._put(
+            Derivation("fn", tuple(x.number for x in args), number), phase, array, axes, self._target.exprs[number]
+        )
 
 
 class _Space:
@@ -323,7 +333,7 @@ class _Space:
         return total % P
 
     def depends(self, array: Residue, axis: str, kind: str) -> bool:
-        return array.shape[self.dim(axis, kind)] > 1
+        return bool(array.shape[self.dim(axis, kind)] > 1)
 
     def factors(self, over: Iterable[str]) -> list[tuple[str, str]]:
         """The sum factors of a whole reduction."""
@@ -384,9 +394,9 @@ class _Target:
                 array = array * self.guard_factor % P
             expr = e.div(expr, self.exprs[a], "div0" if guard else None)
         dims = []
-        for a in t.over:
-            for k in self.space.kinds(a):
-                d = self.space.dim(a, k)
+        for axis in t.over:
+            for k in self.space.kinds(axis):
+                d = self.space.dim(axis, k)
                 dims.append(d)
                 if array.shape[d] != self.space.shape[d]:
                     array = array * self.space.shape[d] % P

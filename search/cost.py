@@ -136,7 +136,7 @@ class CostModel:
             rounds = -(-blocks // t.units)
             per_block = compute * 1e6 * overflow + STEP_US["cpu"] * steps + 0.2
             memory = max(self.once, traffic * blocks / CACHE_FACTOR) / t.bandwidth * 1e6
-            return t.launch_us + max(rounds * per_block, memory)
+            return float(t.launch_us + max(rounds * per_block, memory))
         resident = max(1, min(int(t.shared_total // max(shared, 1)), t.threads // (32 * schedule.warps), 8))
         slots = t.units * resident
         waves = -(-blocks // slots)
@@ -145,11 +145,11 @@ class CostModel:
         cache = traffic * blocks / (t.bandwidth * CACHE_FACTOR) / used * 1e6
         compute = sum(f * blocks / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY["cuda"]) for name, f in matrix.items())
         compute = (compute + work * blocks / t.special) / used * 1e6
-        barriers = sum(o.op in BARRIER_OPS for o in self.g.ops if o.phase == BODY)
+        barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
         chain = waves * (t.latency_us + steps * (STEP_US["cuda"] / min(resident, 2) + 0.05 * barriers))
         registers = fragment / (32 * schedule.warps)
         spill = 1.0 if registers <= 128 else 4.0
-        return t.launch_us + max(memory, cache, compute * spill, chain)
+        return float(t.launch_us + max(memory, cache, compute * spill, chain))
 
     def floor(self) -> float:
         """The least time that the fragment can take: its bytes once, or its matrix products at the full rate."""
@@ -167,7 +167,10 @@ class CostModel:
 def original_us(program: Program, operators: int, target: Target) -> float:
     """What the original operators would cost one after the other: each reads and writes its tensors, each is launched."""
     extents = {a.name: number(a.extent) for a in program.axes}
-    size = lambda v: math.prod(extents[a] for a in program.axes_of(v))
+
+    def size(v: str) -> int:
+        return math.prod(extents[a] for a in program.axes_of(v))
+
     total = 0.0
     for n in program.nodes:
         if n.op in ("const", "iota"):
@@ -191,5 +194,3 @@ def number(e: ex.Extent) -> int:
 
 def _dtype(name: str) -> DType | None:
     return DType(name, 0, "float")
-
-

@@ -54,9 +54,7 @@ class BlockRun:
         self.order = [a.name for a in program.axes]
         self.extents = {a.name: ex.value(a.extent, symbols) for a in program.axes}
         self.axes = graph.axes_of(program)
-        self.stored = {
-            i.name: read(program, i.access, arrays[i.source], domain.lead, symbols) for i in program.inputs
-        }
+        self.stored = {i.name: read(program, i.access, arrays[i.source], domain.lead, symbols) for i in program.inputs}
         self.results: list[Array | None] = [None] * len(graph.outputs)
 
     def run(self) -> list[Array]:
@@ -122,11 +120,12 @@ class BlockRun:
 
     def slice(self, a: Array, name: str, axis: str, part: Range) -> Array:
         dim = self.d.lead + self.order.index(axis)
-        if axis not in self.axes[name] or a.shape[dim] == 1 and part != (0, 1):
+        if axis not in self.axes[name] or (a.shape[dim] == 1 and part != (0, 1)):
             return a
         index: list[Any] = [slice(None)] * a.ndim
         index[dim] = slice(*part)
-        return a[tuple(index)]
+        part_of: Array = a[tuple(index)]
+        return part_of
 
     def op(self, o: BlockOp, values: Mapping[str, Array], at: Mapping[str, Range], part: Range | None) -> Array:
         args = [values[i] for i in o.inputs]
@@ -156,7 +155,8 @@ class BlockRun:
                 where = part if axis == self.g.loop and part is not None else at.get(axis)
                 if where is not None:
                     index[self.d.lead + k] = slice(*where)
-        return a[tuple(index)]
+        tile: Array = a[tuple(index)]
+        return tile
 
     def spread(self, a: Array, o: BlockOp, at: Mapping[str, Range], part: Range | None) -> Array:
         """A sum over an axis that the operand lacks counts every position of the tile."""

@@ -66,6 +66,7 @@ class Plus:
     axes: frozenset[str]
 
 
+Place: TypeAlias = tuple[str, int]  #: ("arg", k) or ("node", k) of a thread graph under construction
 Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Plus
 
 
@@ -102,7 +103,8 @@ def search_form(program: Program) -> Form:
 class _Builder:
     def __init__(self, form: Form) -> None:
         self.form, self.p = form, form.program
-        self.defs: dict[str, Node | Input] = {x.name: x for x in (*self.p.inputs, *self.p.nodes)}
+        self.defs: dict[str, Node | Input] = {i.name: i for i in self.p.inputs}
+        self.defs |= {n.name: n for n in self.p.nodes}
         self.terms: dict[str, int] = {}
 
     def op(self, v: str) -> str:
@@ -152,17 +154,17 @@ class _Builder:
         if not self.is_elementwise(v):
             return self.cut(v)
         args: list[int] = []
-        nodes: list[tuple[str, tuple[object, ...]]] = []
-        place: dict[object, object] = {}
+        nodes: list[tuple[str, tuple[Place, ...]]] = []
+        place: dict[str, Place] = {}
         root = self.visit(v, args, nodes, place)
-        if isinstance(root, tuple) and root[0] == "arg" and not nodes:
+        if root[0] == "arg" and not nodes:
             return args[root[1]]
         thread = ThreadGraph(len(args), tuple(self.thread_node(n, len(args)) for n in nodes))
         return self.form.intern(Fn(thread, tuple(args), self.p.axes_of(v)))
 
     def visit(
-        self, v: str, args: list[int], nodes: list[tuple[str, tuple[object, ...]]], place: dict[object, object]
-    ) -> object:
+        self, v: str, args: list[int], nodes: list[tuple[str, tuple[Place, ...]]], place: dict[str, Place]
+    ) -> Place:
         """Add the region of `v` to `nodes`; its place is ("arg", k) or ("node", k)."""
         if v in place:
             return place[v]
@@ -183,7 +185,7 @@ class _Builder:
         place[v] = ("node", len(nodes) - 1)
         return place[v]
 
-    def argument(self, term: int, args: list[int], place: dict[object, object], v: str | None) -> object:
+    def argument(self, term: int, args: list[int], place: dict[str, Place], v: str | None) -> Place:
         if term not in args:
             args.append(term)
         where = ("arg", args.index(term))
@@ -191,9 +193,9 @@ class _Builder:
             place[v] = where
         return where
 
-    def thread_node(self, n: tuple[str, tuple[object, ...]], arity: int) -> ThreadNode:
+    def thread_node(self, n: tuple[str, tuple[Place, ...]], arity: int) -> ThreadNode:
         name, operands = n
-        inputs = tuple(k if kind == "arg" else arity + k for kind, k in operands)  # type: ignore[misc]
+        inputs = tuple(k if kind == "arg" else arity + k for kind, k in operands)
         d = self.defs.get(name)
         if d is None:
             return ThreadNode(name, inputs)

@@ -62,9 +62,7 @@ def _part(program: Program, goals: Sequence[str] | None, stored: Sequence[str]) 
             slots = storage(program, v)
             made.append(Output(v, slots, tuple(s.extent for s in slots), F32, v))
         outputs = tuple(made)
-    part = replace(
-        program, sources=tuple(sources), inputs=tuple(inputs), nodes=nodes, outputs=outputs, _axes_of={}
-    )
+    part = replace(program, sources=tuple(sources), inputs=tuple(inputs), nodes=nodes, outputs=outputs, _axes_of={})
     used = _needed_sources(part)
     pruned = prune(part)
     return pruned.validate(), tuple(labels[k] for k in used)

@@ -140,7 +140,7 @@ class BlockGraph:
             if o.op == "load":
                 joined = p.axes_of(o.source_value or "")
             elif o.op == "iota":
-                joined = frozenset([o.axis or ""])
+                joined = frozenset((o.axis or "",))
             axes[o.name] = joined - frozenset(o.over) if o.op in REDUCING else joined
         return axes
 
@@ -154,12 +154,12 @@ class BlockGraph:
         lines = []
         for o in self.ops:
             if o.op == "load":
-                own = p.axes_of(o.source_value or "")
+                own: frozenset[str | None] = frozenset(p.axes_of(o.source_value or ""))
                 imap = ", ".join(f"{g}<->{g}" if g in own else f"{g}<->φ" for g in self.grid)
                 fmap = "φ" if self.loop not in own or o.phase != BODY else self.loop
                 lines.append(f"{o.name}: imap {{{imap}}} fmap {{{fmap}}}")
         for value, out in zip(self.outputs, p.outputs, strict=True):
-            own = {s.axis for s in out.access}
+            own = frozenset(s.axis for s in out.access)
             lines.append(f"{value}: omap {{{', '.join(g for g in self.grid if g in own)}}}")
         return lines
 
@@ -373,4 +373,3 @@ def graph_from_json(d: Mapping[str, Any]) -> KernelGraph:
         for k in d["kernels"]
     )
     return KernelGraph(d["sources"], d["outputs"], d["tensors"], kernels).validate()
-

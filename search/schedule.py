@@ -44,4 +44,6 @@ class Schedule:
 
 def schedule_from_json(d: Mapping[str, Any]) -> Schedule:
     """The inverse of `Schedule.to_json`."""
-    return Schedule(tuple((a, int(t)) for a, t in d["tiles"].items()), int(d["loop"]), int(d["warps"]), int(d["stages"]))
+    return Schedule(
+        tuple((a, int(t)) for a, t in d["tiles"].items()), int(d["loop"]), int(d["warps"]), int(d["stages"])
+    )

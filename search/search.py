@@ -25,7 +25,6 @@ from mirage_cli.search.stabilise import stabilise
 from mirage_cli.search.target import Target
 from mirage_cli.search.tiling import ranked
 
-
 FAR_FROM_FLOOR = 8.0  #: a kernel this many times slower than the floor is worth replacing by several
 
 

@@ -98,5 +98,3 @@ def _thread_power(thread: ThreadGraph, known: list[int], name: str) -> int:
         else:
             values.append(0)
     return values[-1]
-
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -70,7 +70,7 @@ def verify(
     graph.validate()
     limits = dict.fromkeys(program.symbols, SYMBOL_LIMIT)
     degree, argument, applications = _degrees(program, graph, tiles, limits)
-    primes = PRIMES[:3]
+    primes: tuple[int, ...] = PRIMES[:3]
     while Bound(degree, argument, applications, primes).log2 > -confidence and len(primes) < len(PRIMES):
         primes = PRIMES[: len(primes) + 1]
     bound = Bound(degree, argument, applications, primes)
@@ -108,14 +108,14 @@ def _compare(
         point = f"verify {seed} {draw}"
         number = int.from_bytes(point.encode(), "little") % (1 << 60)
         try:
-            make = lambda p: Residues([a.name for a in p.axes], number, primes)
-            domain = make(program)
+            shared = _Shared(number, primes)
+            domain = shared(program)
             arrays = {
                 k: domain.random(f"source {k}", [ex.value(e, symbols) for e in s.dims])
                 for k, s in enumerate(program.sources)
             }
             wanted = evaluate_program(program, domain, arrays, symbols)
-            found = evaluate_kernels(graph, list(tiles), _Shared(number, primes), arrays, symbols)
+            found = evaluate_kernels(graph, list(tiles), shared, arrays, symbols)
         except ZeroDenominator:
             continue
         for k, (w, f) in enumerate(zip(wanted, found, strict=True)):
@@ -254,7 +254,7 @@ def _block_degrees(
     refs: Sequence[int],
     tensors: Mapping[int, Degree],
 ) -> tuple[list[Degree], int]:
-    extents = {a.name: ex.value(a.extent, symbols) for a in p.axes}
+    extents: dict[Hashable, int] = {a.name: ex.value(a.extent, symbols) for a in p.axes}
     whole = Degrees(extents)
     iterations = -(-extents[g.loop] // tile.get("loop", extents[g.loop])) if g.loop else 1
     parts = Degrees({**extents, **({g.loop: min(tile.get("loop", 1 << 30), extents[g.loop])} if g.loop else {})})
@@ -287,7 +287,7 @@ def _block_degrees(
     return [values[v] for v in g.outputs], max(whole.argument, parts.argument)
 
 
-def _portions(axis: str, extents: Mapping[str, int], tile: Tiles) -> int:
+def _portions(axis: str, extents: Mapping[Hashable, int], tile: Tiles) -> int:
     return -(-extents[axis] // tile.get(axis, extents[axis]))
 
 

@@ -176,7 +176,11 @@ class Emitter:
         for a in self.g.grid:
             tile = self.t.schedule.tile(a) or 1
             extent = self.p.extent(a)
-            blocks = str(-(-extent // tile)) if isinstance(extent, int) else f"(({self.extent(extent)} + {tile - 1}) / {tile})"
+            blocks = (
+                str(-(-extent // tile))
+                if isinstance(extent, int)
+                else f"(({self.extent(extent)} + {tile - 1}) / {tile})"
+            )
             axes.append({"axis": a, "tile": tile, "blocks": blocks})
         return axes
 

@@ -35,7 +35,7 @@ class CpuEmitter(Emitter):
     Loops run over the positions that lie inside the tensors, so nothing is masked; a contraction sums over them too.
     """
 
-    types = {  # noqa: RUF012
+    types = {
         "f32": "float",
         "f16": "half",
         "bf16": "bfloat",
@@ -93,8 +93,8 @@ class CpuEmitter(Emitter):
                 return self.reduce(n, phase)
             case Scale(name, e):
                 b, out = self.t.buffers[name], Lines()
-                value = self.expression(e, phase, out)
-                return self.nest(b.axes, [*out.lines, f"{self.element(b, phase)} *= {value};"], phase)
+                factor = self.expression(e, phase, out)
+                return self.nest(b.axes, [*out.lines, f"{self.element(b, phase)} *= {factor};"], phase)
             case Running(m, top, shrink):
                 b = self.t.buffers[m]
                 at = f"[{self.index(b, phase)}]"
@@ -158,7 +158,10 @@ class CpuEmitter(Emitter):
         value = self.expression(n.expr, phase, out)
         kind = {"sum": "Sum", "max": "Max"}[n.kind]
         target = f"{n.buffer}[{self.index(b, EPILOGUE)}]"
-        count = lambda a: {"axis": a, "count": self.valid(a, phase)}
+
+        def count(a: str) -> dict[str, str]:
+            return {"axis": a, "count": self.valid(a, phase)}
+
         inner = bool(n.domain) and n.domain[-1][0] in n.over
         return {
             "kind": "reduce_inner" if inner or not kept else "reduce_outer",
@@ -200,7 +203,9 @@ class CpuEmitter(Emitter):
         to = f"{name} + {self.offset(o.access, phase, [axis])}"
         row = self.contiguous(n.expr, axis)
         if row is not None:
-            return self.nest(domain[:-1], [f"store_row({to}, {row.name} + {self.index(row, phase, [axis])}, {valid});"], phase)
+            return self.nest(
+                domain[:-1], [f"store_row({to}, {row.name} + {self.index(row, phase, [axis])}, {valid});"], phase
+            )
         value = self.expression(n.expr, phase, out)
         lines = [
             f"float row[{size}] = {{}};",

@@ -38,7 +38,7 @@ MAX_FRAGMENT_FLOATS = 200  #: accumulator registers of a thread beyond which ker
 class CudaEmitter(Emitter):
     """Prints the nodes of one kernel as dictionaries for `kernel.cu.j2`."""
 
-    types = {  # noqa: RUF012
+    types = {
         "f32": "float",
         "f16": "__half",
         "bf16": "__nv_bfloat16",
@@ -67,7 +67,10 @@ class CudaEmitter(Emitter):
             for w in range(1, self.t.schedule.warps // wm + 1):
                 if (n // 8) % w == 0:
                     wn = w
-            if (m // 16) % wm == 0 and (wm * wn, -(m // wm + n // wn)) > (best[0] * best[1], -(m // best[0] + n // best[1])):
+            if (m // 16) % wm == 0 and (wm * wn, -(m // wm + n // wn)) > (
+                best[0] * best[1],
+                -(m // best[0] + n // best[1]),
+            ):
                 best = (wm, wn)
         return m, n, *best
 
@@ -232,7 +235,10 @@ class CudaEmitter(Emitter):
     def contract(self, n: Contract, phase: str) -> dict[str, Any]:
         a, b = self.t.buffers[n.a], self.t.buffers[n.b]
         over = [x for x, _ in n.over]
-        by_rows = lambda x: not x.rows or not {s for s, _ in x.rows} & set(over)
+
+        def by_rows(x: Buffer) -> bool:
+            return not {s for s, _ in x.rows} & set(over)
+
         a_rows = by_rows(a) if over and (a.cols or a.rows) else True
         b_rows = not by_rows(b)
         return {
@@ -260,7 +266,9 @@ class CudaEmitter(Emitter):
         kept = tuple((a, s) for a, s in n.domain if a not in n.over)
         summed = tuple((a, s) for a, s in n.domain if a in n.over)
         inside = self.inside(n.mask, phase)
-        padding = self.fragment_inside(f).replace("row(m_, i_)", "row(m, i)").replace("col(n_, i_)", "col(n, i)") if f else ""
+        padding = (
+            self.fragment_inside(f).replace("row(m_, i_)", "row(m, i)").replace("col(n_, i_)", "col(n, i)") if f else ""
+        )
         guard = " && ".join(x for x in (inside, padding) if x)
         known = self.inside([a for a, _ in n.domain], phase)
         stored = out.let(known, "bool") if known and self.reads_stored(n.expr) else ""
@@ -409,5 +417,3 @@ class CudaEmitter(Emitter):
 
 def _registers(text: str) -> str:
     return text.replace("v[m_][n_][i_]", "v[m][n][i]")
-
-

@@ -219,8 +219,7 @@ class _Lowering:
         for over in summed:
             if set(axes) & over:
                 axes = [*(a for a in axes if a == self.g.loop), *(a for a in axes if a != self.g.loop)]
-                known = self.depth.setdefault(frozenset(axes), axes)
-                return known
+                return self.depth.setdefault(frozenset(axes), axes)
         return axes
 
     def operand_buffer(self, name: str, dtype: DType, rows: Sizes, cols: Sizes, place: str, phase: str) -> Buffer:
@@ -269,7 +268,9 @@ class _Lowering:
         both = self.axes[o.inputs[0]] & self.axes[o.inputs[1]] - frozenset(o.over)
         wide = [a for a in sorted(both) if self.shapes.size(a, o.phase) > 1]
         if wide:
-            raise Refused(f"axis {wide[0]} is a batch of the contraction {o.name} and has to be split to single positions")
+            raise Refused(
+                f"axis {wide[0]} is a batch of the contraction {o.name} and has to be split to single positions"
+            )
 
     def sides(self, o: BlockOp) -> tuple[str, str]:
         """The operand whose free axes become rows, and the one whose become columns (the innermost stored ones)."""
@@ -290,8 +291,9 @@ class _Lowering:
         if key in self.operands:
             return self.operands[key]
         e = self.value[v]
-        if isinstance(e, Global) and not self.on_gpu and self.p.sources[self.reads[e.value].source].dtype == F32:
-            if count(self.sizes(self.ordered(self.axes[v]), phase)) > 1:
+        if isinstance(e, Global) and not self.on_gpu:
+            stored = self.p.sources[self.reads[e.value].source].dtype
+            if stored == F32 and count(self.sizes(self.ordered(self.axes[v]), phase)) > 1:
                 return e.value
         if isinstance(e, Ref):
             b = self.buffers[e.buffer]
@@ -311,8 +313,8 @@ class _Lowering:
         inner_summed = bool(order) and order[-1] in over
         sizes = dict(domain)
         rows, cols = (free, summed) if inner_summed else (summed, free)
-        pick = lambda names: tuple((a, sizes[a]) for a in names)
-        b = self.operand_buffer(f"{v}_as_{dtype}", dtype, pick(rows), pick(cols), SHARED, here)
+        by_rows, by_cols = (tuple((a, sizes[a]) for a in names) for names in (rows, cols))
+        b = self.operand_buffer(f"{v}_as_{dtype}", dtype, by_rows, by_cols, SHARED, here)
         zero = self.inexact(summed, here)
         self.emit(here, Compute(b.name, self.readable(e, here, domain), zero))
         self.operands[(v, dtype, over)] = b.name

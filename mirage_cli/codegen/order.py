@@ -30,7 +30,7 @@ def barriers(t: TileProgram) -> TileProgram:
         t,
         prologue=(*loads, *_with_barriers(t, rest)),
         body=_with_barriers(t, t.body),
-        epilogue=_with_barriers(t, t.epilogue if t.graph.loop else t.epilogue, () if t.graph.loop else rest),
+        epilogue=_with_barriers(t, t.epilogue, () if t.graph.loop else rest),
     )
 
 

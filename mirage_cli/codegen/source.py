@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mirage_cli.codegen.emit import Emitter
 from mirage_cli.codegen.emit_cpu import CpuEmitter
@@ -108,5 +107,3 @@ def _pointer(graph: KernelGraph, tensor: int, offsets: dict[int, list[Extent]], 
     if tensor < graph.sources + graph.outputs:
         return f"out[{tensor - graph.sources}]"
     return f"static_cast<void*>(static_cast<char*>(workspace) + {_size(offsets[tensor], printer.symbols)})"
-
-
