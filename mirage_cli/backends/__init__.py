@@ -1,0 +1,1 @@
+"""From source text to a library that ONNX Runtime and C programs load: specifications, compilers, linking."""

@@ -1,0 +1,147 @@
+"""Compiling many sources at once, with a cache of object files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shlex
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from mirage_cli.backends import process
+from mirage_cli.errors import CompileError
+
+TIMEOUT = 300.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """One compilation: `command` runs in the source folder, reads `source` and writes `object` there.
+
+    `fragment` says whose failure it is; `tool` is the compiler's version, a part of the cache key.
+    """
+
+    fragment: str
+    source: str
+    object: str
+    command: tuple[str, ...]
+    tool: str
+
+
+def default_workers() -> int:
+    """As many compilations at once as this process may use processors."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compile_objects(
+    jobs: Sequence[CompileJob],
+    folder: Path,
+    workers: int | None = None,
+    timeout: float = TIMEOUT,
+    cache: Path | None = None,
+    progress: Callable[[CompileJob], None] | None = None,
+) -> dict[CompileJob, CompileError]:
+    """Run all jobs in `folder`; returns the failures. One that fails does not stop the others."""
+    store = ObjectCache(cache, folder) if cache is not None else None
+    cancel = threading.Event()
+
+    def work(job: CompileJob) -> CompileError | None:
+        failure = _compile(job, folder, timeout, store, cancel)
+        if progress is not None:
+            progress(job)
+        return failure
+
+    with ThreadPoolExecutor(workers or default_workers()) as pool:
+        futures = [pool.submit(work, job) for job in jobs]
+        try:
+            results = [future.result() for future in futures]
+        except BaseException:
+            cancel.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {job: failure for job, failure in zip(jobs, results, strict=True) if failure is not None}
+
+
+def run_command(
+    command: Sequence[str], what: str, folder: Path, timeout: float = TIMEOUT, cancel: threading.Event | None = None
+) -> tuple[CompileError | None, str]:
+    """Run one compiler command in `folder`: (None or an error that tells what failed, why and how, all output)."""
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=folder) as scratch:
+        outcome = process.run(command, folder, timeout, cancel, Path(scratch))
+    if outcome.problem is None:
+        return None, outcome.output
+    message = "\n  ".join([f"{what}: {outcome.problem}", *process.error_lines(outcome.output)])
+    return CompileError(message, f"the command, run in src/, was: {shlex.join(command)}"), outcome.output
+
+
+def _compile(
+    job: CompileJob, folder: Path, timeout: float, store: ObjectCache | None, cancel: threading.Event
+) -> CompileError | None:
+    key = store.key(job) if store is not None else ""
+    if store is not None and store.fetch(key, folder / job.object):
+        return None
+    failure, _ = run_command(job.command, f"src/{job.source} does not compile", folder, timeout, cancel)
+    if failure is None and store is not None:
+        store.put(key, folder / job.object)
+    return failure
+
+
+class ObjectCache:
+    """Object files by the hash of all that goes into them: source, headers, command and compiler version.
+
+    Who can write an object file can run code in the library: a cache that others may write to is not used.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.stat()
+        self.usable = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+        if not self.usable:
+            _log.warning("object cache %s belongs to or is writable by others: not used", root)
+        self.root = root
+        self.folder = folder
+        self.headers = digest_tree(folder / "include")
+
+    def key(self, job: CompileJob) -> str:
+        """The name under which the job's object is kept."""
+        source = hashlib.sha256((self.folder / job.source).read_bytes()).hexdigest()
+        text = json.dumps([1, source, self.headers, list(job.command), job.tool])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def fetch(self, key: str, target: Path) -> bool:
+        """Copy a kept object to `target`; False where there is none."""
+        if not self.usable:
+            return False
+        try:
+            shutil.copyfile(self.root / f"{key}.o", target)
+        except OSError:
+            return False
+        return True
+
+    def put(self, key: str, made: Path) -> None:
+        """Keep an object; a cache that cannot be written to is no failure."""
+        if not self.usable:
+            return
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.root, suffix=".part", delete=False) as part:
+                part.write(made.read_bytes())
+            os.replace(part.name, self.root / f"{key}.o")
+        except OSError as error:
+            _log.warning("object cache %s: %s", self.root, error)
+
+
+def digest_tree(folder: Path) -> str:
+    """A hash of the names and contents of all files below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(json.dumps([path.relative_to(folder).as_posix(), path.stat().st_size]).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

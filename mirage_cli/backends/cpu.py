@@ -1,0 +1,70 @@
+"""Commands that compile CPU kernels, once for each instruction set, and link a library without CUDA."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from mirage_cli.backends.compile import CompileJob
+from mirage_cli.backends.toolchain import Tool, is_x86_64
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+    "-Wall",
+)
+#: Instruction sets from the lowest up, as templates/include/mirage/ort_ops.hpp counts them.
+ISA_FLAGS = {
+    "base": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": (
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512dq",
+        "-mfma",
+        "-mf16c",
+        "-mprefer-vector-width=512",
+    ),
+}
+#: Only RegisterCustomOps and the C entry points are seen from outside, nothing is undefined, nothing unused is linked.
+LINKER_FLAGS = ("--version-script=exports.map", "-z", "defs", "--as-needed") if sys.platform == "linux" else ()
+
+
+def isas() -> tuple[str, ...]:
+    """The instruction sets that this machine's kernels are compiled for, lowest first."""
+    return tuple(ISA_FLAGS) if is_x86_64() else ("base",)
+
+
+def jobs(cxx: Tool, fragment: str) -> list[CompileJob]:
+    """The compilations of ID.cpp."""
+    return [
+        _job(cxx, fragment, f"{fragment}.cpp", f"build/{fragment}.{isa}.o", (*ISA_FLAGS[isa], f"-DMIRAGE_ISA={isa}"))
+        for isa in isas()
+    ]
+
+
+def library_job(cxx: Tool, cuda: bool) -> CompileJob:
+    """The compilation of library.cpp, which holds the operators' tables."""
+    flags = ("-fno-exceptions", "-fno-rtti", *(("-DMIRAGE_WITH_CUDA",) if cuda else ()))
+    return _job(cxx, "library", "library.cpp", "build/library.o", flags)
+
+
+def link_command(cxx: Tool, objects: Sequence[str], library: str) -> tuple[str, ...]:
+    """The command that makes the library of object files.
+
+    Objects of lower instruction sets come first: of an inline function that several objects hold, the linker keeps
+    the first, and that one must run everywhere.
+    """
+    flags = (f"-Wl,{','.join(LINKER_FLAGS)}",) if LINKER_FLAGS else ()
+    return (*cxx.command, *cxx.compile_flags, "-shared", "-fPIC", *flags, *objects, *cxx.link_flags, "-o", library)
+
+
+def _job(cxx: Tool, fragment: str, source: str, made: str, flags: Sequence[str]) -> CompileJob:
+    command = (*cxx.command, *cxx.compile_flags, *FLAGS, *flags, "-Iinclude", "-c", source, "-o", made)
+    return CompileJob(fragment, source, made, command, cxx.version)

@@ -1,0 +1,40 @@
+"""Commands that compile CUDA kernels, each for all architectures at once, and link a library that holds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mirage_cli.backends.compile import CompileJob
+from mirage_cli.backends.cpu import LINKER_FLAGS
+from mirage_cli.backends.toolchain import Tool
+from mirage_cli.errors import UsageError
+
+FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden")
+ARCHS = ("sm_80", "sm_90a")
+
+
+def jobs(nvcc: Tool, fragment: str, archs: Sequence[str]) -> list[CompileJob]:
+    """The compilation of ID.cu."""
+    source, made = f"{fragment}.cu", f"build/{fragment}.cuda.o"
+    flags = (*FLAGS, *arch_flags(archs))
+    command = (*nvcc.command, *nvcc.compile_flags, *flags, "-Iinclude", "-c", source, "-o", made)
+    return [CompileJob(fragment, source, made, command, nvcc.version)]
+
+
+def link_command(nvcc: Tool, objects: Sequence[str], library: str, archs: Sequence[str]) -> tuple[str, ...]:
+    """The command that makes the library; CUDA's run time is linked statically, so it loads where there is no CUDA."""
+    linker = [part for flag in LINKER_FLAGS for part in ("-Xlinker", flag)]
+    shared = ("-shared", "-Xcompiler", "-fPIC", "-cudart", "static", *arch_flags(archs))
+    return (*nvcc.command, *shared, *linker, *objects, *nvcc.link_flags, "-o", library)
+
+
+def arch_flags(archs: Sequence[str]) -> tuple[str, ...]:
+    """One -gencode for each architecture, such as sm_90a."""
+    flags: list[str] = []
+    for arch in archs:
+        found = re.fullmatch(r"sm_(\d{2,3}[af]?)", arch)
+        if found is None:
+            raise UsageError(f"{arch!r} is not a CUDA architecture", "name one such as sm_80 or sm_90a")
+        flags += ["-gencode", f"arch=compute_{found[1]},code=sm_{found[1]}"]
+    return tuple(flags)

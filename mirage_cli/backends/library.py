@@ -1,0 +1,226 @@
+"""One shared library of all fragments: sources written out, compiled, linked, and described in a C header.
+
+The source folder is complete: `src/build.sh` rebuilds the library from it by hand, with the same commands.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mirage_cli.backends import cpu, cuda
+from mirage_cli.backends.compile import TIMEOUT, CompileJob, compile_objects, run_command
+from mirage_cli.backends.spec import KernelSource, OperatorSpec
+from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.codegen import render
+from mirage_cli.errors import CompileError, InvalidGraph
+
+LIBRARY = "libmirage.so"
+HEADER = "mirage.h"
+_EXPORTS = "{ global: RegisterCustomOps; mirage_*; local: *; };\n"
+_SCRIPT = """#!/bin/sh
+# Builds ../libmirage.so from this folder, with the commands that were used.
+set -eu
+cd "$(dirname "$0")"
+mkdir -p build
+"""
+_ELEMENTS = {"bool": "boolean"}  # names of ort::Element that are not those of lax.dtypes
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to build: architectures, parallel compilations, seconds for each, a folder of kept objects."""
+
+    archs: tuple[str, ...] = cuda.ARCHS
+    workers: int | None = None
+    timeout: float = TIMEOUT
+    cache: Path | None = None
+    progress: Callable[[CompileJob], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What was built: `library` is None when no fragment was left; `failed` says why fragments were left out."""
+
+    library: Path | None
+    header: Path | None
+    built: tuple[OperatorSpec, ...]
+    failed: Mapping[str, CompileError]
+    commands: tuple[tuple[str, ...], ...]
+
+
+def build_library(
+    operators: Sequence[OperatorSpec],
+    sources: Mapping[str, KernelSource],
+    folder: Path,
+    toolchain: Toolchain,
+    options: Options | None = None,
+) -> BuildResult:
+    """Build `folder`/libmirage.so, mirage.h and src/ from the kernels of `operators` (sources by fragment identifier).
+
+    A fragment whose kernel does not compile or link is left out and reported; the caller must then leave its nodes
+    as they were. Without nvcc in the toolchain the library holds CPU kernels only.
+    """
+    options = options or Options()
+    _validate(operators, sources)
+    build = _Build(
+        folder, toolchain, options, {op.id: _jobs(op, sources[op.id], toolchain, options) for op in operators}
+    )
+    build.write_sources(sources)
+    failed = build.compile_kernels(operators)
+    left = tuple(op for op in operators if op.id not in failed)
+    commands: tuple[tuple[str, ...], ...] = ()
+    while left:
+        commands = build.write_tables(left)
+        failed |= build.link(left, commands[-1])
+        if all(op.id not in failed for op in left):
+            break
+        left = tuple(op for op in left if op.id not in failed)
+    shutil.rmtree(build.src / "build")
+    for fragment in failed:
+        for suffix in (".cpp", ".cu"):
+            (build.src / f"{fragment}{suffix}").unlink(missing_ok=True)
+    if not left:
+        return BuildResult(None, None, (), failed, ())
+    return BuildResult(folder / LIBRARY, folder / HEADER, left, failed, commands)
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """The steps of one build."""
+
+    folder: Path
+    toolchain: Toolchain
+    options: Options
+    jobs: Mapping[str, list[CompileJob]]
+
+    @property
+    def src(self) -> Path:
+        return self.folder / "src"
+
+    def has_cuda(self, op: OperatorSpec) -> bool:
+        """Whether the operator's CUDA kernel is part of this build."""
+        return op.has_cuda and self.toolchain.nvcc is not None
+
+    def write_sources(self, sources: Mapping[str, KernelSource]) -> None:
+        """Write what is compiled: the kernels of this build and all headers."""
+        shutil.copytree(render.include_dir(), self.src / "include", dirs_exist_ok=True)
+        (self.src / "build").mkdir(exist_ok=True)
+        (self.src / "exports.map").write_text(_EXPORTS)
+        for job in (job for several in self.jobs.values() for job in several):
+            source = sources[job.fragment]
+            text = source.cu if job.source.endswith(".cu") else source.cpp
+            (self.src / job.source).write_text(text or "", encoding="utf-8")
+
+    def compile_kernels(self, operators: Sequence[OperatorSpec]) -> dict[str, CompileError]:
+        """Compile the kernels of all operators; the failures by fragment."""
+        missing = [op for op in operators if not self.jobs[op.id]]
+        failed = {op.id: CompileError(f"{op.op_type} has a CUDA kernel only, and there is no nvcc") for op in missing}
+        jobs = [job for op in operators for job in self.jobs[op.id]]
+        jobs.sort(key=lambda job: not job.source.endswith(".cu"))  # the longest first
+        for job, error in self._compile(jobs).items():
+            failed.setdefault(job.fragment, error)
+        return failed
+
+    def write_tables(self, operators: Sequence[OperatorSpec]) -> tuple[tuple[str, ...], ...]:
+        """Write and compile library.cpp, write mirage.h and build.sh; the commands of the whole build."""
+        described = [_describe(op, self._has_cpu(op), self.has_cuda(op)) for op in operators]
+        registered = [(op.id, False) for op in operators if self._has_cpu(op)]
+        registered += [(op.id, True) for op in operators if self.has_cuda(op)]
+        text = render.render("library.cpp.j2", operators=described, registrations=registered)
+        (self.src / "library.cpp").write_text(text, encoding="utf-8")
+        (self.folder / HEADER).write_text(render.render("mirage.h.j2", operators=described), encoding="utf-8")
+        cuda_used = any(map(self.has_cuda, operators))
+        table = cpu.library_job(self.toolchain.cxx, cuda_used)
+        kernels = [job for op in operators for job in self.jobs[op.id]]
+        # Of objects with the same inline function the first counts: lowest instruction set first (see cpu.py).
+        order = {f".{isa}.o": rank for rank, isa in enumerate(cpu.isas())}
+        objects = sorted(
+            (job.object for job in kernels), key=lambda name: order.get(name[name.index(".") :], len(order))
+        )
+        link = self._link_command([table.object, *objects], cuda_used)
+        commands = (*(job.command for job in kernels), table.command, link)
+        script = self.src / "build.sh"
+        script.write_text(_SCRIPT + "".join(f"{shlex.join(command)}\n" for command in commands), encoding="utf-8")
+        script.chmod(0o755)
+        for error in self._compile([table]).values():
+            raise error
+        return commands
+
+    def link(self, operators: Sequence[OperatorSpec], command: Sequence[str]) -> dict[str, CompileError]:
+        """Link the library; the failure, if any, by the fragments that the linker names."""
+        error, output = run_command(command, f"{LIBRARY} does not link", self.src, self.options.timeout)
+        if error is None:
+            return {}
+        named = [op.id for op in operators if re.search(rf"(mirage_|build/){op.id}(?![0-9A-Za-z])", output)]
+        if not named:
+            raise error
+        return dict.fromkeys(named, error)
+
+    def _has_cpu(self, op: OperatorSpec) -> bool:
+        return any(job.source.endswith(".cpp") for job in self.jobs[op.id])
+
+    def _compile(self, jobs: Sequence[CompileJob]) -> dict[CompileJob, CompileError]:
+        options = self.options
+        return compile_objects(jobs, self.src, options.workers, options.timeout, options.cache, options.progress)
+
+    def _link_command(self, objects: Sequence[str], with_cuda: bool) -> tuple[str, ...]:
+        library = f"../{LIBRARY}"
+        if with_cuda and self.toolchain.nvcc is not None:
+            return cuda.link_command(self.toolchain.nvcc, objects, library, self.options.archs)
+        return cpu.link_command(self.toolchain.cxx, objects, library)
+
+
+def _validate(operators: Sequence[OperatorSpec], sources: Mapping[str, KernelSource]) -> None:
+    for what, names in (("identifier", [op.id for op in operators]), ("name", [op.op_type for op in operators])):
+        if len(set(names)) != len(names):
+            raise InvalidGraph(f"two operators of a library have the same {what}")
+    for op in operators:
+        op.validate()
+        source = sources.get(op.id)
+        if source is None or (source.cpp is None and source.cu is None) or (op.has_cuda and source.cu is None):
+            raise InvalidGraph(f"{op.op_type}: there is no source for one of its kernels")
+
+
+def _jobs(op: OperatorSpec, source: KernelSource, toolchain: Toolchain, options: Options) -> list[CompileJob]:
+    jobs = cpu.jobs(toolchain.cxx, op.id) if source.cpp is not None else []
+    if op.has_cuda and toolchain.nvcc is not None:
+        jobs += cuda.jobs(toolchain.nvcc, op.id, options.archs)
+    return jobs
+
+
+def _describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, object]:
+    """The operator as the templates print it: extents as (factor, symbol indices), one list for all tensors."""
+    index = {name: i for i, name in enumerate(op.symbols)}
+    tensors: list[dict[str, object]] = []
+    dims: list[tuple[int, list[int]]] = []
+    roles = [f"in[{i}]" for i in range(len(op.inputs))] + [f"out[{i}]" for i in range(len(op.outputs))]
+    for tensor, role in zip(op.inputs + op.outputs, roles, strict=True):
+        tensors.append(
+            {
+                "name": tensor.name,
+                "element": _ELEMENTS.get(tensor.dtype.name, tensor.dtype.name),
+                "rank": len(tensor.dims),
+                "first": len(dims),
+                "text": str(tensor),
+                "role": role,
+            }
+        )
+        dims += [(d, []) if isinstance(d, int) else (d.factor, [index[name] for name in d.names]) for d in tensor.dims]
+    return {
+        "id": op.id,
+        "name": op.op_type,
+        "inputs": len(op.inputs),
+        "tensors": tensors,
+        "dims": dims,
+        "symbols": op.symbols,
+        "recoveries": [(index[step.symbol], step.input, step.dim) for step in op.recoveries()],
+        "variants": [f"mirage_{op.id}_cpu_{isa}" for isa in cpu.isas()],
+        "workspace_variants": [f"mirage_{op.id}_workspace_cpu_{isa}" for isa in cpu.isas()],
+        "cpu": has_cpu,
+        "cuda": has_cuda,
+    }

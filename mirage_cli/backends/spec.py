@@ -1,0 +1,141 @@
+"""What a library must know about an operator: its tensors, its symbols, and where the symbols' values come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.lax import extents
+from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.extents import Extent
+
+# The tables of templates/include/mirage/ort_shapes.hpp have these sizes.
+MAX_TENSORS, MAX_RANK, MAX_SYMBOLS, MAX_FACTORS = 64, 16, 32, 6
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output of an operator: a dense row-major tensor."""
+
+    name: str
+    dtype: DType
+    dims: tuple[Extent, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a symbol is found at run time: dimension `dim` of input `input`, divided by the rest of its extent."""
+
+    symbol: str
+    input: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSpec:
+    """An operator of the library: fragment `id` under the name `op_type`, with `symbols` in the order of `extents`."""
+
+    id: str
+    op_type: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    symbols: tuple[str, ...] = ()
+    has_cuda: bool = False
+
+    def validate(self) -> None:
+        """Raise InvalidGraph where the description contradicts itself, Refused where it exceeds the tables."""
+        if not re.fullmatch(r"[0-9A-Za-z]{1,64}", self.id):
+            raise InvalidGraph(f"fragment identifier {self.id!r} is not made of letters and digits")
+        if not re.fullmatch(r"[A-Za-z_][0-9A-Za-z_]*", self.op_type):
+            raise InvalidGraph(f"operator name {self.op_type!r} is not an identifier")
+        tensors = self.inputs + self.outputs
+        used = {name for tensor in tensors for dim in tensor.dims for name in extents.names(dim)}
+        if used - set(self.symbols) or len(set(self.symbols)) != len(self.symbols):
+            raise InvalidGraph(f"{self.op_type}: symbols {sorted(used)} are used, {list(self.symbols)} declared")
+        negative = [t for t in tensors for dim in t.dims if (dim if isinstance(dim, int) else dim.factor) < 0]
+        if negative or not self.outputs:
+            raise InvalidGraph(f"{self.op_type}: {negative[0] if negative else 'an operator without outputs'}")
+        for what, size, limit in (
+            ("inputs", len(self.inputs), MAX_TENSORS),
+            ("outputs", len(self.outputs), MAX_TENSORS),
+            ("symbols", len(self.symbols), MAX_SYMBOLS),
+            ("dimensions", max(len(t.dims) for t in tensors), MAX_RANK),
+            (
+                "symbols in one dimension",
+                max((len(extents.names(d)) for t in tensors for d in t.dims), default=0),
+                MAX_FACTORS,
+            ),
+        ):
+            if size > limit:
+                raise Refused(f"{self.op_type}: {size} {what}; a library holds at most {limit}")
+        self.recoveries()
+
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """One step for each symbol, in an order in which each needs only symbols that are already known.
+
+        A dimension that is the symbol alone comes before a multiple of it, and that before a product with others:
+        the earlier cannot be ambiguous when an extent is 0. Raises Refused for a symbol that no input tells.
+        """
+        steps: list[Recovery] = []
+        known: set[str] = set()
+        while len(steps) < len(self.symbols):
+            candidates = [
+                (len(extent.names), extent.factor != 1, i, d, unknown[0])
+                for i, tensor in enumerate(self.inputs)
+                for d, extent in enumerate(tensor.dims)
+                if isinstance(extent, extents.Symbolic) and extent.factor > 0
+                if len(unknown := [n for n in extent.names if n not in known]) == 1
+            ]
+            if not candidates:
+                lost = ", ".join(s for s in self.symbols if s not in known)
+                shapes = "; ".join(map(str, self.inputs))
+                raise Refused(
+                    f"{self.op_type}: the value of {lost} cannot be computed from the inputs' shapes ({shapes})"
+                )
+            *_, i, d, symbol = min(candidates)
+            steps.append(Recovery(symbol, i, d))
+            known.add(symbol)
+        return tuple(steps)
+
+    def solve(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """The symbols' values for given input shapes; Refused names the input that does not fit.
+
+        The same computation as in ort_shapes.hpp, for callers that use the C entry points.
+        """
+        if len(shapes) != len(self.inputs):
+            raise Refused(f"{self.op_type}: {len(shapes)} inputs, expected {len(self.inputs)}")
+        for i, tensor in enumerate(self.inputs):
+            if len(shapes[i]) != len(tensor.dims):
+                raise self._mismatch(i, shapes[i], {})
+        values: dict[str, int] = {}
+        for step in self.recoveries():
+            rest = extents.quotient(self.inputs[step.input].dims[step.dim], extents.symbol(step.symbol))
+            divisor = extents.value(rest, values) if rest is not None else 0
+            found = shapes[step.input][step.dim]
+            if divisor == 0 or found % divisor:
+                raise self._mismatch(step.input, shapes[step.input], values)
+            values[step.symbol] = found // divisor
+        for i, tensor in enumerate(self.inputs):
+            if any(extents.value(dim, values) != n for dim, n in zip(tensor.dims, shapes[i], strict=True)):
+                raise self._mismatch(i, shapes[i], values)
+        return values
+
+    def _mismatch(self, index: int, found: Sequence[int], values: Mapping[str, int]) -> Refused:
+        tensor = self.inputs[index]
+        known = ", ".join(f"{name} = {value}" for name, value in values.items())
+        expected = f"[{', '.join(map(str, tensor.dims))}]" + (f" with {known}" if known else "")
+        return Refused(f"{self.op_type}: input {index} '{tensor.name}' has shape {list(found)}, expected {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """The rendered sources of a fragment; see templates/include/mirage/entry.h for what they define."""
+
+    id: str
+    cpp: str | None
+    cu: str | None = None

@@ -1,0 +1,56 @@
+"""Front ends by file suffix. Importing this package is cheap; a front end's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import PurePath
+from typing import Protocol
+
+from mirage_cli.errors import UnsupportedFormat
+from mirage_cli.frontends.imported import Imported, Options
+
+STANDARD_INPUT = "-"
+
+
+class FrontEnd(Protocol):
+    """A module that reads one file format."""
+
+    suffixes: tuple[str, ...]
+
+    def load(self, path: str, options: Options) -> Imported:
+        """Read the model at `path` ("-": standard input). Raises ModelError, or UsageError for wrong options."""
+
+
+#: suffix -> module with `suffixes` and `load`
+FRONT_ENDS = {".onnx": "mirage_cli.frontends.onnx", STANDARD_INPUT: "mirage_cli.frontends.onnx"}
+
+_TORCHSCRIPT = (
+    "TorchScript comes in a later version; export to ONNX: "
+    'torch.onnx.export(model, example_inputs, "model.onnx", dynamo=True)'
+)
+#: suffixes of formats that are known and not read, with what to do about it
+HINTS = {
+    ".pt": _TORCHSCRIPT,
+    ".ts": _TORCHSCRIPT,
+    ".pth": _TORCHSCRIPT,
+    ".safetensors": "this file holds weights only; export the model to ONNX",
+    ".ort": "this is onnxruntime's own format; give the .onnx file that it was made from",
+}
+
+
+def front_end(path: str) -> FrontEnd:
+    """The front end for a file, by its suffix. Raises UnsupportedFormat naming the known suffixes."""
+    suffix = STANDARD_INPUT if path == STANDARD_INPUT else PurePath(path).suffix.lower()
+    if suffix in FRONT_ENDS:
+        module: FrontEnd = importlib.import_module(FRONT_ENDS[suffix])  # type: ignore[assignment]
+        return module
+    known = ", ".join(s for s in FRONT_ENDS if s != STANDARD_INPUT)
+    found = f"suffix {suffix!r}" if suffix else "no suffix"
+    raise UnsupportedFormat(
+        f"{path}: expected a model file ({known}, or - for ONNX on standard input), found {found}", HINTS.get(suffix)
+    )
+
+
+def load(path: str, options: Options | None = None) -> Imported:
+    """Read a model file. Raises UnsupportedFormat, ModelError or UsageError."""
+    return front_end(path).load(path, options or Options())

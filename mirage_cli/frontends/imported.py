@@ -1,0 +1,52 @@
+"""What a front end hands over: the model that will be patched and the graph that was read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mirage_cli.errors import UsageError
+from mirage_cli.lax.domain import Array
+from mirage_cli.lax.graph import Graph
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user says about a model's dimensions: `shapes` fixes inputs, `dims` gives symbols a value."""
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Imported:
+    """A model that has been read.
+
+    `graph.outputs` are the values of the model's outputs, in order. `values` maps tensor names of `model` to graph
+    values (small integer tensors that only describe shapes have none until something reads them as data); `reasons`
+    says of each node that is not read why. `external` maps each external data file, as the model names it, to its
+    sha256. `node_count` counts the file's nodes, before functions are inlined and constants folded.
+    """
+
+    path: str
+    format: str
+    sha256: str
+    external: dict[str, str]
+    opset: int
+    node_count: int
+    model: onnx_ir.Model
+    graph: Graph
+    values: dict[str, int]
+    reasons: dict[str, str]
+    notes: list[str]
+
+    def constant(self, name: str) -> Array:
+        """The stored elements of a weight. Raises UsageError when the model has no constant of that name."""
+        value = self.model.graph.initializers.get(name)
+        if value is None or value.const_value is None:
+            raise UsageError(f"the model has no constant called {name!r}")
+        return value.const_value.numpy()

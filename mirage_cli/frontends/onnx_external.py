@@ -1,0 +1,141 @@
+"""External data: which files a model may name, and their bytes as lazily read tensors.
+
+A model file is not trusted to name any file. A data file is accepted when, with all links resolved, it lies under the
+folder of the path that was given or under the folder of that path's own target: the second covers the Hugging Face
+cache, where model and data are links into one folder of blobs. It must be a regular file that holds every range that
+the model reads. Files are opened and mapped once, so that nothing changes between the check and the use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.external_data_helper import ExternalDataInfo
+
+from mirage_cli.errors import ModelError
+
+
+@dataclass(slots=True)
+class DataFiles:
+    """The data files of the model at `path`, opened on first use; `sha256` of each by the name in the model."""
+
+    path: str
+    sha256: dict[str, str] = field(default_factory=dict)
+    _maps: dict[str, mmap.mmap | bytes] = field(default_factory=dict)
+
+    def tensor(self, proto: onnx.TensorProto) -> ir.TensorProtocol:
+        """A tensor whose elements are read from the file when they are needed. Raises ModelError."""
+        raw, offset, size, dtype = self._range(proto)
+        return _tensor(raw, offset, size, dtype, list(proto.dims), proto.name)
+
+    def inline(self, proto: onnx.TensorProto) -> None:
+        """Put the elements into the message itself. Raises ModelError."""
+        raw, offset, size, _ = self._range(proto)
+        proto.raw_data = raw[offset : offset + size]
+        proto.data_location = onnx.TensorProto.DEFAULT
+        del proto.external_data[:]
+
+    def _range(self, proto: onnx.TensorProto) -> tuple[mmap.mmap | bytes, int, int, ir.DataType]:
+        """The mapped file with offset, size and type of a tensor's elements in it."""
+        try:
+            info = ExternalDataInfo(proto)
+            dtype = ir.DataType(proto.data_type)
+            size = math.ceil(math.prod(proto.dims) * dtype.bitwidth / 8)
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"{self.path}: external data of tensor {proto.name!r}: {error}") from None
+        offset = info.offset or 0
+        raw = self._open(info.location, proto.name)
+        if info.length is not None and info.length != size:
+            shape = "x".join(map(str, proto.dims)) or "scalar"
+            raise ModelError(
+                f"{self.path}: tensor {proto.name!r} ({dtype.name}, {shape}) needs {size} bytes, "
+                f"but its external data says {info.length}"
+            )
+        if offset + size > len(raw):
+            raise ModelError(
+                f"{self.path}: tensor {proto.name!r} needs bytes {offset} to {offset + size} of {info.location!r}, "
+                f"which has {len(raw)}"
+            )
+        return raw, offset, size, dtype
+
+    def _open(self, location: str, tensor: str) -> mmap.mmap | bytes:
+        if location not in self._maps:
+            where = f"{self.path}: external data {location!r} of tensor {tensor!r}"
+            self._maps[location] = _mapped(self._resolve(location, where), where)
+            self.sha256[location] = hashlib.sha256(self._maps[location]).hexdigest()
+        return self._maps[location]
+
+    def _resolve(self, location: str, where: str) -> Path:
+        """The file that a location means. Raises ModelError for one outside the model's folders."""
+        if self.path == "-":
+            raise ModelError(f"{where} cannot be found for a model on standard input", "give the model's path")
+        if not location or "\0" in location or os.path.isabs(location):
+            raise ModelError(f"{where}: expected a path relative to the model, found {location!r}")
+        given = Path(self.path)
+        try:
+            target = Path(os.path.realpath(given.parent / location, strict=True))
+            folders = (Path(os.path.realpath(given.parent)), Path(os.path.realpath(given)).parent)
+        except FileNotFoundError:
+            raise ModelError(f"{where}: no such file", "put the data file beside the model file") from None
+        except OSError as error:
+            raise ModelError(f"{where} cannot be opened: {error.strerror}") from None
+        if not any(target.is_relative_to(folder) for folder in folders):
+            raise ModelError(
+                f"{where} lies outside the model's folder: it is {target}, expected a file under "
+                f"{' or '.join(dict.fromkeys(map(str, folders)))}"
+            )
+        return target
+
+
+def _mapped(path: Path, where: str) -> mmap.mmap | bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise ModelError(f"{where} cannot be opened: {error.strerror}") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{where}: expected a regular file")
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if status.st_size else b""
+    finally:
+        os.close(fd)
+
+
+def _tensor(
+    raw: mmap.mmap | bytes, offset: int, size: int, dtype: ir.DataType, dims: list[int], name: str
+) -> ir.TensorProtocol:
+    shape = ir.Shape(dims)
+    if dtype.bitwidth < 8:
+        packed = np.frombuffer(raw, np.uint8, size, offset) if size else np.empty(0, np.uint8)
+        return ir.PackedTensor(packed, dtype, shape=shape, name=name)
+    element = dtype.numpy().newbyteorder("<")
+    flat = np.frombuffer(raw, element, size // element.itemsize, offset) if size else np.empty(0, element)
+    return ir.Tensor(flat.reshape(dims), dtype, shape=shape, name=name)
+
+
+def inner_external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The tensors with external data that are no initializers of the main graph: attributes, sub-graphs, functions."""
+    functions = [node for function in model.functions for node in function.node]
+    for tensor in (*_node_tensors(model.graph.node), *_node_tensors(functions)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            yield tensor
+
+
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            graphs = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+            yield from [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+            for graph in graphs:
+                yield from graph.initializer
+                yield from _node_tensors(graph.node)

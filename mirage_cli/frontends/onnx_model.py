@@ -1,0 +1,257 @@
+"""The model that will be patched: checked, brought to opset 13 or newer, with functions inlined and constants folded.
+
+The checks and the converter of `onnx` see a skeleton in which weights are inputs, so that their size does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+from onnx import version_converter
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer
+
+from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.frontends import sizes
+from mirage_cli.frontends.imported import Options
+from mirage_cli.frontends.onnx_external import DataFiles, inner_external_tensors
+
+OLDEST_OPSET = 13  #: older models are converted to it
+SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape arguments are among them
+FOLD_INPUT_ELEMENTS = 8192
+FOLD_OUTPUT_ELEMENTS = 512 * 512
+#: operators that onnxruntime defines in ONNX's own domain, at opsets that lack them
+_RUNTIME_OPERATORS = frozenset({"SimplifiedLayerNormalization", "LayerNormalization"})
+
+
+# --- checking and converting ------------------------------------------------------------------------------------------
+def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelProto:
+    """A valid model of opset 13 or newer. Raises ModelError."""
+    opset = default_opset(proto, path)
+    small = skeleton(proto)
+    try:
+        onnx.checker.check_model(small)
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise ModelError(f"{path}: the ONNX checker refuses the model: {str(error).strip()}") from None
+    if opset >= OLDEST_OPSET:
+        return proto
+    notes.append(f"converted from opset {opset} to opset {OLDEST_OPSET}")
+    try:
+        newer = version_converter.convert_version(small, OLDEST_OPSET)
+    except Exception as error:  # the converter raises whatever its adapters do
+        raise ModelError(f"{path}: opset {opset} cannot be converted to {OLDEST_OPSET}: {error}") from None
+    return _with_weights_of(proto, newer)
+
+
+def default_opset(proto: onnx.ModelProto, path: str) -> int:
+    """The version of ONNX's own operators. Raises ModelError for one that is missing or too new."""
+    newest = onnx.defs.onnx_opset_version()
+    found = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
+    if not found:
+        raise ModelError(f"{path}: the model names no version of the ONNX operators (opset_import)")
+    if not 1 <= found[0] <= newest:
+        raise ModelError(f"{path}: expected opset 1 to {newest}, found {found[0]}")
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(f"{path}: expected IR version up to {onnx.IR_VERSION}, found {proto.ir_version}")
+    if proto.graph.sparse_initializer:
+        raise ModelError(f"{path}: sparse initializers are not supported")
+    return found[0]
+
+
+def skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without its large weights, which become inputs."""
+    small = onnx.ModelProto(ir_version=proto.ir_version)
+    small.opset_import.extend(proto.opset_import)
+    small.functions.extend(proto.functions)
+    graph = small.graph
+    graph.name = proto.graph.name or "graph"
+    for part in ("node", "input", "output", "value_info"):
+        getattr(graph, part).extend(getattr(proto.graph, part))
+    declared = {value.name for value in graph.input}
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= SMALL_BYTES:
+            graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for output in graph.output:  # the checker wants a shape, runtimes do not
+        if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
+            output.type.tensor_type.shape.SetInParent()
+    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""}
+    for node in graph.node:
+        if node.domain == "" and node.op_type in _RUNTIME_OPERATORS - known:
+            node.domain = "com.microsoft"
+    return small
+
+
+def _with_weights_of(proto: onnx.ModelProto, newer: onnx.ModelProto) -> onnx.ModelProto:
+    """The converted skeleton with the weights of the model that it came from."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    declared = {value.name for value in proto.graph.input}
+    kept = [value for value in newer.graph.input if value.name in declared or value.name not in weights]
+    del newer.graph.input[:]
+    newer.graph.input.extend(kept)
+    there = {tensor.name for tensor in newer.graph.initializer}
+    newer.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in there)
+    newer.metadata_props.extend(proto.metadata_props)
+    newer.producer_name, newer.producer_version = proto.producer_name, proto.producer_version
+    return newer
+
+
+def to_ir(proto: onnx.ModelProto, files: DataFiles, path: str) -> ir.Model:
+    """The model as onnx-ir holds it; weights in other files stay there until they are read. Raises ModelError."""
+    for tensor in inner_external_tensors(proto):
+        files.inline(tensor)
+    external = [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    weights = {tensor.name: files.tensor(tensor) for tensor in external}
+    try:
+        model = ir.serde.deserialize_model(proto)
+    except Exception as error:  # onnx-ir wraps whatever goes wrong
+        cause = error.__cause__ or error
+        raise ModelError(f"{path}: the model cannot be read: {cause}") from None
+    for name, tensor in weights.items():
+        model.graph.initializers[name].const_value = tensor
+    for name, value in list(model.graph.initializers.items()):
+        if value.const_value is None:
+            raise ModelError(f"{path}: weight {name!r} has no elements")
+        if proto.ir_version < 4 and value in model.graph.inputs:  # there every weight has to be listed as an input
+            model.graph.inputs.remove(value)
+    return model
+
+
+# --- what the user says about dimensions ------------------------------------------------------------------------------
+def fix_dimensions(model: ir.Model, options: Options) -> None:
+    """Put the numbers that the user gave into the shapes of the model. Raises UsageError when they do not fit."""
+    numbers = dict(options.dims)
+    inputs = {value.name: value for value in model.graph.inputs}
+    known = {n for value in inputs.values() for d in _dims(value) if isinstance(d, str) for n in sizes.names(sizes.parse(d))}
+    for name in sorted(numbers.keys() - known):
+        raise UsageError(f"--dim {name}: the inputs have no such symbol; they have {', '.join(sorted(known)) or 'none'}")
+    for name, shape in options.shapes.items():
+        if name not in inputs:
+            raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(map(str, inputs))}")
+        _fix_shape(name, inputs[name], shape, numbers)
+    if not numbers and not options.shapes:
+        return
+    for value in _values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape([_fixed(d, numbers) for d in _dims(value)])
+
+
+def _fix_shape(name: str, value: ir.Value, shape: Sequence[int], numbers: dict[str, int]) -> None:
+    dims = _dims(value) if value.shape is not None else [None] * len(shape)
+    if len(dims) != len(shape):
+        raise UsageError(f"--shape {name}: the input has {len(dims)} dimensions, {len(shape)} are given")
+    for given, declared in zip(shape, dims, strict=True):
+        if declared is None:
+            continue
+        size = sizes.substitute(sizes.parse(declared) if isinstance(declared, str) else declared, numbers)
+        unknown = sizes.names(size)
+        if len(unknown) == 1:  # one symbol in a sum such as past + 1: solve for it
+            rest = sizes.substitute(size, {unknown[0]: 0})
+            factor = sizes.exact_quotient(size - rest, sizes.named(unknown[0]))
+            value_of = sizes.exact_quotient(given - rest, factor) if isinstance(factor, int) else None
+            if isinstance(value_of, int) and value_of >= 0:
+                numbers[unknown[0]] = value_of
+                continue
+        if size != given:
+            raise UsageError(f"--shape {name}: the model says {declared}, which cannot be {given}")
+    value.shape = ir.Shape(list(shape))
+
+
+def _fixed(dim: int | str | None, numbers: Mapping[str, int]) -> int | str | None:
+    if not isinstance(dim, str):
+        return dim
+    size = sizes.parse(dim)
+    if not set(sizes.names(size)) & numbers.keys():
+        return dim
+    fixed = sizes.substitute(size, numbers)
+    return fixed if isinstance(fixed, int) else str(fixed)
+
+
+def _dims(value: ir.Value) -> list[int | str | None]:
+    return [d if isinstance(d, int) else d.value for d in value.shape or ()]
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    yield from model.graph.inputs
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        yield from node.outputs
+
+
+# --- simplifying ------------------------------------------------------------------------------------------------------
+def simplify(model: ir.Model, notes: list[str]) -> None:
+    """Inline functions, fold constants and infer shapes, in place; every node gets a name of its own."""
+    with _quiet():
+        _inline(model, notes)
+        optimizer.fold_constants(
+            model,
+            onnx_shape_inference=True,
+            input_size_limit=FOLD_INPUT_ELEMENTS,
+            output_size_limit=FOLD_OUTPUT_ELEMENTS,
+            should_fold=_may_fold,
+        )
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        passes.RemoveUnusedNodesPass()(model)
+        passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+        passes.NameFixPass()(model)
+    _name_nodes(model)
+
+
+def _inline(model: ir.Model, notes: list[str]) -> None:
+    def fits(function: ir.Function) -> bool:
+        return all(model.opset_imports.get(d, v) == v for d, v in function.opset_imports.items())
+
+    for function in model.functions.values():
+        if not fits(function):
+            notes.append(f"function {function.domain}:{function.name} is for other operator versions and stays a call")
+    if model.functions:
+        passes.InlinePass(criteria=fits)(model)
+
+
+def _may_fold(node: ir.Node) -> bool | None:
+    """False for what would read or make large tensors; the folding pass looks at the result's size only afterwards."""
+    elements = 0
+    for value in node.inputs:
+        if value is not None and value.const_value is not None:
+            elements += value.const_value.size
+    if elements > FOLD_INPUT_ELEMENTS:
+        return False
+    for value in node.outputs:
+        dims = _dims(value) if value.shape is not None else [None]
+        if not all(isinstance(d, int) for d in dims):
+            return False
+        if math.prod(d for d in dims if isinstance(d, int)) > FOLD_OUTPUT_ELEMENTS:
+            return False
+    return None
+
+
+def _name_nodes(model: ir.Model) -> None:
+    """Names that are not empty and differ over all graphs of the model."""
+    used: set[str] = set()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        base = node.name or f"node_{node.op_type}"
+        name, count = base, 0
+        while name in used:
+            count += 1
+            name = f"{base}_{count}"
+        used.add(name)
+        node.name = name
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The passes log what they skip; a user can do nothing about it."""
+    loggers = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,207 @@
+"""Sizes: integers and polynomials of named dimensions, in which shape arithmetic is exact.
+
+Exporters write dimensions such as `past + 1` and compute with them (`Shape`, `Gather`, `Mul`, `Concat`), so sums must
+cancel: `(past + 1) - past` is 1. An extent of the graph is a monomial; a sum becomes one symbol with a canonical name,
+`(past+1)`, which `from_extent` reads back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.extents import Extent
+
+Monomial: TypeAlias = tuple[str, ...]  #: the names that are multiplied, sorted; empty for the constant term
+
+
+@dataclass(frozen=True, slots=True)
+class Poly:
+    """A polynomial that is not a number: `terms` are (names, coefficient) pairs, sorted, no coefficient 0."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Any) -> Any:
+        return _combine(self, other, lambda a, b: _sum([*a.items(), *b.items()]))
+
+    def __mul__(self, other: Any) -> Any:
+        return _combine(self, other, _product)
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -1 * other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __str__(self) -> str:
+        text = ""
+        for names, factor in sorted(self.terms, key=lambda t: (not t[0], t[0])):  # the constant comes last
+            sign = "-" if factor < 0 else "+" if text else ""
+            head = [] if abs(factor) == 1 and names else [str(abs(factor))]
+            text += sign + "*".join([*head, *names])
+        return text
+
+
+Size: TypeAlias = int | Poly
+
+
+def _terms(size: Size) -> dict[Monomial, int]:
+    return dict(size.terms) if isinstance(size, Poly) else {(): size}
+
+
+def _sum(terms: Iterable[tuple[Monomial, int]]) -> Size:
+    total: dict[Monomial, int] = {}
+    for names, factor in terms:
+        total[names] = total.get(names, 0) + factor
+    kept = sorted((names, factor) for names, factor in total.items() if factor)
+    return Poly(tuple(kept)) if any(names for names, _ in kept) else sum(factor for _, factor in kept)
+
+
+def _product(a: Mapping[Monomial, int], b: Mapping[Monomial, int]) -> Size:
+    return _sum((tuple(sorted(m + n)), f * g) for m, f in a.items() for n, g in b.items())
+
+
+def _combine(a: Any, b: Any, join: Callable[[dict[Monomial, int], dict[Monomial, int]], Size]) -> Any:
+    return join(_terms(a), _terms(b)) if isinstance(b, (int, Poly)) else NotImplemented
+
+
+def named(name: str) -> Size:
+    """The dimension called `name`."""
+    return Poly((((name,), 1),))
+
+
+def names(size: Size) -> list[str]:
+    """The symbols in a size, sorted."""
+    return sorted({n for m in _terms(size) for n in m})
+
+
+def substitute(size: Size, numbers: Mapping[str, int]) -> Size:
+    """The size with numbers for some of its symbols."""
+    total: Size = 0
+    for monomial, factor in _terms(size).items():
+        term: Size = factor
+        for name in monomial:
+            term = term * (numbers[name] if name in numbers else named(name))
+        total = total + term
+    return total
+
+
+def exact_quotient(a: Size, b: Size) -> Size | None:
+    """`a / b` when `b` is a monomial that divides every term of `a`, or equals it; else None."""
+    if a == b and a != 0:
+        return 1
+    divisor = _terms(b)
+    if len(divisor) != 1 or 0 in divisor.values():
+        return None
+    ((names_b, factor_b),) = divisor.items()
+    quotient: list[tuple[Monomial, int]] = []
+    for names_a, factor_a in _terms(a).items():
+        rest = Counter(names_a)
+        rest.subtract(names_b)
+        if factor_a % factor_b or min(rest.values(), default=0) < 0:
+            return None
+        quotient.append((tuple(sorted(rest.elements())), factor_a // factor_b))
+    return _sum(quotient)
+
+
+def content(size: Poly) -> Size:
+    """The largest monomial that divides every term, with the sign of the first one."""
+    factor = math.gcd(*(f for _, f in size.terms))
+    common = Counter(size.terms[0][0])
+    for monomial, _ in size.terms[1:]:
+        common &= Counter(monomial)
+    return _sum([(tuple(sorted(common.elements())), factor)])
+
+
+# --- extents ----------------------------------------------------------------------------------------------------------
+def to_extent(size: Size) -> Extent:
+    """The size as a graph extent: a monomial of its symbols and at most one sum. Raises ValueError for negative ones."""
+    if isinstance(size, int):
+        if size < 0:
+            raise ValueError(f"a dimension cannot be {size}")
+        return size
+    outside = content(size)
+    inside = exact_quotient(size, outside)
+    if isinstance(inside, int) and inside < 0:
+        raise ValueError(f"a dimension cannot be {size}")
+    factors = [] if inside == 1 else [ex.symbol(f"({inside})")]
+    return ex.product([*factors, *(ex.product([f, *map(ex.symbol, m)]) for m, f in _terms(outside).items())])
+
+
+def from_extent(extent: Extent) -> Size:
+    """The inverse of `to_extent`."""
+    if isinstance(extent, int):
+        return extent
+    size: Size = extent.factor
+    for name in extent.names:
+        size = size * (parse(name[1:-1]) if name.startswith("(") else named(name))
+    return size
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+_TOKEN = re.compile(r"\s*([A-Za-z_][\w.]*|\d+|[-+*()])")
+
+
+def parse(text: str) -> Size:
+    """A dimension as a model writes it: a polynomial where it is one, else a symbol that stands for the whole text."""
+    try:
+        tokens = list(_tokens(text))
+        size = _parse_sum(tokens)
+        if not tokens:
+            return size
+    except (ValueError, IndexError):
+        pass
+    return named(re.sub(r"\s+", "", text).replace("*", "·").replace("(", "[").replace(")", "]"))
+
+
+def _tokens(text: str) -> Iterator[str]:
+    position = 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise ValueError(text)
+        yield match[1]
+        position = match.end()
+
+
+def _parse_sum(tokens: list[str]) -> Size:
+    size = _parse_product(tokens)
+    while tokens and tokens[0] in "+-":
+        sign = 1 if tokens.pop(0) == "+" else -1
+        size = size + sign * _parse_product(tokens)
+    return size
+
+
+def _parse_product(tokens: list[str]) -> Size:
+    size = _parse_atom(tokens)
+    while tokens and tokens[0] == "*":
+        tokens.pop(0)
+        size = size * _parse_atom(tokens)
+    return size
+
+
+def _parse_atom(tokens: list[str]) -> Size:
+    token = tokens.pop(0)
+    if token == "-":
+        return -1 * _parse_atom(tokens)
+    if token == "(":
+        size = _parse_sum(tokens)
+        if tokens.pop(0) != ")":
+            raise ValueError(token)
+        return size
+    if token.isdigit():
+        return int(token)
+    if token.isidentifier() or (token[0].isalpha() or token[0] == "_"):
+        return named(token)
+    raise ValueError(token)
