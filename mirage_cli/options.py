@@ -1,0 +1,45 @@
+"""What a run of `mirage optimize` can be asked to do; the same names on the command line, in YAML and in Python."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All options of `optimize`. Empty tuples and None mean "decide by what is there".
+
+    `shape` and `dim` are as in the contract (`NAME=1x128`, `SYMBOL=N` or `MIN:TYPICAL:MAX`), `target` kinds ("cpu",
+    "cuda"), `arch` architectures, `only` and `skip` globs on node names, `budget` seconds for a fragment's search (0: no
+    limit), `confidence` bits of the proof, `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none).
+    """
+
+    shape: tuple[str, ...] = ()
+    dim: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    arch: tuple[str, ...] = ()
+    gpu: int | None = None
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    max_kernels: int = 4
+    max_ops: int = 16
+    candidates: int = 4
+    budget: float = 0.0
+    jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
+    seed: int = 0
+    confidence: int = 40
+    cache: str | None = None
+    max_memory: int = 0
+    require_coverage: tuple[str, ...] = ()
+    dry_run: bool = False
+    force: bool = False
+    strict: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What the report stores: everything that can change the output."""
+        data = asdict(self)
+        for name in ("jobs", "cache", "max_memory"):
+            data.pop(name)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in data.items()}

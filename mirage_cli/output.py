@@ -1,0 +1,55 @@
+"""The output folder: written beside its place and renamed, so that it is absent, the old one or complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mirage_cli.errors import UsageError
+
+MARK = "report.json"  #: what tells an output folder of ours
+
+
+def check_target(folder: Path) -> None:
+    """Raise UsageError when `folder` is something that must not be replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, expected a folder to write to")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
+        raise UsageError(
+            f"{folder} holds files that mirage did not write", "choose another folder with -o, or empty this one"
+        )
+    parent = folder.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder` that takes its place when the block ends without an error."""
+    check_target(folder)
+    place = folder.absolute()
+    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent))
+    try:
+        yield draft
+        draft.chmod(0o755)
+        if place.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".old", dir=place.parent))
+            os.rename(place, old / "previous")
+            os.rename(draft, place)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(draft, place)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file and force it to disk."""
+    with path.open("w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())

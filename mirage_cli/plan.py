@@ -1,0 +1,180 @@
+"""Planning a fragment: search, ranking, rendering and proof, for every target. Pure: no files, no compiler, no model.
+
+A candidate that cannot be rendered or proved is passed over with its reason; the next one is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mirage_cli import __version__
+from mirage_cli.codegen.source import source
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.lax.program import Program, program_from_json
+from mirage_cli.search.cost import original_us
+from mirage_cli.search.mugraph import KernelGraph, graph_from_json, graph_to_json
+from mirage_cli.search.schedule import Schedule, schedule_from_json
+from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchStatistics
+from mirage_cli.search.target import Target, load_target
+from mirage_cli.search.verify import DEFAULT_CONFIDENCE, Verdict, verify
+
+SCHEMA_VERSION = 1
+MAX_TRIES = 12  #: candidates that are rendered and proved before a target is given up
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlan:
+    """The chosen muGraph of a fragment for one target, rendered and proved."""
+
+    target: str
+    graph: KernelGraph
+    schedules: tuple[Schedule, ...]
+    text: str
+    verdict: Verdict
+    predicted_us: float
+    floor_us: float
+    original_us: float
+
+    @property
+    def faster(self) -> bool:
+        """Whether the model predicts a gain over the original operators."""
+        return self.predicted_us < self.original_us
+
+
+@dataclass(slots=True)
+class FragmentPlan:
+    """A fragment with its plans by kind of target ("cpu", "cuda") and the reasons where there is none."""
+
+    id: str
+    name: str
+    program: Program
+    statistics: SearchStatistics = field(default_factory=SearchStatistics)
+    plans: dict[str, TargetPlan] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `mugraphs/ID.json`."""
+        targets = {
+            kind: {
+                "target": p.target,
+                "graph": graph_to_json(p.graph),
+                "schedules": [s.to_json() for s in p.schedules],
+                "text": p.graph.text().splitlines(),
+            }
+            for kind, p in sorted(self.plans.items())
+        }
+        return {
+            "mirage": __version__,
+            "schema_version": SCHEMA_VERSION,
+            "id": self.id,
+            "name": self.name,
+            "program": self.program.to_json(),
+            "targets": targets,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits."""
+
+    targets: dict[str, tuple[str, ...]]
+    search: SearchOptions = field(default_factory=SearchOptions)
+    seed: int = 0
+    confidence: int = DEFAULT_CONFIDENCE
+
+
+def target_of(names: Sequence[str]) -> Target:
+    """The target that a source has to suit: the last of the names, within the memory of all."""
+    targets = [load_target(n) for n in names]
+    return replace(targets[-1], shared_bytes=min(t.shared_bytes for t in targets))
+
+
+def plan_fragment(identifier: str, name: str, program: Program, operators: int, options: PlanOptions) -> FragmentPlan:
+    """Plan one fragment for every target. `operators` is how many nodes of the model it replaces."""
+    searcher = Searcher(options.search)
+    result = FragmentPlan(identifier, name, program)
+    for kind, names in options.targets.items():
+        target = target_of(names)
+        candidates, result.statistics = searcher.candidates(program, target)
+        plan, reason = _choose(identifier, program, candidates, target, operators, options)
+        if plan is not None:
+            result.plans[kind] = plan
+        else:
+            result.reasons[kind] = reason or _no_candidate(result.statistics)
+    return result
+
+
+def _no_candidate(statistics: SearchStatistics) -> str:
+    reasons = list(dict.fromkeys(statistics.refused))
+    return "no muGraph was found" + (f": {reasons[0]}" if reasons else "")
+
+
+def _choose(
+    identifier: str,
+    program: Program,
+    candidates: Sequence[Candidate],
+    target: Target,
+    operators: int,
+    options: PlanOptions,
+) -> tuple[TargetPlan | None, str]:
+    """The first candidate that renders and is proved, or the reason why none does."""
+    reason = ""
+    for candidate in candidates[:MAX_TRIES]:
+        try:
+            text = source_text(identifier, program, candidate.graph, candidate.schedules, target)
+            tiles = [s.as_tiles() for s in candidate.schedules]
+            verdict = verify(program, candidate.graph, tiles, options.seed, options.confidence)
+        except (Refused, InvalidGraph) as e:
+            reason = reason or str(e)
+            continue
+        if not verdict.passed:
+            reason = f"the proof failed: {verdict.reason}"
+            continue
+        original = original_us(program, operators, target)
+        return TargetPlan(
+            target.name,
+            candidate.graph,
+            candidate.schedules,
+            text,
+            verdict,
+            candidate.predicted_us,
+            candidate.floor_us,
+            original,
+        ), ""
+    return None, reason
+
+
+def source_text(
+    identifier: str, program: Program, graph: KernelGraph, schedules: Sequence[Schedule], target: Target
+) -> str:
+    """The source of a muGraph: the same text whenever it is rendered."""
+    comment = f"fragment {identifier}, target {target.name}, mirage {__version__}\n\n{program}\n\n{graph.text()}"
+    return source(identifier, program, graph, schedules, target, comment).text
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """A muGraph file read back: for each kind of target its name, kernel graph and schedules."""
+
+    id: str
+    name: str
+    program: Program
+    targets: dict[str, tuple[str, KernelGraph, tuple[Schedule, ...]]]
+
+
+def plan_from_json(data: dict[str, Any]) -> StoredPlan:
+    """Read `mugraphs/ID.json`. Raises InvalidGraph when it is not well-formed."""
+    try:
+        targets = {
+            kind: (
+                t["target"],
+                graph_from_json(t["graph"]),
+                tuple(schedule_from_json(s) for s in t["schedules"]),
+            )
+            for kind, t in data["targets"].items()
+        }
+        return StoredPlan(data["id"], data["name"], program_from_json(data["program"]), targets)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise InvalidGraph(f"muGraph file: missing or wrong field {e}") from None
