@@ -23,6 +23,7 @@ TYPICAL = 1024  #: what a symbol counts as
 CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
 MATRIX_EFFICIENCY = {"cuda": 0.35, "cpu": 0.7}  #: share of the matrix rate that generated loops reach
 STEP_US = {"cuda": 0.35, "cpu": 0.02}  #: fixed time of one iteration: barriers, first bytes
+EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
 BARRIER_OPS = ("top", "sum", "running", "contract")
 
 
@@ -65,7 +66,7 @@ class CostModel:
         """Positions of an axis in a tile."""
         if axis == self.g.loop and phase == BODY:
             return loop
-        return s.get(axis, self.extents[axis])
+        return min(s.get(axis, self.extents[axis]), -(-self.extents[axis] // 16) * 16)
 
     def elements(self, axes: frozenset[str], phase: str, s: Mapping[str, int], loop: int) -> int:
         """Elements of a tile."""
@@ -74,7 +75,7 @@ class CostModel:
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
         s, loop = dict(schedule.tiles), schedule.loop
-        steps = -(-self.extents[self.g.loop] // loop) if self.g.loop else 1
+        steps = -(-s.get(self.g.loop, self.extents[self.g.loop]) // loop) if self.g.loop else 1
         blocks = math.prod(-(-self.extents[a] // s[a]) for a in self.g.grid)
         traffic = work = shared = fragment = 0.0
         matrix: dict[str, float] = {}
@@ -104,7 +105,12 @@ class CostModel:
             work += 2.0 * n * (steps if o.phase == BODY else 1)
         if self.t.kind == "cpu":
             shared += 4 * fragment
+        if self.g.split:  # shares are written once and read once by the last block
+            traffic += 8 * sum(
+                self.elements(self.axes[o.name], o.phase, s, loop) for o in self.g.ops if o.op == "grid_sum"
+            )
         us = self._time(schedule, blocks, steps, traffic, work, matrix, shared, fragment)
+        us += EXCHANGE_US if self.g.split else 0.0
         return Prediction(us, int(shared), self.floor())
 
     def _matrix(self, o: BlockOp, s: Mapping[str, int], loop: int) -> tuple[float, float]:

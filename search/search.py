@@ -142,7 +142,7 @@ class Searcher:
             own = [
                 (p.us, p.floor_us, graph, s)
                 for graph in graphs
-                if not graph.split
+                if not graph.split or target.kind == "cuda"
                 for p, s in ranked(part, graph, target, self.options.schedules)
             ]
             if not own:

@@ -19,6 +19,7 @@ from mirage_cli.search.target import Target
 TILES = {"cuda": (1, 4, 16, 32, 64, 128), "cpu": (1, 4, 16, 64, 128, 256)}
 LOOPS = {"cuda": (16, 32, 64, 128), "cpu": (32, 64, 128, 256)}
 WHOLE = 256  #: an axis up to this extent may be taken whole
+SPLITS = (2, 4, 8, 16)  #: blocks that share a split reduction
 WARPS = (4, 8)
 STAGES = (3, 2)
 
@@ -36,7 +37,9 @@ def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
 def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
     """All schedules that are worth a prediction."""
     batch = batch_axes(program, graph)
-    options = [_options(program, a, a in batch, target) for a in graph.grid]
+    options = [
+        _shares(program, a, graph) if a in graph.split else _options(program, a, a in batch, target) for a in graph.grid
+    ]
     loops = [0]
     if graph.loop is not None:
         extent = number(program.extent(graph.loop))
@@ -44,11 +47,22 @@ def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[S
     for tiles in itertools.product(*options):
         for loop in loops:
             pairs = tuple(zip(graph.grid, tiles, strict=True))
+            if graph.loop in graph.split and dict(pairs)[graph.loop or ""] % loop:
+                continue
             if target.kind == "cpu":
                 yield Schedule(pairs, loop, 1, 1)
                 continue
             for warps, stages in itertools.product(WARPS, STAGES if graph.loop else (2,)):
                 yield Schedule(pairs, loop, warps, stages)
+
+
+def _shares(program: Program, axis: str, graph: BlockGraph) -> list[int]:
+    """Positions of a split axis for each block: a few blocks reduce together; none for symbolic extents."""
+    extent = program.extent(axis)
+    if not isinstance(extent, int):
+        return []
+    unit = 16 if axis != graph.loop else 64
+    return sorted({-(-extent // parts // unit) * unit or unit for parts in SPLITS if extent >= parts * unit})
 
 
 def _options(program: Program, axis: str, batch: bool, target: Target) -> list[int]:

@@ -78,16 +78,14 @@ class Emitter:
         """Whether tiles of a phase hold more than one position of an axis."""
         return self.shapes.size(axis, phase) > 1
 
-    def base(self, axis: str, phase: str) -> str:
-        """The first position of a tile along an axis, or nothing for 0."""
-        if axis == self.g.loop:
-            return f"{axis}_step" if phase == BODY else ""
-        return f"{axis}_at" if self.t.schedule.tile(axis) is not None else ""
+    def base(self, axis: str, phase: str) -> list[str]:
+        """The terms of a tile's first position along an axis; none for 0."""
+        terms = [f"{axis}_at"] if self.t.schedule.tile(axis) is not None else []
+        return terms + ([f"{axis}_step"] if axis == self.g.loop and phase == BODY else [])
 
     def position(self, axis: str, phase: str) -> str:
         """The current position along an axis."""
-        parts = [x for x in (self.base(axis, phase), f"i_{axis}" if self.sized(axis, phase) else "") if x]
-        return " + ".join(parts) or "0"
+        return " + ".join(self.base(axis, phase) + ([f"i_{axis}"] if self.sized(axis, phase) else [])) or "0"
 
     def inside(self, axes: Sequence[str], phase: str) -> str:
         """The condition that the current position lies within the extents of `axes`; empty when it always does."""
@@ -104,8 +102,7 @@ class Emitter:
         for s in reversed(access):
             here = []
             if s.axis is not None:
-                base = self.base(s.axis, phase)
-                here = [base] if base else []
+                here = self.base(s.axis, phase)
                 if self.sized(s.axis, phase) and s.axis not in fixed:
                     here.append(f"i_{s.axis}")
             if s.offset:
@@ -189,6 +186,9 @@ class Emitter:
         if self.g.loop is None:
             return "0"
         extent, step = self.p.extent(self.g.loop), self.t.schedule.loop
+        if self.g.loop in self.g.split:
+            share = self.t.schedule.tile(self.g.loop) or 1
+            return f"(min({self.g.loop}_at + {share}, {extent}) - {self.g.loop}_at + {step - 1}) / {step}"
         if isinstance(extent, int):
             return str(-(-extent // step))
         return f"static_cast<int>(({self.extent(extent)} + {step - 1}) / {step})"

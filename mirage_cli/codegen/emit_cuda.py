@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,11 @@ from mirage_cli.codegen.tile import (
     Buffer,
     Compute,
     Contract,
+    Exchange,
     Expr,
     Global,
+    GridSum,
+    GridTop,
     Init,
     Load,
     Reduce,
@@ -171,6 +175,75 @@ class CudaEmitter(Emitter):
                 return self.loop(b.axes, lines)
             case Store():
                 return self.store(n, phase)
+            case Exchange(buffers):
+                return {"kind": "exchange", "shares": [self.share(b) for b in buffers], "splits": self.splits()}
+            case GridTop(name, source):
+                b = self.t.buffers[name]
+                return self.gather(b, source, "float x = -INFINITY;", "x = m_max(x, {});", b)
+            case GridSum():
+                return self.grid_sum(n)
+
+    # --- over blocks --------------------------------------------------------------------------------------------------
+    def shares(self) -> dict[str, int]:
+        """The place of each published buffer among the floats of a block's share."""
+        places: dict[str, int] = {}
+        size = 0
+        for n in self.t.epilogue:
+            if isinstance(n, Exchange):
+                for name in n.buffers:
+                    places[name] = size
+                    size += self.share_size(self.t.buffers[name])
+        return places | {"": size}
+
+    def share_size(self, b: Buffer) -> int:
+        """Floats that a published buffer takes."""
+        if b.place != FRAGMENT:
+            return b.elements
+        m, n, wm, wn = self.fragment_shape(b)
+        return m * n // (wm * wn * 32) * self.threads
+
+    def splits(self) -> str:
+        """The number of blocks that reduce together."""
+        parts = [g["blocks"] for g in self.grid() if g["axis"] in self.g.split]
+        return " * ".join(parts) or "1"
+
+    def share(self, name: str) -> dict[str, Any]:
+        b = self.t.buffers[name]
+        return {
+            "name": name,
+            "fragment": b.place == FRAGMENT,
+            "type": f"F_{name}",
+            "count": b.elements,
+            "offset": self.shares()[name],
+        }
+
+    def registers_of(self, b: Buffer) -> str:
+        """The number of a fragment's element within a thread, times the threads."""
+        f = f"F_{b.name}"
+        return f"((m_ * {f}::NT + n_) * 4 + i_) * THREADS + threadIdx.x"
+
+    def gather(self, b: Buffer, source: str, start: str, join: str, like: Buffer, weight: str = "") -> dict[str, Any]:
+        """A loop over blocks inside a loop over positions."""
+        at = self.registers_of(like) if b.place == FRAGMENT else self.index(b, EPILOGUE)
+        value = f"other[{self.shares()[source]} + {at}]"
+        lines = [
+            start,
+            f"for (int s = 0; s < {self.splits()}; ++s) {{",
+            "    const float* const other = share_of(s);",
+            f"    {join.format(value + weight)}",
+            "}",
+            f"{self.element(b, EPILOGUE)} = x;",
+        ]
+        return self.each(b, lines) if b.place == FRAGMENT else self.loop(b.axes, lines)
+
+    def grid_sum(self, n: GridSum) -> dict[str, Any]:
+        b, weight = self.t.buffers[n.buffer], ""
+        if n.own:
+            own, common = self.t.buffers[n.own], self.t.buffers[n.common]
+            high = self.element(common, EPILOGUE)
+            low = f"other[{self.shares()[n.own]} + {self.index(own, EPILOGUE)}]"
+            weight = f" * m_exp_difference({low}, {high})"
+        return self.gather(b, n.source, "float x = 0.0f;", "x += {};", b, weight)
 
     def init(self, b: Buffer, value: float) -> dict[str, Any]:
         if b.place == FRAGMENT:
@@ -322,7 +395,7 @@ class CudaEmitter(Emitter):
         outer = b.axes[:-1]
         row_axes = [s.axis for s in source.access if s.axis is not None and s.axis != axis]
         extent = self.p.extent(axis)
-        left = f"{self.extent(extent)} - {self.base(axis, phase) or '0'}"
+        left = " - ".join([self.extent(extent), *self.base(axis, phase)])
         valid = str(size) if self.shapes.exact(axis, phase) else f"static_cast<int>({left})"
         return {
             "kind": "load_rows",
@@ -376,6 +449,29 @@ class CudaEmitter(Emitter):
                 made.append(self.load(n, BODY, f"({b.name} + slot * {self.stage(b)})"))
         return made
 
+    def split_context(self) -> dict[str, Any] | None:
+        """How blocks of a split axis find one another: numbers of tiles and of blocks for each, floats of a share."""
+        if not self.g.split:
+            return None
+        plain = [g["blocks"] for g in self.grid() if g["axis"] not in self.g.split]
+        return {
+            "tiles": " * ".join(plain) or "1",
+            "splits": self.splits(),
+            "share": self.shares()[""],
+            "order": [g for g in self.grid() if g["axis"] not in self.g.split],
+            "parts": [g for g in self.grid() if g["axis"] in self.g.split],
+        }
+
+    def workspace(self) -> int:
+        """Bytes for the counters and the shares of all blocks."""
+        if not self.g.split:
+            return 0
+        blocks = {g["axis"]: int(g["blocks"]) for g in self.grid() if g["blocks"].isdigit()}
+        if len(blocks) != len(self.g.grid):
+            raise Refused("a split reduction needs known extents")
+        tiles = math.prod(n for a, n in blocks.items() if a not in self.g.split)
+        return -(-tiles * 4 // 256) * 256 + math.prod(blocks.values()) * self.shares()[""] * 4
+
     def stage(self, b: Buffer) -> int:
         """Elements of one stage of a ring."""
         size = -(-b.elements * b.dtype.bytes // 128) * 128
@@ -405,6 +501,7 @@ class CudaEmitter(Emitter):
         return self.context() | {
             "threads": self.threads,
             "stages": self.t.schedule.stages,
+            "split": self.split_context(),
             "shared": shared,
             "fragments": fragments,
             "loads": self.nodes(loads, PROLOGUE),

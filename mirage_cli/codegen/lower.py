@@ -24,8 +24,11 @@ from mirage_cli.codegen.tile import (
     Buffer,
     Compute,
     Contract,
+    Exchange,
     Expr,
     Global,
+    GridSum,
+    GridTop,
     Init,
     Load,
     Number,
@@ -55,8 +58,8 @@ CHEAP_FLOPS = 1  #: an elementwise value of at most this price is computed again
 
 def lower(program: Program, graph: BlockGraph, schedule: Schedule, target: Target) -> TileProgram:
     """The tile program, without memory plan and barriers. Raises Refused where the target cannot run the graph."""
-    if graph.split:
-        raise Refused("reductions over blocks are not rendered")
+    if graph.split and target.kind != "cuda":
+        raise Refused("reductions over blocks are rendered for CUDA only")
     schedule.validate(graph)
     return _Lowering(program, graph, schedule, target).run()
 
@@ -76,6 +79,7 @@ class _Lowering:
         self.nodes: dict[str, list[TileNode]] = {PROLOGUE: [], BODY: [], EPILOGUE: [], GRID: []}
         self.value: dict[str, Expr] = {}
         self.operands: dict[tuple[str, DType, frozenset[str]], str] = {}
+        self.published: list[str] = []
         self.depth: dict[frozenset[str], list[str]] = {}
 
     @property
@@ -85,10 +89,13 @@ class _Lowering:
     def run(self) -> TileProgram:
         for o in self.g.ops:
             getattr(self, f"do_{o.op}", self.unknown)(o)
+        final = GRID if self.g.split else EPILOGUE
         for k, name in enumerate(self.g.outputs):
             domain = self.domain_of(self.value[name], self.axes[name], EPILOGUE)
-            self.emit(EPILOGUE, Store(k, self.readable(self.value[name], EPILOGUE, domain), domain))
-        epilogue = [*self.nodes[EPILOGUE], *self.nodes[GRID]]
+            self.emit(final, Store(k, self.readable(self.value[name], final, domain), domain))
+        epilogue = list(self.nodes[EPILOGUE])
+        if self.g.split:
+            epilogue += [Exchange(tuple(dict.fromkeys(self.published))), *self.nodes[GRID]]
         return TileProgram(
             self.p,
             self.g,
@@ -453,6 +460,34 @@ class _Lowering:
         self.emit(BODY, Running(o.name, top.buffer, shrink.name))
         self.value[o.name] = Ref(o.name)
         self.value[shrink.name] = Ref(shrink.name)
+
+    # --- over blocks --------------------------------------------------------------------------------------------------
+    def do_grid_top(self, o: BlockOp) -> None:
+        source = self.publish(o.inputs[0])
+        b = self.buffer(replace(self.buffers[source], name=o.name, phase=GRID))
+        self.emit(GRID, GridTop(b.name, source))
+        self.value[o.name] = Ref(b.name)
+
+    def do_grid_sum(self, o: BlockOp) -> None:
+        source = self.publish(o.inputs[0])
+        b = self.buffer(replace(self.buffers[source], name=o.name, phase=GRID))
+        weights = (self.publish(o.inputs[1]), o.inputs[2]) if len(o.inputs) > 1 else ("", "")
+        self.emit(GRID, GridSum(b.name, source, *weights))
+        self.value[o.name] = Ref(b.name)
+
+    def publish(self, v: str) -> str:
+        """The buffer in which other blocks find this block's share of a value."""
+        e = self.value[v]
+        if not isinstance(e, Ref) or self.buffers[e.buffer].dtype != F32:
+            domain = self.domain_of(e, self.axes[v], EPILOGUE)
+            f = self.main_fragment(e, domain)
+            name = f"{v}_share"
+            b = replace(f, name=name, phase=EPILOGUE) if f is not None else None
+            self.buffer(b) if b is not None else self.shared(name, domain, EPILOGUE)
+            self.emit(EPILOGUE, Compute(name, self.readable(e, EPILOGUE, domain)))
+            e = Ref(name)
+        self.published.append(e.buffer)
+        return e.buffer
 
     def do_shrink(self, o: BlockOp) -> None:
         """Made together with its running maximum."""

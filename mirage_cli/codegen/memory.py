@@ -13,6 +13,9 @@ from mirage_cli.codegen.tile import (
     Barrier,
     Compute,
     Contract,
+    Exchange,
+    GridSum,
+    GridTop,
     Init,
     Load,
     Reduce,
@@ -44,6 +47,12 @@ def accesses(n: TileNode) -> tuple[set[str], set[str]]:
             return {m, top}, {m, shrink}
         case Store(_, e, _):
             return set(refs(e)), set()
+        case Exchange(buffers):
+            return set(buffers), set()
+        case GridTop(b, _):
+            return set(), {b}
+        case GridSum(b, _, _, common):
+            return {common} if common else set(), {b}
         case Barrier():
             return set(), set()
 

@@ -22,6 +22,12 @@ class Shapes:
 
     def __init__(self, program: Program, graph: BlockGraph, schedule: Schedule, target: Target) -> None:
         self.p, self.g, self.s, self.t = program, graph, schedule, target
+        for a in graph.split:
+            portion = schedule.tile(a) or 1
+            if not isinstance(program.extent(a), int):
+                raise Refused(f"axis {a} of symbolic extent is split over blocks that reduce together")
+            if a == graph.loop and portion % schedule.loop:
+                raise Refused(f"a block's share of axis {a} is {portion} positions, no multiple of {schedule.loop}")
         self.padded = self._padding() if target.kind == "cuda" else {}
 
     def size(self, axis: str, phase: str) -> int:
@@ -34,12 +40,16 @@ class Shapes:
         extent = self.p.extent(axis)
         if not isinstance(extent, int):
             raise Refused(f"a block would have to hold axis {axis} of symbolic extent {extent} whole")
+        if axis == self.g.loop and self.t.kind == "cuda":
+            return -(-extent // self.s.loop) * self.s.loop  # the body reads whole iterations of it
         return self.padded.get(axis, extent)
 
     def exact(self, axis: str, phase: str) -> bool:
         """Whether every position of every tile lies within the axis."""
         extent = self.p.extent(axis)
-        return isinstance(extent, int) and extent % self.size(axis, phase) == 0
+        if not isinstance(extent, int) or extent % self.size(axis, phase):
+            return False
+        return axis not in self.g.split or extent % (self.s.tile(axis) or 1) == 0
 
     def _padding(self) -> dict[str, int]:
         padded: dict[str, int] = {}

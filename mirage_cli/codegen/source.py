@@ -60,6 +60,7 @@ def source(
     """
     tiles, kernels = [], []
     offsets, total = _workspace(graph)
+    shares: list[Extent] = []
     for k, (kernel, schedule) in enumerate(zip(graph.kernels, schedules, strict=True)):
         tile = tile_program(kernel.program, kernel.block, schedule, target)
         tiles.append(tile)
@@ -69,8 +70,11 @@ def source(
             i["pointer"] = _pointer(graph, kernel.inputs[i["source"]], offsets, printer)
         for n, o in enumerate(context["outputs"]):
             o["pointer"] = _pointer(graph, kernel.outputs[n], offsets, printer)
+        if isinstance(printer, CudaEmitter) and printer.workspace():
+            context["split"]["pointer"] = _inside([*total, *shares], program.symbols)
+            shares.append(printer.workspace())
         kernels.append(context)
-    workspace = _size(total, program.symbols)
+    workspace = _size([*total, *shares], program.symbols)
     name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
     lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
     text = render(name, target.name, id=identifier, comment=lines, kernels=kernels, workspace=workspace)
@@ -106,4 +110,9 @@ def _pointer(graph: KernelGraph, tensor: int, offsets: dict[int, list[Extent]], 
         return f"in[{tensor}]"
     if tensor < graph.sources + graph.outputs:
         return f"out[{tensor - graph.sources}]"
-    return f"static_cast<void*>(static_cast<char*>(workspace) + {_size(offsets[tensor], printer.symbols)})"
+    return _inside(offsets[tensor], printer.symbols)
+
+
+def _inside(sizes: Sequence[Extent], symbols: Sequence[str]) -> str:
+    """The place in the workspace behind parts of these sizes."""
+    return f"static_cast<void*>(static_cast<char*>(workspace) + {_size(sizes, symbols)})"

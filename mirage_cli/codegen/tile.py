@@ -208,11 +208,39 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """Publish partial results of `buffers` for the blocks that share a split axis; only the last of them goes on."""
+
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GridTop:
+    """buffer = maximum over the blocks of what they published as `source`."""
+
+    buffer: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GridSum:
+    """buffer = sum over the blocks of what they published as `source`, each weighted with exp(its `own` - `common`)
+    where these are given."""
+
+    buffer: str
+    source: str
+    own: str = ""
+    common: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier:
     """All threads of the block wait for one another."""
 
 
-TileNode: TypeAlias = Load | Init | Compute | Contract | Reduce | Scale | Running | Store | Barrier
+TileNode: TypeAlias = (
+    Load | Init | Compute | Contract | Reduce | Scale | Running | Store | Exchange | GridTop | GridSum | Barrier
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +289,13 @@ def node_text(n: TileNode) -> str:
             return f"{m}, {s} = running {t}"
         case Store(k, e, _):
             return f"store {k} = {expr_text(e)}"
+        case Exchange(buffers):
+            return f"exchange {', '.join(buffers)}"
+        case GridTop(b, s):
+            return f"{b} = maximum over blocks of {s}"
+        case GridSum(b, s, own, common):
+            weight = f" weighted exp({own} - {common})" if own else ""
+            return f"{b} = sum over blocks of {s}{weight}"
         case Barrier():
             return "barrier"
 

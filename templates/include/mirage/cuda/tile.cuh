@@ -262,4 +262,17 @@ MIRAGE_DEVICE void reduce_cols(float* scratch, V value, P put) {
     }
 }
 
+// --- reductions over blocks -----------------------------------------------------------------------------------------
+// Whether this block is the last of `count` to come here; what the others wrote before is then visible to all its threads.
+MIRAGE_DEVICE bool last_to_arrive(unsigned* arrivals, unsigned count) {
+    __shared__ unsigned before;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) before = atomicAdd(arrivals, 1u);
+    __syncthreads();
+    const bool last = before == count - 1;
+    if (last) __threadfence();
+    return last;
+}
+
 }  // namespace mirage
