@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Number
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.graph import Cast, Graph, Map, broadcast
 
 
 def scale(g: Graph, x: int, factor: Number) -> int:
@@ -71,6 +71,49 @@ def log_softmax(g: Graph, x: int, dims: Sequence[int]) -> int:
     """x - max - log(sum(exp(x - max))) along `dims`."""
     shifted = g.map("sub", x, g.reduce("max", x, dims))
     return g.map("sub", shifted, g.map("log", g.reduce("sum", g.map("exp", shifted), dims)))
+
+
+def log_sum_exp(g: Graph, x: int, dims: Sequence[int]) -> int:
+    """log(sum(exp(x))) along `dims`, with the maximum taken out where it is finite."""
+    m = g.reduce("max", x, dims)
+    m = g.map("where", g.map("isinf", m), g.fill(0, g.dtype(x)), m)
+    return g.map("add", g.map("log", g.reduce("sum", g.map("exp", g.map("sub", x, m)), dims)), m)
+
+
+def select(g: Graph, condition: int, x: int, y: int) -> int:
+    """`x` where `condition` holds, else `y`; a quotient whose NaN is replaced by 0 is one operator, div0.
+
+    Recognised are isnan(q) and its spellings not(isnan(q)), q == q and not(q == q), for q = a / b also behind casts.
+    """
+    found = _nan_test(g, condition)
+    if found is not None:
+        tested, positive = found
+        zero, kept = (x, y) if positive else (y, x)
+        q = _behind_casts(g, kept)
+        same = q == _behind_casts(g, tested) and broadcast([g.dims(x), g.dims(y)], "where") == g.dims(kept)
+        if same and g.fill_value(zero) == 0 and g.steps[q] == Map("div"):
+            return g.cast(g.map("div0", *g.inputs[q]), g.dtype(kept))
+    return g.map("where", condition, x, y)
+
+
+def _nan_test(g: Graph, v: int) -> tuple[int, bool] | None:
+    """(q, whether the test holds for NaN) when `v` tests if q is NaN."""
+    inputs = g.inputs[v]
+    match g.steps[v]:
+        case Map("isnan"):
+            return inputs[0], True
+        case Map("eq") if inputs[0] == inputs[1]:
+            return inputs[0], False
+        case Map("not"):
+            inner = _nan_test(g, inputs[0])
+            return None if inner is None else (inner[0], not inner[1])
+    return None
+
+
+def _behind_casts(g: Graph, v: int) -> int:
+    while isinstance(g.steps[v], Cast):
+        (v,) = g.inputs[v]
+    return v
 
 
 def rms_norm(g: Graph, x: int, dims: Sequence[int], epsilon: Number) -> int:

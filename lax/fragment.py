@@ -72,7 +72,8 @@ def partition(graph: g.Graph, names: Mapping[int, str]) -> Partition:
 class _Partitioner:
     def __init__(self, graph: g.Graph, names: Mapping[int, str]) -> None:
         self.graph, self.names = graph, names
-        self.users = graph.consumers()
+        self.live = set(graph.cone(graph.outputs))
+        self.users = [[u for u in users if u in self.live] for users in graph.consumers()]
         self.results = set(graph.outputs)
         self.heavy = self._heavy()
         self.stored: set[int] = set()
@@ -110,7 +111,7 @@ class _Partitioner:
 
     # --- the whole ----------------------------------------------------------------------------------------------------
     def run(self) -> Partition:
-        contractions = [v for v, s in enumerate(self.graph.steps) if isinstance(s, g.Contract)]
+        contractions = [v for v in sorted(self.live) if isinstance(self.step(v), g.Contract)]
         absorbed = {c for v in contractions for c in self.chained(v)}
         ends: dict[int, list[int]] = {}
         for c in contractions:
@@ -235,12 +236,15 @@ class _Partitioner:
     # --- rule 2: the end of a fragment ---------------------------------------------------------------------------------------
     def end_of(self, c: int) -> int:
         """Where the result of a contraction is stored."""
-        current = c
+        current = named = c
         while (following := self.next_end(current, c)) is not None:
             current = following
+            named = current if current in self.names else named
+        current = named
         while (following := self.trailing_view(current)) is not None:
             current = following
-        return current
+            named = current if current in self.names else named
+        return named
 
     def trailing_view(self, v: int) -> int | None:
         """The only reader of `v`, when it is a view that can be part of the store."""

@@ -31,7 +31,7 @@ def kind(p: Program) -> str:
 
 def _behind(made: dict[str, Node], v: str, op: str) -> bool:
     """Whether an operator lies behind a value."""
-    todo, seen = [v], set()
+    todo, seen = [v], set[str]()
     while todo:
         x = todo.pop()
         if x in seen or x not in made:
@@ -45,7 +45,7 @@ def _behind(made: dict[str, Node], v: str, op: str) -> bool:
 
 def _normalised(made: dict[str, Node], v: str) -> bool:
     """Whether a value is divided by a root without a contraction in between."""
-    todo, seen = [v], set()
+    todo, seen = [v], set[str]()
     while todo:
         x = todo.pop()
         if x in seen or x not in made or made[x].op == "contract":
@@ -58,5 +58,19 @@ def _normalised(made: dict[str, Node], v: str) -> bool:
 
 
 def _gate(made: dict[str, Node], n: Node) -> bool:
-    """A product of two values that both hold contractions."""
-    return n.op == "mul" and all(_behind(made, i, "contract") for i in n.inputs) and n.inputs[0] != n.inputs[1]
+    """A product of two values that each hold a contraction which the other lacks."""
+    if n.op != "mul":
+        return False
+    left, right = (_contractions(made, i) for i in n.inputs)
+    return bool(left - right) and bool(right - left)
+
+
+def _contractions(made: dict[str, Node], v: str) -> set[str]:
+    """The contractions behind a value."""
+    todo, seen = [v], set[str]()
+    while todo:
+        x = todo.pop()
+        if x not in seen and x in made:
+            seen.add(x)
+            todo.extend(made[x].inputs)
+    return {x for x in seen if made[x].op == "contract"}

@@ -140,12 +140,13 @@ def patch(
     replaced: dict[str, list[list[str]]] = {}
     known = values_by_name(model)
     regions = [(r, region(model, r.inputs, r.outputs)) for r in replacements]
-    current: dict[ir.Value, ir.Value] = {}
-    for k, (r, original) in enumerate(regions):
+    for r, original in regions:  # functions first: replacing changes what the original nodes read
         replaced.setdefault(r.op_type, []).append(original.node_names)
         if (DOMAIN, r.op_type, "") not in model.functions:
             function = function_of(model, original, r.op_type)
             model.functions[function.identifier()] = function
+    current: dict[ir.Value, ir.Value] = {}
+    for k, (r, original) in enumerate(regions):
         inputs = [current.get(v, v) for v in original.inputs]
         current |= _replace(model, r, inputs, known, f"{r.op_type}_{k}")
     model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
@@ -167,10 +168,10 @@ def _replace(
     for tensor, new in zip(r.outputs, outputs, strict=True):
         old = known[tensor]
         old.name, new.name = f"{tensor}/original", tensor
-        ir.convenience.replace_all_uses_with(old, new)
         for i, out in enumerate(model.graph.outputs):
             if out is old:
                 model.graph.outputs[i] = new
+        ir.convenience.replace_all_uses_with(old, new)
         changed[old] = new
     return changed
 
