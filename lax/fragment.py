@@ -10,7 +10,8 @@ not. What is stored between fragments (the *ends*) follows from cost:
    computed from it comes together again; contractions of the same operand that meet there (gate and up projections) are
    one fragment.
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
-   read them; where only elementwise operators read a normalised value, it is stored.
+   read them; where only elementwise operators read a normalised value, and where a value is needed again after the
+   fragments that it feeds (a residual stream), it is stored.
 4. Stored light values that are normalisations, or chains of several elementwise operators, are fragments themselves.
 
 Whatever is left alone has a reason.
@@ -76,6 +77,7 @@ class _Partitioner:
         self.users = [[u for u in users if u in self.live] for users in graph.consumers()]
         self.results = set(graph.outputs)
         self.heavy = self._heavy()
+        self.behind = self._behind()
         self.stored: set[int] = set()
 
     # --- what a value is ----------------------------------------------------------------------------------------------
@@ -90,6 +92,9 @@ class _Partitioner:
         while self.is_view(v):
             v = self.graph.inputs[v][0]
         return v
+
+    def is_contraction(self, v: int) -> bool:
+        return isinstance(self.step(v), g.Contract)
 
     def is_source(self, v: int) -> bool:
         return isinstance(self.step(v), g.Input | g.Opaque)
@@ -106,12 +111,28 @@ class _Partitioner:
             heavy.append(isinstance(step, g.Contract) or inherited)
         return heavy
 
+    def _behind(self) -> list[int]:
+        """For each value a bit for every value that it depends on, itself included."""
+        behind: list[int] = []
+        for v in range(len(self.graph.steps)):
+            bits = 1 << v
+            for i in self.graph.inputs[v]:
+                bits |= behind[i]
+            behind.append(bits)
+        return behind
+
+    def crosses(self, v: int) -> bool:
+        """Whether `v` is still needed after a stored value that was computed from it (a residual stream): it has to be
+        kept all the while, so it is stored rather than computed again."""
+        ends = [e for e in self.stored if e != v and self.behind[e] >> v & 1]
+        return any(self.behind[t] >> e & 1 for t in self.users[v] for e in ends if t != e)
+
     def elements(self, v: int) -> ex.Extent:
         return ex.product(self.graph.dims(v))
 
     # --- the whole ----------------------------------------------------------------------------------------------------
     def run(self) -> Partition:
-        contractions = [v for v in sorted(self.live) if isinstance(self.step(v), g.Contract)]
+        contractions = [v for v in sorted(self.live) if self.is_contraction(v)]
         absorbed = {c for v in contractions for c in self.chained(v)}
         ends: dict[int, list[int]] = {}
         for c in contractions:
@@ -178,7 +199,7 @@ class _Partitioner:
             if x in seen or not self.heavy[x]:
                 continue
             seen.add(x)
-            if isinstance(self.step(x), g.Contract):
+            if self.is_contraction(x):
                 found.append(x)
             else:
                 todo.extend(self.graph.inputs[x])
@@ -291,7 +312,7 @@ class _Partitioner:
         """Whether a heavy value is computed from what is stored already, without another contraction."""
         if v in self.stored:
             return True
-        if isinstance(self.step(v), g.Contract) or self.is_source(v):
+        if self.is_contraction(v) or self.is_source(v):
             return False
         return all(self.known(i) or not self.heavy[i] for i in self.graph.inputs[v])
 
@@ -314,7 +335,8 @@ class _Partitioner:
         """The values at which the fragment of `end` begins."""
         found: dict[int, None] = {}
         seen: set[tuple[int, bool]] = set()
-        todo = [(end, False)]
+        light = all(self.light_from_stored(i) for i in self.graph.inputs[end]) and not self.is_contraction(end)
+        todo = [(end, light)]  # a light fragment may hold normalisations that only elementwise operators read
         while todo:
             v, contracted = todo.pop()
             if (v, contracted) in seen:
@@ -323,7 +345,7 @@ class _Partitioner:
             if v != end and self.begins(v, contracted):
                 found[v] = None
                 continue
-            inner = contracted or isinstance(self.step(v), g.Contract)
+            inner = contracted or self.is_contraction(v)
             todo.extend((i, inner) for i in self.graph.inputs[v])
         return sorted(found)
 
@@ -340,6 +362,8 @@ class _Partitioner:
             return False
         if not contracted and self.has_reduction(v):
             return True
+        if isinstance(step, g.Map) and self.crosses(v):
+            return True
         if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and len(self.users[v]) > 1:
             return step.op not in ("sigmoid", "silu", "gelu", "gelu_tanh")
         return False
@@ -353,7 +377,7 @@ class _Partitioner:
         """Whether no contraction lies between the stored values and `v`."""
         if v in self.stored or not self.heavy[v]:
             return True
-        if isinstance(self.step(v), g.Contract):
+        if self.is_contraction(v):
             return False
         return all(self.light_from_stored(i) for i in self.graph.inputs[v])
 
@@ -376,7 +400,7 @@ class _Partitioner:
         extra = {
             i
             for v in self.graph.cone([end], self.boundary(end))
-            if isinstance(self.step(v), g.Contract)
+            if self.is_contraction(v)
             for i in self.graph.inputs[v]
             if i in self.names and self.light_from_stored(i)
         }

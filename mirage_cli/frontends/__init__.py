@@ -9,6 +9,8 @@ from typing import Protocol
 from mirage_cli.errors import UnsupportedFormat
 from mirage_cli.frontends.imported import Imported, Options
 
+__all__ = ["FRONT_ENDS", "HINTS", "FrontEnd", "Imported", "Options", "front_end", "load"]
+
 STANDARD_INPUT = "-"
 
 
@@ -42,7 +44,7 @@ def front_end(path: str) -> FrontEnd:
     """The front end for a file, by its suffix. Raises UnsupportedFormat naming the known suffixes."""
     suffix = STANDARD_INPUT if path == STANDARD_INPUT else PurePath(path).suffix.lower()
     if suffix in FRONT_ENDS:
-        module: FrontEnd = importlib.import_module(FRONT_ENDS[suffix])  # type: ignore[assignment]
+        module: FrontEnd = importlib.import_module(FRONT_ENDS[suffix])
         return module
     known = ", ".join(s for s in FRONT_ENDS if s != STANDARD_INPUT)
     found = f"suffix {suffix!r}" if suffix else "no suffix"

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mirage_cli.errors import UsageError
-from mirage_cli.lax.domain import Array
-from mirage_cli.lax.graph import Graph
 
 if TYPE_CHECKING:
     import onnx_ir
+
+    from mirage_cli.lax.domain import Array
+    from mirage_cli.lax.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Imported:
 
     def constant(self, name: str) -> Array:
         """The stored elements of a weight. Raises UsageError when the model has no constant of that name."""
-        value = self.model.graph.initializers.get(name)
+        nodes = (output for node in self.model.graph if node.op_type == "Constant" for output in node.outputs)
+        value = self.model.graph.initializers.get(name) or next((o for o in nodes if o.name == name), None)
         if value is None or value.const_value is None:
             raise UsageError(f"the model has no constant called {name!r}")
         return value.const_value.numpy()

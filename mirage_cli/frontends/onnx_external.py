@@ -55,11 +55,12 @@ class DataFiles:
             raise ModelError(f"{self.path}: external data of tensor {proto.name!r}: {error}") from None
         offset = info.offset or 0
         raw = self._open(info.location, proto.name)
-        if info.length is not None and info.length != size:
+        length: int | None = info.length
+        if length is not None and length != size:
             shape = "x".join(map(str, proto.dims)) or "scalar"
             raise ModelError(
                 f"{self.path}: tensor {proto.name!r} ({dtype.name}, {shape}) needs {size} bytes, "
-                f"but its external data says {info.length}"
+                f"but its external data says {length}"
             )
         if offset + size > len(raw):
             raise ModelError(
@@ -123,12 +124,15 @@ def _tensor(
     return ir.Tensor(flat.reshape(dims), dtype, shape=shape, name=name)
 
 
-def inner_external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The tensors with external data that are no initializers of the main graph: attributes, sub-graphs, functions."""
+def inline_inner(model: onnx.ModelProto, files: DataFiles) -> None:
+    """Put into the message what is no weight of the main graph: data of attributes, sub-graphs and functions.
+
+    Raises ModelError.
+    """
     functions = [node for function in model.functions for node in function.node]
     for tensor in (*_node_tensors(model.graph.node), *_node_tensors(functions)):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            yield tensor
+            files.inline(tensor)
 
 
 def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from mirage_cli.errors import ModelError
 
@@ -34,9 +34,11 @@ def read_bytes(path: str) -> bytes:
     if path == "-":
         return sys.stdin.buffer.read()
     try:
-        with Path(path).open("rb", opener=_open_quickly) as file:
+        with open(path, "rb", opener=_open_quickly) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ModelError(f"{path}: expected a regular file, found {'a folder' if Path(path).is_dir() else 'none'}")
+                raise ModelError(
+                    f"{path}: expected a regular file, found {'a folder' if Path(path).is_dir() else 'another kind'}"
+                )
             return file.read()
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None

@@ -19,20 +19,23 @@ from onnxscript import optimizer
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Options
-from mirage_cli.frontends.onnx_external import DataFiles, inner_external_tensors
+from mirage_cli.frontends.onnx_external import DataFiles
 
 OLDEST_OPSET = 13  #: older models are converted to it
 SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape arguments are among them
 FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
-#: operators that onnxruntime defines in ONNX's own domain, at opsets that lack them
-_RUNTIME_OPERATORS = frozenset({"SimplifiedLayerNormalization", "LayerNormalization"})
+#: operators in ONNX's own domain that models have at opsets where the checker refuses them: two that onnxruntime
+#: defines, and one that opset 18 declares deprecated since opset 21 corrects it
+_ELSEWHERE = "mirage.tolerated"  #: the domain that hides these from the checker
+_TOLERATED = ("SimplifiedLayerNormalization", "LayerNormalization", "GroupNormalization")
 
 
 # --- checking and converting ------------------------------------------------------------------------------------------
 def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelProto:
     """A valid model of opset 13 or newer. Raises ModelError."""
-    opset = default_opset(proto, path)
+    opset = _check_versions(proto, path)
+    _check_sizes(proto, path)
     small = skeleton(proto)
     try:
         onnx.checker.check_model(small)
@@ -48,19 +51,46 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
     return _with_weights_of(proto, newer)
 
 
-def default_opset(proto: onnx.ModelProto, path: str) -> int:
-    """The version of ONNX's own operators. Raises ModelError for one that is missing or too new."""
-    newest = onnx.defs.onnx_opset_version()
-    found = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
-    if not found:
+def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
+    """Raise ModelError for weights whose stored bytes do not fit their shape: the checker does not see the large ones."""
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.HasField("raw_data"):
+            bits = _bits(tensor)
+            wanted = math.ceil(math.prod(tensor.dims) * bits / 8)
+            if bits and len(tensor.raw_data) != wanted:
+                shape = "x".join(map(str, tensor.dims)) or "scalar"
+                found = len(tensor.raw_data)
+                raise ModelError(f"{path}: weight {tensor.name!r} ({shape}) needs {wanted} bytes, the file has {found}")
+
+
+def _bits(tensor: onnx.TensorProto) -> int:
+    """Bits of an element; 0 for types without a fixed size."""
+    try:
+        return ir.DataType(tensor.data_type).bitwidth
+    except (ValueError, TypeError):
+        return 0
+
+
+def default_opset(proto: onnx.ModelProto) -> int | None:
+    """The version of ONNX's own operators."""
+    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), None)
+
+
+def _check_versions(proto: onnx.ModelProto, path: str) -> int:
+    """The version of ONNX's own operators. Raises ModelError for one that is missing or too new, and for sparse weights."""
+    newest, found = onnx.defs.onnx_opset_version(), default_opset(proto)
+    if found is None and not found and not any(node.domain in ("", "ai.onnx") for node in proto.graph.node):
+        proto.opset_import.add(domain="", version=OLDEST_OPSET)  # operators of other domains only
+        found = OLDEST_OPSET
+    if found is None:
         raise ModelError(f"{path}: the model names no version of the ONNX operators (opset_import)")
-    if not 1 <= found[0] <= newest:
-        raise ModelError(f"{path}: expected opset 1 to {newest}, found {found[0]}")
+    if not 1 <= found <= newest:
+        raise ModelError(f"{path}: expected opset 1 to {newest}, found {found}")
     if proto.ir_version > onnx.IR_VERSION:
         raise ModelError(f"{path}: expected IR version up to {onnx.IR_VERSION}, found {proto.ir_version}")
     if proto.graph.sparse_initializer:
         raise ModelError(f"{path}: sparse initializers are not supported")
-    return found[0]
+    return found
 
 
 def skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -74,17 +104,21 @@ def skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
         getattr(graph, part).extend(getattr(proto.graph, part))
     declared = {value.name for value in graph.input}
     for tensor in proto.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= SMALL_BYTES:
+        kept = tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= SMALL_BYTES
+        if kept:
             graph.initializer.append(tensor)
-        elif tensor.name not in declared:
+        if tensor.name not in declared and (not kept or proto.ir_version < 4):  # there weights have to be inputs too
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     for output in graph.output:  # the checker wants a shape, runtimes do not
         if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
             output.type.tensor_type.shape.SetInParent()
-    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""}
-    for node in graph.node:
-        if node.domain == "" and node.op_type in _RUNTIME_OPERATORS - known:
-            node.domain = "com.microsoft"
+    opset = default_opset(proto) or OLDEST_OPSET
+    extra = {n for n in _TOLERATED if not onnx.defs.has(n, opset) or onnx.defs.get_schema(n, opset).deprecated}
+    tolerated = [node for node in graph.node if node.domain == "" and node.op_type in extra]
+    for node in tolerated:
+        node.domain = _ELSEWHERE
+    if tolerated:
+        small.opset_import.add(domain=_ELSEWHERE, version=1)
     return small
 
 
@@ -97,6 +131,11 @@ def _with_weights_of(proto: onnx.ModelProto, newer: onnx.ModelProto) -> onnx.Mod
     newer.graph.input.extend(kept)
     there = {tensor.name for tensor in newer.graph.initializer}
     newer.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in there)
+    for node in newer.graph.node:
+        node.domain = "" if node.domain == _ELSEWHERE else node.domain
+    kept_imports = [entry for entry in newer.opset_import if entry.domain != _ELSEWHERE]
+    del newer.opset_import[:]
+    newer.opset_import.extend(kept_imports)
     newer.metadata_props.extend(proto.metadata_props)
     newer.producer_name, newer.producer_version = proto.producer_name, proto.producer_version
     return newer
@@ -104,21 +143,21 @@ def _with_weights_of(proto: onnx.ModelProto, newer: onnx.ModelProto) -> onnx.Mod
 
 def to_ir(proto: onnx.ModelProto, files: DataFiles, path: str) -> ir.Model:
     """The model as onnx-ir holds it; weights in other files stay there until they are read. Raises ModelError."""
-    for tensor in inner_external_tensors(proto):
-        files.inline(tensor)
     external = [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
     weights = {tensor.name: files.tensor(tensor) for tensor in external}
     try:
         model = ir.serde.deserialize_model(proto)
-    except Exception as error:  # onnx-ir wraps whatever goes wrong
-        cause = error.__cause__ or error
-        raise ModelError(f"{path}: the model cannot be read: {cause}") from None
+    except Exception as wrapped:  # onnx-ir wraps whatever goes wrong
+        error: BaseException = wrapped
+        while error.__cause__ is not None:
+            error = error.__cause__
+        raise ModelError(f"{path}: the model cannot be read: {error}") from None
     for name, tensor in weights.items():
         model.graph.initializers[name].const_value = tensor
     for name, value in list(model.graph.initializers.items()):
         if value.const_value is None:
             raise ModelError(f"{path}: weight {name!r} has no elements")
-        if proto.ir_version < 4 and value in model.graph.inputs:  # there every weight has to be listed as an input
+        if proto.ir_version < 4 and value in model.graph.inputs:
             model.graph.inputs.remove(value)
     return model
 
@@ -128,9 +167,11 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
     """Put the numbers that the user gave into the shapes of the model. Raises UsageError when they do not fit."""
     numbers = dict(options.dims)
     inputs = {value.name: value for value in model.graph.inputs}
-    known = {n for value in inputs.values() for d in _dims(value) if isinstance(d, str) for n in sizes.names(sizes.parse(d))}
+    known = {n for value in inputs.values() for n in _names(value)}
     for name in sorted(numbers.keys() - known):
-        raise UsageError(f"--dim {name}: the inputs have no such symbol; they have {', '.join(sorted(known)) or 'none'}")
+        raise UsageError(
+            f"--dim {name}: the inputs have no such symbol; they have {', '.join(sorted(known)) or 'none'}"
+        )
     for name, shape in options.shapes.items():
         if name not in inputs:
             raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(map(str, inputs))}")
@@ -177,6 +218,11 @@ def _dims(value: ir.Value) -> list[int | str | None]:
     return [d if isinstance(d, int) else d.value for d in value.shape or ()]
 
 
+def _names(value: ir.Value) -> set[str]:
+    """The symbols in a tensor's dimensions."""
+    return {n for d in _dims(value) if isinstance(d, str) for n in sizes.names(sizes.parse(d))}
+
+
 def _values(model: ir.Model) -> Iterator[ir.Value]:
     yield from model.graph.inputs
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
@@ -187,30 +233,36 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 def simplify(model: ir.Model, notes: list[str]) -> None:
     """Inline functions, fold constants and infer shapes, in place; every node gets a name of its own."""
     with _quiet():
-        _inline(model, notes)
-        optimizer.fold_constants(
-            model,
-            onnx_shape_inference=True,
-            input_size_limit=FOLD_INPUT_ELEMENTS,
-            output_size_limit=FOLD_OUTPUT_ELEMENTS,
-            should_fold=_may_fold,
-        )
+        _inline(model)
+        try:
+            optimizer.fold_constants(
+                model,
+                onnx_shape_inference=True,
+                input_size_limit=FOLD_INPUT_ELEMENTS,
+                output_size_limit=FOLD_OUTPUT_ELEMENTS,
+                should_fold=_may_fold,
+            )
+        except RuntimeError as error:  # nodes are replaced one at a time: the model is whole
+            notes.append(f"constants are folded in part only: {error}")
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         passes.RemoveUnusedNodesPass()(model)
         passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+        _name_nodes(model)
         passes.NameFixPass()(model)
-    _name_nodes(model)
 
 
-def _inline(model: ir.Model, notes: list[str]) -> None:
-    def fits(function: ir.Function) -> bool:
-        return all(model.opset_imports.get(d, v) == v for d, v in function.opset_imports.items())
-
+def _inline(model: ir.Model) -> None:
+    """Replace calls of model-local functions by their nodes."""
     for function in model.functions.values():
-        if not fits(function):
-            notes.append(f"function {function.domain}:{function.name} is for other operator versions and stays a call")
+        for domain, version in model.opset_imports.items():
+            if domain in function.opset_imports:  # the checker has seen that its operators are the same there
+                function.opset_imports[domain] = version
+        for node in function:  # its symbols are not the model's, even where they have the same names
+            for output in node.outputs:
+                if output.shape is not None and not output.shape.is_static():
+                    output.shape = None
     if model.functions:
-        passes.InlinePass(criteria=fits)(model)
+        passes.InlinePass()(model)
 
 
 def _may_fold(node: ir.Node) -> bool | None:

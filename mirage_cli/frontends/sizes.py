@@ -99,8 +99,8 @@ def substitute(size: Size, numbers: Mapping[str, int]) -> Size:
 
 def exact_quotient(a: Size, b: Size) -> Size | None:
     """`a / b` when `b` is a monomial that divides every term of `a`, or equals it; else None."""
-    if a == b and a != 0:
-        return 1
+    if a in (0, b):
+        return None if b == 0 else int(a != 0)
     divisor = _terms(b)
     if len(divisor) != 1 or 0 in divisor.values():
         return None

@@ -1,0 +1,52 @@
+"""The ONNX front end: a model file in, the model that will be patched and its graph of primitive operators out."""
+
+from __future__ import annotations
+
+import onnx
+
+from mirage_cli.frontends import onnx_file
+from mirage_cli.frontends.imported import Imported, Options
+from mirage_cli.frontends.onnx_external import DataFiles, inline_inner
+from mirage_cli.frontends.onnx_model import OLDEST_OPSET, checked, default_opset, fix_dimensions, simplify, to_ir
+from mirage_cli.frontends.onnx_walk import read_graph
+
+suffixes = (".onnx",)
+
+
+def load(path: str, options: Options) -> Imported:
+    """Read the ONNX model at `path` ("-": standard input).
+
+    Raises ModelError, naming the file, what was expected and what was found, for a file that is missing, damaged or
+    invalid, and UsageError for options that do not fit its inputs.
+    """
+    data = onnx_file.read_bytes(path)
+    return from_proto(onnx_file.parse(data, path), options, path, onnx_file.sha256(data))
+
+
+def from_proto(proto: onnx.ModelProto, options: Options, path: str = "-", sha256: str = "") -> Imported:
+    """Read a model in memory, which this changes. External data is looked for beside `path`.
+
+    Raises ModelError or UsageError.
+    """
+    notes: list[str] = []
+    node_count = len(proto.graph.node)
+    files = DataFiles(path)
+    inline_inner(proto, files)
+    proto = checked(proto, path, notes)
+    model = to_ir(proto, files, path)
+    fix_dimensions(model, options)
+    simplify(model, notes)
+    reading = read_graph(model)
+    return Imported(
+        path=path,
+        format="onnx",
+        sha256=sha256,
+        external=files.sha256,
+        opset=default_opset(proto) or OLDEST_OPSET,
+        node_count=node_count,
+        model=model,
+        graph=reading.graph,
+        values=reading.values,
+        reasons=reading.reasons,
+        notes=notes,
+    )

@@ -1,0 +1,14 @@
+"""Readers of ONNX operators, by family. Importing this package registers them all."""
+
+from mirage_cli.frontends.onnx_ops import attention as _attention  # noqa: F401  (fills the registry)
+from mirage_cli.frontends.onnx_ops import data as _data  # noqa: F401
+from mirage_cli.frontends.onnx_ops import elementwise as _elementwise  # noqa: F401
+from mirage_cli.frontends.onnx_ops import linear as _linear  # noqa: F401
+from mirage_cli.frontends.onnx_ops import microsoft as _microsoft  # noqa: F401
+from mirage_cli.frontends.onnx_ops import normalization as _normalization  # noqa: F401
+from mirage_cli.frontends.onnx_ops import reductions as _reductions  # noqa: F401
+from mirage_cli.frontends.onnx_ops import rotary as _rotary  # noqa: F401
+from mirage_cli.frontends.onnx_ops import views as _views  # noqa: F401
+from mirage_cli.frontends.onnx_ops.registry import READERS, Reader
+
+__all__ = ["READERS", "Reader"]

@@ -1,0 +1,168 @@
+"""Attention (opset 23 to 25), by the steps of its specification.
+
+Scores, soft cap, masks, softmax, values. A row whose keys are all masked gives zeros: the quotient of the softmax is
+`div0` wherever something is masked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mirage_cli.errors import Refused
+from mirage_cli.frontends.onnx_ops.registry import Call, element_type, reads
+from mirage_cli.frontends.onnx_ops.views import joined
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import BOOL, I64
+from mirage_cli.lax.extents import Extent, product, quotient
+from mirage_cli.lax.graph import Graph
+
+_LOWEST = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where the queries stand among the keys: query i is at position i + `offset` (a value; None: 0)."""
+
+    graph: Graph
+    queries: Extent
+    keys: Extent
+    offset: int | None
+
+    def positions(self) -> tuple[int, int]:
+        """Positions of the queries [.., q, 1] and of the keys [1, 1, 1, k]."""
+        g = self.graph
+        rows, columns = g.iota(self.queries, 2, 4, I64), g.iota(self.keys, 3, 4, I64)
+        return (rows if self.offset is None else g.map("add", rows, self.offset)), columns
+
+
+@reads("Attention")
+def _attention(call: Call) -> list[int | None]:
+    """Contraction, scale, soft cap, masks, softmax, contraction; grouped heads are views; the cache is a `Concat`."""
+    g = call.graph
+    flat = len(call.dims(0)) == 3
+    q, k, v = (_heads(call, i, "q_num_heads" if i == 0 else "kv_num_heads") for i in range(3))
+    past = g.dims(call.arg(4))[2] if call.has(4) else None
+    if past is not None:
+        k, v = (joined(g, [call.arg(i), x], 2) for i, x in ((4, k), (5, v)))
+    present = (k, v)
+    heads = g.dims(q)[1]
+    k, v = _repeated(g, k, heads), _repeated(g, v, heads)
+    size = g.dims(q)[3]
+    if not isinstance(size, int):
+        raise Refused("a symbolic head size without scale")
+    b, h, m, n, d = range(5)
+    raw = compose.scale(g, g.contract(q, k, [b, h, m, d], [b, h, n, d], [b, h, m, n]), call.real("scale", size**-0.5))
+    cap = call.real("softcap", 0.0)
+    capped = compose.soft_cap(g, raw, cap) if cap > 0 else raw
+    frame = _Frame(g, g.dims(q)[2], g.dims(k)[2], _offset(call, past, g.dims(q)[2]))
+    biased = _masked(call, capped, frame)
+    weights = _softmax(call, biased, guarded=biased != capped)
+    y = g.contract(weights, v, [b, h, m, n], [b, h, n, d], [b, h, m, d])
+    if flat:
+        y = g.transpose(y, [0, 2, 1, 3])
+        batch, queries, count, width = g.dims(y)
+        y = g.reshape(y, [batch, queries, product([count, width])])
+    mode = call.integer("qk_matmul_output_mode", 0)
+    if mode not in range(4):
+        raise Refused(f"qk_matmul_output_mode {mode}")
+    return [y, *present, (raw, capped, biased, weights)[mode] if call.wants(3) else None]
+
+
+def _heads(call: Call, i: int, attribute: str) -> int:
+    """Queries, keys or values as [batch, heads, sequence, size]."""
+    g, x = call.graph, call.arg(i)
+    if len(g.dims(x)) == 4:
+        return x
+    batch, length, hidden = g.dims(x)
+    heads = call.integer(attribute, 0)
+    size = quotient(hidden, heads) if heads else None
+    if size is None:
+        raise Refused(f"{hidden} channels do not divide into {heads} heads")
+    return g.transpose(g.reshape(x, [batch, length, heads, size]), [0, 2, 1, 3])
+
+
+def _repeated(g: Graph, x: int, heads: Extent) -> int:
+    """Each key or value head repeated for the query heads that share it."""
+    batch, own, length, size = g.dims(x)
+    groups = quotient(heads, own)
+    if groups is None:
+        raise Refused(f"{heads} query heads do not divide among {own} key and value heads")
+    if groups == 1:
+        return x
+    wide = g.expand(g.reshape(x, [batch, own, 1, length, size]), [batch, own, groups, length, size])
+    return g.reshape(wide, [batch, heads, length, size])
+
+
+def _offset(call: Call, past: Extent | None, queries: Extent) -> int | None:
+    """The position of the first query: behind the past keys, or so that the last query is at the last valid key."""
+    g = call.graph
+    if past is not None:
+        return None if past == 0 else _count(g, past)
+    if call.has(6):
+        return g.map("sub", _valid(call), _count(g, queries))
+    return None
+
+
+def _valid(call: Call) -> int:
+    """The number of valid keys of each batch entry as [batch, 1, 1, 1]."""
+    g = call.graph
+    v = g.cast(call.arg(6), I64)
+    return g.reshape(v, [g.dims(v)[0], 1, 1, 1])
+
+
+def _count(g: Graph, extent: Extent) -> int:
+    """An extent as a scalar."""
+    if isinstance(extent, int):
+        return g.fill(extent, I64)
+    ones = g.expand(g.fill(1, I64, (1,)), (extent,))
+    return g.reshape(g.reduce("sum", ones, [0]), ())
+
+
+def _masked(call: Call, scores: int, frame: _Frame) -> int:
+    """Scores with everything applied that hides keys."""
+    g = call.graph
+    if call.has(3):
+        scores = compose.attention_mask(g, scores, _full_mask(call, frame.keys))
+    conditions = _conditions(call, frame)
+    for keep in conditions:
+        scores = compose.attention_mask(g, scores, keep)
+    return scores
+
+
+def _conditions(call: Call, frame: _Frame) -> list[int]:
+    """Truth values [.., q, k] that must all hold for a key to be seen."""
+    g = call.graph
+    left, right = call.integer("left_window_size", -1), call.integer("right_window_size", -1)
+    keep: list[int] = []
+    rows, columns = frame.positions()
+    if call.integer("is_causal", 0):
+        keep.append(g.map("le", columns, rows))
+    if left >= 0:
+        keep.append(g.map("le", compose.shift(g, rows, -left), columns))
+    if right >= 0:
+        keep.append(g.map("le", columns, compose.shift(g, rows, right)))
+    if call.has(6):
+        keep.append(g.map("lt", columns, _valid(call)))
+    return keep
+
+
+def _full_mask(call: Call, keys: Extent) -> int:
+    """The mask, filled up to all keys: those behind its end are hidden."""
+    g, mask = call.graph, call.arg(3)
+    dims = g.dims(mask)
+    if dims[-1] in (1, keys):
+        return mask
+    if not (isinstance(keys, int) and isinstance(dims[-1], int)):
+        raise Refused(f"a mask for {dims[-1]} of {keys} keys")
+    hidden = 0 if g.dtype(mask) == BOOL else _LOWEST
+    rest = g.fill(hidden, g.dtype(mask), [*dims[:-1], keys - dims[-1]])
+    return joined(g, [mask, rest], len(dims) - 1)
+
+
+def _softmax(call: Call, scores: int, guarded: bool) -> int:
+    """Softmax over the keys, in the type that the node asks for."""
+    g, own = call.graph, call.graph.dtype(scores)
+    precision = call.integer("softmax_precision", 0)
+    x = g.cast(scores, element_type(precision)) if precision else scores
+    e = g.stable_exp(x, [3])
+    return g.cast(g.map("div0" if guarded else "div", e, g.reduce("sum", e, [3])), own)

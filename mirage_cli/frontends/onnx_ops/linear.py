@@ -1,0 +1,137 @@
+"""Products of matrices: contractions."""
+
+from __future__ import annotations
+
+from mirage_cli.errors import Refused
+from mirage_cli.frontends.onnx_ops.elementwise import whole_arithmetic
+from mirage_cli.frontends.onnx_ops.registry import MICROSOFT, Call, reads
+from mirage_cli.lax import compose
+from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.ops import OPS
+
+
+@reads("MatMul")
+def _matmul(call: Call) -> int:
+    """A contraction."""
+    whole_arithmetic(call.dtype(0))
+    return compose.matmul(call.graph, call.arg(0), call.arg(1))
+
+
+def gemm(call: Call) -> int:
+    """alpha times a contraction plus beta times the third operand; transposed operands are other labels."""
+    g, x, y = call.graph, call.arg(0), call.arg(1)
+    whole_arithmetic(g.dtype(x))
+    m, k, n = 0, 1, 2
+    lhs = [k, m] if call.integer("transA", 0) else [m, k]
+    rhs = [n, k] if call.integer("transB", 0) else [k, n]
+    z = compose.scale(g, g.contract(x, y, lhs, rhs, [m, n]), call.real("alpha", 1.0))
+    c, beta = call.maybe(2), call.real("beta", 1.0)
+    return z if c is None or beta == 0 else g.map("add", z, compose.scale(g, c, beta))
+
+
+reads("Gemm")(gemm)
+
+
+@reads("FusedGemm", domain=MICROSOFT)
+def _fused_gemm(call: Call) -> int:
+    """As Gemm, then an activation that the registry has by its ONNX name."""
+    name = call.text("activation", "")
+    activation = next((op.name for op in OPS.values() if name and op.onnx == name and op.arity == 1), None)
+    if activation is None:
+        raise Refused(f"activation {name!r}")
+    return call.graph.map(activation, gemm(call))
+
+
+@reads("FusedMatMul", domain=MICROSOFT)
+def _fused_matmul(call: Call) -> int:
+    """alpha times a contraction of transposed operands."""
+    g = call.graph
+    x = _transposed(g, call.arg(0), call.integer("transA", 0), call.integer("transBatchA", 0))
+    y = _transposed(g, call.arg(1), call.integer("transB", 0), call.integer("transBatchB", 0))
+    return compose.scale(g, compose.matmul(g, x, y), call.real("alpha", 1.0))
+
+
+def _transposed(g: Graph, x: int, last: int, batch: int) -> int:
+    """The last two dimensions exchanged, and before that the first one moved to the last place but one."""
+    rank = len(g.dims(x))
+    order = list(range(rank))
+    if batch and rank > 2:
+        order = [*order[1:-1], order[0], order[-1]]
+    if last and rank > 1:
+        order[-2:] = order[:-3:-1]
+    return g.transpose(x, order)
+
+
+# --- Einsum -----------------------------------------------------------------------------------------------------------
+@reads("Einsum")
+def _einsum(call: Call) -> int:
+    """Contractions of two operands at a time, one after the other; a label twice in one operand is refused."""
+    g, values = call.graph, call.args()
+    whole_arithmetic(g.dtype(values[0]))
+    terms, out = einsum_labels(call.text("equation", ""), [len(g.dims(v)) for v in values])
+    x, labels = values[0], terms[0]
+    for i in range(1, len(values)):
+        later = set(out).union(*terms[i + 1 :])
+        kept = [n for n in dict.fromkeys([*labels, *terms[i]]) if n in later]
+        if i + 1 == len(values):
+            kept = out
+        x, labels = g.contract(x, values[i], labels, terms[i], kept), kept
+    if labels != out:
+        gone = [i for i, n in enumerate(labels) if n not in out]
+        x = g.reduce("sum", x, gone)
+        x = g.reshape(x, [e for i, e in enumerate(g.dims(x)) if i not in gone])
+        left = [n for n in labels if n in out]
+        x = g.transpose(x, [left.index(n) for n in out])
+    return x
+
+
+def einsum_labels(equation: str, ranks: list[int]) -> tuple[list[list[int]], list[int]]:
+    """Labels of the operands and of the result of an einsum equation. Raises Refused."""
+    equation = equation.replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    operands = left.split(",")
+    if len(operands) != len(ranks):
+        raise Refused(f"equation {equation!r} has {len(operands)} operands, the node has {len(ranks)}")
+    numbers: dict[str, int] = {}
+    rest = max(
+        (rank - len(t.replace("...", "")) for t, rank in zip(operands, ranks, strict=True) if "..." in t), default=0
+    )
+
+    def labels(text: str, hidden: int) -> list[int]:
+        before, dots, after = text.partition("...")
+        middle = [numbers.setdefault(f"...{i}", len(numbers)) for i in range(rest - hidden, rest)] if dots else []
+        named = [[numbers.setdefault(c, len(numbers)) for c in part] for part in (before, after)]
+        return [*named[0], *middle, *named[1]]
+
+    terms = []
+    for text, rank in zip(operands, ranks, strict=True):
+        hidden = rank - len(text.replace("...", ""))
+        if hidden < 0 or (hidden and "..." not in text):
+            raise Refused(f"operand {text!r} of the equation does not fit a tensor of rank {rank}")
+        term = labels(text, hidden)
+        if len(set(term)) != len(term):
+            raise Refused(f"operand {text!r} repeats a label: a diagonal")
+        terms.append(term)
+    if not arrow:
+        letters = sorted(c for c in numbers if len(c) == 1 and left.count(c) == 1)
+        right = ("..." if rest else "") + "".join(letters)
+    out = labels(right, rest)
+    if len(set(out)) != len(out) or not set(out) <= set().union(*terms):
+        raise Refused(f"result {right!r} of the equation repeats a label or has a new one")
+    return terms, out
+
+
+# --- Conv -------------------------------------------------------------------------------------------------------------
+@reads("Conv")
+def _conv(call: Call) -> int:
+    """A contraction over the channels, when the kernel has one element, without stride, padding and groups."""
+    g, x, w = call.graph, call.arg(0), call.arg(1)
+    rank = len(g.dims(x))
+    plain = call.integer("group", 1) == 1 and not any(call.integers("pads", ()))
+    if not plain or any(s != 1 for s in call.integers("strides", ())) or any(e != 1 for e in g.dims(w)[2:]):
+        raise Refused("a convolution with more than one kernel element, stride, padding or groups")
+    n, c, m, spatial = 0, 1, rank, list(range(2, rank))
+    kernel = g.reshape(w, g.dims(w)[:2])
+    y = g.contract(x, kernel, [n, c, *spatial], [m, c], [n, m, *spatial])
+    bias = call.maybe(2)
+    return y if bias is None else g.map("add", y, g.reshape(bias, (1, g.dims(bias)[0], *[1] * (rank - 2))))

@@ -1,0 +1,275 @@
+"""Operators that only move elements: reshapes, transposes, slices, concatenations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mirage_cli.errors import Refused
+from mirage_cli.frontends import sizes
+from mirage_cli.frontends.onnx_ops.registry import Call, dimension, number, reads
+from mirage_cli.frontends.sizes import Size
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import BOOL
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.graph import Concat, Graph
+
+MAX_RUNS = 64  #: arithmetic runs that a Gather with constant indices is cut into
+
+
+@reads("Identity")
+def _identity(call: Call) -> int:
+    """The operand itself."""
+    return call.arg(0)
+
+
+@reads("Dropout")
+def _dropout(call: Call) -> list[int | None]:
+    """The operand itself; training is refused unless the ratio is 0."""
+    g, x = call.graph, call.arg(0)
+    if call.has(2) and g.fill_value(call.arg(2)) != 0 and (not call.has(1) or g.fill_value(call.arg(1)) != 0):
+        raise Refused("training mode")
+    return [x, g.expand(g.fill(1, BOOL), g.dims(x)) if call.wants(1) else None]
+
+
+@reads("Transpose")
+def _transpose(call: Call) -> int:
+    """`Transpose`."""
+    rank = len(call.dims(0))
+    return call.graph.transpose(call.arg(0), call.integers("perm", range(rank)[::-1]))
+
+
+@reads("Reshape")
+def _reshape(call: Call) -> int:
+    """`Reshape`; 0 copies a dimension (unless allowzero), -1 is what remains."""
+    g, x = call.graph, call.arg(0)
+    source, wanted = g.dims(x), call.sizes(1)
+    copied: list[Extent] = [
+        source[i] if w == 0 and not call.integer("allowzero", 0) and i < len(source) else 1 if w == -1 else _extent(w)
+        for i, w in enumerate(wanted)
+    ]
+    if -1 in wanted:
+        copied[wanted.index(-1)] = _quotient(ex.product(source), ex.product(copied))
+    return g.reshape(x, copied)
+
+
+def _extent(size: Size) -> Extent:
+    try:
+        return sizes.to_extent(size)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def _quotient(total: Extent, part: Extent) -> Extent:
+    found = ex.quotient(total, part)
+    if found is None:
+        raise Refused(f"{total} elements do not divide by {part}")
+    return found
+
+
+@reads("Flatten")
+def _flatten(call: Call) -> int:
+    """`Reshape` to two dimensions."""
+    dims = call.dims(0)
+    axis = call.integer("axis", 1)
+    axis = axis + len(dims) if axis < 0 else axis
+    return call.graph.reshape(call.arg(0), [ex.product(dims[:axis]), ex.product(dims[axis:])])
+
+
+@reads("Squeeze")
+def _squeeze(call: Call) -> int:
+    """`Reshape` without dimensions of extent 1."""
+    dims = call.dims(0)
+    axes = call.axes(1, len(dims))
+    gone = [i for i, e in enumerate(dims) if e == 1] if axes is None else axes
+    if any(dims[i] != 1 for i in gone):
+        raise Refused(f"dimensions {gone} of {call.graph.tensors[call.arg(0)]} are not all 1")
+    return call.graph.reshape(call.arg(0), [e for i, e in enumerate(dims) if i not in gone])
+
+
+@reads("Unsqueeze")
+def _unsqueeze(call: Call) -> int:
+    """`Reshape` with more dimensions of extent 1."""
+    rank = len(call.dims(0)) + len(call.ints(1))
+    new, old = call.axes(1, rank) or [], iter(call.dims(0))
+    return call.graph.reshape(call.arg(0), [1 if i in new else next(old) for i in range(rank)])
+
+
+@reads("Expand")
+def _expand(call: Call) -> int:
+    """`Expand`."""
+    return call.graph.expand(call.arg(0), call.extents(1))
+
+
+@reads("Tile")
+def _tile(call: Call) -> int:
+    """`Expand` of an added dimension in front of each repeated one, then `Reshape`."""
+    g, x, repeats = call.graph, call.arg(0), call.extents(1)
+    dims = g.dims(x)
+    if len(repeats) != len(dims):
+        raise Refused(f"{len(repeats)} repeats for {len(dims)} dimensions")
+    apart = g.reshape(x, [e for d in dims for e in (1, d)])
+    wide = g.expand(apart, [e for pair in zip(repeats, dims, strict=True) for e in pair])
+    return g.reshape(wide, [ex.product(pair) for pair in zip(repeats, dims, strict=True)])
+
+
+# --- Concat and Split -------------------------------------------------------------------------------------------------
+def joined(g: Graph, values: Sequence[int], axis: int) -> int:
+    """A concatenation, in which a sum of symbolic extents gets its canonical name. Raises Refused."""
+    rank = len(g.dims(values[0]))
+    axis = dimension(axis, rank)
+    rests = {g.dims(v)[:axis] + g.dims(v)[axis + 1 :] for v in values}
+    if len(rests) > 1:
+        raise Refused(f"tensors of dimensions {', '.join(str(g.tensors[v]) for v in values)} cannot be concatenated")
+    values = [v for v in values if g.dims(v)[axis] != 0] or list(values[:1])
+    if len(values) == 1:
+        return values[0]
+    total: Size = 0
+    for v in values:
+        total = total + sizes.from_extent(g.dims(v)[axis])
+    dims = list(g.dims(values[0]))
+    dims[axis] = _extent(total)
+    return g.record(Concat(axis), values, dims, g.dtype(values[0]))
+
+
+@reads("Concat")
+def _concat(call: Call) -> int:
+    """`Concat`."""
+    return joined(call.graph, call.args(), call.integer("axis", 0))
+
+
+@reads("Split")
+def _split(call: Call) -> list[int | None]:
+    """A `Slice` for each output."""
+    g, x = call.graph, call.arg(0)
+    axis = call.axis(0, len(g.dims(x)))
+    total, n = g.dims(x)[axis], len(call.node.outputs)
+    counts: list[Extent]
+    if call.has(1):
+        counts = call.extents(1)
+    elif isinstance(total, int):
+        chunk = math.ceil(total / n)  # the last one may be smaller
+        counts = [*[chunk] * (n - 1), total - chunk * (n - 1)]
+    else:
+        counts = [_quotient(total, n)] * n
+    results: list[int | None] = []
+    start: Size = 0
+    for count in counts:
+        first = number(start, f"start of output {len(results)}")
+        results.append(g.slice(x, axis, first if count != 0 else 0, count))
+        start = start + sizes.from_extent(count)
+    if start != sizes.from_extent(total):
+        raise Refused(f"parts of {', '.join(map(str, counts))} do not make up {total}")
+    return results
+
+
+# --- Slice and Gather -------------------------------------------------------------------------------------------------
+@reads("Slice")
+def _slice(call: Call) -> int:
+    """A `Slice` for each axis; starts and ends are known."""
+    g, x = call.graph, call.arg(0)
+    starts, ends, rank = call.sizes(1), call.sizes(2), len(g.dims(call.arg(0)))
+    axes = call.ints(3) if call.has(3) else list(range(len(starts)))
+    steps = call.ints(4) if call.has(4) else [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        dim = dimension(axis, rank)
+        first, count = slice_range(g.dims(x)[dim], start, end, step)
+        x = g.slice(x, dim, first, count, step) if count != 0 else g.slice(x, dim, 0, 0)
+    return x
+
+
+def slice_range(extent: Extent, start: Size, end: Size, step: int) -> tuple[int, Extent]:
+    """(first position, count) of a slice of a dimension, by ONNX's rules. Raises Refused where sizes do not tell."""
+    if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
+        positions = range(extent)[_slice_of(start, end, step)]
+        return (positions[0] if positions else 0), len(positions)
+    size = sizes.from_extent(extent)
+    huge = 2**31 - 1
+    if step != 1 or not isinstance(start, int) or start < 0 or start >= huge:
+        raise Refused(f"a slice from {start} by {step} of a dimension of {extent}")
+    if isinstance(end, int) and end >= huge:
+        end = size
+    elif isinstance(end, int) and end < 0:
+        end = size + end
+    rest = size - end
+    if not isinstance(rest, int) or rest < 0:  # the end may lie behind the dimension's own
+        raise Refused(f"a slice up to {end} of a dimension of {extent}")
+    return start, _extent(end - start)
+
+
+def _slice_of(start: int, end: int, step: int) -> slice:
+    """ONNX's bounds as a Python slice: the end of a backward slice may lie before the first element."""
+    limit = 2**31 - 1
+    if step < 0 and end <= -limit:
+        return slice(start, None, step)
+    return slice(start, end, step)
+
+
+@reads("Gather")
+def _gather(call: Call) -> int:
+    """`Slice`s for constant indices (joined by `Concat` where they are no arithmetic run); others are refused."""
+    g, x = call.graph, call.arg(0)
+    axis = call.axis(0, len(g.dims(x)))
+    known = call.scope.known(call.tensor(1))
+    if known is None:
+        raise Refused("its indices are not known when the model is read")
+    return taken(g, x, axis, call.ints(1), known.shape)
+
+
+def taken(g: Graph, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:
+    """numpy's `take` with known indices, which are given flat with their shape. Raises Refused."""
+    dims = g.dims(x)
+    extent = dims[axis]
+    if isinstance(extent, int):
+        indices = [i + extent if i < 0 else i for i in indices]
+    if any(i < 0 or (isinstance(extent, int) and i >= extent) for i in indices):
+        raise Refused(f"indices outside a dimension of {extent}")
+    runs = arithmetic_runs(indices)
+    if len(runs) > MAX_RUNS:
+        raise Refused(f"its indices make {len(runs)} arithmetic runs, more than {MAX_RUNS}")
+    parts = [g.slice(x, axis, first, count, step) for first, count, step in runs]
+    y = joined(g, parts, axis) if parts else g.slice(x, axis, 0, 0)
+    return g.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
+
+
+def arithmetic_runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Indices as (first, count, step) runs, each as long as possible from the left."""
+    runs: list[tuple[int, int, int]] = []
+    i = 0
+    while i < len(indices):
+        step = indices[i + 1] - indices[i] if i + 1 < len(indices) else 1
+        count = 1
+        while step and i + count < len(indices) and indices[i + count] == indices[i] + count * step:
+            count += 1
+        if (
+            count == 2 and i + 2 < len(indices) and step != 1
+        ):  # two of any kind are no run: the second may start a longer one
+            count = 1
+        runs.append((indices[i], count, step if count > 1 else 1))
+        i += count
+    return runs
+
+
+# --- blocks of space --------------------------------------------------------------------------------------------------
+@reads("DepthToSpace")
+def _depth_to_space(call: Call) -> int:
+    """`Reshape`, `Transpose`, `Reshape`."""
+    g, x, b = call.graph, call.arg(0), call.integer("blocksize", 1)
+    n, c, h, w = g.dims(x)
+    depth = _quotient(c, b * b)
+    if call.text("mode", "DCR") == "DCR":
+        y = g.transpose(g.reshape(x, [n, b, b, depth, h, w]), [0, 3, 4, 1, 5, 2])
+    else:
+        y = g.transpose(g.reshape(x, [n, depth, b, b, h, w]), [0, 1, 4, 2, 5, 3])
+    return g.reshape(y, [n, depth, ex.product([h, b]), ex.product([w, b])])
+
+
+@reads("SpaceToDepth")
+def _space_to_depth(call: Call) -> int:
+    """`Reshape`, `Transpose`, `Reshape`."""
+    g, x, b = call.graph, call.arg(0), call.integer("blocksize", 1)
+    n, c, h, w = g.dims(x)
+    high, wide = _quotient(h, b), _quotient(w, b)
+    order = [0, 3, 5, 1, 2, 4] if call.text("mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
+    y = g.transpose(g.reshape(x, [n, c, high, b, wide, b]), order)
+    return g.reshape(y, [n, ex.product([c, b * b]), high, wide])

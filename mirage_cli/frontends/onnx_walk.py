@@ -1,0 +1,321 @@
+"""From the nodes of an ONNX model to a graph of primitive operators.
+
+Nodes are read in order. A node that no reader expresses becomes opaque: its results are new tensors for whatever
+reads them, and the reason is kept. Nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.analysis import analyze_implicit_usage
+
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.frontends import onnx_known, sizes
+from mirage_cli.frontends.onnx_known import Known
+from mirage_cli.frontends.onnx_ops import READERS
+from mirage_cli.frontends.onnx_ops.registry import ELEMENT_TYPES, Call, Results
+from mirage_cli.frontends.sizes import Size
+from mirage_cli.lax.dtypes import BOOL, I64, DType
+from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.graph import Dims, Graph, Tensor, exact
+
+SPLAT_ELEMENTS = 2**16  #: constants up to this size are one number when all their elements are equal
+_ONNX_TYPES = {ours: theirs.value for theirs, ours in ELEMENT_TYPES.items()}
+_SHAPE_OPERATORS = frozenset({"Shape", "Size"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A graph, the values of the model's tensors in it, and why nodes are not read."""
+
+    graph: Graph
+    values: dict[str, int]
+    reasons: dict[str, str]
+
+
+def read_graph(model: ir.Model) -> Reading:
+    """The graph of a model whose functions are inlined and whose nodes have names of their own."""
+    walk = _Walk(model)
+    for value in model.graph.inputs:
+        walk.input(value)
+    for node in model.graph:
+        walk.node(node)
+    walk.graph.outputs = [walk.anything(value) for value in model.graph.outputs]
+    return Reading(walk.graph, walk.values, walk.reasons)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The reading so far. It is the `Scope` of the readers."""
+
+    model: ir.Model
+    graph: Graph = field(default_factory=Graph)
+    values: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    hidden: dict[str, int] = field(default_factory=dict)  #: stand-ins for tensors that the graph cannot hold
+    unreadable: dict[str, str] = field(default_factory=dict)  #: why a tensor has no graph value
+    shapes: dict[str, Known] = field(default_factory=dict)
+    captures: dict[ir.Graph, set[ir.Value]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.captures = analyze_implicit_usage(self.model.graph)
+
+    # --- what readers ask for -----------------------------------------------------------------------------------------
+    def value(self, tensor: ir.Value) -> int:
+        """The graph value of a tensor. Raises Refused with the reason when there is none."""
+        name = tensor.name or ""
+        if name not in self.values:
+            if name in self.unreadable:
+                raise Refused(f"input {name!r} {self.unreadable[name]}")
+            if tensor.const_value is not None:
+                self.values[name] = self.constant(tensor.const_value, name)
+            elif name in self.shapes:
+                self.values[name] = self.materialize(self.shapes[name], tensor)
+            else:
+                raise Refused(f"input {name!r} comes from outside the model's main graph")
+        return self.values[name]
+
+    def known(self, tensor: ir.Value) -> Known | None:
+        """The integers in a tensor as far as they are known."""
+        if tensor.name in self.shapes:
+            return self.shapes[tensor.name]
+        return None if tensor.is_graph_input() else onnx_known.constant(tensor.const_value)
+
+    def anything(self, tensor: ir.Value) -> int:
+        """The tensor's graph value, or a stand-in that keeps the order of computation."""
+        name = tensor.name or ""
+        try:
+            return self.value(tensor)
+        except Refused as refusal:
+            if name not in self.hidden:
+                self.unreadable.setdefault(name, str(refusal))
+                self.hidden[name] = self.graph.opaque(f"tensor {name}", (), Tensor((), BOOL))
+            return self.hidden[name]
+
+    # --- inputs and constants -----------------------------------------------------------------------------------------
+    def input(self, value: ir.Value) -> None:
+        """Record an input of the model."""
+        name = value.name or ""
+        tensor = self.declared(value, name)
+        if isinstance(tensor, str):
+            self.unreadable[name] = tensor
+            self.hidden[name] = self.graph.input(name, (), BOOL)
+        else:
+            self.values[name] = self.graph.input(name, tensor.dims, tensor.dtype)
+
+    def declared(self, value: ir.Value, prefix: str) -> Tensor | str:
+        """What the model says of a tensor, unnamed dimensions as symbols; or why the graph cannot hold it."""
+        if not isinstance(value.type, ir.TensorType):
+            return "has no known element type" if value.type is None else "is no tensor"
+        dtype = ELEMENT_TYPES.get(value.type.dtype)
+        if dtype is None:
+            return f"has element type {value.type.dtype.name.lower()}, which is not read"
+        if value.shape is None:
+            return "has an unknown number of dimensions"
+        dims: list[Extent] = []
+        for i, d in enumerate(value.shape):
+            text = d if isinstance(d, int) else d.value
+            size: Size = (
+                sizes.named(f"{prefix}.{i}") if text is None else text if isinstance(text, int) else sizes.parse(text)
+            )
+            try:
+                dims.append(sizes.to_extent(size))
+            except ValueError:
+                return f"has dimension {size}"
+        return Tensor(tuple(dims), dtype)
+
+    def constant(self, stored: ir.TensorProtocol, name: str) -> int:
+        """A stored tensor: one number where all elements are equal, else a constant input. Raises Refused."""
+        dtype = ELEMENT_TYPES.get(stored.dtype)
+        if dtype is None:
+            raise Refused(f"constant {name!r} has element type {stored.dtype.name.lower()}, which is not read")
+        dims = tuple(int(d) for d in stored.shape.numpy())
+        if 0 < stored.size <= SPLAT_ELEMENTS:
+            elements = stored.numpy()
+            first = elements.flat[0]
+            if stored.size == 1 or bool((elements == first).all()):
+                number = float(first) if dtype.is_float else int(first)
+                return self.graph.fill(number, dtype, dims)
+        return self.graph.input(name, dims, dtype, constant=True)
+
+    def materialize(self, known: Known, tensor: ir.Value) -> int:
+        """Known integers as a graph value. Raises Refused when some are not known."""
+        if not onnx_known.is_known(known):
+            raise Refused(f"input {tensor.name!r} is a shape that is not fully known")
+        dtype = I64 if tensor.dtype is None else ELEMENT_TYPES.get(tensor.dtype, I64)
+        parts = [self.graph.reshape(self.size(e, dtype), (1,)) for e in known.ravel()]
+        if not parts:
+            return self.graph.fill(0, dtype, known.shape)
+        return self.graph.reshape(self.graph.concat(parts, 0), known.shape)
+
+    def size(self, size: Size, dtype: DType) -> int:
+        """A size as a scalar: symbols are counted by summing ones along dimensions of these extents."""
+        g = self.graph
+        if isinstance(size, int):
+            return g.fill(exact(size), dtype)
+        extent = sizes.to_extent(size)
+        names = extent.names if isinstance(extent, Symbolic) else ()
+        dims = [Symbolic(1, (n,)) for n in names]
+        ones = g.expand(g.fill(1, dtype, (1,) * len(dims)), dims)
+        count = g.reshape(g.reduce("sum", ones, range(len(dims))), ())
+        factor = extent.factor if isinstance(extent, Symbolic) else 1
+        return g.map("mul", count, g.fill(factor, dtype)) if factor != 1 else count
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+    def node(self, node: ir.Node) -> None:
+        """Read one node, or record it as opaque with the reason."""
+        shapes = self.known_outputs(node)
+        if shapes is not None:
+            self.shapes.update((o.name or "", s) for o, s in zip(node.outputs, shapes, strict=False))
+            if len(shapes) == len(node.outputs) and all(map(onnx_known.is_known, shapes)):
+                return
+        try:
+            results = self.read(node)
+            self.check(node, results)
+        except (Refused, InvalidGraph) as refusal:
+            self.opaque(node, str(refusal))
+            return
+        except (TypeError, ValueError, IndexError) as error:  # attributes and ranks that the checker does not look at
+            self.opaque(node, f"it does not have its operator's form: {error}")
+            return
+        for output, v in zip(node.outputs, results, strict=False):
+            if v is not None and output.name:
+                self.values[output.name] = v
+
+    def read(self, node: ir.Node) -> list[int | None]:
+        """The node's outputs as graph values. Raises Refused or InvalidGraph with the reason."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        reader = READERS.get((domain, node.op_type))
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+            raise Refused("it contains sub-graphs")
+        if reader is None:
+            kind = "operator" if domain == "" else f"operator of domain {domain}"
+            raise Refused(f"the {kind} is not read")
+        version = self.model.opset_imports.get(node.domain) or 1
+        results: Results = reader.read(Call(self.graph, node, version, self))
+        listed: list[int | None] = [results] if isinstance(results, int) else list(results)
+        for output in node.outputs[len(listed) :]:
+            if output.name and (output.uses() or output.is_graph_output()):
+                raise Refused(f"output {output.name!r} is not read")
+        return listed
+
+    def check(self, node: ir.Node, results: list[int | None]) -> None:
+        """Refuse a reading that disagrees with what the model says of the results: one of them is wrong."""
+        for output, v in zip(node.outputs, results, strict=False):
+            if v is None or not output.name:
+                continue
+            if isinstance(output.type, ir.TensorType) and ELEMENT_TYPES.get(output.type.dtype) != self.graph.dtype(v):
+                raise Refused(f"read as {self.graph.dtype(v)}, but the model says {output.type.dtype.name.lower()}")
+            if output.shape is None:
+                continue
+            declared = [d if isinstance(d, int) else None for d in output.shape]
+            if not _agree(declared, self.graph.dims(v)):
+                raise Refused(f"read as {self.graph.tensors[v]}, but the model says {output.shape}")
+
+    def known_outputs(self, node: ir.Node) -> list[Known] | None:
+        """What is known of the integers that the node computes."""
+        if node.domain not in ("", "ai.onnx"):
+            return None
+        if node.op_type in _SHAPE_OPERATORS:
+            return self.shape_of(node)
+        if any(o.dtype is not None and not o.dtype.is_integer() and o.dtype != ir.DataType.BOOL for o in node.outputs):
+            return None
+        return onnx_known.propagate(node, [None if i is None else self.known(i) for i in node.inputs])
+
+    def shape_of(self, node: ir.Node) -> list[Known] | None:
+        """The result of a Shape or Size node."""
+        tensor = node.inputs[0]
+        if tensor is None:
+            return None
+        try:
+            dims: Iterable[Extent] = self.graph.dims(self.value(tensor))
+        except Refused:
+            declared = self.declared(tensor, tensor.name or "")
+            if tensor.name in self.unreadable and tensor.shape is not None and tensor.shape.is_static():
+                dims = [int(d) for d in tensor.shape.numpy()]
+            elif isinstance(declared, str):
+                return None
+            else:
+                dims = declared.dims
+        found = [sizes.from_extent(e) for e in dims]
+        if node.op_type == "Size":
+            total: Size = 1
+            for size in found:
+                total = total * size
+            return [onnx_known.array(total)]
+        start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+        end = node.attributes["end"].as_int() if "end" in node.attributes else len(found)
+        return [onnx_known.array(found[start:end])]
+
+    # --- what is not read ---------------------------------------------------------------------------------------------
+    def opaque(self, node: ir.Node, reason: str) -> None:
+        """Record the outputs of a node that is not read."""
+        name = node.name or ""
+        self.reasons[name] = reason
+        captured: set[ir.Value] = set()
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                captured |= self.captures.get(attribute.as_graph(), set())
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                for graph in attribute.as_graphs():
+                    captured |= self.captures.get(graph, set())
+        outer = sorted((v for v in captured if v.graph is self.model.graph), key=lambda v: v.name or "")
+        inputs = list(dict.fromkeys(self.anything(v) for v in itertools.chain(node.inputs, outer) if v is not None))
+        for i, output in enumerate(node.outputs):
+            if output.name:
+                self.opaque_output(f"{node.op_type} {name}", inputs, output, i, node)
+
+    def opaque_output(self, label: str, inputs: list[int], output: ir.Value, i: int, node: ir.Node) -> None:
+        """Record one output of an opaque node: as a tensor where its dimensions are known."""
+        name = output.name or ""
+        if output.shape is None or any(not isinstance(d, int) and d.value is None for d in output.shape):
+            self.infer(node)
+        tensor = self.declared(output, name)
+        if isinstance(tensor, str):
+            self.unreadable[name] = f"(from node {node.name!r}, which is not read) {tensor}"
+            self.hidden[name] = self.graph.opaque(label, inputs, Tensor((), BOOL), i)
+        else:
+            self.values[name] = self.graph.opaque(label, inputs, tensor, i)
+
+    def infer(self, node: ir.Node) -> None:
+        """Infer the types of a node's outputs from the dimensions that were read; the model's inference stopped earlier."""
+        version = self.model.opset_imports.get(node.domain)
+        if version is None or not onnx.defs.has(node.op_type, version, node.domain):
+            return
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, onnx.TensorProto] = {}
+        for value in node.inputs:
+            if value is None or value.name is None or value.name not in self.values:
+                continue
+            tensor = self.graph.tensors[self.values[value.name]]
+            shape = [e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims]
+            types[value.name] = onnx.helper.make_tensor_type_proto(_ONNX_TYPES[tensor.dtype], shape)
+            if value.const_value is not None and value.const_value.size <= onnx_known.MAX_ELEMENTS:
+                data[value.name] = ir.serde.serialize_tensor(value.const_value)
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+        try:
+            found = onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data)
+        except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
+            return
+        for output in node.outputs:
+            if output.name not in found:
+                continue
+            output.type = output.type or ir.serde.deserialize_type_proto_for_type(found[output.name])
+            inferred = ir.serde.deserialize_type_proto_for_shape(found[output.name])
+            if output.shape is None or inferred is None or len(inferred) != len(output.shape):
+                output.shape = output.shape or inferred
+                continue
+            unnamed = [not isinstance(d, int) and d.value is None for d in output.shape]
+            pairs = zip(unnamed, output.shape, inferred, strict=True)
+            output.shape = ir.Shape([new if missing else old for missing, old, new in pairs])
+
+
+def _agree(declared: list[int | None], dims: Dims) -> bool:
+    if len(declared) != len(dims):
+        return False
+    return all(a is None or not isinstance(b, int) or a == b for a, b in zip(declared, dims, strict=True))
