@@ -21,8 +21,10 @@ from mirage_cli.search.target import Target
 
 TYPICAL = 1024  #: what a symbol counts as
 CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
-MATRIX_EFFICIENCY = {"cuda": 0.35, "cpu": 0.7}  #: share of the matrix rate that generated loops reach
-STEP_US = {"cuda": 0.35, "cpu": 0.02}  #: fixed time of one iteration: barriers, first bytes
+MATRIX_EFFICIENCY = 0.35  #: share of the matrix rate that generated CUDA loops reach
+STEP_US = 0.35  #: fixed time of one iteration on a GPU: barriers, first bytes
+STATEMENT_US = 0.03  #: fixed time of one statement over a tile on a CPU
+CONVERT_FLOPS = 3.0  #: converting an element of another type to float32
 EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
 BARRIER_OPS = ("top", "sum", "running", "contract")
 
@@ -45,8 +47,8 @@ class CostModel:
         self.axes = graph.axes_of(program)
         self.source = {i.name: program.sources[i.source] for i in program.inputs}
         self.source_number = {i.name: i.source for i in program.inputs}
-        contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
-        self.staged = [o for o in graph.ops if o.name in contracted and o.op != "load"]
+        self.contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
+        self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
         self.once = self._bytes_once()
 
     def _bytes_once(self) -> float:
@@ -75,8 +77,7 @@ class CostModel:
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
         s, loop = dict(schedule.tiles), schedule.loop
-        steps = -(-s.get(self.g.loop, self.extents[self.g.loop]) // loop) if self.g.loop else 1
-        blocks = math.prod(-(-self.extents[a] // s[a]) for a in self.g.grid)
+        steps, blocks = self._steps(schedule), self._blocks(schedule)
         traffic = work = shared = fragment = 0.0
         matrix: dict[str, float] = {}
         for o in self.g.ops:
@@ -123,6 +124,52 @@ class CostModel:
             return -(-small // 16) * 16 * (-(-large // 16) * 16), -(-depth // 16) * 16
         return float(sides[0] * sides[1]), float(depth)
 
+    def parallel(self, schedule: Schedule) -> bool:
+        """Whether the blocks of a schedule are worth more than one thread of a CPU."""
+        steps, blocks = self._steps(schedule), self._blocks(schedule)
+        return blocks > 1 and blocks * self._task_us(schedule, steps) > 2 * self.t.fork_us
+
+    def _steps(self, schedule: Schedule) -> int:
+        if self.g.loop is None:
+            return 1
+        return -(-(schedule.tile(self.g.loop) or self.extents[self.g.loop]) // schedule.loop)
+
+    def _blocks(self, schedule: Schedule) -> int:
+        return math.prod(-(-self.extents[a] // t) for a, t in schedule.tiles)
+
+    def _task_us(self, schedule: Schedule, steps: int) -> float:
+        """One block on one core: vector work, conversions of loaded operands, fixed time of every statement."""
+        s, loop, t = dict(schedule.tiles), schedule.loop, self.t
+        seconds = 0.0
+        for o in self.g.ops:
+            repeat = steps if o.phase == BODY else 1
+            n = self.elements(self.axes[o.name], o.phase, s, loop)
+            if o.op == "load":
+                converted = self.source[o.source_value or ""].dtype.name != "f32" and o.name in self.contracted
+                seconds += repeat * n / t.special * (CONVERT_FLOPS if converted else 0.2)
+                continue
+            seconds += repeat * STATEMENT_US * 1e-6
+            if o.op == "contract":
+                over = frozenset(o.over)
+                sides = [self.elements(self.axes[i] - over, o.phase, s, loop) for i in o.inputs]
+                few = min(1.0, 0.2 + 0.15 * min(sides))  # few rows: operands come from memory for every product
+                depth = self.elements(over, o.phase, s, loop)
+                seconds += repeat * 2.0 * sides[0] * sides[1] * depth / (t.rate(o.dtype) * few)
+            elif o.op == "thread" and o.thread is not None:
+                seconds += repeat * n * o.thread.flops() / t.special
+            elif o.op in ("sum", "top"):
+                seconds += repeat * self.elements(self.axes[o.inputs[0]], o.phase, s, loop) / t.special
+        return seconds * 1e6
+
+    def _cpu_time(self, schedule: Schedule, shared: float, traffic: float) -> float:
+        steps, blocks = self._steps(schedule), self._blocks(schedule)
+        task = self._task_us(schedule, steps) * (1.0 if shared <= self.t.shared_bytes / 2 else 2.0)
+        time = blocks * task
+        if self.parallel(schedule):
+            time = self.t.fork_us + -(-blocks // self.t.units) * task
+        memory = max(self.once, traffic * blocks / CACHE_FACTOR) / self.t.bandwidth * 1e6
+        return float(self.t.launch_us + max(time, memory))
+
     def _time(
         self,
         schedule: Schedule,
@@ -136,23 +183,17 @@ class CostModel:
     ) -> float:
         t = self.t
         if t.kind == "cpu":
-            compute = sum(f / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY["cpu"]) for name, f in matrix.items())
-            compute += work / t.special
-            overflow = 1.0 if shared <= t.shared_bytes / 2 else 2.0
-            rounds = -(-blocks // t.units)
-            per_block = compute * 1e6 * overflow + STEP_US["cpu"] * steps + 0.2
-            memory = max(self.once, traffic * blocks / CACHE_FACTOR) / t.bandwidth * 1e6
-            return float(t.launch_us + max(rounds * per_block, memory))
+            return self._cpu_time(schedule, shared, traffic)
         resident = max(1, min(int(t.shared_total // max(shared, 1)), t.threads // (32 * schedule.warps), 8))
         slots = t.units * resident
         waves = -(-blocks // slots)
         used = min(1.0, blocks / t.units)
         memory = self.once / t.bandwidth / max(used, 1e-9) ** 0.5 * 1e6
         cache = traffic * blocks / (t.bandwidth * CACHE_FACTOR) / used * 1e6
-        compute = sum(f * blocks / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY["cuda"]) for name, f in matrix.items())
+        compute = sum(f * blocks / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY) for name, f in matrix.items())
         compute = (compute + work * blocks / t.special) / used * 1e6
         barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
-        chain = waves * (t.latency_us + steps * (STEP_US["cuda"] / min(resident, 2) + 0.05 * barriers))
+        chain = waves * (t.latency_us + steps * (STEP_US / min(resident, 2) + 0.05 * barriers))
         registers = fragment / (32 * schedule.warps)
         spill = 1.0 if registers <= 128 else 4.0
         return float(t.launch_us + max(memory, cache, compute * spill, chain))

@@ -25,7 +25,7 @@ from mirage_cli.search.stabilise import stabilise
 from mirage_cli.search.target import Target
 from mirage_cli.search.tiling import ranked
 
-FAR_FROM_FLOOR = 8.0  #: a kernel this many times slower than the floor is worth replacing by several
+FAR_FROM_FLOOR = 10.0  #: a kernel above the floor by this many launches is worth replacing by several
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Searcher:
         total = SearchStatistics()
         found: list[Candidate] = []
         for stored in cuts(program, self.options.max_kernels):
-            if stored and found and min(c.predicted_us - FAR_FROM_FLOOR * c.floor_us for c in found) < target.kernel_us:
+            if stored and found and min(c.predicted_us - c.floor_us for c in found) < FAR_FROM_FLOOR * target.kernel_us:
                 break
             found += self._with_cut(program, target, stored, total)
         found.sort(key=lambda c: c.predicted_us)

@@ -28,6 +28,7 @@ class Target:
     launch_us: float
     kernel_us: float
     latency_us: float
+    fork_us: float = 0.0
 
     def rate(self, dtype: DType | None) -> float:
         """Multiply-adds of a matrix product in this type, times two, a second."""

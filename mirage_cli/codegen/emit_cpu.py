@@ -26,6 +26,7 @@ from mirage_cli.codegen.tile import (
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
+from mirage_cli.search.cost import CostModel
 from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE
 
 
@@ -194,7 +195,8 @@ class CpuEmitter(Emitter):
         sizes = dict(n.domain)
         domain = tuple((a, sizes[a]) if a in sizes else (a, self.shapes.size(a, phase)) for a in order)
         name = f"y{n.output}"
-        if o.dtype.name == "f32" or not domain:
+        innermost = next((s.axis for s in reversed(o.access) if s.extent != 1), None)
+        if o.dtype.name == "f32" or not domain or domain[-1][0] != innermost:
             value = self.expression(n.expr, phase, out)
             line = f"put({name}[{self.offset(o.access, phase)}], {value});"
             return self.nest(domain, [*out.lines, line], phase)
@@ -245,6 +247,7 @@ class CpuEmitter(Emitter):
         loop = self.g.loop
         return self.context() | {
             "buffers": buffers,
+            "parallel": CostModel(self.p, self.g, self.t.target).parallel(self.t.schedule),
             "partial": self.partial(),
             "loop_partial": bool(loop) and not self.shapes.exact(loop or "", BODY),
             "loop_extent": self.extent(self.p.extent(loop)) if loop else "0",

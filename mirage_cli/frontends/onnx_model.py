@@ -27,8 +27,9 @@ FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
 #: operators in ONNX's own domain that models have at opsets where the checker refuses them: two that onnxruntime
 #: defines, and one that opset 18 declares deprecated since opset 21 corrects it
-_ELSEWHERE = "mirage.tolerated"  #: the domain that hides these from the checker
 _TOLERATED = ("SimplifiedLayerNormalization", "LayerNormalization", "GroupNormalization")
+_ELSEWHERE = "mirage.tolerated"  #: the domain that hides these from the checker
+_TYPED_DATA = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
 # --- checking and converting ------------------------------------------------------------------------------------------
@@ -52,19 +53,26 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
 
 
 def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
-    """Raise ModelError for weights whose stored bytes do not fit their shape: the checker does not see the large ones."""
+    """Raise ModelError for weights whose stored data do not fit their shape: the checker does not see the large ones."""
     for tensor in proto.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.HasField("raw_data"):
-            bits = _bits(tensor)
-            wanted = math.ceil(math.prod(tensor.dims) * bits / 8)
-            if bits and len(tensor.raw_data) != wanted:
-                shape = "x".join(map(str, tensor.dims)) or "scalar"
-                found = len(tensor.raw_data)
-                raise ModelError(f"{path}: weight {tensor.name!r} ({shape}) needs {wanted} bytes, the file has {found}")
+        bits, elements = _bits(tensor), math.prod(tensor.dims)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or not bits:
+            continue
+        if tensor.HasField("raw_data"):
+            wanted, found, unit = math.ceil(elements * bits / 8), len(tensor.raw_data), "bytes"
+        elif bits in (8, 16, 32, 64):
+            wanted, found, unit = elements, max(len(getattr(tensor, f)) for f in _TYPED_DATA), "elements"
+        else:  # packed
+            continue
+        if wanted != found:
+            shape = "x".join(map(str, tensor.dims)) or "scalar"
+            raise ModelError(f"{path}: weight {tensor.name!r} ({shape}) needs {wanted} {unit}, the file has {found}")
 
 
 def _bits(tensor: onnx.TensorProto) -> int:
-    """Bits of an element; 0 for types without a fixed size."""
+    """Bits of an element; 0 for complex numbers and for types without a fixed size."""
+    if tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
+        return 0
     try:
         return ir.DataType(tensor.data_type).bitwidth
     except (ValueError, TypeError):
@@ -79,7 +87,7 @@ def default_opset(proto: onnx.ModelProto) -> int | None:
 def _check_versions(proto: onnx.ModelProto, path: str) -> int:
     """The version of ONNX's own operators. Raises ModelError for one that is missing or too new, and for sparse weights."""
     newest, found = onnx.defs.onnx_opset_version(), default_opset(proto)
-    if found is None and not found and not any(node.domain in ("", "ai.onnx") for node in proto.graph.node):
+    if found is None and not any(node.domain in ("", "ai.onnx") for node in proto.graph.node):
         proto.opset_import.add(domain="", version=OLDEST_OPSET)  # operators of other domains only
         found = OLDEST_OPSET
     if found is None:

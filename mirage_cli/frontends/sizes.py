@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 
+_TIMES = "·"  #: inside the name of an extent, whose text joins factors by *
 Monomial: TypeAlias = tuple[str, ...]  #: the names that are multiplied, sorted; empty for the constant term
 
 
@@ -135,7 +136,8 @@ def to_extent(size: Size) -> Extent:
     inside = exact_quotient(size, outside)
     if isinstance(inside, int) and inside < 0:
         raise ValueError(f"a dimension cannot be {size}")
-    factors = [] if inside == 1 else [ex.symbol(f"({inside})")]
+    name = f"({inside})".replace("*", _TIMES)
+    factors = [] if inside == 1 else [ex.symbol(name)]
     return ex.product([*factors, *(ex.product([f, *map(ex.symbol, m)]) for m, f in _terms(outside).items())])
 
 
@@ -150,7 +152,7 @@ def from_extent(extent: Extent) -> Size:
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
-_TOKEN = re.compile(r"\s*([A-Za-z_][\w.]*|\d+|[-+*()])")
+_TOKEN = re.compile(rf"\s*([A-Za-z_][\w.]*|\d+|[-+*{_TIMES}()])")
 
 
 def parse(text: str) -> Size:
@@ -162,7 +164,7 @@ def parse(text: str) -> Size:
             return size
     except (ValueError, IndexError):
         pass
-    return named(re.sub(r"\s+", "", text).replace("*", "·").replace("(", "[").replace(")", "]"))
+    return named(re.sub(r"\s+", "", text).replace("*", _TIMES).replace("(", "[").replace(")", "]"))
 
 
 def _tokens(text: str) -> Iterator[str]:
@@ -185,7 +187,7 @@ def _parse_sum(tokens: list[str]) -> Size:
 
 def _parse_product(tokens: list[str]) -> Size:
     size = _parse_atom(tokens)
-    while tokens and tokens[0] == "*":
+    while tokens and tokens[0] in ("*", _TIMES):
         tokens.pop(0)
         size = size * _parse_atom(tokens)
     return size

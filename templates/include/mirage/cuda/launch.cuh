@@ -15,8 +15,10 @@ cudaError_t launch(void (*kernel)(P), int64_t blocks, int threads, int shared_by
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
         if (status != cudaSuccess) return status;
     }
-    kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(parameters);
-    return cudaGetLastError();
+    void* arguments[] = {const_cast<P*>(&parameters)};
+    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
+                            dim3(static_cast<unsigned>(threads)), arguments, static_cast<size_t>(shared_bytes),
+                            static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace mirage
