@@ -12,7 +12,7 @@ from mirage_cli.lax.fragment import Partition
 from mirage_cli.search.cost import number
 
 if TYPE_CHECKING:
-    from mirage_cli.assemble import Occurrence, Work
+    from mirage_cli.work import Occurrence, Work
 
 #: Operators that only describe shapes or constants: they do no work at run time.
 FREE = ("Constant", "Shape", "Identity")

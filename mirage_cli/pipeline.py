@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from mirage_cli import assemble, frontends
-from mirage_cli.assemble import Work
+from mirage_cli import assemble, environment, frontends
+from mirage_cli import work as works
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
@@ -25,6 +25,7 @@ from mirage_cli.output import replaced
 from mirage_cli.plan import FragmentPlan, PlanOptions, plan_fragment
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.search import SearchOptions
+from mirage_cli.work import Work
 
 
 class Progress(Protocol):
@@ -77,19 +78,19 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
         imported = frontends.load(model, frontend_options(options))
         progress.step(model)
     with clock.measure("partition"):
-        parts = partition(imported.graph, assemble.tensor_names(imported))
+        parts = partition(imported.graph, works.tensor_names(imported))
         selected = select(parts, imported, options)
-    tools = assemble.toolchain(options)
+    tools = environment.toolchain(options)
     work = plan_all(selected, imported, plan_options(options, tools), options, clock, progress)
     if options.dry_run:
-        report = assemble.report(model, imported, parts, work, options, clock.seconds, None)
+        report = assemble.report(model, imported, parts, work, options, clock.seconds)
     else:
         with replaced(out) as draft:
             built = build(work, draft, tools, options, clock, progress)
             with clock.measure("verify"):
                 check(work, imported, draft, built, options, progress)
             built = rebuild_without_failed(work, draft, tools, options, clock, progress, built)
-            report = assemble.write(model, imported, parts, work, options, clock.seconds, built, draft)
+            report = assemble.write(model, imported, parts, work, options, clock.seconds, draft)
             report.seconds["total"] = time.perf_counter() - start
             assemble.write_report(report, draft)
     report.seconds["total"] = time.perf_counter() - start
@@ -125,7 +126,7 @@ def select(parts: Partition, imported: Imported, options: Options) -> list[LaxFr
         return parts.fragments
     kept = []
     for f in parts.fragments:
-        names = assemble.region_of(imported, f).node_names
+        names = works.region_of(imported, f).node_names
         wanted = not options.only or any(fnmatch.fnmatch(n, g) for n in names for g in options.only)
         unwanted = any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)
         if wanted and not unwanted:
@@ -136,7 +137,7 @@ def select(parts: Partition, imported: Imported, options: Options) -> list[LaxFr
 def plan_options(options: Options, tools: Toolchain) -> PlanOptions:
     """Targets, bounds and proof options of a run."""
     bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget)
-    return PlanOptions(assemble.targets(options, tools), bounds, options.seed, options.confidence)
+    return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence)
 
 
 def plan_all(
@@ -148,7 +149,7 @@ def plan_all(
     progress: Progress,
 ) -> list[Work]:
     """Plan each distinct fragment once, in processes of their own when there are several."""
-    work = assemble.group(fragments, imported)
+    work = works.group(fragments, imported)
     progress.stage("search and prove", len(work))
     with clock.measure("plan"):
         jobs = [(w.id, w.name, w.program, w.operators, options) for w in work]
@@ -184,9 +185,9 @@ def build(
         progress.stage("compile", count)
         settings = BuildOptions(
             workers=options.jobs,
-            cache=assemble.object_cache(options),
+            cache=environment.object_cache(options),
             progress=lambda job: progress.step(str(job.fragment)),
-            archs=assemble.archs(options),
+            archs=environment.archs(options),
         )
         result = build_library([w.spec() for w in chosen], sources, draft, tools, settings)
     for w in chosen:

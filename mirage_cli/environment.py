@@ -1,0 +1,59 @@
+"""What a run works with: compilers, targets, architectures, cache folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+
+from mirage_cli import devices
+from mirage_cli.backends import cuda
+from mirage_cli.backends import toolchain as tools_module
+from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.errors import ToolMissing, UsageError
+from mirage_cli.options import Options
+
+CUDA_ARCHS = cuda.ARCHS
+
+
+def toolchain(options: Options) -> Toolchain:
+    """The compilers that a run needs. Raises ToolMissing."""
+    unknown = [t for t in options.target if t not in ("cpu", "cuda")]
+    if unknown:
+        raise UsageError(f"--target {unknown[0]}: expected cpu or cuda")
+    wants_cuda = not options.target or "cuda" in options.target
+    found = tools_module.find(cuda=wants_cuda)
+    if "cuda" in options.target and found.nvcc is None:
+        raise ToolMissing("no nvcc was found", "pip install 'mirage-cli[nvcc]', or set CUDA_HOME; or use --target cpu")
+    return found
+
+
+def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
+    """The targets of a run by kind: CPU kernels always (a library with none of a provider's kernels is an error there),
+    CUDA ones when asked for or when there is a compiler. Raises UsageError for an unknown architecture."""
+    found: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
+    if "cuda" in options.target or (not options.target and tools.nvcc is not None):
+        found["cuda"] = archs(options)
+    return found
+
+
+def archs(options: Options) -> tuple[str, ...]:
+    """The CUDA architectures to build for. Raises UsageError for an unknown one."""
+    names = [devices.architecture(options.gpu or 0) if a == "native" else a for a in options.arch]
+    unknown = [a for a in names if a not in CUDA_ARCHS]
+    if unknown:
+        raise UsageError(f"--arch {unknown[0]}: expected {', '.join(CUDA_ARCHS)} or native")
+    return tuple(sorted(set(names))) or CUDA_ARCHS
+
+
+def cache_folder(options: Options) -> Path | None:
+    """Where results of earlier runs live; None with --no-cache."""
+    if options.cache == "":
+        return None
+    return Path(options.cache) if options.cache else Path(platformdirs.user_cache_dir("mirage"))
+
+
+def object_cache(options: Options) -> Path | None:
+    """The folder of compiled objects."""
+    folder = cache_folder(options)
+    return None if folder is None else folder / "objects"

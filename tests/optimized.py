@@ -1,0 +1,66 @@
+"""Samples optimized once for a whole test run: `optimized("rmsnorm_linear_fp32")` is an output folder to read, not to write.
+
+Workers of one run share the folders and the objects compiled on the way (`MIRAGE_TEST_CACHE` keeps them between runs).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mirage_cli import pipeline
+from mirage_cli.options import Options
+
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
+Optimized = Callable[[str], Path]
+
+
+def sample(name: str) -> Path:
+    """The file of a sample, a model's or an operator's."""
+    return next(p for folder in ("models", "operators") if (p := SAMPLES / folder / f"{name}.onnx").exists())
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this test run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def cache(shared_folder: Path) -> Path:
+    """The cache folder of this test run's `optimize` calls."""
+    kept = os.environ.get("MIRAGE_TEST_CACHE")
+    return Path(kept) if kept else shared_folder / "mirage-cache"
+
+
+@pytest.fixture(scope="session")
+def optimized(shared_folder: Path, cache: Path) -> Optimized:
+    """Samples optimized by force for the CPU, each once for all workers."""
+
+    def folder(name: str) -> Path:
+        out = shared_folder / f"optimized-{name}"
+        with (shared_folder / f"optimized-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not out.exists():
+                pipeline.optimize(
+                    str(sample(name)), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
+                )
+        return out
+
+    return folder
+
+
+@pytest.fixture
+def copied(optimized: Optimized, tmp_path: Path) -> Optimized:
+    """The same as copies that a test may change."""
+
+    def folder(name: str) -> Path:
+        return Path(shutil.copytree(optimized(name), tmp_path / name))
+
+    return folder
