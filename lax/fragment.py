@@ -5,14 +5,15 @@ not. What is stored between fragments (the *ends*) follows from cost:
 
 1. A contraction whose operand comes from another contraction is one fragment with it when storing the intermediate
    would be wasteful: the intermediate is normalised along the axis that is summed next (attention), or both contractions
-   have constant weights and the intermediate is of low rank (LoRA).
+   have stored weights and the intermediate is of low rank (LoRA).
 2. From a contraction the end moves forward through elementwise operators and views as long as everything that is
    computed from it comes together again; contractions of the same operand that meet there (gate and up projections) are
    one fragment.
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
    read them; where only elementwise operators read a normalised value, and where a value is needed again after the
    fragments that it feeds (a residual stream), it is stored.
-4. Stored light values that are normalisations, or chains of several elementwise operators, are fragments themselves.
+4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
+   operators, are fragments themselves.
 
 Whatever is left alone has a reason.
 """
@@ -103,6 +104,10 @@ class _Partitioner:
         step = self.step(self.base(v))
         return isinstance(step, g.Fill) or (isinstance(step, g.Input) and step.constant)
 
+    def computed(self, v: int) -> bool:
+        """Whether `v` is a tensor of the model and more than a view of what is there."""
+        return v in self.names and not self.is_source(self.base(v)) and not self.is_constant(v)
+
     def _heavy(self) -> list[bool]:
         """For each value whether a contraction lies behind it (not looking behind what is not read)."""
         heavy: list[bool] = []
@@ -140,6 +145,7 @@ class _Partitioner:
                 end = self.end_of(c)
                 ends.setdefault(end, []).append(c)
                 self.stored.add(end)
+        self.stored |= {v for v in self.results if not self.stored & {v, self.base(v)} and self.computed(v)}
         self.settle(ends)
         result = Partition()
         done: set[int] = set()
@@ -229,12 +235,12 @@ class _Partitioner:
         )
 
     def low_rank(self, c: int, side: int, summed: Iterable[int], inner: list[int]) -> bool:
-        """Whether `c` and the contraction behind its operand are products with constant weights of low rank."""
+        """Whether `c` and the contraction behind its operand are products with stored weights of low rank."""
         rank = ex.product(self.graph.dims(side)[i] for i in summed)
         if not isinstance(rank, int) or rank > LOW_RANK or len(inner) != 1 or not self.linear_path(side, inner[0]):
             return False
         for x in (c, inner[0]):
-            if not any(self.is_constant(i) for i in self.graph.inputs[x]):
+            if not any(self.is_source(self.base(i)) for i in self.graph.inputs[x]):
                 return False
         sizes = [self.graph.dims(i)[-1] for i in self.graph.inputs[inner[0]]] + [self.graph.dims(c)[-1]]
         return all(not isinstance(n, int) or n == rank or n >= 4 * rank for n in sizes)
@@ -296,7 +302,7 @@ class _Partitioner:
     def absorbable(self, t: int, region: set[int], c: int) -> bool:
         """Whether a step can be computed where the contraction's result is."""
         step = self.step(t)
-        if isinstance(step, g.Cast | g.Reshape | g.Transpose):
+        if isinstance(step, g.Cast | g.Reshape | g.Transpose | g.Slice):
             return True
         if not isinstance(step, g.Map):
             return False

@@ -19,6 +19,7 @@ FACTOR = 2.0
 SMALL_FACTOR = 3.0
 SMALL = 1000
 ULPS = 2.0
+ILL_CONDITIONED = 10.0  #: the factor for inputs made to be extreme, on which the order of a sum alone decides the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,17 @@ class Accuracy:
         return f"{text}: {self.note}" if self.note else text
 
 
-def compare(result: NDArray[Any], original: NDArray[Any], reference: NDArray[np.float64], dtype: DType) -> Accuracy:
-    """Judge `result` against `reference`, given what the `original` made of the same inputs (arrays of one shape)."""
+def compare(
+    result: NDArray[Any],
+    original: NDArray[Any],
+    reference: NDArray[np.float64],
+    dtype: DType,
+    factor: float | None = None,
+) -> Accuracy:
+    """Judge `result` against `reference`, given what the `original` made of the same inputs (arrays of one shape).
+
+    `factor` takes the place of the rule's own (which depends on the number of elements) when it is larger.
+    """
     if result.shape != reference.shape:
         return Accuracy(False, np.inf, 0.0, np.inf, 0.0, f"shape {result.shape} instead of {reference.shape}")
     r, o, t = (np.asarray(a, dtype=np.float64) for a in (result, original, reference))
@@ -66,9 +76,9 @@ def compare(result: NDArray[Any], original: NDArray[Any], reference: NDArray[np.
     ours = finite & np.isfinite(o)
     if not finite.any():
         return Accuracy(True, 0.0, 0.0, 0.0, 0.0, note)
-    error, own = np.abs(r - t)[finite], np.abs(o - t)[ours] if ours.any() else np.zeros(1)
+    error, own = np.abs(r[finite] - t[finite]), np.abs(o[ours] - t[ours]) if ours.any() else np.zeros(1)
     scale = np.abs(t[finite])
-    factor = FACTOR if finite.sum() >= SMALL else SMALL_FACTOR
+    factor = max(FACTOR if finite.sum() >= SMALL else SMALL_FACTOR, factor or 0.0)
     rmse, original_rmse = _rms(error), _rms(own)
     max_error, original_max = float(error.max()), float(own.max())
     passed = rmse <= factor * original_rmse + ULPS * _ulp(_rms(scale), dtype)

@@ -36,18 +36,9 @@ def clear(draft: Path) -> None:
         shutil.rmtree(item) if item.is_dir() else item.unlink()
 
 
-def write(
-    model: str,
-    imported: Imported,
-    parts: Partition,
-    work: Sequence[Work],
-    options: Options,
-    seconds: dict[str, float],
-    draft: Path,
-) -> Report:
-    """Patch the model and write everything but the reports into the draft."""
+def write(imported: Imported, work: Sequence[Work], draft: Path) -> None:
+    """Patch the model and write everything but the library and the reports into the draft."""
     chosen = [w for w in work if w.replace]
-    summary = report(model, imported, parts, work, options, seconds)
     if chosen:
         folder = draft / MUGRAPHS
         folder.mkdir()
@@ -67,7 +58,6 @@ def write(
     if replacements:
         patch.patch(imported.model, replacements, metadata(chosen))
     patch.save(imported.model, draft / MODEL, bool(imported.external))
-    return summary
 
 
 def operator_json(w: Work) -> dict[str, Any]:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import fnmatch
-import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from mirage_cli import assemble, environment, frontends
+from mirage_cli import assemble, environment, frontends, isolation
 from mirage_cli import work as works
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import CheckFailed, UsageError
 from mirage_cli.frontends.imported import Imported
-from mirage_cli.lax.fragment import LaxFragment, Partition, partition
+from mirage_cli.lax.fragment import Partition, partition
 from mirage_cli.options import Options
-from mirage_cli.output import replaced
-from mirage_cli.plan import FragmentPlan, PlanOptions, plan_fragment
+from mirage_cli.output import check_target, replaced
+from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.search import SearchOptions
 from mirage_cli.work import Work
@@ -53,6 +51,7 @@ class Clock:
     """Seconds spent in each stage."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    start: float = field(default_factory=time.perf_counter)
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
@@ -63,6 +62,10 @@ class Clock:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def total(self) -> dict[str, float]:
+        """The stages, and the time since the clock was made."""
+        return self.seconds | {"total": time.perf_counter() - self.start}
+
 
 def optimize(model: str, out: Path, options: Options, progress: Progress | None = None) -> Report:
     """Optimize a model file into the folder `out` (nothing is written with `dry_run`).
@@ -70,32 +73,121 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
     Raises ModelError for files that cannot be read, ToolMissing without a C++ compiler, UsageError for options that do
     not fit, CheckFailed when a required coverage is missed (or, with `strict`, when any fragment failed).
     """
-    progress = progress or Silent()
-    clock = Clock()
-    start = time.perf_counter()
-    with clock.measure("read"):
-        progress.stage("read", 1)
-        imported = frontends.load(model, frontend_options(options))
-        progress.step(model)
-    with clock.measure("partition"):
-        parts = partition(imported.graph, works.tensor_names(imported))
-        selected = select(parts, imported, options)
-    tools = environment.toolchain(options)
-    work = plan_all(selected, imported, plan_options(options, tools), options, clock, progress)
+    if not options.dry_run:
+        check_target(out)
+    run = Run(model, options, progress or Silent())
+    run.read()
+    run.plan()
     if options.dry_run:
-        report = assemble.report(model, imported, parts, work, options, clock.seconds)
+        report = run.report()
     else:
         with replaced(out) as draft:
-            built = build(work, draft, tools, options, clock, progress)
-            with clock.measure("verify"):
-                check(work, imported, draft, built, options, progress)
-            built = rebuild_without_failed(work, draft, tools, options, clock, progress, built)
-            report = assemble.write(model, imported, parts, work, options, clock.seconds, draft)
-            report.seconds["total"] = time.perf_counter() - start
-            assemble.write_report(report, draft)
-    report.seconds["total"] = time.perf_counter() - start
+            run.build(draft)
+            run.check()
+            run.rebuild(draft)
+            report = run.write(draft)
     enforce(report, options)
     return report
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of `optimize`: what it was asked and what it has so far."""
+
+    model: str
+    options: Options
+    progress: Progress
+    tools: Toolchain = field(init=False)
+    imported: Imported = field(init=False)
+    parts: Partition = field(init=False)
+    work: list[Work] = field(default_factory=list)
+    built: BuildResult | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def chosen(self) -> list[Work]:
+        """The fragments that are to be replaced, as far as is known."""
+        return [w for w in self.work if w.replace]
+
+    def read(self) -> None:
+        """The model and its fragments, those that `--only` and `--skip` admit grouped into distinct ones."""
+        self.tools = environment.toolchain(self.options)
+        with self.clock.measure("read"):
+            self.progress.stage("read", 1)
+            self.imported = frontends.load(self.model, frontend_options(self.options))
+            self.progress.step(self.model)
+        with self.clock.measure("partition"):
+            self.parts = partition(self.imported.graph, works.tensor_names(self.imported))
+            self.work = works.group(self.parts.fragments, self.imported, lambda names: select(names, self.options))
+
+    def plan(self) -> None:
+        """Search, render and prove each distinct fragment, in processes of their own when there are several."""
+        options = plan_options(self.options, self.tools)
+        self.progress.stage("search and prove", len(self.work))
+        with self.clock.measure("plan"):
+            jobs = [(w.id, w.name, w.program, w.operators, options) for w in self.work]
+            for k, plan in isolation.each(plan_fragment, jobs, self.options.jobs, self.options.max_memory):
+                w = self.work[k]
+                if isinstance(plan, isolation.Lost):
+                    w.fail(f"the search failed: {plan.reason}")
+                else:
+                    w.plan = plan
+                    w.decide(self.options.force, measured=self.options.gpu is not None)
+                self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
+        plans = [w.plan for w in self.work if w.plan is not None]
+        self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
+        self.clock.seconds["verify"] = sum(t.verdict.seconds for p in plans for t in p.plans.values())
+
+    def build(self, draft: Path) -> None:
+        """Compile the kernels of all fragments that are to be replaced; those that fail are left as they were."""
+        self.built = None
+        chosen = self.chosen
+        if not chosen:
+            return
+        with self.clock.measure("compile"):
+            self.progress.stage("compile", sum(assemble.compilations(w, self.tools) for w in chosen))
+            settings = BuildOptions(
+                workers=self.options.jobs,
+                cache=environment.object_cache(self.options),
+                progress=lambda job: self.progress.step(str(job.fragment)),
+                archs=environment.archs(self.options),
+            )
+            sources = {w.id: w.source() for w in chosen}
+            self.built = build_library([w.spec() for w in chosen], sources, draft, self.tools, settings)
+        for w in chosen:
+            if w.id in self.built.failed:
+                w.fail(f"the kernel does not compile: {self.built.failed[w.id]}")
+
+    def check(self) -> None:
+        """Compare every built CPU kernel with float64; a fragment that is less accurate than the rule allows is left."""
+        if self.built is None or self.built.library is None:
+            return
+        self.progress.stage("check", len(self.chosen))
+        with self.clock.measure("verify"):
+            for w in self.chosen:
+                w.check(self.imported, self.built.library, self.options.seed)
+                self.progress.step(f"{w.name}: {w.reason or 'agrees'}")
+
+    def rebuild(self, draft: Path) -> None:
+        """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""
+        if self.built is None or {o.id for o in self.built.built} == {w.id for w in self.chosen}:
+            return
+        assemble.clear(draft)
+        self.build(draft)
+
+    def report(self) -> Report:
+        """What is known by now."""
+        seconds = self.clock.total()
+        return assemble.report(self.model, self.imported, self.parts, self.work, self.options, seconds)
+
+    def write(self, draft: Path) -> Report:
+        """Patch the model and write everything into the draft."""
+        report = self.report()  # before patching changes the model's nodes
+        with self.clock.measure("render"):
+            assemble.write(self.imported, self.work, draft)
+        report.seconds = self.clock.total()
+        assemble.write_report(report, draft)
+        return report
 
 
 def frontend_options(options: Options) -> frontends.Options:
@@ -120,114 +212,16 @@ def frontend_options(options: Options) -> frontends.Options:
     return frontends.Options(shapes, dims_)
 
 
-def select(parts: Partition, imported: Imported, options: Options) -> list[LaxFragment]:
-    """The fragments whose nodes `--only` and `--skip` admit."""
-    if not options.only and not options.skip:
-        return parts.fragments
-    kept = []
-    for f in parts.fragments:
-        names = works.region_of(imported, f).node_names
-        wanted = not options.only or any(fnmatch.fnmatch(n, g) for n in names for g in options.only)
-        unwanted = any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)
-        if wanted and not unwanted:
-            kept.append(f)
-    return kept
+def select(names: Sequence[str], options: Options) -> bool:
+    """Whether `--only` and `--skip` admit one place of a fragment, by the names of its nodes."""
+    wanted = not options.only or any(fnmatch.fnmatch(n, g) for n in names for g in options.only)
+    return wanted and not any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)
 
 
 def plan_options(options: Options, tools: Toolchain) -> PlanOptions:
     """Targets, bounds and proof options of a run."""
     bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget)
     return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence)
-
-
-def plan_all(
-    fragments: Sequence[LaxFragment],
-    imported: Imported,
-    options: PlanOptions,
-    run: Options,
-    clock: Clock,
-    progress: Progress,
-) -> list[Work]:
-    """Plan each distinct fragment once, in processes of their own when there are several."""
-    work = works.group(fragments, imported)
-    progress.stage("search and prove", len(work))
-    with clock.measure("plan"):
-        jobs = [(w.id, w.name, w.program, w.operators, options) for w in work]
-        for w, plan in zip(work, _run(jobs, run.jobs), strict=True):
-            w.plan = plan
-            w.decide(run.force)
-            progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
-    clock.seconds["search"] = sum(w.plan.statistics.seconds for w in work if w.plan)
-    clock.seconds["verify"] = sum(p.verdict.seconds for w in work if w.plan for p in w.plan.plans.values())
-    return work
-
-
-def _run(jobs: list[tuple[Any, ...]], workers: int) -> Iterator[FragmentPlan]:
-    if workers <= 1 or len(jobs) <= 1:
-        for job in jobs:
-            yield plan_fragment(*job)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        yield from pool.map(plan_fragment, *zip(*jobs, strict=True))
-
-
-def build(
-    work: Sequence[Work], draft: Path, tools: Toolchain, options: Options, clock: Clock, progress: Progress
-) -> BuildResult | None:
-    """Compile the kernels of all fragments that are to be replaced; those that fail are left as they were."""
-    chosen = [w for w in work if w.replace]
-    if not chosen:
-        return None
-    with clock.measure("compile"):
-        sources = {w.id: w.source() for w in chosen}
-        count = sum(assemble.compilations(w, tools) for w in chosen)
-        progress.stage("compile", count)
-        settings = BuildOptions(
-            workers=options.jobs,
-            cache=environment.object_cache(options),
-            progress=lambda job: progress.step(str(job.fragment)),
-            archs=environment.archs(options),
-        )
-        result = build_library([w.spec() for w in chosen], sources, draft, tools, settings)
-    for w in chosen:
-        if w.id in result.failed:
-            w.fail(f"the kernel does not compile: {result.failed[w.id]}")
-    return result
-
-
-def check(
-    work: Sequence[Work],
-    imported: Imported,
-    draft: Path,
-    built: BuildResult | None,
-    options: Options,
-    progress: Progress,
-) -> None:
-    """Compare every built CPU kernel with float64; a fragment that is less accurate than the rule allows is left."""
-    if built is None or built.library is None:
-        return
-    chosen = [w for w in work if w.replace]
-    progress.stage("check", len(chosen))
-    for w in chosen:
-        w.check(imported, built.library, options.seed)
-        progress.step(f"{w.name}: {w.reason or 'agrees'}")
-
-
-def rebuild_without_failed(
-    work: Sequence[Work],
-    draft: Path,
-    tools: Toolchain,
-    options: Options,
-    clock: Clock,
-    progress: Progress,
-    built: BuildResult | None,
-) -> BuildResult | None:
-    """Build again without the fragments that failed their check, so that the library holds no wrong kernel."""
-    if built is None or all(any(w.id == o.id for w in work if w.replace) for o in built.built):
-        return built
-    assemble.clear(draft)
-    return build(work, draft, tools, options, clock, progress)
 
 
 def enforce(report: Report, options: Options) -> None:

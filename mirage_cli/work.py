@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,14 +89,17 @@ class Work:
         return f"{self.name}_{self.id}"
 
     # --- decisions ------------------------------------------------------------------------------------------------------
-    def decide(self, force: bool) -> None:
-        """Replace a fragment that is planned for every target and predicted to be faster on each (or with `force`)."""
+    def decide(self, force: bool, measured: bool = False) -> None:
+        """Replace a fragment that is planned for every target and predicted to be faster on each (or with `force`).
+
+        With `measured`, what is faster on the GPU is found by measuring, later.
+        """
         assert self.plan is not None
         if self.plan.reasons or not self.plan.plans:
             kind, reason = next(iter(self.plan.reasons.items()), ("", "no target"))
             self.fail(f"{kind}: {reason}" if kind else reason)
             return
-        slow = [k for k, p in self.plan.plans.items() if not p.faster]
+        slow = [k for k, p in self.plan.plans.items() if not p.faster and not (measured and k == "cuda")]
         if slow and not force:
             p = self.plan.plans[slow[0]]
             self.reason = (
@@ -179,11 +182,15 @@ class Work:
         return arrays
 
 
-def group(fragments: Sequence[LaxFragment], imported: Imported) -> list[Work]:
-    """Distinct fragments in order of their first occurrence."""
+def group(
+    fragments: Sequence[LaxFragment], imported: Imported, wanted: Callable[[list[str]], bool] = lambda names: True
+) -> list[Work]:
+    """Distinct fragments in order of their first occurrence; only places whose nodes (by name) are `wanted`."""
     found: dict[str, Work] = {}
     for f in fragments:
         region = region_of(imported, f)
+        if not wanted(region.node_names):
+            continue
         if f.key in found:
             found[f.key].occurrences.append(Occurrence(f, region))
             continue

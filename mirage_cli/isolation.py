@@ -1,0 +1,121 @@
+"""Calls in worker processes of their own: one that raises, crashes or runs out of memory costs its own result only."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from mirage_cli.errors import MirageError
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What stands in the place of a result that a call did not deliver: the reason."""
+
+    reason: str
+
+
+def attempt(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """The result of a call, or Lost: errors of one item are no reason to end a run."""
+    try:
+        return function(*args)
+    except MirageError as e:
+        return Lost(str(e))
+    except MemoryError:
+        return Lost("it needs more memory than --max-memory allows")
+    except Exception as e:  # a defect of ours, reported with the item
+        return Lost(f"internal error {type(e).__name__}: {e}")
+
+
+def each(
+    function: Callable[..., Any], jobs: Sequence[Sequence[Any]], workers: int, max_memory: int = 0
+) -> Iterator[tuple[int, Any]]:
+    """(number of the job, its result or Lost) as jobs end.
+
+    `function` and arguments must be importable and picklable. With one worker and no `max_memory` (bytes of address
+    space for each worker) the calls are made here.
+    """
+    if max_memory == 0 and (workers <= 1 or len(jobs) <= 1):
+        for k, args in enumerate(jobs):
+            yield k, attempt(function, args)
+        return
+    pending = list(enumerate(jobs))[::-1]
+    running: dict[Connection, _Worker] = {}
+    try:
+        for _ in range(min(max(workers, 1), len(jobs))):
+            _Worker(function, max_memory).start(pending.pop(), running)
+        while running:
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                worker = running.pop(ready)
+                number, result = worker.result()
+                if pending:
+                    alive = worker if not isinstance(result, _Died) else _Worker(function, max_memory)
+                    alive.start(pending.pop(), running)
+                else:
+                    worker.end()
+                yield number, Lost(result.reason) if isinstance(result, _Died) else result
+    finally:
+        for worker in running.values():
+            worker.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class _Died:
+    reason: str
+
+
+class _Worker:
+    """A process that makes calls one at a time."""
+
+    def __init__(self, function: Callable[..., Any], max_memory: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, function, max_memory), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.number = -1
+
+    def start(self, job: tuple[int, Sequence[Any]], running: dict[Connection, _Worker]) -> None:
+        self.number = job[0]
+        running[self.connection] = self
+        try:
+            self.connection.send(job[1])
+        except OSError:
+            return  # it has died: reading its result tells
+
+    def result(self) -> tuple[int, Any]:
+        try:
+            return self.number, self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            return self.number, _Died(f"its process ended with {how}")
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.join()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _serve(connection: Connection, function: Callable[..., Any], max_memory: int) -> None:
+    """What a worker does: calls until the other end closes. An interrupt is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if max_memory:
+        resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
+    while True:
+        try:
+            args = connection.recv()
+        except (EOFError, OSError):
+            return
+        connection.send(attempt(function, args))
