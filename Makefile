@@ -1,0 +1,60 @@
+# Every target works in the environment `.venv`, which is made from pyproject.toml and made again when that changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format golden samples dist clean
+
+help: ## Print these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  PYTHON=...     the interpreter that .venv is made with (3.11 or newer; now: $(PYTHON))"
+
+demo: $(STAMP) ## Optimize an exported decoder, prove it, and run it in onnxruntime beside the original
+	@$(BIN)/python samples/demo.py
+
+test: $(STAMP) ## Run the whole test suite
+	$(PYTEST) -n auto --dist worksteal
+
+lint: $(STAMP) ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p mirage_cli
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Bring all Python files into form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+golden: $(STAMP) ## Accept the present output as the golden files of the tests; look at the diff afterwards
+	MIRAGE_GOLDEN=1 $(PYTEST) -n auto --dist worksteal
+
+samples: $(VENV)/.samples ## Export the sample models again (installs torch and transformers)
+	$(BIN)/python samples/export.py
+	$(BIN)/python samples/operators.py
+	$(BIN)/python samples/catalog.py
+
+dist: $(STAMP) ## Build the wheel and the source distribution in dist/
+	$(PIP) build
+	$(BIN)/python -m build --outdir dist .
+
+clean: ## Remove the environment and everything that is made
+	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "make: $(PYTHON) cannot make environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.samples: $(STAMP)
+	@$(PIP) --editable '.[dev,samples]'
+	@touch $@
