@@ -1,9 +1,11 @@
 """The catalogue of errors a user can see: one class for each, with its stable code, exit code and hint.
 
-Commands catch `MirageError` in one place; anything else is a defect of ours and ends with exit code 5.
+Commands catch `MirageError` in one place; anything else is a defect of ours and ends as `InternalError`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class MirageError(Exception):
@@ -20,6 +22,10 @@ class MirageError(Exception):
         super().__init__(message)
         if hint is not None:
             self.hint = hint
+
+    def to_json(self) -> dict[str, Any]:
+        """What a command with `--json` prints in place of its document."""
+        return {"error": {"code": self.code, "message": str(self), "hint": self.hint}}
 
 
 class UsageError(MirageError):
@@ -81,3 +87,24 @@ class Refused(MirageError):
 
     code = "refused"
     exit_code = 5
+
+
+class OutOfResources(MirageError):
+    """The machine has no memory or disk space left for the run."""
+
+    code = "out-of-resources"
+    exit_code = 5
+
+
+class InternalError(MirageError):
+    """A defect of this program; the message says where the log is."""
+
+    code = "internal"
+    exit_code = 5
+
+
+class Interrupted(MirageError):
+    """The user stopped the run."""
+
+    code = "interrupted"
+    exit_code = 130

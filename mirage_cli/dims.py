@@ -1,0 +1,93 @@
+"""What `--dim` and `--shape` say: numbers and ranges for symbolic dimensions, fixed shapes for inputs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mirage_cli.errors import UsageError
+
+LARGEST = 2**31 - 1  #: of a dimension
+DIM_FORM = "SYMBOL=N or SYMBOL=MIN:TYPICAL:MAX"
+SHAPE_FORM = "NAME=1x128x..."
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a dimension takes: from `low` to `high`, most often `typical`. One number is all three."""
+
+    low: int
+    typical: int
+    high: int
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the dimension has one value only; else it stays symbolic."""
+        return self.low == self.high
+
+    def __str__(self) -> str:
+        return str(self.low) if self.fixed else f"{self.low}:{self.typical}:{self.high}"
+
+
+def parse(texts: Iterable[str]) -> dict[str, Range]:
+    """The ranges of `SYMBOL=N` and `SYMBOL=MIN:TYPICAL:MAX`.
+
+    Raises UsageError for another form, for numbers out of order or below 1, and for a symbol that comes twice.
+    """
+    found: dict[str, Range] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        parts = value.split(":")
+        if not name or len(parts) not in (1, 3) or not all(map(_is_number, parts)):
+            raise UsageError(f"--dim {text}: expected {DIM_FORM}")
+        if name in found:
+            raise UsageError(f"--dim {text}: {name} is {found[name]} already")
+        low, typical, high = map(int, parts * 3 if len(parts) == 1 else parts)
+        if not 1 <= low <= typical <= high <= LARGEST:
+            order = "1 <= N" if len(parts) == 1 else "1 <= MIN <= TYPICAL <= MAX"
+            raise UsageError(f"--dim {text}: expected {order} <= {LARGEST}")
+        found[name] = Range(low, typical, high)
+    return found
+
+
+def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of `NAME=1x128x...`. Raises UsageError for another form, a dimension of 0, and a name that comes twice."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        parts = value.split("x")
+        if not name or not all(map(_is_number, parts)):
+            raise UsageError(f"--shape {text}: expected {SHAPE_FORM}")
+        if name in found:
+            raise UsageError(f"--shape {text}: {name} is {'x'.join(map(str, found[name]))} already")
+        shape = tuple(map(int, parts))
+        if not all(1 <= d <= LARGEST for d in shape):
+            raise UsageError(f"--shape {text}: a dimension is at least 1 and at most {LARGEST}")
+        found[name] = shape
+    return found
+
+
+def numbers(ranges: Mapping[str, Range]) -> dict[str, int]:
+    """The dimensions that have one value only."""
+    return {name: r.low for name, r in ranges.items() if r.fixed}
+
+
+def typical(ranges: Mapping[str, Range]) -> dict[str, int]:
+    """The usual value of each dimension."""
+    return {name: r.typical for name, r in ranges.items()}
+
+
+def check_known(ranges: Mapping[str, Range], known: Iterable[str]) -> None:
+    """Raise UsageError for a symbol that is not among the `known` ones of a model, naming these."""
+    symbols = sorted(set(known))
+    for name in sorted(ranges.keys() - set(symbols)):
+        close = difflib.get_close_matches(name, symbols, 1)
+        raise UsageError(
+            f"--dim {name}: the inputs have no such symbol; they have {', '.join(symbols) or 'none'}",
+            f"did you mean {close[0]}?" if close else None,
+        )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
