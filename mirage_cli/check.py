@@ -7,24 +7,33 @@ and of ours alike, its factor is `ILL_CONDITIONED`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirage_cli import runtime
 from mirage_cli.accuracy import ILL_CONDITIONED, Accuracy, compare
+from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Float64
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.program import Program, Source, evaluate_program
 
 Arrays = dict[int, NDArray[Any]]
+Limits = Mapping[str, tuple[int, int | None]]  #: least and greatest value by symbol
+Extra = NDArray[Any] | TensorSpec  #: a value, or the description of a tensor for which any will do
+Runner = Callable[[Sequence[NDArray[Any]], Mapping[str, int]], Sequence[NDArray[Any]]]
 MAX_WORK = 4e10  #: multiply-adds of the largest operator up to which float64 is affordable
 MAX_ELEMENTS = 1 << 28  #: elements of the largest value
 SYMBOL_VALUES = (5, 17, 3, 9)  #: what symbols are in the check
-CASES = ("random", "large", "tiny", "zero")
+LONGER_VALUES = (70, 33, 129, 40)  #: what they are in the case "longer": more than one tile
+CASES = ("random", "longer", "large", "tiny", "zero")
+PLAIN = ("random", "longer")  #: the cases for which the accuracy rule holds as it is
 _NUMPY = {
     "f64": "float64",
     "f32": "float32",
@@ -39,7 +48,7 @@ _NUMPY = {
     "u8": "uint8",
     "bool": "bool",
 }
-_SCALES = {"random": 1.0, "large": 30.0, "tiny": 1e-4, "zero": 0.0}
+_SCALES = {"random": 1.0, "longer": 1.0, "large": 30.0, "tiny": 1e-4, "zero": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +76,8 @@ class FloatCheck:
         }
 
 
-def too_large(program: Program) -> str:
+def too_large(program: Program, symbols: Mapping[str, int]) -> str:
     """Why a program is not evaluated in float64, or nothing."""
-    symbols = symbol_values(program)
     size = {a.name: ex.value(a.extent, symbols) for a in program.axes}
     for n in program.nodes:
         axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
@@ -80,14 +88,21 @@ def too_large(program: Program) -> str:
     return ""
 
 
-def symbol_values(program: Program) -> dict[str, int]:
-    """Numbers for the symbols of a program."""
-    return {s: SYMBOL_VALUES[k % len(SYMBOL_VALUES)] + k // len(SYMBOL_VALUES) for k, s in enumerate(program.symbols)}
+def symbol_values(program: Program, case: str = "random", limits: Limits | None = None) -> dict[str, int]:
+    """Numbers for the symbols of a program, within `limits` (least and greatest by symbol)."""
+    values = LONGER_VALUES if case == "longer" else SYMBOL_VALUES
+    found = {}
+    for k, s in enumerate(program.symbols):
+        low, high = (limits or {}).get(s, (1, None))
+        found[s] = max(low, values[k % len(values)] + k // len(values))
+        found[s] = found[s] if high is None else min(high, found[s])
+    return found
 
 
-def inputs(program: Program, case: str, seed: int, constants: Mapping[int, NDArray[Any]]) -> Arrays:
+def inputs(
+    program: Program, case: str, seed: int, constants: Mapping[int, NDArray[Any]], symbols: Mapping[str, int]
+) -> Arrays:
     """Arrays for the sources of a program; `constants` are taken as they are."""
-    symbols = symbol_values(program)
     random = np.random.default_rng(seed)
     return {
         k: constants[k] if k in constants else draw(s, [ex.value(e, symbols) for e in s.dims], case, random)
@@ -120,29 +135,78 @@ def numpy_type(dtype: DType) -> np.dtype[Any]:
     return np.dtype(_NUMPY[dtype.name])
 
 
+@dataclass(frozen=True, slots=True)
+class CheckJob:
+    """What a check needs, in a form that another process can take: the kernel's library and description, the original
+    nodes as a model, its input names, weights by source number, values for tensors that only the model reads."""
+
+    program: Program
+    spec: OperatorSpec
+    library: Path
+    model: bytes
+    names: tuple[str, ...]
+    constants: dict[int, NDArray[Any]]
+    extra: tuple[Extra, ...]
+    seed: int
+    limits: Limits
+
+
+def run_job(job: CheckJob) -> FloatCheck | None:
+    """Compare a built CPU kernel with float64; None when the library has no CPU kernel. Raises MirageError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kernel = runtime.Kernel(job.library, job.spec)
+    if not kernel.has("cpu"):
+        return None
+    session = runtime.session(job.model, provider="cpu", optimize=False)
+
+    def extra(symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+        return [
+            e if isinstance(e, np.ndarray) else np.zeros([ex.value(d, symbols) for d in e.dims], numpy_type(e.dtype))
+            for e in job.extra
+        ]
+
+    def original(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+        found = runtime.run(session, dict(zip(job.names, [*arrays, *extra(symbols)], strict=True)))
+        return [found[o.name] for o in job.program.outputs]
+
+    return check(
+        job.program,
+        lambda arrays, symbols: kernel(*arrays, *extra(symbols)),
+        original,
+        job.constants,
+        job.seed,
+        job.limits,
+    )
+
+
 def check(
     program: Program,
-    kernel: Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]],
-    original: Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]],
+    kernel: Runner,
+    original: Runner,
     constants: Mapping[int, NDArray[Any]],
     seed: int,
+    limits: Limits | None = None,
 ) -> FloatCheck:
-    """Compare `kernel` and `original` (both take the sources in order) with float64 on every case."""
-    reason = too_large(program)
-    if reason:
-        return FloatCheck(True, None, skipped=reason)
+    """Compare `kernel` and `original` (both take the sources in order, and what the symbols are) with float64 on every
+    case. The verdict's figures are those of the worst plain case."""
     worst: tuple[float, Accuracy, str] | None = None
-    for case in CASES:
-        arrays = inputs(program, case, seed, constants)
+    for case in CASES if program.symbols else [c for c in CASES if c != "longer"]:
+        symbols = symbol_values(program, case, limits)
+        reason = too_large(program, symbols)
+        if reason:
+            return FloatCheck(True, None, skipped=reason)
+        arrays = inputs(program, case, seed, constants, symbols)
         ordered = [arrays[k] for k in range(len(program.sources))]
         wide = {k: np.asarray(a).astype(np.float64) for k, a in arrays.items()}
-        reference = evaluate_program(program, Float64([a.name for a in program.axes]), wide, symbol_values(program))
-        for o, result, own, wanted in zip(program.outputs, kernel(ordered), original(ordered), reference, strict=True):
-            factor = None if case == "random" else ILL_CONDITIONED
+        reference = evaluate_program(program, Float64([a.name for a in program.axes]), wide, symbols)
+        found = zip(program.outputs, kernel(ordered, symbols), original(ordered, symbols), reference, strict=True)
+        for o, result, own, wanted in found:
+            factor = None if case in PLAIN else ILL_CONDITIONED
             accuracy = compare(np.asarray(result), np.asarray(own), wanted, o.dtype, factor)
             if not accuracy.passed:
                 return FloatCheck(False, accuracy, case)
             ratio = accuracy.rmse / (accuracy.original_rmse + 1e-30)
-            if worst is None or (case == "random" and ratio > worst[0]):
+            if worst is None or (case in PLAIN and ratio > worst[0]):
                 worst = (ratio, accuracy, case)
     return FloatCheck(True, worst[1] if worst else None, worst[2] if worst else "", "" if worst else "no outputs")

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from mirage_cli import assemble, environment, frontends, isolation
+from mirage_cli import assemble, dims, environment, frontends, isolation
 from mirage_cli import work as works
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
 from mirage_cli.errors import CheckFailed, UsageError
 from mirage_cli.frontends.imported import Imported
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax import graph as g
 from mirage_cli.lax.fragment import Partition, partition
 from mirage_cli.options import Options
 from mirage_cli.output import check_target, replaced
@@ -24,6 +27,8 @@ from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.search import SearchOptions
 from mirage_cli.work import Work
+
+STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that every report gives the seconds of
 
 
 class Progress(Protocol):
@@ -64,7 +69,7 @@ class Clock:
 
     def total(self) -> dict[str, float]:
         """The stages, and the time since the clock was made."""
-        return self.seconds | {"total": time.perf_counter() - self.start}
+        return dict.fromkeys(STAGES, 0.0) | self.seconds | {"total": time.perf_counter() - self.start}
 
 
 def optimize(model: str, out: Path, options: Options, progress: Progress | None = None) -> Report:
@@ -105,6 +110,11 @@ class Run:
     clock: Clock = field(default_factory=Clock)
 
     @property
+    def ranges(self) -> dict[str, dims.Range]:
+        """What is said of symbolic dimensions."""
+        return dims.parse(self.options.dim)
+
+    @property
     def chosen(self) -> list[Work]:
         """The fragments that are to be replaced, as far as is known."""
         return [w for w in self.work if w.replace]
@@ -115,6 +125,7 @@ class Run:
         with self.clock.measure("read"):
             self.progress.stage("read", 1)
             self.imported = frontends.load(self.model, frontend_options(self.options))
+            dims.check_known({n: r for n, r in self.ranges.items() if not r.fixed}, symbols_of(self.imported))
             self.progress.step(self.model)
         with self.clock.measure("partition"):
             self.parts = partition(self.imported.graph, works.tensor_names(self.imported))
@@ -164,9 +175,20 @@ class Run:
             return
         self.progress.stage("check", len(self.chosen))
         with self.clock.measure("verify"):
+            limits: Limits = {name: (r.low, r.high) for name, r in self.ranges.items()}
+            jobs: list[tuple[CheckJob]] = []
+            checked: list[Work] = []
             for w in self.chosen:
-                w.check(self.imported, self.built.library, self.options.seed)
-                self.progress.step(f"{w.name}: {w.reason or 'agrees'}")
+                reason = too_large(w.program, symbol_values(w.program, "longer", limits))
+                if reason:
+                    w.checked(FloatCheck(True, None, skipped=reason))
+                    self.progress.step(f"{w.name}: {reason}")
+                    continue
+                checked.append(w)
+                jobs.append((w.check_job(self.imported, self.built.library, self.options.seed, limits),))
+            for k, outcome in isolation.each(run_job, jobs, self.options.jobs):
+                checked[k].checked(outcome)
+                self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
 
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""
@@ -192,24 +214,19 @@ class Run:
 
 def frontend_options(options: Options) -> frontends.Options:
     """The part of the options that concerns reading. Raises UsageError for malformed shapes and dimensions."""
-    shapes = {}
-    for text in options.shape:
-        name, _, dims = text.rpartition("=")
-        try:
-            shapes[name] = tuple(int(d) for d in dims.split("x"))
-        except ValueError:
-            name = ""
-        if not name:
-            raise UsageError(f"--shape {text}: expected NAME=1x128x...")
-    dims_ = {}
-    for text in options.dim:
-        name, _, value = text.rpartition("=")
-        parts = value.split(":")
-        if not name or len(parts) not in (1, 3) or not all(p.isdigit() for p in parts):
-            raise UsageError(f"--dim {text}: expected SYMBOL=N or SYMBOL=MIN:TYPICAL:MAX")
-        if len(parts) == 1:
-            dims_[name] = int(value)
-    return frontends.Options(shapes, dims_)
+    return frontends.Options(dims.parse_shapes(options.shape), dims.numbers(dims.parse(options.dim)))
+
+
+def symbols_of(imported: Imported) -> set[str]:
+    """The symbols in the dimensions of a model's inputs."""
+    graph = imported.graph
+    return {
+        name
+        for v, step in enumerate(graph.steps)
+        if isinstance(step, g.Input) and not step.constant
+        for d in graph.dims(v)
+        for name in ex.names(d)
+    }
 
 
 def select(names: Sequence[str], options: Options) -> bool:
@@ -220,7 +237,8 @@ def select(names: Sequence[str], options: Options) -> bool:
 
 def plan_options(options: Options, tools: Toolchain) -> PlanOptions:
     """Targets, bounds and proof options of a run."""
-    bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget)
+    sizes = tuple(sorted(dims.typical(dims.parse(options.dim)).items()))
+    bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget, sizes)
     return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence)
 
 

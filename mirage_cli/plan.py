@@ -132,7 +132,7 @@ def _choose(
         if not verdict.passed:
             reason = f"the proof failed: {verdict.reason}"
             continue
-        original = original_us(program, operators, target)
+        original = original_us(program, operators, target, dict(options.search.sizes))
         return TargetPlan(
             target.name,
             candidate.graph,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from mirage_cli import check as float_check
-from mirage_cli import patch, runtime
+from mirage_cli import patch
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
-from mirage_cli.errors import InvalidGraph, MirageError
+from mirage_cli.check import CheckJob, FloatCheck, Limits
+from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends.imported import Imported
-from mirage_cli.lax import extents as ex
+from mirage_cli.isolation import Lost
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.lax.fragment import LaxFragment
 from mirage_cli.lax.program import Program
@@ -75,7 +74,7 @@ class Work:
     replace: bool = False
     reason: str = ""
     failed: bool = False
-    float_check: float_check.FloatCheck | None = None
+    float_check: FloatCheck | None = None
     kinds: tuple[str, ...] = field(default_factory=tuple)
 
     @property
@@ -133,53 +132,33 @@ class Work:
         symbols = self.program.symbols
         return OperatorSpec(self.id, self.op_type, self.inputs, self.outputs, symbols, "cuda" in self.plan.plans)
 
-    def check(self, imported: Imported, library: Path, seed: int) -> None:
-        """Run the CPU kernel against float64; fail the fragment when it is less accurate than the rule allows."""
+    def check_job(self, imported: Imported, library: Path, seed: int, limits: Limits) -> CheckJob:
+        """The float check of this fragment's CPU kernel. Raises InvalidGraph for an original that is no model."""
         first = self.occurrences[0]
         model = patch.model_of(imported.model, first.region, self.op_type)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                kernel = runtime.Kernel(library, self.spec())
-            if not kernel.has("cpu"):
-                return
-            session = runtime.session(ir.to_proto(model).SerializeToString(), provider="cpu", optimize=False)
-            names = [v.name or "" for v in first.region.inputs]
-            extra = self.extra_arrays(imported, names[len(self.program.sources) :])
+        names = tuple(v.name or "" for v in first.region.inputs)
+        count = len(self.program.sources)
+        extra = [
+            imported.constant(name) if name in imported.model.graph.initializers else t
+            for name, t in zip(names[count:], self.inputs[count:], strict=True)
+        ]
+        proto = ir.to_proto(model).SerializeToString()
+        constants = self.constants(imported)
+        return CheckJob(self.program, self.spec(), library, proto, names, constants, tuple(extra), seed, limits)
 
-            def original(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-                found = runtime.run(session, dict(zip(names, [*arrays, *extra], strict=True)))
-                return [found[o.name] for o in self.program.outputs]
-
-            self.float_check = float_check.check(
-                self.program,
-                lambda arrays: kernel(*arrays, *extra),
-                original,
-                self.constants(imported),
-                seed,
-            )
-        except MirageError as e:
-            self.fail(f"the check could not run: {e}")
+    def checked(self, outcome: FloatCheck | Lost | None) -> None:
+        """Take the outcome of the float check: a kernel less accurate than the rule allows fails the fragment."""
+        if isinstance(outcome, Lost):
+            self.fail(f"the check could not run: {outcome.reason}")
             return
-        if not self.float_check.passed:
-            self.fail(f"less accurate than the original ({self.float_check.case} inputs): {self.float_check.worst}")
+        self.float_check = outcome
+        if outcome is not None and not outcome.passed:
+            self.fail(f"less accurate than the original ({outcome.case} inputs): {outcome.worst}")
 
     def constants(self, imported: Imported) -> dict[int, NDArray[Any]]:
         """The model's own weights among the sources of the first occurrence."""
         program = self.occurrences[0].fragment.program
         return {k: imported.constant(s.name) for k, s in enumerate(program.sources) if s.constant}
-
-    def extra_arrays(self, imported: Imported, names: Sequence[str]) -> list[NDArray[Any]]:
-        """Values for tensors that only the original nodes read."""
-        symbols = float_check.symbol_values(self.program)
-        arrays = []
-        for name, t in zip(names, self.inputs[len(self.program.sources) :], strict=True):
-            if name in imported.model.graph.initializers:
-                arrays.append(imported.constant(name))
-            else:
-                shape = [ex.value(d, symbols) for d in t.dims]
-                arrays.append(np.zeros(shape, dtype=float_check.numpy_type(t.dtype)))
-        return arrays
 
 
 def group(

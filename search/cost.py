@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
@@ -19,7 +20,8 @@ from mirage_cli.search.mugraph import BODY, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
-TYPICAL = 1024  #: what a symbol counts as
+TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
+SMALL = 16  #: what every symbol counts as when small sizes are considered
 CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
 MATRIX_EFFICIENCY = 0.35  #: share of the matrix rate that generated CUDA loops reach
 STEP_US = 0.35  #: fixed time of one iteration on a GPU: barriers, first bytes
@@ -31,19 +33,23 @@ BARRIER_OPS = ("top", "sum", "running", "contract")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Microseconds, the shared memory that a block needs, and the floor (bytes once or matrix work, whichever is more)."""
+    """Microseconds, the shared memory that a block needs, the floor (bytes once or matrix work, whichever is more), and
+    the bytes that all blocks together move."""
 
     us: float
     shared: int
     floor_us: float
+    moved: float = 0.0
 
 
 class CostModel:
-    """Predictions for one block graph on one target."""
+    """Predictions for one block graph on one target; `sizes` says what symbols count as."""
 
-    def __init__(self, program: Program, graph: BlockGraph, target: Target) -> None:
-        self.p, self.g, self.t = program, graph, target
-        self.extents = {a.name: number(a.extent) for a in program.axes}
+    def __init__(
+        self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
+        self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.axes = graph.axes_of(program)
         self.source = {i.name: program.sources[i.source] for i in program.inputs}
         self.source_number = {i.name: i.source for i in program.inputs}
@@ -60,7 +66,7 @@ class CostModel:
                 read = math.prod(self.extents[a] for a in self.p.axes_of(i.name))
                 total += read * self.p.sources[i.source].dtype.bytes
         for o in self.p.outputs:
-            total += math.prod(number(e) for e in o.dims) * o.dtype.bytes
+            total += math.prod(number(e, self.sizes) for e in o.dims) * o.dtype.bytes
         return total
 
     # --- sizes --------------------------------------------------------------------------------------------------------
@@ -112,7 +118,7 @@ class CostModel:
             )
         us = self._time(schedule, blocks, steps, traffic, work, matrix, shared, fragment)
         us += EXCHANGE_US if self.g.split else 0.0
-        return Prediction(us, int(shared), self.floor())
+        return Prediction(us, int(shared), self.floor(), traffic * blocks)
 
     def _matrix(self, o: BlockOp, s: Mapping[str, int], loop: int) -> tuple[float, float]:
         """(elements of the result with padding to whole matrices, depth)."""
@@ -211,9 +217,11 @@ class CostModel:
         return max(self.once / self.t.bandwidth, compute) * 1e6
 
 
-def original_us(program: Program, operators: int, target: Target) -> float:
+def original_us(
+    program: Program, operators: int, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
+) -> float:
     """What the original operators would cost one after the other: each reads and writes its tensors, each is launched."""
-    extents = {a.name: number(a.extent) for a in program.axes}
+    extents = {a.name: number(a.extent, sizes) for a in program.axes}
 
     def size(v: str) -> int:
         return math.prod(extents[a] for a in program.axes_of(v))
@@ -234,9 +242,9 @@ def original_us(program: Program, operators: int, target: Target) -> float:
     return total + operators * target.kernel_us
 
 
-def number(e: ex.Extent) -> int:
-    """An extent as a number for estimates."""
-    return e if isinstance(e, int) else ex.value(e, dict.fromkeys(e.names, TYPICAL))
+def number(e: ex.Extent, sizes: Mapping[str, int] = MappingProxyType({})) -> int:
+    """An extent as a number for estimates; a symbol without a size counts as `TYPICAL`."""
+    return e if isinstance(e, int) else ex.value(e, {n: sizes.get(n, TYPICAL) for n in ex.names(e)})
 
 
 def _dtype(name: str) -> DType | None:

@@ -23,7 +23,7 @@ from mirage_cli.search.mugraph import BlockGraph, KernelGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.stabilise import stabilise
 from mirage_cli.search.target import Target
-from mirage_cli.search.tiling import ranked
+from mirage_cli.search.tiling import Ranked, ranked
 
 FAR_FROM_FLOOR = 10.0  #: a kernel above the floor by this many launches is worth replacing by several
 
@@ -31,13 +31,14 @@ FAR_FROM_FLOOR = 10.0  #: a kernel above the floor by this many launches is wort
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """Bounds: kernels of a fragment, operators of a block, block graphs kept for each mapping, schedules for each block
-    graph, seconds for a fragment (0: no limit)."""
+    graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically."""
 
     max_kernels: int = 4
     max_ops: int = 16
     candidates: int = 4
     schedules: int = 4
     budget: float = 0.0
+    sizes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class Candidate:
     schedules: tuple[Schedule, ...]
     predicted_us: float
     floor_us: float
+    order: tuple[float, float]  #: what candidates are ranked by: score, bytes moved
 
 
 class Searcher:
@@ -120,10 +122,10 @@ class Searcher:
         total = SearchStatistics()
         found: list[Candidate] = []
         for stored in cuts(program, self.options.max_kernels):
-            if stored and found and min(c.predicted_us - c.floor_us for c in found) < FAR_FROM_FLOOR * target.kernel_us:
+            if stored and found and min(c.predicted_us - c.floor_us for c in found) < FAR_FROM_FLOOR * target.launch_us:
                 break
             found += self._with_cut(program, target, stored, total)
-        found.sort(key=lambda c: c.predicted_us)
+        found.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))
         return found, total
 
@@ -131,7 +133,7 @@ class Searcher:
         self, program: Program, target: Target, stored: tuple[str, ...], total: SearchStatistics
     ) -> Iterator[Candidate]:
         parts = split(program, stored)
-        options: list[list[tuple[float, float, BlockGraph, Schedule]]] = []
+        options: list[list[tuple[BlockGraph, Ranked]]] = []
         for part, _ in parts:
             graphs, statistics = self.blocks(part)
             total.mappings += statistics.mappings
@@ -140,19 +142,26 @@ class Searcher:
             total.mugraphs += statistics.mugraphs if not stored else 0
             total.refused += statistics.refused
             own = [
-                (p.us, p.floor_us, graph, s)
+                (graph, r)
                 for graph in graphs
                 if not graph.split or target.kind == "cuda"
-                for p, s in ranked(part, graph, target, self.options.schedules)
+                for r in ranked(part, graph, target, self.options.schedules, dict(self.options.sizes))
             ]
             if not own:
                 return
-            options.append(sorted(own, key=lambda x: x[0]))
+            options.append(sorted(own, key=lambda x: x[1].order))
         count = max(map(len, options)) if len(options) == 1 else self.options.schedules
         for k in range(count):
             chosen = [o[min(k, len(o) - 1)] for o in options]
-            graph = assemble(program, parts, [c[2] for c in chosen])
-            yield Candidate(graph, tuple(c[3] for c in chosen), sum(c[0] for c in chosen), max(c[1] for c in chosen))
+            graph = assemble(program, parts, [g for g, _ in chosen])
+            best = [r for _, r in chosen]
+            yield Candidate(
+                graph,
+                tuple(r.schedule for r in best),
+                sum(r.prediction.us for r in best),
+                max(r.prediction.floor_us for r in best),
+                (sum(r.score for r in best), sum(r.prediction.moved for r in best)),
+            )
 
 
 def operators(graph: BlockGraph) -> int:

@@ -8,11 +8,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from mirage_cli.lax.program import Program
-from mirage_cli.search.cost import CostModel, Prediction, number
-from mirage_cli.search.mugraph import BlockGraph
+from mirage_cli.search.cost import SMALL, CostModel, Prediction, number
+from mirage_cli.search.mugraph import BODY, BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
@@ -77,13 +80,50 @@ def _options(program: Program, axis: str, batch: bool, target: Target) -> list[i
     return sorted(found) or [1]
 
 
-def ranked(program: Program, graph: BlockGraph, target: Target, count: int) -> list[tuple[Prediction, Schedule]]:
-    """The `count` best schedules with their predictions; those that cannot fit are left out."""
-    model = CostModel(program, graph, target)
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A schedule with its prediction at typical sizes; `score` is what it is ranked by."""
+
+    schedule: Schedule
+    prediction: Prediction
+    score: float
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The key of the ranking: among equals, fewer bytes moved, less memory held, smaller tiles."""
+        p, s = self.prediction, self.schedule
+        return (self.score, p.moved, p.shared, s.tiles, s.loop, s.warps)
+
+
+def ranked(
+    program: Program,
+    graph: BlockGraph,
+    target: Target,
+    count: int,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+) -> list[Ranked]:
+    """The `count` best schedules; those that cannot fit are left out.
+
+    `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
+    typical and at small sizes, since it has to serve both.
+    """
+    if holds_symbolic(program, graph):
+        return []
+    model = CostModel(program, graph, target, sizes)
+    small = CostModel(program, graph, target, dict.fromkeys(program.symbols, SMALL)) if program.symbols else None
     found = []
     for s in schedules(program, graph, target):
         prediction = model.predict(s)
         if prediction.shared <= target.shared_bytes:
-            found.append((prediction, s))
-    found.sort(key=lambda x: (x[0].us, x[0].shared, x[1].tiles, x[1].loop, x[1].warps))
-    return found[:count]
+            score = prediction.us if small is None else math.sqrt(prediction.us * small.predict(s).us)
+            found.append(Ranked(s, prediction, score))
+    return sorted(found, key=lambda r: r.order)[:count]
+
+
+def holds_symbolic(program: Program, graph: BlockGraph) -> bool:
+    """Whether a block would hold an axis of unknown extent whole: no amount of memory is enough for that."""
+    tiled = {*graph.grid, graph.loop}
+    axes = graph.axes_of(program)
+    held = {a for o in graph.ops if o.op != "load" or o.phase != BODY for a in axes[o.name]} - tiled
+    outside = {a for o in graph.ops if o.phase != BODY for a in axes[o.name] if a == graph.loop}
+    return any(not isinstance(program.extent(a), int) for a in held | outside)
