@@ -1,6 +1,6 @@
 """Running what was built: ONNX Runtime sessions, and the C entry points of a library on arrays.
 
-The only module beside `timing` that imports onnxruntime or cupy, and only when a function needs it.
+Every onnxruntime session of this program is made here. onnxruntime and cupy are imported when a function needs them.
 
 Loading a library runs its code. A library is therefore loaded by its absolute path, and not at all when anybody could
 have replaced it: when it, or its folder, is writable for everybody. In a folder such as /tmp, where everybody may add
@@ -33,6 +33,8 @@ from mirage_cli.lax.dtypes import BY_NAME, DType
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ONNX_BF16 = 16
+#: what to do where onnxruntime cannot use the GPU; both packages own the same folder, so one has to go first
+CUDA_PROVIDER_COMMAND = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
 #: Element types by the names that numpy, torch and cupy share.
 _SHARED_NAMES = {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "bool": "bool",
@@ -53,24 +55,40 @@ def providers() -> tuple[str, ...]:
     return tuple(name for name, provider in _PROVIDERS.items() if provider in available)
 
 
+def check_provider(provider: str) -> None:
+    """Raise ToolMissing, with the command that installs it, where onnxruntime lacks `provider` ("cpu" or "cuda")."""
+    if provider not in providers():
+        hint = CUDA_PROVIDER_COMMAND if provider == "cuda" else f"providers are {', '.join(_PROVIDERS)}"
+        raise ToolMissing(f"the installed onnxruntime has no provider for {provider!r}", hint)
+
+
 def session(
     model: str | Path | bytes,
     library: Path | None = None,
     provider: str = "cpu",
     threads: int | None = None,
     optimize: bool = True,
+    device: int = 0,
+    exact: bool = False,
+    graph: bool = False,
 ) -> Any:
     """An `onnxruntime.InferenceSession` of a model, with the custom operators of `library`.
 
-    `threads` limits the threads of one operator, `optimize` allows onnxruntime's own graph optimizations.
+    `threads` limits the threads of one operator, `optimize` allows onnxruntime's own graph optimizations. On CUDA
+    `device` is the GPU's number, `exact` keeps float32 products in float32 (onnxruntime's default is TF32), and `graph`
+    captures the model as a CUDA graph that later calls with the same buffers replay.
+
+    Threads of a session wait actively for work while it runs and stop when its call ends, so that several sessions of
+    one process can be timed in turn without one's idle threads taking the cores from the other.
+    Raises ModelError for a model that onnxruntime refuses, ToolMissing for an absent provider, Refused for a library that
+    anybody could have replaced.
     """
     import onnxruntime  # noqa: PLC0415
 
-    if provider not in providers():
-        hint = "pip install onnxruntime-gpu in place of onnxruntime" if provider == "cuda" else ""
-        raise ToolMissing(f"the installed onnxruntime has no provider for {provider!r}", hint)
+    check_provider(provider)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     if not optimize:
@@ -79,14 +97,17 @@ def session(
         options.register_custom_ops_library(str(check_library(library)))
     if provider == "cuda" and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
-    wanted = [_PROVIDERS[provider], *([] if provider == "cpu" else [_PROVIDERS["cpu"]])]
+    wanted: list[Any] = [_PROVIDERS["cpu"]]
+    if provider == "cuda":
+        settings = {"device_id": device, "use_tf32": int(not exact), "enable_cuda_graph": int(graph)}
+        wanted.insert(0, (_PROVIDERS["cuda"], {name: str(value) for name, value in settings.items()}))
     source = model if isinstance(model, bytes) else str(model)
     try:
         made = onnxruntime.InferenceSession(source, options, providers=wanted)
     except Exception as error:  # onnxruntime's exceptions have no common base
         name = "the model" if isinstance(model, bytes) else str(model)
         raise ModelError(f"onnxruntime {onnxruntime.__version__} cannot load {name}: {error}") from error
-    if wanted[0] not in made.get_providers():
+    if _PROVIDERS[provider] not in made.get_providers():
         raise ToolMissing(
             f"onnxruntime could not start its provider for {provider}", "check the driver and CUDA versions"
         )
@@ -99,29 +120,36 @@ def run(session: Any, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[A
     try:
         if all("bfloat16" not in value.type for value in (*session.get_inputs(), *session.get_outputs())):
             return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-        feeds = {name: _to_ort(array) for name, array in inputs.items()}
+        feeds = {name: to_ort(array) for name, array in inputs.items()}
         return {
-            name: _from_ort(value) for name, value in zip(names, session.run_with_ort_values(names, feeds), strict=True)
+            name: from_ort(value) for name, value in zip(names, session.run_with_ort_values(names, feeds), strict=True)
         }
     except Exception as error:  # as above
         raise MirageError(f"onnxruntime failed: {error}") from error
 
 
-def _to_ort(array: NDArray[Any]) -> Any:
+def to_ort(array: NDArray[Any]) -> Any:
+    """An `onnxruntime.OrtValue` on the CPU with the elements of an array, whose memory it may share."""
     from onnxruntime import OrtValue  # noqa: PLC0415
 
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")  # not ascontiguousarray, which gives scalars a dimension
     if array.dtype.name != "bfloat16":
         return OrtValue.ortvalue_from_numpy(array)
     return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BF16)
 
 
-def _from_ort(value: Any) -> NDArray[Any]:
+def from_ort(value: Any) -> NDArray[Any]:
+    """The elements of an `onnxruntime.OrtValue`; of a bfloat16 one only where it lies on the CPU."""
     if "bfloat16" not in value.data_type():
         return np.asarray(value.numpy())
     shape = tuple(value.shape())
     data = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
     return np.frombuffer(data, _numpy_dtype("bfloat16")).reshape(shape)
+
+
+def numpy_type(dtype: DType) -> np.dtype[Any]:
+    """The numpy type of an element type; bfloat16 through ml_dtypes, which onnx brings."""
+    return _numpy_dtype(_LONG_NAMES[dtype.name])
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
