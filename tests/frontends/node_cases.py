@@ -45,25 +45,24 @@ def collect() -> dict[str, TestCase]:
     return {case.name: case for case in sorted(cases, key=lambda c: c.name)}
 
 
-def outcome(case: TestCase, model: onnx.ModelProto | None = None) -> str:
-    """What becomes of a case (with another `model` of the same meaning): one of the words above, with a reason where it does not pass.
+def outcome(case: TestCase, model: onnx.ModelProto | None = None, expected: Sequence[Any] | None = None) -> str:
+    """What becomes of a case (with another `model`, of the same meaning if no `expected` outputs are given): one of the words above, with a reason where it does not pass.
 
     Exporters store shapes, axes and indices as constants, while the cases pass everything as inputs: a case that is
     refused as it stands is tried again with its integer inputs stored, the first one excepted, then with that one too.
     """
-    proto = model or case.model
-    found = _outcome(case, proto, ())
+    inputs, recorded = ([array(x) for x in part] for part in case.data_sets[0])
+    job = functools.partial(_outcome, model or case.model, inputs, recorded if expected is None else expected)
+    found = job(())
     for first in (1, 0):
         if found.startswith(REFUSED):
-            inputs, _ = case.data_sets[0]
             stored = [i for i, x in enumerate(inputs) if i >= first and _is_parameter(x)]
-            if stored and _outcome(case, proto, stored) == PASSED:
+            if stored and job(stored) == PASSED:
                 return STORED
     return found
 
 
-def _outcome(case: TestCase, proto: onnx.ModelProto, stored: Sequence[int]) -> str:
-    inputs, expected = ([_array(x) for x in part] for part in case.data_sets[0])
+def _outcome(proto: onnx.ModelProto, inputs: list[Any], expected: Sequence[Any], stored: Sequence[int]) -> str:
     model = onnx.ModelProto()
     model.CopyFrom(proto)
     for i in stored:
@@ -84,7 +83,7 @@ def _outcome(case: TestCase, proto: onnx.ModelProto, stored: Sequence[int]) -> s
     return compare(imported, found, expected)
 
 
-def _array(x: Any) -> Any:
+def array(x: Any) -> Any:
     """An input or output of a case as an array; sequences stay lists."""
     if isinstance(x, onnx.TensorProto):
         return numpy_helper.to_array(x)
