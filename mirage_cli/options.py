@@ -7,13 +7,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """All options of `optimize`. Empty tuples and None mean "decide by what is there".
 
     `shape` and `dim` are as in the contract (`NAME=1x128`, `SYMBOL=N` or `MIN:TYPICAL:MAX`), `target` kinds ("cpu",
-    "cuda"), `arch` architectures, `only` and `skip` globs on node names, `budget` seconds for a fragment's search (0: no
-    limit), `confidence` bits of the proof, `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none).
+    "cuda"), `arch` architectures, `gpu` the number of a GPU to measure on, `only` and `skip` globs on node names,
+    `budget` seconds for a fragment's search (0: no limit), `confidence` bits of the proof, `require_coverage` pairs
+    KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no limit). `--keep-going` is `strict` negated.
     """
 
     shape: tuple[str, ...] = ()
@@ -27,7 +33,7 @@ class Options:
     max_ops: int = 16
     candidates: int = 4
     budget: float = 0.0
-    jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
+    jobs: int = field(default_factory=cores)
     seed: int = 0
     confidence: int = 40
     cache: str | None = None

@@ -1,0 +1,1 @@
+"""The commands: each parses, calls, prints and returns its exit code. Heavy modules are imported when a command runs."""

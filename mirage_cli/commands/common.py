@@ -1,0 +1,207 @@
+"""What the commands share: how they speak, their common options, the form of their help."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mirage_cli import progress, settings
+from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.options import Options
+from mirage_cli.settings import Setting
+
+if TYPE_CHECKING:
+    from mirage_cli.pipeline import Progress
+
+F = TypeVar("F", bound=Callable[..., Any])
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+HELP = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}  #: click's settings of all commands
+
+
+# --- speaking ---------------------------------------------------------------------------------------------------------
+def printable(text: str) -> str:
+    """The text without characters that steer a terminal: names in a model can hold any."""
+    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", text)
+
+
+def tell(text: str, label: str = "", color: str | None = None) -> None:
+    """Write to standard error, after a coloured label; silent when nobody can read it."""
+    plain = False if os.environ.get("NO_COLOR") else None
+    with contextlib.suppress(OSError):
+        click.echo((click.style(label, fg=color, bold=True) if label else "") + printable(text), err=True, color=plain)
+
+
+def show_error(error: dict[str, Any], as_json: bool) -> None:
+    """The one place where errors are printed: `error` is `MirageError.to_json()`."""
+    if as_json:
+        click.echo(json.dumps(error))
+        return
+    tell(error["error"]["message"], "Error: ", "red")
+    if error["error"]["hint"]:
+        tell(error["error"]["hint"], "Hint: ", "cyan")
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """How a command speaks: data on standard output, everything else on standard error."""
+
+    quiet: bool = False
+    verbose: bool = False
+    as_json: bool = False
+
+    def result(self, document: Callable[[], Any], text: Callable[[], str]) -> None:
+        """Print a command's data: the JSON document where that is asked for, else the text."""
+        if self.as_json:
+            click.echo(json.dumps(document(), indent=2))
+        elif not self.quiet:
+            click.echo(printable(text().rstrip("\n")))
+
+    def say(self, text: str) -> None:
+        """Tell something beside the data."""
+        if not self.quiet:
+            tell(text)
+
+    def warn(self, text: str) -> None:
+        """Tell something that may be wrong."""
+        if not self.quiet:
+            tell(text, "Warning: ", "yellow")
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Progress | None]:
+        """Show progress while the block runs: lines with --verbose, bars on a terminal, else nothing."""
+        if self.verbose:
+            yield progress.Lines(tell)
+        elif not self.quiet and progress.on_terminal():
+            with progress.bars() as bars:
+                yield bars
+        else:
+            yield None
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+def speaking(function: F) -> F:
+    """The options -q, -v and --json, handed on as `voice`."""
+
+    def wrapped(quiet: bool, verbose: bool, as_json: bool, **given: Any) -> Any:
+        if quiet and verbose:
+            raise UsageError("-q and -v exclude each other")
+        return function(voice=Voice(quiet, verbose, as_json), **given)
+
+    wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document, also for an error."),
+        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and what --json asks for)."),
+        click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done."),
+    )
+    made: Any = wrapped
+    for option in reversed(options):
+        made = option(made)
+    return made  # type: ignore[no-any-return]
+
+
+class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """A setting's value on the command line."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.name = setting, setting.key
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value. Fails with what was expected and found."""
+        try:
+            made = settings.value_of(self.setting, (value,) if self.setting.many else value)
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+        return made[0] if self.setting.many else made
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """The names that may be given, and files where none are known."""
+        from click.shell_completion import CompletionItem
+
+        if self.setting.kind.metavar == "DIR":
+            return [CompletionItem(incomplete, type="dir")]
+        return [CompletionItem(c) for c in self.setting.kind.choices if c.startswith(incomplete)]
+
+
+def settings_options(*names: str, **helps: str) -> Callable[[F], F]:
+    """Options for these fields of `Options`; those that are not given are None or empty. `helps` gives the help of
+    options that mean something else, or have another default, in this command."""
+
+    def decorate(function: F) -> F:
+        made: Any = function
+        for name in reversed((*names, *helps)):
+            for option in reversed(_declared(settings.BY_NAME[name], helps.get(name))):
+                made = option(made)
+        return made  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _declared(setting: Setting, text: str | None) -> list[Callable[[Any], Any]]:
+    flag, default = f"--{setting.key}", getattr(Options(), setting.name)
+    if text is None:
+        text = setting.help if setting.help.endswith(".") else f"{setting.help} [{default}]."
+    if setting.name == "strict":
+        return [
+            click.option(flag, "strict", flag_value=True, type=bool, default=None, help=text),
+            click.option(
+                "--keep-going", "strict", flag_value=False, type=bool, help="Leave what fails as it was [yes]."
+            ),
+        ]
+    if setting.kind.read is settings.BY_NAME["force"].kind.read:
+        return [click.option(flag, setting.name, is_flag=True, default=None, help=text)]
+    plain = click.option(
+        flag,
+        setting.name,
+        type=_Value(setting),
+        multiple=setting.many,
+        metavar=setting.kind.metavar,
+        help=text,
+    )
+    if setting.name == "cache":
+        return [plain, click.option("--no-cache", is_flag=True, help="Use and keep no earlier results.")]
+    return [plain]
+
+
+def given_values(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `Options` that the command line sets. Raises UsageError where options exclude each other."""
+    values = {k: v for k, v in given.items() if k != "no_cache" and v is not None and v != ()}
+    if given.get("no_cache"):
+        if "cache" in values:
+            raise UsageError("--cache and --no-cache exclude each other")
+        values["cache"] = ""
+    return values
+
+
+def check_input(model: str) -> str:
+    """The model's path. Raises ModelError or UsageError where `-` is meant and nothing can be read from there."""
+    if model == "-" and sys.stdin is None:
+        raise ModelError("-: standard input is closed")
+    if model == "-" and sys.stdin.isatty():
+        raise UsageError("-: standard input is a terminal", "give a file, or a model on standard input: - < model.onnx")
+    return model
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+class Command(click.Command):
+    """A command whose help ends with examples, printed as they stand."""
+
+    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
+        kwargs.setdefault("context_settings", HELP)
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, and the epilog."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"  {line}\n")
+        super().format_epilog(ctx, formatter)

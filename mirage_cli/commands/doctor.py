@@ -1,0 +1,25 @@
+"""`mirage doctor`."""
+
+from __future__ import annotations
+
+import click
+
+from mirage_cli.commands import common
+from mirage_cli.commands.common import Voice
+from mirage_cli.errors import ToolMissing
+
+
+@click.command(
+    cls=common.Command,
+    short_help="Check what this machine has and what is missing.",
+    examples=("mirage doctor", "mirage doctor --json"),
+)
+@common.speaking
+def doctor(voice: Voice) -> int:
+    """Check what this machine has: compilers, GPUs, ONNX Runtime, caches, and say how to get what is missing. Exit
+    code 4 when something that every run needs is missing."""
+    from mirage_cli.doctor import examine
+
+    found = examine()
+    voice.result(found.to_json, found.text)
+    return 0 if found.ok else ToolMissing.exit_code

@@ -1,0 +1,82 @@
+"""From an exception to what the user sees: one error of the catalogue, with the place of a log where it is our fault."""
+
+from __future__ import annotations
+
+import errno
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from mirage_cli import __version__
+from mirage_cli.errors import InternalError, Interrupted, MirageError, OutOfResources, UsageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def as_error(raised: BaseException, args: Sequence[str]) -> MirageError:
+    """The error to show for an exception that ended a command. Those with exit code 5 leave a log."""
+    error = _translated(raised)
+    if error.exit_code == InternalError.exit_code:
+        log = write_log(raised, args)
+        place = f"the log is {log}" if log else "no log could be written; run again with --verbose"
+        if isinstance(error, InternalError):
+            error.hint = f"this is a defect of mirage, please report it with the log; {place}"
+        else:
+            error.hint = f"{error.hint}; {place}" if error.hint else place
+    return error
+
+
+def _translated(raised: BaseException) -> MirageError:
+    if isinstance(raised, MirageError):
+        return raised
+    if isinstance(raised, click.ClickException):
+        return _usage(raised)
+    if isinstance(raised, KeyboardInterrupt | click.Abort):
+        return Interrupted("interrupted", "nothing was written")
+    if isinstance(raised, MemoryError):
+        return OutOfResources("out of memory", "try fewer --jobs, or --only for a part of the model")
+    if isinstance(raised, OSError) and raised.errno in (*_FULL, *_FORBIDDEN):
+        named = f"{raised.filename}: " if raised.filename else ""
+        kind = OutOfResources if raised.errno in _FULL else UsageError
+        return kind(f"{named}{raised.strerror}")
+    text = str(raised).strip()
+    return InternalError(f"internal error: {type(raised).__name__}{f': {text}' if text else ''}")
+
+
+def _usage(raised: click.ClickException) -> UsageError:
+    context = raised.ctx if isinstance(raised, click.UsageError) else None
+    path = context.command_path if context is not None else "mirage"
+    return UsageError(raised.format_message(), f"see {path} --help")
+
+
+def write_log(raised: BaseException, args: Sequence[str]) -> Path | None:
+    """A file with the traceback and what is needed to understand it; None where nothing can be written."""
+    import platformdirs
+
+    text = "\n".join(
+        [
+            f"mirage {__version__}, Python {sys.version.split()[0]}, {platform.platform()}",
+            f"arguments: {list(args)!r}",
+            "",
+            "".join(traceback.format_exception(raised)),
+        ]
+    )
+    name = time.strftime("mirage-%Y%m%d-%H%M%S-")
+    for folder in (platformdirs.user_log_dir("mirage", appauthor=False), tempfile.gettempdir()):
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", prefix=name, suffix=".log", dir=folder, delete=False, encoding="utf-8", errors="backslashreplace"
+            ) as log:
+                log.write(text)
+            return Path(log.name)
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,29 @@
+"""`mirage inspect`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from mirage_cli import settings
+from mirage_cli.commands import common
+from mirage_cli.commands.common import Voice
+
+
+@click.command(
+    cls=common.Command,
+    short_help="Show the fragments of a model, and why the rest is left alone.",
+    examples=("mirage inspect model.onnx --dim batch=1", "mirage inspect out --json"),
+)
+@click.argument("path", metavar="MODEL | DIR", type=click.Path())
+@common.settings_options("shape", "dim", "target", "arch", "only", "skip")
+@common.speaking
+def inspect(voice: Voice, path: str, **given: Any) -> None:
+    """Show which fragments a model (.onnx, or - for standard input) has and why the rest is left alone, or what an
+    output folder holds."""
+    options = settings.options(common.given_values(given))
+    from mirage_cli import inspection
+
+    found = inspection.inspect(common.check_input(path), options)
+    voice.result(found.to_json, found.text)

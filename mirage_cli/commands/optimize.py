@@ -1,0 +1,76 @@
+"""`mirage optimize`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mirage_cli import settings
+from mirage_cli.commands import common
+from mirage_cli.commands.common import Voice
+from mirage_cli.options import Options
+
+if TYPE_CHECKING:
+    from mirage_cli.report import Report
+
+
+@click.command(
+    cls=common.Command,
+    short_help="Write the improved model, its library and the report.",
+    examples=(
+        "mirage optimize model.onnx -o out --dim batch=1 --dim seq=1:128:4096",
+        "mirage optimize model.onnx -o out --force --target cpu --json > report.json",
+        "cat model.onnx | mirage optimize - --dry-run",
+    ),
+)
+@click.argument("model", required=False, type=click.Path())
+@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="The folder to write; one of ours is replaced.")
+@click.option(
+    "--config", metavar="FILE", type=click.Path(), help="YAML file with these options; the command line wins."
+)
+@click.option("--print-config", is_flag=True, help="Print the options in effect as such a file, and stop.")
+@common.settings_options(*settings.BY_NAME)
+@common.speaking
+def optimize(
+    voice: Voice, model: str | None, output: str | None, config: str | None, print_config: bool, **given: Any
+) -> None:
+    """Optimize MODEL (.onnx, or - for standard input) into a folder: the patched model, a library of kernels for ONNX
+    Runtime, the report. Options that name things can be repeated."""
+    options = effective(config, given)
+    if print_config:
+        click.echo(_written(options, voice.as_json), nl=False)
+        return
+    if model is None:
+        raise click.UsageError("Missing argument 'MODEL'.", click.get_current_context())
+    if output is None and not options.dry_run:
+        raise click.UsageError("Missing option '-o' (or --dry-run, to write nothing).", click.get_current_context())
+    from mirage_cli import pipeline
+
+    with voice.progress() as progress:
+        report = pipeline.optimize(common.check_input(model), Path(output or ""), options, progress)
+    voice.result(report.to_json, lambda: _summary(report))
+
+
+def effective(config: str | None, given: dict[str, Any]) -> Options:
+    """The options of the configuration file with those of the command line over them. Raises UsageError."""
+    values = common.given_values(given)
+    if config is not None:
+        from mirage_cli import config as files
+
+        values = files.read(config) | values
+    return settings.options(values)
+
+
+def _summary(report: Report) -> str:
+    from mirage_cli.exporters import text
+
+    return text.summary(report)
+
+
+def _written(options: Options, as_json: bool) -> str:
+    from mirage_cli import config as files
+
+    return json.dumps(files.to_json(options), indent=2) + "\n" if as_json else files.written(options)

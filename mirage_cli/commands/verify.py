@@ -1,0 +1,60 @@
+"""`mirage verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mirage_cli.commands import common
+from mirage_cli.commands.common import Voice
+from mirage_cli.errors import CheckFailed
+
+
+@click.command(
+    cls=common.Command,
+    short_help="Prove and compare an output folder again.",
+    examples=(
+        "mirage verify out",
+        "mirage verify out --bisect --save-failing failing",
+        "mirage verify model.onnx out/model.onnx --library out/libmirage.so",
+    ),
+)
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="DIR | ORIGINAL PATCHED")
+@click.option("--library", metavar="LIB", type=click.Path(), help="The operators of PATCHED: its libmirage.so.")
+@click.option("--bisect", is_flag=True, help="Find the fragment that differs.")
+@click.option(
+    "--save-failing", metavar="DIR", type=click.Path(), help="Keep what failed: inputs, outputs, smallest model."
+)
+@common.settings_options(
+    "confidence",
+    "dim",
+    "shape",
+    seed="Where random numbers start [1].",
+    jobs="Fragments that are proved at a time [1].",
+)
+@common.speaking
+def verify(
+    voice: Voice, paths: tuple[str, ...], library: str | None, bisect: bool, save_failing: str | None, **given: Any
+) -> int:
+    """Prove the muGraphs of the output folder DIR again and compare its model with the original in ONNX Runtime, or
+    compare two model files. Exit code 1 when something differs."""
+    context = click.get_current_context()
+    if len(paths) > 2:
+        raise click.UsageError(f"Expected DIR or ORIGINAL PATCHED, found {len(paths)} paths.", context)
+    if len(paths) == 2 and library is None:
+        raise click.UsageError("ORIGINAL PATCHED need --library LIB, the operators of PATCHED.", context)
+    if len(paths) == 1 and library is not None:
+        raise click.UsageError("--library belongs to ORIGINAL PATCHED; a folder has its own.", context)
+    values = common.given_values(given)
+    from mirage_cli import recheck
+
+    options = recheck.VerifyOptions(bisect=bisect, save_failing=save_failing, **values)
+    with voice.progress() as progress:
+        if library is None:
+            found = recheck.verify_folder(Path(paths[0]), options, progress)
+        else:
+            found = recheck.verify_pair(Path(paths[0]), Path(paths[1]), Path(library), options, progress)
+    voice.result(found.to_json, found.text)
+    return 0 if found.passed else CheckFailed.exit_code
