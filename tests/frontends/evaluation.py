@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,12 @@ from mirage_cli.lax.evaluate import evaluate_graph
 Tensor = NDArray[Any]
 
 
-def run(imported: Imported, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The model's outputs on `inputs`, evaluated in float64. Raises InvalidGraph for operators that are not read."""
-    graph = imported.graph
+def run(imported: Imported, inputs: Mapping[str, Tensor], opaque: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+    """The model's outputs on `inputs`, evaluated in float64; `opaque` gives tensors from operators that are not read.
+
+    Raises InvalidGraph when one is missing.
+    """
+    graph, given = with_inputs_for(imported, opaque or {}), {**inputs, **(opaque or {})}
     arrays: dict[str, Tensor] = {}
     for v in graph.cone(graph.outputs):
         step = graph.steps[v]
@@ -30,20 +33,33 @@ def run(imported: Imported, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         if isinstance(step, g.Input):
             if not step.constant and step.name not in imported.values:
                 raise InvalidGraph(f"input {step.name!r} is not read")
-            array = imported.constant(step.name) if step.constant else np.asarray(inputs[step.name])
+            array = imported.constant(step.name) if step.constant else np.asarray(given[step.name])
             arrays[step.name] = array.astype(np.float64)
-    return evaluate_graph(graph, Float64(), arrays, symbols(imported, inputs))
+    return evaluate_graph(graph, Float64(), arrays, symbols(imported, graph, given))
 
 
-def symbols(imported: Imported, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+def opaque_tensors(imported: Imported) -> list[str]:
+    """The tensors that come from operators that are not read."""
+    return [name for name, v in imported.values.items() if isinstance(imported.graph.steps[v], g.Opaque)]
+
+
+def with_inputs_for(imported: Imported, names: Iterable[str]) -> g.Graph:
+    """The graph with inputs in the place of the opaque steps that compute the named tensors."""
+    graph = imported.graph
+    steps, inputs = list(graph.steps), list(graph.inputs)
+    for name in names:
+        steps[imported.values[name]], inputs[imported.values[name]] = g.Input(name), ()
+    return g.Graph(steps, inputs, graph.tensors, graph.outputs)
+
+
+def symbols(imported: Imported, graph: g.Graph, inputs: Mapping[str, Tensor]) -> dict[str, int]:
     """The numbers that the inputs' shapes give to the graph's symbols."""
     found: dict[str, int] = {}
-    for v in range(len(imported.graph.steps)):
-        step = imported.graph.steps[v]
+    for v, step in enumerate(graph.steps):
         if isinstance(step, g.Input) and not step.constant and step.name in imported.values:
-            for extent, size in zip(imported.graph.dims(v), np.shape(inputs[step.name]), strict=True):
+            for extent, size in zip(graph.dims(v), np.shape(inputs[step.name]), strict=True):
                 _solve(sizes.from_extent(extent), int(size), found)
-    names = {n for tensor in imported.graph.tensors for e in tensor.dims for n in ex.names(e)}
+    names = {n for tensor in graph.tensors for e in tensor.dims for n in ex.names(e)}
     for name in sorted(names - found.keys()):
         value = sizes.substitute(sizes.from_extent(ex.symbol(name)), found)
         if isinstance(value, int):
