@@ -21,7 +21,6 @@ from mirage_cli.accuracy import ILL_CONDITIONED, Accuracy, compare
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Float64
-from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.program import Program, Source, evaluate_program
 
 Arrays = dict[int, NDArray[Any]]
@@ -34,20 +33,6 @@ SYMBOL_VALUES = (5, 17, 3, 9)  #: what symbols are in the check
 LONGER_VALUES = (70, 33, 129, 40)  #: what they are in the case "longer": more than one tile
 CASES = ("random", "longer", "large", "tiny", "zero")
 PLAIN = ("random", "longer")  #: the cases for which the accuracy rule holds as it is
-_NUMPY = {
-    "f64": "float64",
-    "f32": "float32",
-    "f16": "float16",
-    "i64": "int64",
-    "i32": "int32",
-    "i16": "int16",
-    "i8": "int8",
-    "u64": "uint64",
-    "u32": "uint32",
-    "u16": "uint16",
-    "u8": "uint8",
-    "bool": "bool",
-}
 _SCALES = {"random": 1.0, "longer": 1.0, "large": 30.0, "tiny": 1e-4, "zero": 0.0}
 
 
@@ -120,19 +105,9 @@ def draw(source: Source, dims: Sequence[int], case: str, random: np.random.Gener
             truth[..., 0] = True
         return np.asarray(truth)
     if source.dtype.kind == "int":
-        return random.integers(0, 4, shape).astype(numpy_type(source.dtype))
+        return random.integers(0, 4, shape).astype(runtime.numpy_type(source.dtype))
     values = random.standard_normal(shape) * (_SCALES[case] if not source.constant else 1.0)
-    return np.asarray(values).astype(numpy_type(source.dtype))
-
-
-def numpy_type(dtype: DType) -> np.dtype[Any]:
-    """The numpy type of an element type (bfloat16 through ml_dtypes, which onnx brings)."""
-    if dtype.name == "bf16":
-        import ml_dtypes  # noqa: PLC0415
-
-        brain: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return brain
-    return np.dtype(_NUMPY[dtype.name])
+    return np.asarray(values).astype(runtime.numpy_type(source.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +137,9 @@ def run_job(job: CheckJob) -> FloatCheck | None:
 
     def extra(symbols: Mapping[str, int]) -> list[NDArray[Any]]:
         return [
-            e if isinstance(e, np.ndarray) else np.zeros([ex.value(d, symbols) for d in e.dims], numpy_type(e.dtype))
+            e
+            if isinstance(e, np.ndarray)
+            else np.zeros([ex.value(d, symbols) for d in e.dims], runtime.numpy_type(e.dtype))
             for e in job.extra
         ]
 

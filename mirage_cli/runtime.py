@@ -71,12 +71,14 @@ def session(
     device: int = 0,
     exact: bool = False,
     graph: bool = False,
+    data: Path | None = None,
 ) -> Any:
     """An `onnxruntime.InferenceSession` of a model, with the custom operators of `library`.
 
     `threads` limits the threads of one operator, `optimize` allows onnxruntime's own graph optimizations. On CUDA
     `device` is the GPU's number, `exact` keeps float32 products in float32 (onnxruntime's default is TF32), and `graph`
-    captures the model as a CUDA graph that later calls with the same buffers replay.
+    captures the model as a CUDA graph that later calls with the same buffers replay. `data` is the folder of the
+    external data of a model given as bytes.
 
     Threads of a session wait actively for work while it runs and stop when its call ends, so that several sessions of
     one process can be timed in turn without one's idle threads taking the cores from the other.
@@ -89,6 +91,8 @@ def session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if data is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(data.absolute()))
     if threads is not None:
         options.intra_op_num_threads = threads
     if not optimize:
