@@ -45,11 +45,12 @@ def main() -> int:
     """Run the demonstration; 0 when the outputs agree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/demo"))
-    parser.add_argument("--target", default="cpu", choices=("cpu", "cuda"), help="cuda compiles CUDA kernels too")
+    parser.add_argument("--target", choices=("cpu", "cuda"), help="default: cuda where there is an nvcc")
     args = parser.parse_args()
     os.chdir(ROOT)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    optimize = ["optimize", str(MODEL), "-o", str(args.out), "--force", "--target", args.target]
+    optimize = ["optimize", str(MODEL), "-o", str(args.out), "--force"]
+    optimize += ["--target", args.target] if args.target else []
     for command in (optimize, ["verify", str(args.out)]):
         code = mirage(command)
         if code != 0:

@@ -1,0 +1,219 @@
+"""The project's own rules: sizes, imports, packaging, documents that say what is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import mirage_cli
+from mirage_cli import errors
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 500
+#: modules over the limit, each with the reason why it is not two modules
+LONG: dict[str, str] = {}
+SOURCES = ("lax", "search", "mirage_cli", "samples", "tests")
+LINKS = ("lax", "search", "templates")
+PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "mirage_cli", *LINKS)
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+def modules() -> list[Path]:
+    """Every Python file of the project once, not through the links."""
+    found = [p for folder in SOURCES for p in (ROOT / folder).rglob("*.py")]
+    return sorted(p for p in found if p.resolve() == p)
+
+
+def python(*arguments: str, cwd: Path = ROOT, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run this interpreter with warnings as they come, outside any make."""
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH")}
+    if path:
+        env["PYTHONPATH"] = path
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_module_is_too_long() -> None:
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in modules()}
+    assert len(lengths) > 80
+    assert {name for name, n in lengths.items() if n > LIMIT} == set(LONG)
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [p for p in modules() if p.parts[-2] != "tests" and not p.name.startswith("test_")]
+    silent = [p for p in silent if p.read_text().strip() and not p.read_text().startswith(('"""', "#!", 'r"""'))]
+    assert [str(p.relative_to(ROOT)) for p in silent] == []
+
+
+def test_imports_point_down() -> None:
+    done = python(
+        "-c", "import sys; from importlinter.cli import lint_imports_command as c; sys.exit(c(['--no-cache']))"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+ALL_OF = """
+import importlib, pkgutil, sys
+for name in {packages!r}:
+    package = importlib.import_module(name)
+    for m in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
+        importlib.import_module(m.name)
+print(" ".join(sorted({{name.partition(".")[0] for name in sys.modules}})))
+"""
+
+
+def imported_by(*packages: str) -> set[str]:
+    """Top-level names in `sys.modules` after importing all modules of packages in a fresh interpreter."""
+    done = python("-P", "-c", ALL_OF.format(packages=packages), path=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_lax_and_search_need_numpy_and_yaml_only() -> None:
+    allowed = {*sys.stdlib_module_names, *imported_by("site"), "numpy", "yaml", "_yaml", "mirage_cli"}
+    assert imported_by("mirage_cli.lax", "mirage_cli.search") - allowed == set()
+    assert "yaml" not in imported_by("mirage_cli.lax")
+
+
+def test_no_module_is_imported_under_a_second_name() -> None:
+    assert imported_by("mirage_cli") & set(LINKS) == set()
+
+
+def test_links_are_relative() -> None:
+    for name in LINKS:
+        link = ROOT / "mirage_cli" / name
+        assert link.is_symlink(), f"{link} should be a link to ../{name}"
+        assert os.readlink(link) == f"../{name}"
+
+
+# ---- packaging -------------------------------------------------------------------------------------------------------
+
+
+def can_build() -> bool:
+    """Whether a wheel can be built without the network."""
+    try:
+        return int(metadata.version("setuptools").partition(".")[0]) >= 77
+    except metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked wheel of a copy of the sources, so that nothing is written into them."""
+    if not can_build():
+        pytest.skip("setuptools 77 or newer is not installed")
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in PACKAGED:
+        place = ROOT / name
+        if place.is_dir():
+            shutil.copytree(place, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(place, source / name)
+    options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
+    done = python("-m", "pip", "wheel", *options, "--wheel-dir", str(out), str(source), cwd=source)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = out.glob("*.whl")
+    with zipfile.ZipFile(made) as archive:
+        archive.extractall(out / "unpacked")
+    return out / "unpacked"
+
+
+def test_the_wheel_holds_one_package(wheel: Path) -> None:
+    assert {p.name for p in wheel.iterdir() if not p.name.endswith(".dist-info")} == {"mirage_cli"}
+    for name in LINKS:
+        wanted = {p.relative_to(ROOT) for p in (ROOT / name).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+        found = {p.relative_to(wheel / "mirage_cli") for p in (wheel / "mirage_cli" / name).rglob("*") if p.is_file()}
+        assert wanted == found
+
+
+def test_the_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path) -> None:
+    code = "import mirage_cli.main as m; print(m.__file__); m.cli.main(['--version'])"
+    done = python("-P", "-c", code, cwd=tmp_path, path=str(wheel))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(wheel))
+    assert mirage_cli.__version__ in done.stdout
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def make_targets() -> set[str]:
+    """The targets that `make` prints."""
+    return set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_documents_name_real_make_targets() -> None:
+    named = {t for d in DOCUMENTS for t in re.findall(r"(?:^|`|\$ |    )make ([a-z]+)", d.read_text(), re.MULTILINE)}
+    assert {"demo", "test"} <= named <= make_targets()
+
+
+def test_ci_runs_the_documented_test_command() -> None:
+    assert re.search(r"^exec make test$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert re.search(r"^\s*make test\b", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_relative_links_resolve(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    local = [t for t in targets if not re.match(r"[a-z]+:", t)]
+    broken = [t for t in local if t.partition("#")[0] and not (document.parent / t.partition("#")[0]).exists()]
+    headings = {slug(h) for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    broken += [t for t in local if t.startswith("#") and t[1:] not in headings]
+    assert broken == []
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_decisions_are_numbered_and_complete() -> None:
+    notes = sorted((ROOT / "docs/decisions").glob("*.md"))
+    assert [int(n.name[:4]) for n in notes] == list(range(1, len(notes) + 1))
+    for note in notes:
+        text = note.read_text()
+        assert re.match(rf"# {int(note.name[:4])}\. ", text), f"{note.name}: the title starts with its number"
+        headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        assert headings == ["Context", "Measurement", "Decision", "What would change it"], note.name
+        assert len(text.splitlines()) <= 60, f"{note.name} is longer than a page"
+
+
+def test_the_changelog_has_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"^## {re.escape(mirage_cli.__version__)}\b", text, re.MULTILINE)
+    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= {"Features", "Fixes", "Other"}
+
+
+def all_errors(base: type[errors.MirageError] = errors.MirageError) -> set[type[errors.MirageError]]:
+    """The classes of errors.py."""
+    return {base}.union(*(all_errors(c) for c in base.__subclasses__() if c.__module__ == errors.__name__))
+
+
+def test_the_guide_explains_every_error_code() -> None:
+    guide = (ROOT / "docs/guide.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", guide, re.MULTILINE))
+    assert rows == {e.code: str(e.exit_code) for e in all_errors()}

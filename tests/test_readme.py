@@ -1,0 +1,59 @@
+"""The README's Python: every block runs as it stands, against an optimized sample."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirage_cli import runtime
+from samples.inputs import example_inputs
+from tests.optimized import Optimized, sample
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+NAME = "rmsnorm_linear_fp32"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture
+def place(copied: Optimized, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `model.onnx` and its output folder `out`, as the README has them."""
+    shutil.copy(sample(NAME), tmp_path / "model.onnx")
+    shutil.move(copied(NAME), tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return tmp_path
+
+
+def block(part: str) -> str:
+    """The one block of the README that holds a text."""
+    (found,) = (b for b in BLOCKS if part in b)
+    return found
+
+
+def run(code: str, **names: Any) -> dict[str, Any]:
+    """The names that a block defines."""
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+def test_every_block_is_tried_here() -> None:
+    assert len(BLOCKS) == 2
+
+
+def test_loading_with_onnxruntime(place: Path) -> None:
+    feeds = example_inputs("model.onnx", seed=5)
+    (wanted,) = runtime.run(runtime.session("model.onnx"), feeds).values()
+    (found,) = run(block("register_custom_ops_library"), feeds=feeds)["outputs"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_python_interface(place: Path) -> None:
+    shutil.rmtree("out")
+    names = run(block("import mirage_cli"))
+    assert names["report"].replaced
+    assert (place / "out/model.onnx").exists()
