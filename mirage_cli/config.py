@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -29,7 +29,7 @@ _RESOLVERS = (
 class _Loader(yaml.SafeLoader):
     """Reads scalars by YAML 1.2."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - as the base class declares it
 
 
 class _Dumper(yaml.SafeDumper):

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import os
+import select
 import signal
 import sys
 import traceback
@@ -123,19 +124,25 @@ def _flush() -> None:
 
 
 def _stdout_lost() -> bool:
-    """Whether what is left for standard output cannot be written."""
+    """Whether nobody reads standard output, or what is left for it cannot be written."""
     try:
         _flush()
+        watch = select.poll()
+        watch.register(sys.stdout, select.POLLERR)
+        return bool(watch.poll(0))
+    except (AttributeError, TypeError, ValueError):
+        return False  # closed from the start, or no file of the system
     except OSError:
         return True
-    return False
 
 
 def _forget_lost_output() -> None:
     """Keep the interpreter from failing on its way out with output that nobody takes."""
     if _stdout_lost():
         with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
 
 @click.group(
