@@ -4,9 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
 
 #ifndef MIRAGE_ISA
 #define MIRAGE_ISA base
@@ -42,11 +39,30 @@ MIRAGE_INLINE uint32_t as_bits(float x) {
     return y;
 }
 
+#if defined(__F16C__)  // the compilers' builtins: <immintrin.h> takes longer to read than a kernel to compile
+typedef float Floats4 __attribute__((vector_size(16)));
+typedef float Floats8 __attribute__((vector_size(32)));
+typedef short Shorts8 __attribute__((vector_size(16)));
+
+MIRAGE_INLINE Floats8 from_halves(const half* p) {
+    Shorts8 bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return __builtin_ia32_vcvtph2ps256(bits);
+}
+MIRAGE_INLINE void to_halves(half* p, const float* from) {
+    Floats8 x;
+    std::memcpy(&x, from, sizeof x);
+    const auto bits = __builtin_ia32_vcvtps2ph256(x, 0);
+    std::memcpy(p, &bits, sizeof bits);
+}
+#endif
+
 MIRAGE_INLINE float to_float(float x) { return x; }
 MIRAGE_INLINE float to_float(bfloat x) { return as_float(static_cast<uint32_t>(x.bits) << 16); }
 MIRAGE_INLINE float to_float(half x) {
 #if defined(__F16C__)
-    return _cvtsh_ss(x.bits);
+    const Shorts8 bits = {static_cast<short>(x.bits), 0, 0, 0, 0, 0, 0, 0};
+    return __builtin_ia32_vcvtph2ps(bits)[0];
 #else
     const uint32_t sign = (x.bits & 0x8000u) << 16, body = x.bits & 0x7fffu;
     const float subnormal = static_cast<float>(body) * 5.9604644775390625e-8f;
@@ -73,7 +89,8 @@ MIRAGE_INLINE void put(bfloat& to, float x) {
 }
 MIRAGE_INLINE void put(half& to, float x) {
 #if defined(__F16C__)
-    to.bits = static_cast<uint16_t>(_cvtss_sh(x, 0));
+    const Floats4 wide = {x, 0, 0, 0};
+    to.bits = static_cast<uint16_t>(__builtin_ia32_vcvtps2ph(wide, 0)[0]);
 #else
     const uint32_t bits = as_bits(x), sign = (bits >> 16) & 0x8000u, body = bits & 0x7fffffffu;
     uint32_t result;

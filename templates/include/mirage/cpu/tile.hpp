@@ -36,8 +36,10 @@ MIRAGE_INLINE void load_row(float* __restrict to, const T* __restrict from, int 
     int i = 0;
 #if defined(__F16C__)
     if constexpr (sizeof(T) == sizeof(half) && __is_same(T, half))
-        for (; i + 8 <= n; i += 8)
-            _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+        for (; i + 8 <= n; i += 8) {
+            const Floats8 wide = from_halves(from + i);
+            std::memcpy(to + i, &wide, sizeof wide);
+        }
 #endif
     MIRAGE_VECTOR_LOOP
     for (int k = i; k < n; ++k) to[k] = to_float(from[k]);
@@ -47,8 +49,7 @@ MIRAGE_INLINE void store_row(T* __restrict to, const float* __restrict from, int
     int i = 0;
 #if defined(__F16C__)
     if constexpr (sizeof(T) == sizeof(half) && __is_same(T, half))
-        for (; i + 8 <= n; i += 8)
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
+        for (; i + 8 <= n; i += 8) to_halves(to + i, from + i);
 #endif
     MIRAGE_VECTOR_LOOP
     for (int k = i; k < n; ++k) put(to[k], from[k]);
