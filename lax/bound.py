@@ -1,75 +1,121 @@
-"""The error bound of the uninterpreted test: degrees and applications of functions, propagated through a program.
+"""The error bound of the uninterpreted test: degrees and function arguments, propagated through a program.
 
-Theorem (docs/proof.md). Let two programs differ as rational functions of inputs and function values in some output entry
-whose difference has a numerator of degree at most d, in which n function applications with arguments of degree at most a
-take part. A test with uniform inputs and keyed random functions over primes p_1 .. p_m accepts them with probability at
-most n^2/2 * prod(a / p_i) + prod(d / p_i).
+Every value is a quotient of integer polynomials in independent variables (inputs, positions, function values, factors of
+stabilised exponentials), built by fixed rules without cancelling anything. The rules below bound the degree of numerator
+and denominator, and the size of their coefficients; docs/proof.md states the theorem that these figures enter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Axes, Number
+from mirage_cli.lax.field import LOWEST, PRIME_COUNT
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Program
+
+_LIMIT = 1 << 60  #: degrees and bits from which on no bound is worth having; larger ones count as this
+_NONE: frozenset[Hashable] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """A value as a quotient: degrees of numerator and denominator, the axes on which each denominator depends, and how
-    many function applications one entry depends on."""
+    """A value as a quotient of polynomials.
+
+    `num` and `den` are the degrees of numerator and denominator, `num_bits` and `den_bits` the logarithms of the sums of
+    their coefficients' absolute values; `axes` are those along which the value varies, `den_axes` those along which the
+    denominator does; `applications` counts the function arguments that one entry depends on.
+    """
 
     num: int
     den: int
     axes: frozenset[Hashable]
-    den_axes: frozenset[Hashable]
-    applications: int
+    den_axes: frozenset[Hashable] = _NONE
+    applications: int = 0
+    num_bits: float = 0.0
+    den_bits: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("num", "den", "applications", "num_bits", "den_bits"):
+            if getattr(self, name) > _LIMIT:
+                object.__setattr__(self, name, _LIMIT)
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The largest figures among the arguments of each function; shared by everything that is compared."""
+
+    seen: dict[str, tuple[int, int, float, float]] = field(default_factory=dict)
+
+    def add(self, name: str, x: Degree) -> None:
+        """Take note of an argument of the function `name`."""
+        old = self.seen.get(name, (0, 0, 0.0, 0.0))
+        self.seen[name] = (
+            max(old[0], x.num),
+            max(old[1], x.den),
+            max(old[2], x.num_bits),
+            max(old[3], x.den_bits),
+        )
+
+    @property
+    def degree(self) -> int:
+        """The degree of the numerator of a difference of two arguments of one function."""
+        return max((num + den for num, den, _, _ in self.seen.values()), default=0)
+
+    @property
+    def bits(self) -> float:
+        """The size of that numerator's coefficients."""
+        return max((num + den + 1 for _, _, num, den in self.seen.values()), default=0.0)
 
 
 class Degrees:
-    """The domain of degrees; `argument` is the largest degree of a difference of two arguments seen so far."""
+    """The domain of degrees. `extents` gives every axis that is summed its number of positions."""
 
-    def __init__(self, extents: Mapping[Hashable, int]) -> None:
+    def __init__(self, extents: Mapping[Hashable, int], arguments: Arguments | None = None) -> None:
         self.extents = extents
-        self.argument = 1
+        self.arguments = Arguments() if arguments is None else arguments
 
     def const(self, value: Number) -> Degree:
-        return Degree(0, 0, frozenset(), frozenset(), 0)
+        if isinstance(value, float) and not math.isfinite(value):
+            return self.variable(_NONE)
+        exact = Fraction(value)
+        return Degree(0, 0, _NONE, _NONE, 0, math.log2(max(abs(exact.numerator), 1)), math.log2(exact.denominator))
 
-    def variable(self, axes: frozenset[Hashable], applications: int = 0, degree: int = 1) -> Degree:
-        """An input, or a function's value."""
-        return Degree(degree, 0, axes, frozenset(), applications)
+    def variable(self, axes: frozenset[Hashable], applications: int = 0) -> Degree:
+        """An input, a function's value or an arbitrary factor."""
+        return Degree(1, 0, axes, _NONE, applications)
 
     def add(self, x: Degree, y: Degree) -> Degree:
-        if x.den == 0 and y.den == 0:
-            return self._join(x, y, max(x.num, y.num), 0)
-        return self._join(x, y, max(x.num + y.den, y.num + x.den), x.den + y.den)
+        num = max(x.num + y.den, y.num + x.den)
+        bits = _log_sum(x.num_bits + y.den_bits, y.num_bits + x.den_bits)
+        return self._join(x, y, num, x.den + y.den, bits, x.den_bits + y.den_bits)
 
     sub = add
 
     def mul(self, x: Degree, y: Degree) -> Degree:
-        return self._join(x, y, x.num + y.num, x.den + y.den)
+        return self._join(x, y, x.num + y.num, x.den + y.den, x.num_bits + y.num_bits, x.den_bits + y.den_bits)
 
     def div(self, x: Degree, y: Degree, guard: bool = False) -> Degree:
-        joined = self._join(x, y, x.num + y.den + guard, x.den + y.num)
-        return Degree(joined.num, joined.den, joined.axes, x.den_axes | y.axes, joined.applications)
+        """A quotient; a guarded one has a variable of its own as a factor."""
+        num, den = x.num + y.den + guard, x.den + y.num
+        joined = self._join(x, y, num, den, x.num_bits + y.den_bits, x.den_bits + y.num_bits)
+        return replace(joined, den_axes=x.den_axes | y.axes)
 
     def exp(self, x: Degree) -> Degree:
         return self.call("exp", x)
 
     def stable_exp(self, x: Degree, over: Axes) -> Degree:
-        e = self.call("exp", x)
-        return Degree(2, 0, e.axes, frozenset(), e.applications)
+        return self.mul(self.exp(x), self.variable(x.axes - set(over)))
 
     def call(self, name: str, *args: Degree) -> Degree:
-        axes, applications = frozenset[Hashable](), 1
+        axes, applications = _NONE, len(args)
         for a in args:
-            self.argument = max(self.argument, a.num + a.den)
+            self.arguments.add(name, a)
             axes, applications = axes | a.axes, applications + a.applications
         return self.variable(axes, applications)
 
@@ -77,16 +123,20 @@ class Degrees:
         return self.add(self.mul(condition, self.sub(x, y)), y)
 
     def sum(self, x: Degree, over: Axes) -> Degree:
-        n = math.prod(self.extents[a] for a in over)
-        num, den = x.num, x.den
+        """Summands with one denominator keep it; others get the product of all."""
+        n = max(1, math.prod(self.extents[a] for a in over))
+        num, den, num_bits, den_bits = x.num, x.den, x.num_bits + math.log2(n), x.den_bits
         if x.den_axes & set(over):
             num, den = x.num + (n - 1) * x.den, n * x.den
-        return Degree(num, den, x.axes - set(over), x.den_axes - set(over), x.applications * n)
+            num_bits, den_bits = num_bits + (n - 1) * x.den_bits, n * x.den_bits
+        gone = set(over)
+        return Degree(num, den, x.axes - gone, x.den_axes - gone, x.applications * n, num_bits, den_bits)
 
     def extreme(self, kind: str, x: Degree, over: Axes) -> Degree:
-        total = self.sum(Degree(x.num, 0, x.axes, frozenset(), x.applications), over)
-        self.argument = max(self.argument, x.num + x.den)
-        return self.variable(total.axes, total.applications + 1)
+        """A symmetric function of all elements along `over`: each counts as an argument."""
+        self.arguments.add(kind, x)
+        n = max(1, math.prod(self.extents[a] for a in over))
+        return self.variable(x.axes - set(over), (x.applications + 1) * n)
 
     def contract(self, x: Degree, y: Degree, over: Axes) -> Degree:
         return self.sum(self.mul(x, y), over)
@@ -98,28 +148,60 @@ class Degrees:
         return self.variable(x.axes - set(over))
 
     def exp_minus(self, x: Degree, maximum: Degree) -> Degree:
-        return self.mul(self.exp(x), maximum)
+        return self.div(self.exp(x), maximum)
 
     def exp_difference(self, old: Degree, new: Degree) -> Degree:
-        return self.mul(old, new)
+        return self.div(old, new)
 
-    def _join(self, x: Degree, y: Degree, num: int, den: int) -> Degree:
-        return Degree(num, den, x.axes | y.axes, x.den_axes | y.den_axes, x.applications + y.applications)
+    def accumulate(self, x: Degree, weight: Degree | None, step: Hashable) -> Degree:
+        """The last of total = total * weight + x, once for each position of `step`; the first total is x."""
+        total = self.sum(x, [step])
+        if weight is None:
+            return total
+        n = max(1, self.extents[step])
+        joined = self._join(
+            total,
+            weight,
+            total.num + (n - 1) * max(weight.num, weight.den),
+            total.den + (n - 1) * weight.den,
+            total.num_bits + (n - 1) * max(weight.num_bits, weight.den_bits),
+            total.den_bits + (n - 1) * weight.den_bits,
+        )
+        gone = {step}
+        applications = total.applications + n * weight.applications
+        return replace(joined, axes=joined.axes - gone, den_axes=joined.den_axes - gone, applications=applications)
+
+    def _join(self, x: Degree, y: Degree, num: int, den: int, num_bits: float, den_bits: float) -> Degree:
+        applications = x.applications + y.applications
+        return Degree(num, den, x.axes | y.axes, x.den_axes | y.den_axes, applications, num_bits, den_bits)
 
 
-def program_degrees(p: Program, symbols: Mapping[str, int]) -> tuple[list[Degree], Degrees]:
-    """The degrees of a program's outputs at given extents, and the domain that saw its arguments."""
-    domain = Degrees({a.name: ex.value(a.extent, symbols) for a in p.axes})
+def _log_sum(x: float, y: float) -> float:
+    """log2(2**x + 2**y)."""
+    top = max(x, y)
+    if top == -math.inf:
+        return top
+    return top + math.log2(1.0 + 2.0 ** (min(x, y) - top))
+
+
+def program_degrees(p: Program, symbols: Mapping[str, int], arguments: Arguments | None = None) -> list[Degree]:
+    """The degrees of a program's outputs at given extents; `arguments` takes note of what its functions get."""
+    domain = Degrees({a.name: ex.value(a.extent, symbols) for a in p.axes}, arguments)
     values: dict[str, Degree] = {i.name: domain.variable(frozenset(p.axes_of(i.name))) for i in p.inputs}
     for n in p.nodes:
-        values[n.name] = _apply(domain, n.op, n.over, n.axis, [values[i] for i in n.inputs])
-    return [values[o.value] for o in p.outputs], domain
+        if n.op == "const":
+            values[n.name] = domain.const(0 if n.value is None else n.value)
+        elif n.op == "extent":
+            values[n.name] = domain.const(domain.extents[n.axis])
+        elif n.op == "extent":
+            values[n.name] = domain.const(ex.value(p.extent(n.axis or ""), symbols))
+        else:
+            values[n.name] = _apply(domain, n.op, n.over, n.axis, [values[i] for i in n.inputs])
+    return [values[o.value] for o in p.outputs]
 
 
 def _apply(d: Degrees, op: str, over: Sequence[str], axis: str | None, args: list[Degree]) -> Degree:
     match op:
-        case "const":
-            return d.const(0)
         case "iota":
             return d.iota(axis, 0)
         case "stable_exp":
@@ -132,30 +214,59 @@ def _apply(d: Degrees, op: str, over: Sequence[str], axis: str | None, args: lis
             return d.extreme(op, args[0], over)
         case _:
             result: Any = lookup(op).apply(d, *args)
-            return result if isinstance(result, Degree) else d.const(0)
+            assert isinstance(result, Degree)
+            return result
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The difference of two results: its numerator's degree and coefficients, and the function arguments of both."""
+
+    degree: int
+    bits: float
+    applications: int
+
+
+def difference(x: Degree, y: Degree) -> Difference:
+    """The figures of `x - y`."""
+    degree = max(x.num + y.den, y.num + x.den)
+    bits = _log_sum(x.num_bits + y.den_bits, y.num_bits + x.den_bits)
+    return Difference(degree, bits, x.applications + y.applications)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The figures of the theorem, and its value as a power of two."""
+    """The theorem of docs/proof.md: `fields` random primes, up to `draws` random points.
+
+    `degree` and `bits` are those of a difference of outputs, `argument` and `argument_bits` of a difference of function
+    arguments, of which there are `applications`.
+    """
 
     degree: int
+    bits: float
     argument: int
+    argument_bits: float
     applications: int
-    primes: tuple[int, ...]
+    fields: int
+    draws: int = 1
 
     @property
     def log2(self) -> float:
         """log2 of the error bound (at most 0)."""
-        fields = sum(math.log2(p) for p in self.primes)
-        collide = -math.inf
+        vanish = self.fields * _log_chance(self.degree, self.bits)
+        total = vanish
         if self.applications > 1:
-            collide = 2 * math.log2(self.applications) - 1 + len(self.primes) * math.log2(self.argument) - fields
-        vanish = len(self.primes) * math.log2(max(self.degree, 1)) - fields
-        top = max(collide, vanish)
-        return min(0.0, top + math.log2(sum(2.0 ** (x - top) for x in (collide, vanish))))
+            pairs = math.log2(self.applications) + math.log2(self.applications - 1) - 1
+            total = _log_sum(vanish, pairs + self.fields * _log_chance(self.argument, self.argument_bits))
+        return min(0.0, total + math.log2(self.draws))
 
-    @property
-    def value(self) -> float:
-        """The bound itself (0 when it underflows)."""
-        return 2.0**self.log2 if self.log2 > -1000 else 0.0
+
+def _log_chance(degree: int, bits: float) -> float:
+    """log2 of the chance that a nonzero polynomial vanishes in one field: all its coefficients do, or the point is a root.
+
+    A coefficient below 2**bits has at most bits / 30 prime factors above 2**30. Values are uniform among at least p - 1,
+    up to a bias that p - 2 covers.
+    """
+    factors = math.floor(bits / math.log2(LOWEST))
+    chance = degree / (LOWEST - 2) + factors / PRIME_COUNT
+    return min(0.0, math.log2(chance)) if chance > 0 else -math.inf

@@ -3,7 +3,8 @@
 Every value is an array with a leading dimension for the primes (a residue number system). Functions that the algebra
 does not look into, exp among them, are keyed random functions of the whole residue tuple with an independent uniform
 value in each field; exp is never 0. Programs that are equal under this reading are equal over the reals for every
-interpretation of the functions, the true one included; `lax.bound` gives the probability that unequal ones pass.
+interpretation of the functions, the true one included; `lax.bound` gives the probability that unequal ones pass, and
+docs/proof.md the theorem.
 
 A stabilised exponential stands for exp(x - c) with a c that only range decides: it is U(x) times a random factor that is
 common along the softmax axis, so a program in which that factor does not cancel is not equal to anything.
@@ -36,6 +37,9 @@ PRIMES = (
     2147483543,
     2147483497,
 )
+LOWEST = 1 << 30  #: random primes lie between this and twice this
+PRIME_COUNT = 50_697_537  #: how many primes lie there
+_WITNESSES = (2, 3, 5, 7)  #: Miller and Rabin's test with these is exact below 3.2e9
 _LIMB = 16  #: bits of the low limb in exact matrix products
 MAX_CONTRACTION = 1 << 21  #: summands for which limb products stay exact in float64
 
@@ -44,17 +48,47 @@ class ZeroDenominator(ArithmeticError):
     """A division by zero at this random point: draw another."""
 
 
+def is_prime(n: int) -> bool:
+    """Whether `n` (below 3.2e9) is prime."""
+    if n < 11 or n % 2 == 0:
+        return n in (2, 3, 5, 7)
+    twos = ((n - 1) & -(n - 1)).bit_length() - 1
+    odd = (n - 1) >> twos
+    for w in _WITNESSES:
+        x = pow(w, odd, n)
+        if x not in (1, n - 1) and all((x := x * x % n) != n - 1 for _ in range(twos - 1)):
+            return False
+    return True
+
+
+def random_primes(seed: int, count: int) -> tuple[int, ...]:
+    """Independent uniform primes from `LOWEST` to twice that, determined by the seed."""
+    generator = np.random.default_rng(_seed(seed, "primes"))
+    found: list[int] = []
+    while len(found) < count:
+        n = int(generator.integers(LOWEST, 2 * LOWEST))
+        if is_prime(n):
+            found.append(n)
+    return tuple(found)
+
+
 class Residues(ArrayDomain):
-    """Arithmetic modulo each of `primes`. `order` names the axes, as in `Float64`; `seed` fixes all randomness."""
+    """Arithmetic modulo each of `primes`. `order` names the axes, as in `Float64`; `seed` fixes all randomness.
+
+    Domains of one seed share inputs, positions and functions; `stream` tells apart what must not be shared between them,
+    the arbitrary factors of stabilised exponentials.
+    """
 
     lead = 1
 
-    def __init__(self, order: Sequence[Hashable], seed: int, primes: Sequence[int] = PRIMES[:3]) -> None:
+    def __init__(
+        self, order: Sequence[Hashable], seed: int, primes: Sequence[int] = PRIMES[:3], stream: str = ""
+    ) -> None:
         super().__init__(order)
         self.primes = tuple(primes)
         self.seed = seed
         self._p = np.array(primes, dtype=np.int64)
-        self._stream = np.random.default_rng(_seed(seed, "stream"))
+        self._stream = np.random.default_rng(_seed(seed, "stream", stream))
         self._iotas: dict[Hashable, Residue] = {}
 
     # --- randomness -----------------------------------------------------------------------------------------------------
@@ -85,6 +119,8 @@ class Residues(ArrayDomain):
         if isinstance(value, float) and not np.isfinite(value):
             return self.random(f"constant {value}", ())
         exact = Fraction(value)
+        if any(exact.denominator % p == 0 for p in self.primes):
+            raise ZeroDenominator
         return np.array([exact.numerator * pow(exact.denominator, -1, p) % p for p in self.primes], dtype=np.int64)
 
     def add(self, x: Residue, y: Residue) -> Residue:
@@ -105,16 +141,22 @@ class Residues(ArrayDomain):
         return self.mul(q, self.random("guarded quotient", (), nonzero=True)) if guard else q
 
     def inverse(self, y: Residue) -> Residue:
-        """1 / y by Fermat's little theorem. Raises ZeroDenominator."""
+        """1 / y, all elements at once. Raises ZeroDenominator."""
         if not np.all(y):
             raise ZeroDenominator
-        p = self.modulus(y.ndim - 1)
-        result, base, exponent = np.ones_like(y), y.copy(), self._p - 2
-        for bit in range(int(exponent.max()).bit_length()):
-            odd = (exponent >> bit & 1).astype(bool)
-            result[odd] = (result * base % p)[odd]
-            base = base * base % p
-        return result
+        return self._inverses(y.reshape(len(self.primes), -1)).reshape(y.shape)
+
+    def _inverses(self, y: Residue) -> Residue:
+        """Inverses of the columns of `y`: of x and y from that of xy (Montgomery), so that only one is taken in earnest."""
+        count = y.shape[1]
+        if count <= 1:
+            found = [[pow(int(v), -1, p) for v in row] for row, p in zip(y, self.primes, strict=True)]
+            return np.array(found, dtype=np.int64).reshape(y.shape)
+        half, p = count // 2, self.modulus(1)
+        x, z, rest = y[:, :half], y[:, half : 2 * half], y[:, 2 * half :]
+        inner = self._inverses(np.concatenate([x * z % p, rest], axis=1))
+        product = inner[:, :half]
+        return np.concatenate([product * z % p, product * x % p, inner[:, half:]], axis=1)
 
     def select(self, condition: Residue, x: Residue, y: Residue) -> Residue:
         return self.add(self.mul(condition, self.sub(x, y)), y)
@@ -133,7 +175,10 @@ class Residues(ArrayDomain):
         x, y = x % p, y % p
         if x.shape[2] > MAX_CONTRACTION:
             middle = MAX_CONTRACTION
-            low_part, high_part = self._matmul(x[..., :middle], y[:, :middle]), self._matmul(x[..., middle:], y[:, middle:])
+            low_part, high_part = (
+                self._matmul(x[..., :middle], y[:, :middle]),
+                self._matmul(x[..., middle:], y[:, middle:]),
+            )
             return (low_part + high_part) % p
         (x1, x0), (y1, y0) = (_limbs(a) for a in (x, y))
         high, low = _exact(x1, y1) % p, _exact(x0, y0) % p
@@ -143,7 +188,7 @@ class Residues(ArrayDomain):
 
     # --- functions ------------------------------------------------------------------------------------------------------
     def exp(self, x: Residue) -> Residue:
-        return np.maximum(self.call("exp", x), 1)
+        return self._values("exp", self._words("exp", 0, x), low=1)
 
     def stable_exp(self, x: Residue, over: Axes) -> Residue:
         dims = list(x.shape[1:])
@@ -186,13 +231,14 @@ class Residues(ArrayDomain):
             high = _mix(high + residue * np.uint64(0x9E3779B97F4A7C15))
         return low, high
 
-    def _values(self, name: str, words: tuple[Words, Words]) -> Residue:
-        low, high = words
+    def _values(self, name: str, words: tuple[Words, Words], low: int = 0) -> Residue:
+        """A value in each field for each pair of words: uniform from `low` on, up to a bias of 2**-33."""
+        first, second = words
         out = []
         for number, p in enumerate(self.primes):
             key = _seed(self.seed, "value", name, str(number))
-            word = _mix(_mix(low ^ np.uint64(key[0])) + (high ^ np.uint64(key[1])))
-            out.append((word % np.uint64(p)).astype(np.int64))
+            word = _mix(_mix(first ^ np.uint64(key[0])) + (second ^ np.uint64(key[1])))
+            out.append((word % np.uint64(p - low)).astype(np.int64) + low)
         return np.stack(out)
 
     # --- stabilisers ----------------------------------------------------------------------------------------------------

@@ -1,33 +1,35 @@
 """The proof: a muGraph equals its program, by evaluation at random points of several prime fields (design section 10).
 
 Independent of the search: own seeds, own primes, the structure that is rendered (blocks, iterations, partial tiles, running
-maxima). Extents are the real ones where they are numbers and the work is affordable; otherwise stand-ins that keep every
-kind of tile (whole and partial, first and later iteration), see `stand_ins`.
+maxima). `stand_in` chooses the extents, `degrees` computes what the error bound needs; docs/proof.md states the theorem.
 """
 
 from __future__ import annotations
 
-import math
+import hashlib
+import itertools
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.bound import Bound, Degree, Degrees, program_degrees
+from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.field import PRIMES, Residues, ZeroDenominator
-from mirage_cli.lax.ops import lookup
-from mirage_cli.lax.program import Axis, Output, Program, Slot, evaluate_program
+from mirage_cli.lax.field import Residues, ZeroDenominator, random_primes
+from mirage_cli.lax.program import Program, evaluate_program
+from mirage_cli.search import degrees
 from mirage_cli.search.evaluate import Tiles, evaluate_kernels
-from mirage_cli.search.mugraph import BODY, BlockGraph, KernelGraph
+from mirage_cli.search.mugraph import CustomKernel, KernelGraph
+from mirage_cli.search.stand_in import Point, points
 
 DEFAULT_CONFIDENCE = 40  #: bits: the bound is to be below 2 ** -confidence
-AFFORDABLE = 3e9  #: multiply-adds (for each prime) that one evaluation may take
 SYMBOL_LIMIT = 1 << 20  #: what a symbol is taken to be at most when the bound is computed
-MAX_DRAWS = 8
+MAX_DRAWS = 8  #: random points that are tried when denominators vanish
+MIN_FIELDS, MAX_FIELDS = 3, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Verdict:
     primes: tuple[int, ...]
     degree: int
     argument_degree: int
+    coefficient_bits: float
     applications: int
     rounds: int
     log2_bound: float
@@ -64,29 +67,34 @@ def verify(
     """Prove or refute that `graph`, run with `tiles`, computes `program` for every input.
 
     A refutation is certain; an acceptance errs with at most the probability stated. Raises InvalidGraph for a graph that
-    is not well-formed.
+    is not well-formed or not one for this program.
     """
     start = time.perf_counter()
-    graph.validate()
-    limits = dict.fromkeys(program.symbols, SYMBOL_LIMIT)
-    degree, argument, applications = _degrees(program, graph, tiles, limits)
-    primes: tuple[int, ...] = PRIMES[:3]
-    while Bound(degree, argument, applications, primes).log2 > -confidence and len(primes) < len(PRIMES):
-        primes = PRIMES[: len(primes) + 1]
-    bound = Bound(degree, argument, applications, primes)
-    stand_in, symbols = stand_ins(program, graph, tiles)
-    real = stand_in is None
-    sized_program, sized_graph = (program, graph) if stand_in is None else stand_in
-    reason = _compare(sized_program, sized_graph, tiles, symbols, seed, primes)
-    if not reason and bound.log2 > -confidence:
+    check_tensors(program, graph.validate(), tiles)
+    worst, arguments = degrees.figures(program, graph, tiles, dict.fromkeys(program.symbols, SYMBOL_LIMIT))
+    fields = MIN_FIELDS
+    while degrees.bound(worst, arguments, fields, MAX_DRAWS).log2 > -confidence and fields < MAX_FIELDS:
+        fields += 1
+    bound = degrees.bound(worst, arguments, fields, MAX_DRAWS)
+    reason, primes, real = "", (), True
+    if bound.log2 > -confidence:
         reason = f"the error bound 2^{bound.log2:.1f} is above the 2^-{confidence} asked for"
+    try:
+        for point in () if reason else points(program, graph, tiles):
+            real = real and point.real
+            reason, primes = _compare(point, tiles, seed, fields)
+            if reason:
+                break
+    except Refused as e:
+        reason = str(e)
     return Verdict(
         not reason,
         "uninterpreted",
         primes,
-        degree,
-        argument,
-        applications,
+        worst.degree,
+        arguments.degree,
+        round(max(worst.bits, arguments.bits), 1),
+        worst.applications,
         1,
         bound.log2,
         "real" if real else "stand-in",
@@ -95,210 +103,78 @@ def verify(
     )
 
 
-def _compare(
-    program: Program,
-    graph: KernelGraph,
-    tiles: Sequence[Tiles],
-    symbols: Mapping[str, int],
-    seed: int,
-    primes: tuple[int, ...],
-) -> str:
-    """Why the two differ at a random point, or nothing."""
+def _compare(point: Point, tiles: Sequence[Tiles], seed: int, fields: int) -> tuple[str, tuple[int, ...]]:
+    """Why the two differ at a random point (or nothing), and the primes."""
+    primes: tuple[int, ...] = ()
     for draw in range(MAX_DRAWS):
-        point = f"verify {seed} {draw}"
-        number = int.from_bytes(point.encode(), "little") % (1 << 60)
+        key = int.from_bytes(hashlib.sha256(f"mirage proof, seed {seed}, draw {draw}".encode()).digest()[:16], "little")
+        primes = random_primes(key, fields)
+        shared = _Shared(key, primes)
+        program, symbols = point.program, point.symbols
         try:
-            shared = _Shared(number, primes)
             domain = shared(program)
             arrays = {
                 k: domain.random(f"source {k}", [ex.value(e, symbols) for e in s.dims])
                 for k, s in enumerate(program.sources)
             }
             wanted = evaluate_program(program, domain, arrays, symbols)
-            found = evaluate_kernels(graph, list(tiles), shared, arrays, symbols)
+            found = evaluate_kernels(point.graph, list(tiles), shared, arrays, symbols)
         except ZeroDenominator:
             continue
+        except (ValueError, IndexError, KeyError) as e:
+            raise InvalidGraph(f"the muGraph does not fit its program: {e}") from None
         for k, (w, f) in enumerate(zip(wanted, found, strict=True)):
             if w.shape != f.shape:
-                return f"output {k} has shape {f.shape[1:]} instead of {w.shape[1:]}"
+                return f"output {k} has shape {f.shape[1:]} instead of {w.shape[1:]}", primes
             if not np.array_equal(w, f):
                 where = np.argwhere((w != f).any(axis=0))[0]
-                return f"output {k} differs at {tuple(int(i) for i in where)} (random point {draw}, seed {seed})"
-        return ""
-    return f"{MAX_DRAWS} random points met a division by zero"
+                return (
+                    f"output {k} differs at {tuple(int(i) for i in where)} (random point {draw}, seed {seed})",
+                    primes,
+                )
+        return "", primes
+    return f"{MAX_DRAWS} random points met a division by zero", primes
 
 
 class _Shared:
-    """Domains for the kernels of one graph: the same random functions, positions and constants as the program's."""
+    """Domains for a program and the kernels of a graph: the same functions, positions and constants, but arbitrary
+    factors of exponentials that are each domain's own."""
 
     def __init__(self, seed: int, primes: tuple[int, ...]) -> None:
         self.seed, self.primes = seed, primes
+        self.count = itertools.count()
 
     def __call__(self, program: Program) -> Residues:
-        return Residues([a.name for a in program.axes], self.seed, self.primes)
+        return Residues([a.name for a in program.axes], self.seed, self.primes, f"domain {next(self.count)}")
 
 
-# --- extents ------------------------------------------------------------------------------------------------------------
-def stand_ins(
-    program: Program, graph: KernelGraph, tiles: Sequence[Tiles]
-) -> tuple[tuple[Program, KernelGraph] | None, dict[str, int]]:
-    """Smaller programs and kernels of the same structure, or None when the real extents are affordable.
-
-    Every axis keeps at least two whole tiles and a partial one (three iterations and a partial one along a loop), so
-    every branch of the schedule is exercised; symbols get numbers of their own.
-    """
-    symbols = {s: 37 + 24 * k for k, s in enumerate(program.symbols)}
-    if _work(program, symbols) <= AFFORDABLE:
-        return None, symbols
-    sizes = {a.name: _reduced_extent(a, graph, tiles, symbols) for a in program.axes}
-    resized = _resize(program, sizes)
-    if resized is None:
-        return None, symbols
-    kernels = []
-    for k in graph.kernels:
-        own = {a.name: sizes[a.name] for a in k.program.axes if a.name in sizes}
-        small = _resize(k.program, own)
-        if small is None:
-            return None, symbols
-        kernels.append(replace(k, program=small))
-    return (resized, replace(graph, kernels=tuple(kernels))), {}
+def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> None:
+    """Check that a kernel graph is one for this program: it has its tensors and its axes, at their real extents, which
+    stand-ins could hide. Raises InvalidGraph."""
+    if (graph.sources, graph.outputs, len(graph.kernels)) != (len(program.sources), len(program.outputs), len(tiles)):
+        raise InvalidGraph(
+            f"the muGraph has {graph.sources} inputs, {graph.outputs} outputs and {len(graph.kernels)} kernels; "
+            f"the program has {len(program.sources)} and {len(program.outputs)}, the schedule {len(tiles)}"
+        )
+    tensors: dict[int, tuple[Extent, DType]] = {k: (ex.product(s.dims), s.dtype) for k, s in enumerate(program.sources)}
+    wanted = {graph.sources + k: (ex.product(o.dims), o.dtype) for k, o in enumerate(program.outputs)}
+    extents = {a.name: a.extent for a in program.axes}
+    for number, kernel in enumerate(graph.kernels):
+        for a in kernel.program.axes:
+            if extents.get(a.name) != a.extent:
+                raise InvalidGraph(f"kernel {number}: axis {a.name} = {a.extent}, in the program {extents.get(a.name)}")
+        _check_kernel(number, kernel, tensors)
+        for t, o in zip(kernel.outputs, kernel.program.outputs, strict=True):
+            found = (ex.product(o.dims), o.dtype)
+            if t in tensors or wanted.get(t, found) != found:
+                raise InvalidGraph(f"kernel {number} writes {found[0]} x {found[1]} to tensor {t}")
+            tensors[t] = found
 
 
-def _work(program: Program, symbols: Mapping[str, int]) -> float:
-    """Multiply-adds of the largest operator."""
-    size = {a.name: ex.value(a.extent, symbols) for a in program.axes}
-    most = 1.0
-    for n in program.nodes:
-        axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
-        most = max(most, math.prod(size[a] for a in axes))
-    return most
-
-
-def _reduced_extent(axis: Axis, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int]) -> int:
-    extent = ex.value(axis.extent, symbols)
-    wanted = 2
-    for kernel, tile in zip(graph.kernels, tiles, strict=True):
-        step = tile.get(axis.name, 0)
-        if kernel.block.loop == axis.name:
-            inner = tile.get("loop", extent)
-            wanted = max(wanted, 3 * inner + extent % inner, 2 * step + extent % step if step else 0)
-        elif axis.name in kernel.block.grid and step:
-            wanted = max(wanted, 2 * step + extent % step)
-        elif axis.name in {a.name for a in kernel.program.axes} and axis.name not in kernel.block.grid:
-            wanted = max(wanted, min(extent, 64))
-    return min(extent, wanted)
-
-
-def _resize(program: Program, sizes: Mapping[str, int]) -> Program | None:
-    """The program with other extents; None when an axis reads a part of a stored run (its place would change)."""
-
-    def slots(access: Sequence[Slot]) -> tuple[Slot, ...] | None:
-        out = []
-        for s in access:
-            if s.axis is None:
-                out.append(s)
-            elif s.offset or s.extent != program.extent(s.axis):
-                return None
-            else:
-                out.append(Slot(s.axis, sizes[s.axis]))
-        return tuple(out)
-
-    inputs, sources = [], list(program.sources)
-    for i in program.inputs:
-        access = slots(i.access)
-        if access is None:
-            return None
-        inputs.append(replace(i, access=access))
-        sources[i.source] = replace(sources[i.source], dims=tuple(s.extent for s in access))
-    outputs: list[Output] = []
-    for o in program.outputs:
-        access = slots(o.access)
-        if access is None:
-            return None
-        outputs.append(replace(o, access=access, dims=tuple(s.extent for s in access)))
-    axes = tuple(Axis(a.name, _extent(sizes, a)) for a in program.axes)
-    return replace(
-        program, axes=axes, sources=tuple(sources), inputs=tuple(inputs), outputs=tuple(outputs), _axes_of={}
-    )
-
-
-def _extent(sizes: Mapping[str, int], a: Axis) -> Extent:
-    return sizes[a.name]
-
-
-# --- degrees ------------------------------------------------------------------------------------------------------------
-def _degrees(
-    program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int]
-) -> tuple[int, int, int]:
-    """(degree of a difference of outputs, largest degree of a difference of arguments, function applications)."""
-    wanted, domain = program_degrees(program, symbols)
-    argument = domain.argument
-    tensors: dict[int, Degree] = {}
-    for kernel, tile in zip(graph.kernels, tiles, strict=True):
-        found, own = _block_degrees(kernel.program, kernel.block, tile, symbols, kernel.inputs, tensors)
-        argument = max(argument, own)
-        tensors.update(zip(kernel.outputs, found, strict=True))
-    degree = applications = 0
-    for k, w in enumerate(wanted):
-        f = tensors[graph.sources + k]
-        degree = max(degree, w.num + f.den, f.num + w.den)
-        applications = max(applications, w.applications + f.applications)
-    return max(degree, 1), max(argument, 1), applications
-
-
-def _block_degrees(
-    p: Program,
-    g: BlockGraph,
-    tile: Tiles,
-    symbols: Mapping[str, int],
-    refs: Sequence[int],
-    tensors: Mapping[int, Degree],
-) -> tuple[list[Degree], int]:
-    extents: dict[Hashable, int] = {a.name: ex.value(a.extent, symbols) for a in p.axes}
-    whole = Degrees(extents)
-    iterations = -(-extents[g.loop] // tile.get("loop", extents[g.loop])) if g.loop else 1
-    parts = Degrees({**extents, **({g.loop: min(tile.get("loop", 1 << 30), extents[g.loop])} if g.loop else {})})
-    steps = Degrees({"step": iterations, "block": max(1, math.prod(_portions(a, extents, tile) for a in g.split))})
-    axes = g.axes_of(p)
-    source = {i.name: i.source for i in p.inputs}
-    values: dict[str, Degree] = {}
-    for o in g.ops:
-        d = parts if o.phase == BODY else whole
-        args = [values[i] for i in o.inputs]
-        match o.op:
-            case "load":
-                known = tensors.get(refs[source[o.source_value or ""]])
-                values[o.name] = known or d.variable(frozenset(axes[o.name]))
-            case "iota":
-                values[o.name] = d.variable(frozenset(axes[o.name]))
-            case "contract":
-                values[o.name] = d.contract(args[0], args[1], o.over)
-            case "sum":
-                values[o.name] = d.sum(args[0], o.over)
-            case "top" | "running" | "shrink" | "grid_top":
-                values[o.name] = d.variable(frozenset(axes[o.name]), 0, 2)
-            case "accum" | "grid_sum":
-                growth = 2 * steps.extents["step"] if len(args) > 1 else 0
-                key = "step" if o.op == "accum" else "block"
-                total = steps.sum(replace(args[0], den_axes=args[0].den_axes | {key}), [key])
-                values[o.name] = replace(total, num=total.num + growth, den_axes=args[0].den_axes)
-            case _:
-                values[o.name] = _thread_degree(o.thread, d, args)
-    return [values[v] for v in g.outputs], max(whole.argument, parts.argument)
-
-
-def _portions(axis: str, extents: Mapping[Hashable, int], tile: Tiles) -> int:
-    return -(-extents[axis] // tile.get(axis, extents[axis]))
-
-
-def _thread_degree(thread: Any, d: Degrees, args: list[Degree]) -> Degree:
-    values = list(args)
-    for n in thread.nodes:
-        operands = [values[i] for i in n.inputs]
-        if n.op == "const":
-            values.append(d.const(0))
-        elif n.op == "exp_minus":
-            values.append(d.exp_minus(*operands))
-        else:
-            values.append(lookup(n.op).apply(d, *operands))
-    return values[-1]
+def _check_kernel(number: int, kernel: CustomKernel, tensors: dict[int, tuple[Extent, DType]]) -> None:
+    counts = len(kernel.program.sources), len(kernel.program.outputs)
+    if (len(kernel.inputs), len(kernel.outputs)) != counts:
+        raise InvalidGraph(f"kernel {number} has {counts[0]} inputs and {counts[1]} outputs, the muGraph other ones")
+    for t, s in zip(kernel.inputs, kernel.program.sources, strict=True):
+        if tensors.get(t) != (ex.product(s.dims), s.dtype):
+            raise InvalidGraph(f"kernel {number} reads {ex.product(s.dims)} x {s.dtype} from tensor {t}")
