@@ -42,12 +42,18 @@ MIRAGE_INLINE uint32_t as_bits(float x) {
 #if defined(__F16C__)  // the compilers' builtins: <immintrin.h> takes longer to read than a kernel to compile
 typedef float Floats4 __attribute__((vector_size(16)));
 typedef float Floats8 __attribute__((vector_size(32)));
-typedef short Shorts8 __attribute__((vector_size(16)));
+#if defined(__clang__)
+typedef _Float16 Halves8 __attribute__((vector_size(16)));
+MIRAGE_INLINE Floats8 widen(Halves8 x) { return __builtin_convertvector(x, Floats8); }
+#else
+typedef short Halves8 __attribute__((vector_size(16)));
+MIRAGE_INLINE Floats8 widen(Halves8 x) { return __builtin_ia32_vcvtph2ps256(x); }
+#endif
 
 MIRAGE_INLINE Floats8 from_halves(const half* p) {
-    Shorts8 bits;
+    Halves8 bits;
     std::memcpy(&bits, p, sizeof bits);
-    return __builtin_ia32_vcvtph2ps256(bits);
+    return widen(bits);
 }
 MIRAGE_INLINE void to_halves(half* p, const float* from) {
     Floats8 x;
@@ -61,8 +67,8 @@ MIRAGE_INLINE float to_float(float x) { return x; }
 MIRAGE_INLINE float to_float(bfloat x) { return as_float(static_cast<uint32_t>(x.bits) << 16); }
 MIRAGE_INLINE float to_float(half x) {
 #if defined(__F16C__)
-    const Shorts8 bits = {static_cast<short>(x.bits), 0, 0, 0, 0, 0, 0, 0};
-    return __builtin_ia32_vcvtph2ps(bits)[0];
+    const half all[8] = {x, {0}, {0}, {0}, {0}, {0}, {0}, {0}};
+    return from_halves(all)[0];
 #else
     const uint32_t sign = (x.bits & 0x8000u) << 16, body = x.bits & 0x7fffu;
     const float subnormal = static_cast<float>(body) * 5.9604644775390625e-8f;
