@@ -1,0 +1,1 @@
+"""What people see: drawings of muGraphs, the report as a page and as text."""
