@@ -24,6 +24,7 @@ from mirage_cli.codegen.tile import (
     Buffer,
     Compute,
     Contract,
+    Count,
     Exchange,
     Expr,
     Global,
@@ -230,11 +231,12 @@ class _Lowering:
         return axes
 
     def operand_buffer(self, name: str, dtype: DType, rows: Sizes, cols: Sizes, place: str, phase: str) -> Buffer:
-        """A tile that matrix instructions read: rows padded to whole matrices, pitch free of bank conflicts."""
+        """A tile that matrix instructions read: rows and columns padded to whole matrices (what is read there reaches
+        only the padding of results), pitch free of bank conflicts."""
         pitch, pad = max(1, count(cols)), count(rows)
         if self.on_gpu:
             vector = 16 // dtype.bytes
-            pitch = -(-pitch // vector) * vector
+            pitch = -(-pitch // 16) * 16
             if pitch * dtype.bytes % 128 == 0 or pitch * dtype.bytes in (32, 64):
                 pitch += vector
             pad = -(-pad // 16) * 16
@@ -242,6 +244,9 @@ class _Lowering:
 
     def do_iota(self, o: BlockOp) -> None:
         self.value[o.name] = Position(o.axis or "")
+
+    def do_extent(self, o: BlockOp) -> None:
+        self.value[o.name] = Count(o.axis or "")
 
     # --- rule 2: contractions -------------------------------------------------------------------------------------------
     def matrix_type(self, o: BlockOp) -> DType:

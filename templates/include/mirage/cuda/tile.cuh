@@ -1,6 +1,7 @@
 // Tiles of one thread block: matrix fragments in registers, asynchronous copies, contractions and reductions.
 #pragma once
 #include "mirage/cuda/math.cuh"
+#include "mirage/cuda/ptx.cuh"
 
 namespace mirage {
 
@@ -40,24 +41,6 @@ struct Fragment {
             _Pragma("unroll") for (int i_ = 0; i_ < 4; ++i_)
 
 // --- copies from global to shared memory ----------------------------------------------------------------------------
-MIRAGE_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
-// BYTES (4, 8 or 16) of which the first `valid` are read, the rest is zero
-template <int BYTES>
-MIRAGE_DEVICE void copy_async(void* to, const void* from, int valid) {
-    if constexpr (BYTES == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid));
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES),
-                     "r"(valid));
-    }
-}
-MIRAGE_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;"); }
-template <int PENDING>
-MIRAGE_DEVICE void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 template <class T>
 struct Row {
     const T* from;  // nullptr: the row lies outside and is zero
@@ -81,47 +64,6 @@ MIRAGE_DEVICE void load_rows(T* tile, const T* any, int valid, F row) {
 }
 
 // --- contractions ---------------------------------------------------------------------------------------------------
-template <bool TRANSPOSED>
-MIRAGE_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
-    if constexpr (TRANSPOSED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(address)
-                     : "memory");
-    }
-}
-template <bool TRANSPOSED>
-MIRAGE_DEVICE void load_matrices(uint32_t (&r)[2], uint32_t address) {
-    if constexpr (TRANSPOSED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1])
-                     : "r"(address)
-                     : "memory");
-    }
-}
-MIRAGE_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const __half*) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-MIRAGE_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const __nv_bfloat16*) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 // acc += a * b over K positions. A_ROWS: a is stored [M][K] (else [K][M]); B_ROWS: b is stored [K][N] (else [N][K]).
 template <int K, bool A_ROWS, int LDA, bool B_ROWS, int LDB, class F, class T>
 MIRAGE_DEVICE void contract(F& acc, const T* a, const T* b) {
@@ -137,14 +79,14 @@ MIRAGE_DEVICE void contract(F& acc, const T* a, const T* b) {
             const int row = m0 + m * 16;
             const int at = A_ROWS ? (row + low + second * 8) * LDA + k + third * 8
                                   : (k + low + third * 8) * LDA + row + second * 8;
-            load_matrices<!A_ROWS>(fa[m], shared_address(a + at));
+            load_matrices<!A_ROWS>(fa[m], a + at);
         }
 #pragma unroll
         for (int n = 0; n < F::NT; ++n) {
             uint32_t fb[2];
             const int col = n0 + n * 8;
             const int at = B_ROWS ? (k + low + second * 8) * LDB + col : (col + low) * LDB + k + second * 8;
-            load_matrices<B_ROWS>(fb, shared_address(b + at));
+            load_matrices<B_ROWS>(fb, b + at);
 #pragma unroll
             for (int m = 0; m < F::MT; ++m) multiply(acc.v[m][n], fa[m], fb, a);
         }

@@ -1,0 +1,217 @@
+"""Programs as kernels: searched, scheduled in several ways, rendered, compiled many at a time, run, compared with float64.
+
+Kernels run in a process of their own (`harness.cpp`), on arrays of exactly their size, so that sanitizers see every access.
+CUDA kernels run there too, in the emulator beside this file.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli import check
+from mirage_cli.codegen import render, source
+from mirage_cli.codegen.memory import live_ranges, plan
+from mirage_cli.codegen.tile import RING, TileProgram
+from mirage_cli.errors import Refused
+from mirage_cli.lax import extents
+from mirage_cli.lax.domain import Float64
+from mirage_cli.lax.dtypes import F32
+from mirage_cli.lax.program import Output, Program, evaluate_program
+from mirage_cli.search.kernels import assemble, split
+from mirage_cli.search.mugraph import BlockGraph, KernelGraph
+from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.target import Target, load_target
+from mirage_cli.search.tiling import schedules
+
+HERE = Path(__file__).parent
+GAP = 256  #: bytes between buffers that are laid out apart
+ROOMY = 1 << 24  #: shared memory of a target in the emulator when buffers are laid out apart
+ULPS = 40.0  #: how many times the precision of its coarsest type, at the size of the largest result, a result may be off
+SYMBOLS = {"rows": 19, "keys": 37}
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+CPU_FLAGS = ("-std=c++17", "-O1", "-g1", "-mavx2", "-mfma", "-mf16c", *WARNINGS)
+EMULATOR_FLAGS = ("-std=c++17", "-O1", "-g1", "-Wno-unknown-pragmas", "-ftrivial-auto-var-init=pattern")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program with a kernel graph and its schedules for a target."""
+
+    name: str
+    program: Program
+    graph: KernelGraph
+    schedules: tuple[Schedule, ...]
+    target: Target
+
+    def render(self) -> source.Rendered:
+        """Its source. Raises Refused."""
+        return source.source(self.name, self.program, self.graph, self.schedules, self.target, self.name)
+
+    def renders(self) -> bool:
+        """Whether the target takes it."""
+        try:
+            self.render()
+        except Refused:
+            return False
+        return True
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        """The values of its symbols in tests."""
+        return {s: SYMBOLS[s] for s in self.program.symbols}
+
+    def inputs(self) -> list[NDArray[Any]]:
+        """Random arrays, the same ones for a name."""
+        random = np.random.default_rng(int.from_bytes(self.name.encode(), "little") % 2**32)
+        return [
+            check.draw(s, [extents.value(e, self.symbols) for e in s.dims], "random", random)
+            for s in self.program.sources
+        ]
+
+    def reference(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float64]]:
+        """What float64 makes of the arrays."""
+        wide = {k: a.astype(np.float64) for k, a in enumerate(arrays)}
+        return evaluate_program(self.program, Float64([a.name for a in self.program.axes]), wide, self.symbols)
+
+    def problem(self, results: Sequence[NDArray[Any]], arrays: Sequence[NDArray[Any]]) -> str:
+        """What is wrong with the results, or nothing."""
+        types = [x.dtype for x in (*self.program.sources, *self.program.outputs) if x.dtype.is_float]
+        types += [n.dtype for n in self.program.nodes if n.dtype is not None]
+        coarsest = max(t.epsilon for t in (*types, F32))
+        for k, (found, wanted) in enumerate(zip(results, self.reference(arrays), strict=True)):
+            error = np.abs(found.astype(np.float64) - wanted)
+            bound = ULPS * coarsest * max(1e-3, float(np.abs(wanted).max()))
+            if not (error <= bound).all():
+                at = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
+                return f"output {k} at {[int(i) for i in at]}: {found[at]} instead of {wanted[at]}; {self.schedules}"
+        return ""
+
+
+def cases(
+    name: str, program: Program, target: str, count: int, seed: int = 0, options: SearchOptions | None = None
+) -> Iterator[Case]:
+    """`count` random pairs of a block graph and a schedule that the target takes (fewer where there are no more)."""
+    random = np.random.default_rng(seed)
+    machine = load_target(target)
+    graphs, _ = Searcher(options or SearchOptions()).blocks(program)
+    pairs = [(g, s) for g in graphs if not g.split or machine.kind == "cuda" for s in schedules(program, g, machine)]
+    made = 0
+    for k in random.permutation(len(pairs)):
+        if made == count:
+            return
+        block, schedule = pairs[int(k)]
+        case = Case(f"{name}x{made}", program, single(program, block), (schedule,), machine)
+        if case.renders():
+            made += 1
+            yield case
+
+
+def single(program: Program, block: BlockGraph) -> KernelGraph:
+    """A kernel graph of one kernel."""
+    return assemble(program, split(program, ()), [block])
+
+
+# --- sources --------------------------------------------------------------------------------------------------------------
+def apart(tile: TileProgram) -> TileProgram:
+    """A memory plan without any sharing: no buffer lies next to another."""
+    offsets, at = {}, 0
+    for name in sorted(live_ranges(tile)):
+        offsets[name] = at
+        at += -(-source_bytes(tile, name) // 128) * 128 + GAP
+    return replace(tile, offsets=offsets, shared_bytes=at)
+
+
+def source_bytes(tile: TileProgram, name: str) -> int:
+    """Bytes that a buffer may touch: all stages of a ring."""
+    b = tile.buffers[name]
+    size = b.elements * b.dtype.bytes
+    return size if b.place != RING else -(-size // 128) * 128 * tile.schedule.stages
+
+
+def emulated(case: Case, separate: bool) -> str:
+    """The source of a CUDA kernel for the emulator; `separate` lays buffers out apart and forbids what lies between."""
+    with mock.patch.object(source, "plan", apart if separate else plan):
+        roomy = replace(case, target=replace(case.target, shared_bytes=ROOMY)) if separate else case
+        rendered = roomy.render()
+    parts = iter(
+        ", ".join(f"{{{t.offsets[b]}, {source_bytes(t, b)}}}" for b in sorted(t.offsets))
+        if separate
+        else f"{{0, {t.shared_bytes}}}"
+        for t in rendered.tiles
+    )
+    return re.sub(
+        r"extern __shared__ .*;",
+        lambda _: f"unsigned char* const shared = emulator::shared({{{next(parts)}}});",
+        rendered.text,
+    )
+
+
+# --- building and running -------------------------------------------------------------------------------------------------
+def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bool, parts: int = 1) -> Path:
+    """A program of the harness and kernels, given by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(texts)
+    include = [*([f"-I{HERE / 'emulator'}"] if cuda else []), f"-I{render.include_dir()}"]
+    files = []
+    for k in range(parts):
+        lines = ['#include "cuda_runtime.h"' if cuda else '#include "mirage/cpu/tile.hpp"']
+        lines += ['#include "cuda_fp16.h"', '#include "cuda_bf16.h"', '#include "mirage/cuda/tile.cuh"'] if cuda else []
+        lines += ["#include <cstdlib>", '#include "mirage/entry.h"', '#include "mirage/cuda/launch.cuh"' if cuda else ""]
+        for name in names[k::parts]:
+            lines += [f"namespace of_{name} {{", texts[name], "}"]
+        (folder / f"part{k}.cpp").write_text("\n".join(lines))
+        files.append(f"part{k}.cpp")
+    table = [f"KERNEL({n})" for n in names]
+    (folder / "table.inc").write_text("\n".join(table) + "\n")
+    (folder / "harness.cpp").write_text((HERE / "harness.cpp").read_text())
+    kind = ["-DHARNESS_CUDA"] if cuda else []
+    command = ["g++", *flags, *include, "-I.", *kind, "harness.cpp", *files, "-o", "harness"]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[:8000]
+    return folder / "harness"
+
+
+def run(harness: Path, all_cases: Iterable[Case], mode: str = "") -> list[str]:
+    """Problems of kernels, each in a process of its own."""
+    problems = []
+    for case in all_cases:
+        arrays = case.inputs()
+        results = call(harness, case, arrays, mode)
+        found = results if isinstance(results, str) else case.problem(results, arrays)
+        if found:
+            problems.append(f"{case.name}: {found}")
+    return problems
+
+
+def call(harness: Path, case: Case, arrays: Sequence[NDArray[Any]], mode: str = "") -> list[NDArray[Any]] | str:
+    """The outputs of a kernel, or what its process said before it ended."""
+    values = [case.symbols[s] for s in case.program.symbols]
+    sizes = [a.nbytes for a in arrays]
+    outputs = [(o, _shape(o, case)) for o in case.program.outputs]
+    wanted = [int(np.prod(shape)) * o.dtype.bytes for o, shape in outputs]
+    head = [len(values), *values, len(sizes), *sizes, len(wanted), *wanted]
+    request = struct.pack(f"{len(head)}q", *head) + b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+    done = subprocess.run([str(harness), case.name, mode], input=request, capture_output=True, check=False)
+    if done.returncode != 0 or done.stderr:
+        return f"exit {done.returncode}: {done.stderr.decode(errors='replace')[:3000]}; {case.schedules}"
+    results, at = [], 0
+    for (o, shape), size in zip(outputs, wanted, strict=True):
+        results.append(np.frombuffer(done.stdout[at : at + size], check.numpy_type(o.dtype)).reshape(shape))
+        at += size
+    return results
+
+
+def _shape(o: Output, case: Case) -> tuple[int, ...]:
+    return tuple(extents.value(e, case.symbols) for e in o.dims)
