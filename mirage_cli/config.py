@@ -46,7 +46,7 @@ for _tag, _form, _first in _RESOLVERS:
 def read(path: str) -> dict[str, Any]:
     """The fields of `Options` that a file sets. Raises ConfigError."""
     root = _compose(path)
-    if root is None:
+    if root is None or root.tag.endswith(":null"):
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{_place(path, root)}: expected options and their values, found {_kind(root)}")

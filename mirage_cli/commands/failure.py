@@ -39,7 +39,7 @@ def _translated(raised: BaseException) -> MirageError:
     if isinstance(raised, click.ClickException):
         return _usage(raised)
     if isinstance(raised, KeyboardInterrupt | click.Abort):
-        return Interrupted("interrupted", "nothing was written")
+        return Interrupted("interrupted")
     if isinstance(raised, MemoryError):
         return OutOfResources("out of memory", "try fewer --jobs, or --only for a part of the model")
     if isinstance(raised, OSError) and raised.errno in (*_FULL, *_FORBIDDEN):

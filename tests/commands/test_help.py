@@ -1,0 +1,108 @@
+"""Help: one screen for each command, an example that works, fast, and complete."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+
+from mirage_cli.main import COMMANDS, cli
+from mirage_cli.options import Options
+from tests.commands.conftest import Run, environment, process
+
+HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "jinja2", "yaml", "platformdirs", "logging")
+
+
+def command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def examples(text: str) -> list[str]:
+    lines = text[text.index("Examples:") :].splitlines()[1:]
+    return [line.strip() for line in lines if "mirage" in line]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_the_commands(run: Run, flag: str) -> None:
+    result = run(flag)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert [name for name in COMMANDS if f"\n  {name} " in result.stdout] == list(COMMANDS)
+    for phrase in ("Exit codes:", "_MIRAGE_COMPLETE=bash_source", "130 interrupted"):
+        assert phrase in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command(run: Run, name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 55, "more than a screen"
+    assert max(map(len, lines)) <= 80
+    assert f"Usage: mirage {name} " in result.stdout
+    assert examples(result.stdout)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_help_text(name: str) -> None:
+    for parameter in command(name).params:
+        assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_parse(run: Run, name: str) -> None:
+    for example in examples(run(name, "--help").stdout):
+        words = shlex.split(example)
+        words = words[words.index("mirage") + 1 :]
+        arguments = words[1 : words.index(">") if ">" in words else None]
+        assert words[0] == name
+        command(name).make_context(name, arguments)
+
+
+def test_every_option_of_a_run_is_on_the_command_line() -> None:
+    names = {parameter.name for parameter in command("optimize").params}
+    assert set(Options.__dataclass_fields__) <= names
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout == "mirage 0.1.0\n"
+
+
+def test_no_command_is_wrong_usage_and_shows_the_help(run: Run) -> None:
+    result = run()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Commands:" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["optimize", "--help"], ["--version"], ["optimize", "--fore"]])
+def test_parsing_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import sys, json\nfrom mirage_cli.main import cli\n"
+        f"try: cli.main({arguments!r})\n"
+        f"except SystemExit: print('\\n' + json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    done = process(env=environment(_MIRAGE_COMPLETE=f"{shell}_source"))
+    assert done.returncode == 0
+    assert "_MIRAGE_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("mirage opt", ["plain,optimize"]), ("mirage optimize --target c", ["plain,cuda", "plain,cpu"])],
+)
+def test_completion(line: str, expected: list[str]) -> None:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    done = process(env=environment(_MIRAGE_COMPLETE="bash_complete", **words))
+    assert done.stdout.split() == expected
