@@ -223,4 +223,5 @@ def test_the_guide_explains_every_error_code() -> None:
 def test_the_guide_explains_every_option() -> None:
     guide = (ROOT / "docs/guide.md").read_text()
     table = guide[guide.index("## Options") : guide.index("## Configuration file")]
-    assert [k for k in settings.keys() if f"`--{k}" not in table] == []
+    names = settings.keys()
+    assert [name for name in names if f"`--{name}" not in table] == []
