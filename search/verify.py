@@ -76,7 +76,8 @@ def verify(
     while degrees.bound(worst, arguments, fields, MAX_DRAWS).log2 > -confidence and fields < MAX_FIELDS:
         fields += 1
     bound = degrees.bound(worst, arguments, fields, MAX_DRAWS)
-    reason, primes, real = "", (), True
+    primes: tuple[int, ...] = ()
+    reason, real = "", True
     if bound.log2 > -confidence:
         reason = f"the error bound 2^{bound.log2:.1f} is above the 2^-{confidence} asked for"
     try:

@@ -1,0 +1,170 @@
+"""Sensible random inputs for any model, from the model alone.
+
+What an input means is read off the graph and its name: an integer that indexes a table is below the table's length,
+`*mask*` is a padding or score mask, `*position*` counts up, a matrix that a product takes on its right is a weight,
+anything else is normal noise. Each input depends on the seed and its own name only.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from mirage_cli.errors import UsageError
+from mirage_cli.frontends import sizes
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+#: sizes of symbolic dimensions by what their name contains, first match first
+USUAL = (("batch", 2), ("past", 9), ("seq", 12), ("length", 12), ("height", 16), ("width", 16))
+OTHER = 4  #: any other symbolic dimension
+PADDING = 4  #: row i of a padding mask hides (i mod 4) quarters of the sequence
+_VIEWS = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
+_ADDING = frozenset({"Add", "Attention"})
+
+
+def example_inputs(model: ir.Model | onnx.ModelProto, dims: Mapping[str, int], seed: int) -> Arrays:
+    """Random arrays for the inputs of a model, by name; `dims` are sizes of symbolic dimensions, others get usual ones.
+
+    Raises UsageError for an input that is no tensor of numbers with known rank.
+    """
+    if isinstance(model, onnx.ModelProto):
+        model = ir.from_proto(model)
+    graph = _Graph(model)
+    cached = any("past" in (v.name or "") for v in graph.given)
+    return {v.name or "": _array(v, graph, dims, seed, cached) for v in graph.given}
+
+
+def dimensions(value: ir.Value, dims: Mapping[str, int]) -> tuple[int, ...]:
+    """Numbers for the dimensions of an input. Raises UsageError for one of unknown rank."""
+    if value.shape is None:
+        raise UsageError(
+            f"input {value.name!r} has no known number of dimensions", "fix it with --shape NAME=1x128x..."
+        )
+    return tuple(
+        _size(d if isinstance(d, int) else d.value, f"{value.name}.{i}", dims) for i, d in enumerate(value.shape)
+    )
+
+
+def _size(dim: int | str | None, unnamed: str, dims: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    size = sizes.parse(dim) if dim is not None else sizes.named(unnamed)
+    found = sizes.substitute(size, {name: dims[name] if name in dims else usual(name) for name in sizes.names(size)})
+    assert isinstance(found, int)
+    return max(found, 0)
+
+
+def usual(name: str) -> int:
+    """The size of a symbolic dimension of which nothing is known but its name."""
+    return next((size for part, size in USUAL if part in name.lower()), OTHER)
+
+
+class _Graph:
+    """What the nodes of a model say of its inputs."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+        self.tables: dict[str, int] = {}
+        self.weights: dict[str, int] = {}
+        self.added: set[str] = set()  #: what is added to something, as score masks are
+        self.positive: set[str] = set()
+        origin = {v: v.name or "" for v in self.given}
+        for node in _nodes(model, origin):
+            reads = [v for v in node.inputs if v is not None]
+            if node.op_type in ("Gather", "Embedding", "EmbedLayerNormalization") and len(reads) > 1:
+                self._table(reads, origin)
+            elif node.op_type in _VIEWS and reads[0] in origin:
+                origin.update(dict.fromkeys(node.outputs, origin[reads[0]]))
+            elif node.op_type in _PRODUCTS and reads[1] in origin and reads[1].shape is not None:
+                rows = reads[1].shape[-2] if len(reads[1].shape) > 1 else None
+                if isinstance(rows, int):
+                    self.weights[origin[reads[1]]] = rows
+            elif node.op_type in _ADDING:
+                self.added.update(origin[v] for v in reads if v in origin)
+            elif node.op_type == "BatchNormalization" and reads[-1] in origin:
+                self.positive.add(origin[reads[-1]])
+
+    def _table(self, reads: list[ir.Value], origin: Mapping[ir.Value, str]) -> None:
+        rows = reads[0].shape[0] if reads[0].shape is not None and len(reads[0].shape) else None
+        if reads[1] in origin and isinstance(rows, int):
+            name = origin[reads[1]]
+            self.tables[name] = min(rows, self.tables.get(name, rows))
+
+
+def _nodes(model: ir.Model, origin: dict[ir.Value, str]) -> Iterator[ir.Node]:
+    """All nodes in order, those of model-local functions where these are called; `origin` follows into them."""
+    for node in model.graph:
+        function = model.functions.get(node.op_identifier())
+        if function is None:
+            yield node
+            continue
+        for inner, outer in zip(function.inputs, node.inputs, strict=False):
+            if outer is not None and outer in origin:
+                origin[inner] = origin[outer]
+                inner.shape = inner.shape or outer.shape
+        yield from function
+
+
+def _array(value: ir.Value, graph: _Graph, dims: Mapping[str, int], seed: int, cached: bool) -> NDArray[Any]:
+    name = value.name or ""
+    try:
+        assert value.dtype is not None
+        dtype = value.dtype.numpy()
+    except (AssertionError, TypeError, KeyError, NotImplementedError):
+        raise UsageError(f"input {name!r} is no tensor of numbers: {value.type}") from None
+    shape = dimensions(value, dims)
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    if value.dtype == ir.DataType.STRING:
+        raise UsageError(f"input {name!r} holds strings")
+    if "mask" in name.lower() and shape:
+        return _mask(shape, dtype, random, cached, name in graph.added)
+    if value.dtype == ir.DataType.BOOL:
+        return np.asarray(random.random(shape) < 0.5)
+    if value.dtype.is_integer():
+        top = graph.tables.get(name)
+        if "position" in name.lower() and shape:
+            counted = np.arange(shape[-1]) % (top or 1 << 30)
+            return np.array(np.broadcast_to(counted, shape).astype(dtype))
+        return random.integers(0, top or 2, shape).astype(dtype)
+    noise = random.standard_normal(shape)
+    if name in graph.weights:
+        noise = noise / np.sqrt(max(graph.weights[name], 1))
+    return np.asarray(np.abs(noise) + 0.1 if name in graph.positive else noise).astype(dtype)
+
+
+def _mask(
+    shape: tuple[int, ...], dtype: np.dtype[Any], random: np.random.Generator, cached: bool, added: bool
+) -> NDArray[Any]:
+    """A padding mask, or a score mask when it has queries and keys; one that is added hides with minus infinity."""
+    square = len(shape) == 2 and added and dtype.kind == "f"
+    seen = _scores(shape, random) if len(shape) > 2 or square else _padding(shape, cached)
+    if added and dtype.kind not in "bui":
+        return np.where(seen, 0.5 * random.standard_normal(shape), -np.inf).astype(dtype)
+    return seen.astype(dtype)
+
+
+def _padding(shape: tuple[int, ...], cached: bool) -> NDArray[np.bool_]:
+    """[batch, length], False where a row is padded: at the end, or at the start for a model that reads a cache, whose last
+    token is the one that is computed."""
+    *rows, length = shape
+    hidden = (np.arange(int(np.prod(rows))) % PADDING * length // PADDING).reshape(*rows, 1)
+    position = np.arange(length)
+    return np.asarray(position >= hidden if cached else position < length - hidden)
+
+
+def _scores(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.bool_]:
+    """[..., queries, keys], False where hidden: at random, and for every third query the whole first half but its first
+    key, which every query sees."""
+    *_, queries, keys = shape
+    seen = random.random(shape) < 0.75
+    seen &= (np.arange(queries)[:, None] % 3 != 1) | (np.arange(keys)[None, :] >= keys // 2)
+    seen[..., :1] = True
+    seen[..., -1:] = True
+    return np.asarray(seen)
