@@ -55,6 +55,13 @@ def providers() -> tuple[str, ...]:
     return tuple(name for name, provider in _PROVIDERS.items() if provider in available)
 
 
+def version() -> str:
+    """The version of onnxruntime."""
+    import onnxruntime  # noqa: PLC0415
+
+    return str(onnxruntime.__version__)
+
+
 def check_provider(provider: str) -> None:
     """Raise ToolMissing, with the command that installs it, where onnxruntime lacks `provider` ("cpu" or "cuda")."""
     if provider not in providers():

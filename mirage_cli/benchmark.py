@@ -1,0 +1,257 @@
+"""`mirage bench`: the fragments of an output folder and its whole model, original against patched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from mirage_cli import devices, dims, example, fragment_models, runtime
+from mirage_cli.assemble import LIBRARY, MODEL
+from mirage_cli.bench_report import BenchReport, FragmentRow
+from mirage_cli.contestant import Contestant, OrtContestant, Place
+from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.frontends import sizes
+from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
+from mirage_cli.output import MARK
+from mirage_cli.pipeline import Progress, Silent
+from mirage_cli.timing import Effort, Timer
+
+Arrays = dict[str, NDArray[Any]]
+_MODEL_KEYS = ("path", "sha256", "external_data")
+_FRAGMENT_KEYS = ("id", "name", "occurrences", "schedule", "mugraph", "predicted_us", "floor_us")
+MAX_SETS = 8  #: sets of inputs of the whole model
+NO_TORCH = "not compared: PyTorch has no form of a fragment but its decomposition, which nobody would run"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """How to measure. `gpu` is a number, `cpu` asks for the CPU; without both the first GPU is taken where onnxruntime
+    and the folder can use it, else the CPU. `dim` and `shape` are as in `optimize`, `runs` samples of each contestant (None:
+    as many as fit into `seconds`, for each fragment and for the whole model), `threads` those of one operator on the
+    CPU (None: onnxruntime's choice), `seed` that of the inputs."""
+
+    gpu: int | None = None
+    cpu: bool = False
+    dim: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
+    runs: int | None = None
+    seconds: float = 2.0
+    threads: int | None = None
+    seed: int = 0
+
+
+def bench_folder(
+    folder: Path, options: BenchOptions, progress: Progress | None = None, timer: Timer | None = None
+) -> BenchReport:
+    """Measure an output folder.
+
+    Raises ModelError for a folder that `optimize` did not write, UsageError for options that do not fit, ToolMissing for
+    a GPU that onnxruntime cannot use. What gives other answers or fails is part of the report.
+    """
+    progress = progress or Silent()
+    report = read_report(folder)
+    place = choose_place(options, "cuda" in _targets(report))
+    device = devices.name(place.provider, place.device)
+    effort = Effort(options.seconds, options.runs)
+    model = _read_model(folder / MODEL)
+    sets = input_sets(model, options, devices.cache_bytes(place.provider))
+    replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
+    progress.stage("measure", len(replaced) + 1)
+    rows = []
+    for fragment in fragment_rows(folder, model, replaced, sets[0], place):
+        comparison = measure_fragment(fragment.models, folder / LIBRARY, place, effort, options.seed, timer)
+        rows.append(fragment.row(comparison))
+        progress.step(fragment.data["name"])
+    original, note = original_model(folder, report)
+    whole = _whole(folder, original, bool(replaced), sets, place, effort, timer)
+    progress.step("whole model")
+    settings = {
+        "provider": place.provider,
+        "onnxruntime": runtime.version(),
+        "threads": options.threads,
+        "input_sets": len(sets),
+        "seed": options.seed,
+        "inputs": {name: list(a.shape) for name, a in sets[0].items()},
+        "gpu_state": devices.state(place.device) if place.provider == "cuda" else {},
+    }
+    return BenchReport(device, settings, note, tuple(rows), whole, {"torch": NO_TORCH})
+
+
+# ---- where -----------------------------------------------------------------------------------------------------------
+
+
+def choose_place(options: BenchOptions, has_cuda: bool) -> Place:
+    """Where to measure a folder, given whether its library has CUDA kernels. Raises UsageError and ToolMissing."""
+    if options.gpu is not None and options.cpu:
+        raise UsageError("--gpu and --cpu exclude each other")
+    if options.gpu is not None:
+        runtime.check_provider("cuda")
+        devices.device(options.gpu)
+        if not has_cuda:
+            raise UsageError(
+                "the library of this folder has no CUDA kernels", "optimize with --target cuda, or use --cpu"
+            )
+        return Place("cuda", options.gpu, options.threads)
+    if not options.cpu and has_cuda and "cuda" in runtime.providers() and devices.devices():
+        return Place("cuda", 0, options.threads)
+    return Place("cpu", 0, options.threads)
+
+
+# ---- what ------------------------------------------------------------------------------------------------------------
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """The report of an output folder. Raises ModelError where there is none."""
+    path = folder / MARK
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = [k for k in _MODEL_KEYS if k not in data["model"]]
+        missing += [k for f in data["fragments"] if f["status"] == "replaced" for k in _FRAGMENT_KEYS if k not in f]
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: expected a folder written by `mirage optimize`, found no {MARK}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise ModelError(
+            f"{path}: expected a report of mirage, found a JSON text with a missing or wrong {error}"
+        ) from None
+    if missing:
+        raise ModelError(f"{path}: expected a report of mirage, found one without {missing[0]}")
+    return data
+
+
+def _targets(report: Mapping[str, Any]) -> set[str]:
+    """The kinds of target that all replaced fragments have kernels for."""
+    kinds = [set(f["schedule"]) for f in report["fragments"] if f["status"] == "replaced"]
+    return set.intersection(*kinds) if kinds else {"cpu", "cuda"}
+
+
+def _read_model(path: Path) -> onnx.ModelProto:
+    """The patched model, its external data not loaded."""
+    try:
+        return onnx.load(path, load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
+    """The file that is the original side, and what to say of it: the model that was optimized, when it is still there
+    and the same, else the patched one without its library, whose functions hold the original nodes."""
+    model = report["model"]
+    path = Path(model["path"])
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        external = {n: hashlib.sha256((path.parent / n).read_bytes()).hexdigest() for n in model["external_data"]}
+        if found == model["sha256"] and external == model["external_data"]:
+            return path, str(path)
+        problem = "has changed"
+    except OSError:
+        problem = "is not there"
+    return folder / MODEL, f"{folder / MODEL} without its library ({model['path']} {problem})"
+
+
+def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> list[Arrays]:
+    """Sets of inputs for the whole model, with different values: two, or more as long as they do not exceed four times
+    the cache. Raises UsageError when --dim or --shape do not fit the inputs."""
+    asked = dims.parse_shapes(options.shape)
+    numbers = sizes_of(model, options.dim, asked)
+    first = example.example_inputs(model, numbers, options.seed)
+    for name, shape in asked.items():
+        if name not in first:
+            raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(first)}")
+        if first[name].shape != shape:
+            found = "x".join(map(str, first[name].shape))
+            raise UsageError(f"--shape {name}={'x'.join(map(str, shape))}: the model's input is {found}")
+    size = max(1, sum(a.nbytes for a in first.values()))
+    count = max(2, min(MAX_SETS, COLD * cache // size))
+    return [first, *(example.example_inputs(model, numbers, options.seed + k) for k in range(1, count))]
+
+
+def sizes_of(model: onnx.ModelProto, dim: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Numbers for the symbolic dimensions of a model's inputs, as far as --dim (typical values) and --shape tell.
+
+    Raises UsageError for a symbol that the model lacks.
+    """
+    weights = {t.name for t in model.graph.initializer}
+    texts = {
+        f"{i.name}.{k}": d.dim_param
+        for i in model.graph.input
+        if i.name not in weights
+        for k, d in enumerate(i.type.tensor_type.shape.dim)
+    }
+    ranges = dims.parse(dim)
+    dims.check_known(ranges, [n for text in texts.values() if text for n in sizes.names(sizes.parse(text))])
+    numbers = {
+        texts.get(f"{name}.{k}") or f"{name}.{k}": number
+        for name, shape in shapes.items()
+        for k, number in enumerate(shape)
+    }
+    return numbers | dims.typical(ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFragment:
+    """A fragment to measure: its models, and its part of the report of `optimize`."""
+
+    models: fragment_models.FragmentModel
+    data: Mapping[str, Any]
+    provider: str
+
+    def row(self, comparison: Comparison) -> FragmentRow:
+        """Its row in the report, with the predictions where they are for this target and these sizes."""
+        d, spec = self.data, self.models.spec
+        applies = ("cuda" if "cuda" in d["schedule"] else "cpu") == self.provider and not spec.symbols
+        inputs = tuple(
+            f"{t.dtype}[{', '.join(map(str, s))}]" for t, s in zip(spec.inputs, self.models.shapes, strict=True)
+        )
+        return FragmentRow(
+            d["id"],
+            d["name"],
+            d["occurrences"],
+            inputs,
+            comparison,
+            d["predicted_us"] if applies else None,
+            d["floor_us"] if applies else None,
+        )
+
+
+def fragment_rows(
+    folder: Path, model: onnx.ModelProto, replaced: Sequence[Mapping[str, Any]], feeds: Arrays, place: Place
+) -> list[BenchFragment]:
+    """The replaced fragments of a folder with their models. Raises ModelError when its parts do not belong together."""
+    specs = []
+    for f in replaced:
+        path = folder / f["mugraph"]["file"]
+        try:
+            operator = json.loads(path.read_text(encoding="utf-8"))["operator"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{path}: expected a muGraph file with its operator, found {error}") from error
+        specs.append(fragment_models.operator_spec(f["id"], operator))
+    models = fragment_models.from_folder(model, folder, specs, feeds)
+    return [BenchFragment(models[f["id"]], f, place.provider) for f in replaced]
+
+
+def _whole(
+    folder: Path,
+    original: Path,
+    has_library: bool,
+    sets: Sequence[Arrays],
+    place: Place,
+    effort: Effort,
+    timer: Timer | None,
+) -> Comparison:
+    """The original model against the patched one with its library."""
+    library = folder / LIBRARY if has_library else None
+    makers: dict[str, Callable[[], Contestant]] = {
+        ORIGINAL: lambda: OrtContestant(original, None, sets, place),
+        MIRAGE: lambda: OrtContestant(folder / MODEL, library, sets, place),
+    }
+    return compare(makers, effort, timer)
