@@ -5,10 +5,11 @@ The source folder is complete: `src/build.sh` rebuilds the library from it by ha
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from mirage_cli.errors import CompileError, InvalidGraph
 
 LIBRARY = "libmirage.so"
 HEADER = "mirage.h"
+TABLES = "library.cpp"
 _EXPORTS = "{ global: RegisterCustomOps; mirage_*; local: *; };\n"
 _SCRIPT = """#!/bin/sh
 # Builds ../libmirage.so from this folder, with the commands that were used.
@@ -128,12 +130,12 @@ class _Build:
 
     def write_tables(self, operators: Sequence[OperatorSpec]) -> tuple[tuple[str, ...], ...]:
         """Write and compile library.cpp, write mirage.h and build.sh; the commands of the whole build."""
-        described = [_describe(op, self._has_cpu(op), self.has_cuda(op)) for op in operators]
-        registered = [(op.id, False) for op in operators if self._has_cpu(op)]
-        registered += [(op.id, True) for op in operators if self.has_cuda(op)]
-        text = render.render("library.cpp.j2", operators=described, registrations=registered)
-        (self.src / "library.cpp").write_text(text, encoding="utf-8")
-        (self.folder / HEADER).write_text(render.render("mirage.h.j2", operators=described), encoding="utf-8")
+        with_cpu = {op.id for op in operators if self._has_cpu(op)}
+        with_cuda = {op.id for op in operators if self.has_cuda(op)}
+        digests = source_digests(self.src, [*(f"{i}.cpp" for i in with_cpu), *(f"{i}.cu" for i in with_cuda)])
+        text, header = tables(operators, with_cpu, with_cuda, digests)
+        (self.src / TABLES).write_text(text, encoding="utf-8")
+        (self.folder / HEADER).write_text(header, encoding="utf-8")
         cuda_used = any(map(self.has_cuda, operators))
         table = cpu.library_job(self.toolchain.cxx, cuda_used)
         kernels = [job for op in operators for job in self.jobs[op.id]]
@@ -173,6 +175,25 @@ class _Build:
         if with_cuda and self.toolchain.nvcc is not None:
             return cuda.link_command(self.toolchain.nvcc, objects, library, self.options.archs)
         return cpu.link_command(self.toolchain.cxx, objects, library)
+
+
+def tables(
+    operators: Sequence[OperatorSpec], with_cpu: Collection[str], with_cuda: Collection[str], digests: Sequence[str]
+) -> tuple[str, str]:
+    """library.cpp and mirage.h for operators of which some have CPU and some CUDA kernels, by identifier.
+
+    `digests` (see `source_digests`) become part of the library: they tell from what it was built.
+    """
+    described = [_describe(op, op.id in with_cpu, op.id in with_cuda) for op in operators]
+    registered = [(op.id, False) for op in operators if op.id in with_cpu]
+    registered += [(op.id, True) for op in operators if op.id in with_cuda]
+    text = render.render(f"{TABLES}.j2", operators=described, registrations=registered, sources=list(digests))
+    return text, render.render(f"{HEADER}.j2", operators=described)
+
+
+def source_digests(src: Path, names: Iterable[str]) -> list[str]:
+    """A line `NAME SHA256` for each source file, sorted. Raises OSError for one that cannot be read."""
+    return [f"{name} {hashlib.sha256((src / name).read_bytes()).hexdigest()}" for name in sorted(names)]
 
 
 def _validate(operators: Sequence[OperatorSpec], sources: Mapping[str, KernelSource]) -> None:
