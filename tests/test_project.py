@@ -37,20 +37,19 @@ def modules() -> list[Path]:
     return sorted(p for p in found if p.resolve() == p)
 
 
-def python(*arguments: str, cwd: Path = ROOT, path: str = "") -> subprocess.CompletedProcess[str]:
-    """Run this interpreter with warnings as they come, outside any make."""
+def run(*command: str, cwd: Path = ROOT, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program outside of any make that runs this."""
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH")}
     if path:
         env["PYTHONPATH"] = path
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
+
+
+def python(*arguments: str, cwd: Path = ROOT, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run this interpreter."""
+    return run(sys.executable, *arguments, cwd=cwd, path=path)
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
@@ -156,6 +155,28 @@ def test_the_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(wheel))
     assert mirage_cli.__version__ in done.stdout
+
+
+# ---- make ------------------------------------------------------------------------------------------------------------
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+
+
+@needs_make
+def test_make_alone_prints_its_targets() -> None:
+    done = run("make")
+    assert done.returncode == 0, done.stderr
+    assert set(re.findall(r"^  make ([a-z]+)", done.stdout, re.MULTILINE)) == make_targets()
+
+
+@needs_make
+def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    done = run("make", "test", "PYTHON=false", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "false is not Python 3.11 or newer" in done.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
