@@ -90,8 +90,8 @@ class _Lowering:
     def run(self) -> TileProgram:
         for o in self.g.ops:
             getattr(self, f"do_{o.op}", self.unknown)(o)
-        final = GRID if self.g.split else EPILOGUE
         for k, name in enumerate(self.g.outputs):
+            final = GRID if self.ops[name].phase == GRID else EPILOGUE  # every block stores what is its own
             domain = self.domain_of(self.value[name], self.axes[name], EPILOGUE)
             self.emit(final, Store(k, self.readable(self.value[name], final, domain), domain))
         epilogue = list(self.nodes[EPILOGUE])

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli import check
+from mirage_cli import check, runtime
 from mirage_cli.codegen import render, source
 from mirage_cli.codegen.memory import live_ranges, plan
 from mirage_cli.codegen.tile import RING, TileProgram
@@ -43,6 +43,7 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror")
 CPU_FLAGS = ("-std=c++17", "-O1", "-g1", "-mavx2", "-mfma", "-mf16c", *WARNINGS)
 EMULATOR_FLAGS = ("-std=c++17", "-O1", "-g1", "-Wno-unknown-pragmas", "-ftrivial-auto-var-init=pattern")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+ADDRESSES = ("-fsanitize=address", "--param", "asan-stack=0")  #: for fibers, whose stacks the sanitizer does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def call(harness: Path, case: Case, arrays: Sequence[NDArray[Any]], mode: str = 
         return f"exit {done.returncode}: {done.stderr.decode(errors='replace')[:3000]}; {case.schedules}"
     results, at = [], 0
     for (o, shape), size in zip(outputs, wanted, strict=True):
-        results.append(np.frombuffer(done.stdout[at : at + size], check.numpy_type(o.dtype)).reshape(shape))
+        results.append(np.frombuffer(done.stdout[at : at + size], runtime.numpy_type(o.dtype)).reshape(shape))
         at += size
     return results
 
