@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 Factor: TypeAlias = Hashable
@@ -27,6 +28,16 @@ Monomial: TypeAlias = int
 Expr: TypeAlias = int
 Terms: TypeAlias = tuple[tuple[Monomial, int], ...]  #: monomials with their multiplicities, sorted
 Symbol: TypeAlias = tuple[str, tuple[Hashable, ...], tuple[Expr, ...]]  #: (kind, label, arguments) of a prime
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An expression and all arguments of its atoms, their monomials, and the answers given so far."""
+
+    hosts: set[Expr]
+    monomials: list[Monomial]
+    known: dict[Expr, bool]
+    dividing: dict[Monomial, bool]
 
 
 class Expressions:
@@ -40,7 +51,8 @@ class Expressions:
         self._symbol: dict[int, Symbol] = {}
         self._merging: dict[str, list[int]] = {"exp": [], "sqrt": []}
         self._memo: dict[tuple[Hashable, ...], Expr] = {}
-        self._parts: dict[Expr, tuple[set[Expr], dict[Expr, bool]]] = {}
+        self._parts: dict[Expr, _Parts] = {}
+        self._unders: dict[tuple[Expr, Hashable], int] = {}
 
     def __len__(self) -> int:
         return len(self._forms)
@@ -114,6 +126,12 @@ class Expressions:
 
     def _below(self, y: Expr, tag: Hashable) -> int:
         """The denominator of 1/y: each factor of a product by itself."""
+        key = (y, tag)
+        if key not in self._unders:
+            self._unders[key] = self._make_below(y, tag)
+        return self._unders[key]
+
+    def _make_below(self, y: Expr, tag: Hashable) -> int:
         if len(self._forms[y]) == 1 and tag is None:
             ((monomial, count),) = self._forms[y]
             atoms = list(self._factors(monomial))
@@ -153,13 +171,42 @@ class Expressions:
     # --- the subexpression test ---------------------------------------------------------------------------------------
     def is_part(self, x: Expr, e: Expr) -> bool:
         """Whether x is a subexpression of e."""
-        if e not in self._parts:
-            self._parts[e] = (self._inside(e), {})
-        hosts, known = self._parts[e]
-        answer = known.get(x)
+        parts = self._parts_of(e)
+        answer = parts.known.get(x)
         if answer is None:
-            answer = known[x] = x in hosts or any(self._divides(x, h) for h in hosts)
+            answer = parts.known[x] = x in parts.hosts or self._stands_in(x, parts)
         return answer
+
+    def may_hold_product(self, x: Expr, y: Expr, factors: Iterable[Factor], e: Expr) -> bool:
+        """False only if the sum of x * y over `factors` is no subexpression of e: a test of one monomial."""
+        monomial = self._merge(self._forms[x][0][0] * self._forms[y][0][0])
+        for f in factors:
+            monomial *= self._atom("sum", (f,))
+        return self._divides_some(monomial, e)
+
+    def may_hold_quotient(self, x: Expr, y: Expr, tag: Hashable, e: Expr) -> bool:
+        """False only if x / y is no subexpression of e."""
+        return self._divides_some(self._forms[x][0][0] * self._below(y, tag), e)
+
+    def _divides_some(self, monomial: Monomial, e: Expr) -> bool:
+        parts = self._parts_of(e)
+        known = parts.dividing.get(monomial)
+        if known is None:
+            known = parts.dividing[monomial] = 0 in map(monomial.__rmod__, parts.monomials)
+        return known
+
+    def _parts_of(self, e: Expr) -> _Parts:
+        if e not in self._parts:
+            hosts = self._inside(e)
+            self._parts[e] = _Parts(hosts, sorted({m for h in hosts for m, _ in self._forms[h]}), {}, {})
+        return self._parts[e]
+
+    def _stands_in(self, x: Expr, parts: _Parts) -> bool:
+        """Whether one cofactor maps `x` into an expression of `parts`; most fail at their first monomial."""
+        terms = self._forms[x]
+        if 0 not in map(terms[0][0].__rmod__, parts.monomials):
+            return False
+        return any(self._divides(x, h) for h in parts.hosts)
 
     def _inside(self, e: Expr) -> set[Expr]:
         """`e` and all arguments of its atoms, at every depth."""

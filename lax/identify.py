@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Axis, Input, Node, Program, Slot
 
 
@@ -35,7 +36,8 @@ def dedupe(p: Program) -> Program:
 
 
 def _identity(n: Node) -> object:
-    return n.op, n.inputs, n.over, str(n.value), n.axis, n.dtype
+    commutes = n.op == "contract" or (n.op in OPS and OPS[n.op].commutative)
+    return n.op, tuple(sorted(n.inputs)) if commutes else n.inputs, n.over, str(n.value), n.axis, n.dtype
 
 
 def prune(p: Program) -> Program:

@@ -22,10 +22,10 @@ from mirage_cli.lax.domain import Array
 from mirage_cli.lax.dtypes import BY_NAME, DType
 from mirage_cli.lax.evaluate import ArrayValues, broadcast_to, fit
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.ops import OPS, lookup
+from mirage_cli.lax.ops import lookup
 
 REDUCTIONS = ("sum", "max", "min", "prod")
-STRUCTURAL = ("const", "iota", "stable_exp", "contract", *REDUCTIONS)
+STRUCTURAL = {"const": 0, "iota": 0, "extent": 0, "stable_exp": 1, "contract": 2}  #: arities
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,9 @@ class Input:
 class Node:
     """An operator: one of the registry, or structural.
 
-    `over` names the axes that a reduction, a contraction or a stabilised exponential takes; `value` is a constant's,
-    `axis` an iota's; `dtype` is the element type in which the model multiplies (contractions).
+    `over` names the axes that a reduction, a contraction or a stabilised exponential takes; `value` is a constant's;
+    `axis` an iota's, or the one whose number of positions an `extent` is; `dtype` is the element type in which the model
+    multiplies (contractions).
     """
 
     name: str
@@ -180,8 +181,12 @@ class Program:
         for i in n.inputs:
             if i not in seen:
                 raise InvalidGraph(f"{n.name} = {n.op}: operand {i!r} is not defined before it")
-        if n.op not in STRUCTURAL and len(n.inputs) != lookup(n.op).arity:
-            raise InvalidGraph(f"{n.name} = {n.op}: takes {OPS[n.op].arity} operands, got {len(n.inputs)}")
+        arity = 1 if n.op in REDUCTIONS and n.over else STRUCTURAL.get(n.op)
+        arity = lookup(n.op).arity if arity is None else arity
+        if len(n.inputs) != arity:
+            raise InvalidGraph(f"{n.name} = {n.op}: takes {arity} operands, got {len(n.inputs)}")
+        if n.op in ("iota", "extent") and n.axis not in known:
+            raise InvalidGraph(f"{n.name} = {n.op}: unknown axis {n.axis!r}")
         available = frozenset[str]().union(*(self.axes_of(i) for i in n.inputs)) if n.inputs else frozenset()
         if not set(n.over) <= known or (n.op in ("contract", "stable_exp") and not set(n.over) <= available):
             raise InvalidGraph(f"{n.name} = {n.op}: reduces axes {n.over} that its operands lack")
@@ -334,6 +339,8 @@ def _apply(p: Program, n: Node, d: ArrayValues, args: list[Array], symbols: Mapp
             return fit(np.asarray(d.const(n.value if n.value is not None else 0)), len(p.axes), d.lead)
         case "iota":
             return fit(d.iota(n.axis, ex.value(p.extent(n.axis or ""), symbols)), len(p.axes), d.lead)
+        case "extent":
+            return fit(np.asarray(d.const(ex.value(p.extent(n.axis or ""), symbols))), len(p.axes), d.lead)
         case "stable_exp":
             return d.stable_exp(args[0], n.over)
         case "contract":

@@ -15,14 +15,14 @@ graph whose intermediate values are all abstract subexpressions of the fragment 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.lax.expr import Expr, Expressions
+from mirage_cli.lax.expr import Expr, Expressions, Factor
 from mirage_cli.lax.field import PRIMES, Residue, Residues
 from mirage_cli.lax.ops import lookup
 from mirage_cli.search.form import Fn, Form, Leaf, Plus, Reduction, StableExp, Term
@@ -58,6 +58,22 @@ class Value:
     inverse: Residue | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What is wanted of two kinds of values x and y: x y, x + y, sums of x y over groups of axes (number of the group, whether
+    in the body), x / y and y / x (with their guards)."""
+
+    product: Expr | None = None
+    total: Expr | None = None
+    contracted: tuple[tuple[int, bool, Expr], ...] = ()
+    quotients: tuple[tuple[bool, Expr], ...] = ()
+    divided_by: tuple[tuple[bool, Expr], ...] = ()
+
+
+NOTHING = _Pair()
+Kind: TypeAlias = tuple[Expr, frozenset[str]]  #: the abstract expression and the axes of a value
+
+
 class Closure:
     """The values computable under one mapping. `values` is in order of discovery; `outputs[k]` are the values that equal
     output k of the form."""
@@ -70,6 +86,9 @@ class Closure:
         self.outputs: list[list[int]] = []
         self._known: dict[tuple[int, frozenset[str], bytes], int] = {}
         self._by_expr: dict[Expr, list[int]] = {}
+        self._by_kind: dict[Kind, list[int]] = {}
+        self._pairs: dict[tuple[Kind, Kind], _Pair] = {}
+        self._partners: dict[Kind, list[Kind]] = {}
         self._target = _Target(form, self.space, self.expressions)
         self._allowed = self._axis_sets()
         self._groups = self._reduced_groups()
@@ -110,8 +129,12 @@ class Closure:
             position += 1
             self._reduce(value)
             self._cross(value)
-            for other in self.values[:position]:
-                self._combine(value, other)
+            kind = (value.expr, value.live)
+            self._meet(kind)
+            for partner in self._partners[kind]:
+                for number in self._by_kind[partner]:
+                    if number < position:
+                        self._combine(value, self.values[number])
             self._functions(value)
             if len(self.values) > self.max_values:
                 raise Refused(f"more than {self.max_values} values under {self.mapping}")
@@ -144,6 +167,7 @@ class Closure:
         self._known[key] = value.number
         self.values.append(value)
         self._by_expr.setdefault(expr, []).append(value.number)
+        self._by_kind.setdefault((expr, live), []).append(value.number)
 
     def _wanted(self, expr: Expr) -> bool:
         return any(self.expressions.is_part(expr, e) for e in self._target.output_exprs)
@@ -175,6 +199,61 @@ class Closure:
                 self._put(Derivation("grid_sum", (v.number,)), GRID, array, v.live, expr)
 
     # --- two operands ---------------------------------------------------------------------------------------------------
+    def _meet(self, x: Kind) -> None:
+        """Find out once what comes of values of a new kind and those of the known ones."""
+        if x in self._partners:
+            return
+        self._partners[x] = []
+        for y in [*self._partners]:
+            pair = self._pair(x, y)
+            if pair != NOTHING:
+                self._pairs[(x, y)] = pair
+                self._pairs[(y, x)] = replace(pair, quotients=pair.divided_by, divided_by=pair.quotients)
+                self._partners[x].append(y)
+                if y != x:
+                    self._partners[y].append(x)
+
+    def _pair(self, x: Kind, y: Kind) -> _Pair:
+        """The wanted results of values of two kinds."""
+        e, live = self.expressions, x[1] | y[1]
+        contracted = []
+        for k, (group, dtype) in enumerate(self._groups):
+            if dtype is None or not (group <= x[1] and group <= y[1] and x[1] != y[1] and self._fits(live - group)):
+                continue  # without free axes on either side it is a sum of an elementwise product
+            for phase in (BEFORE, BODY):
+                factors = self.space.tile_factors(group, phase)
+                if self._possible(x[0], y[0], factors) and self._wanted(expr := e.sum(e.mul(x[0], y[0]), factors)):
+                    contracted.append((k, phase == BODY, expr))
+        if not self._fits(live):
+            return _Pair(contracted=tuple(contracted))
+        product = e.mul(x[0], y[0]) if self._possible(x[0], y[0]) else None
+        total = e.add(x[0], y[0]) if x[1] == y[1] else None
+        quotients, divided_by = self._quotients(x[0], y[0]), self._quotients(y[0], x[0])
+        return _Pair(
+            product if product is not None and self._wanted(product) else None,
+            total if total is not None and self._wanted(total) else None,
+            tuple(contracted),
+            quotients,
+            divided_by,
+        )
+
+    def _possible(self, x: Expr, y: Expr, factors: Iterable[Factor] = ()) -> bool:
+        """Whether a product of the first monomials, summed over factors, lies in what is wanted (a quick test)."""
+        return any(self.expressions.may_hold_product(x, y, factors, e) for e in self._target.output_exprs)
+
+    def _quotients(self, x: Expr, y: Expr) -> tuple[tuple[bool, Expr], ...]:
+        found = []
+        for guard in self._target.guards:
+            tag = "div0" if guard else None
+            if any(self.expressions.may_hold_quotient(x, y, tag, e) for e in self._target.output_exprs):
+                expr = self.expressions.div(x, y, tag)
+                if self._wanted(expr):
+                    found.append((guard, expr))
+        return tuple(found)
+
+    def _fits(self, axes: frozenset[str]) -> bool:
+        return any(axes <= s for s in self._allowed)
+
     def _phase(self, u: Value, v: Value) -> int | None:
         """The phase in which two values can meet."""
         low, high = sorted((u.phase, v.phase))
@@ -190,42 +269,29 @@ class Closure:
         phase = self._phase(u, v)
         if phase is None:
             return
-        e = self.expressions
+        pair = self._pairs[((u.expr, u.live), (v.expr, v.live))]
+        for k, in_body, expr in pair.contracted:
+            if in_body == (phase == BODY):
+                self._contract(u, v, *self._groups[k], phase, expr)
         axes = u.live | v.live
-        fits = any(axes <= s for s in self._allowed)
         args = tuple(sorted((u.number, v.number)))
-        product = e.mul(u.expr, v.expr)
-        if fits and self._wanted(product):
-            self._put(Derivation("mul", args), phase, u.array * v.array % P, axes, product)
-        for group, dtype in self._groups:
-            if group <= u.live and group <= v.live and dtype is not None:
-                self._contract(u, v, group, dtype, phase, product)
-        if not fits:
-            return
-        if u.live == v.live:
-            total = e.add(u.expr, v.expr)
-            if self._wanted(total):
-                self._put(Derivation("add", args), phase, (u.array + v.array) % P, axes, total)
-        for a, b in ((u, v), (v, u)):
-            for guard in self._target.guards:
-                expr = e.div(a.expr, b.expr, "div0" if guard else None)
-                if self._wanted(expr):
-                    array = a.array * self._inverse(b) % P
-                    if guard:
-                        array = array * self._target.guard_factor % P
-                    way = Derivation("div0" if guard else "div", (a.number, b.number))
-                    self._put(way, phase, array, axes, expr)
+        if pair.product is not None:
+            self._put(Derivation("mul", args), phase, u.array * v.array % P, axes, pair.product)
+        if pair.total is not None:
+            self._put(Derivation("add", args), phase, (u.array + v.array) % P, axes, pair.total)
+        for a, b, quotients in ((u, v, pair.quotients), (v, u, pair.divided_by)):
+            for guard, expr in quotients:
+                array = a.array * self._inverse(b) % P
+                if guard:
+                    array = array * self._target.guard_factor % P
+                way = Derivation("div0" if guard else "div", (a.number, b.number))
+                self._put(way, phase, array, axes, expr)
 
-    def _contract(self, u: Value, v: Value, group: frozenset[str], dtype: DType, phase: int, product: Expr) -> None:
+    def _contract(self, u: Value, v: Value, group: frozenset[str], dtype: DType | None, phase: int, expr: Expr) -> None:
         axes = (u.live | v.live) - group
-        outer = u.live ^ v.live  # without free axes on either side it is a sum of an elementwise product
-        if not outer or not any(axes <= s for s in self._allowed):
-            return
-        expr = self.expressions.sum(product, self.space.tile_factors(group, phase))
-        if self._wanted(expr):
-            array = self.space.sum(u.array * v.array % P, group, phase)
-            way = Derivation("contract", tuple(sorted((u.number, v.number))), -1, tuple(sorted(group)), dtype)
-            self._put(way, phase, array, axes, expr)
+        array = self.space.sum(u.array * v.array % P, group, phase)
+        way = Derivation("contract", tuple(sorted((u.number, v.number))), -1, tuple(sorted(group)), dtype)
+        self._put(way, phase, array, axes, expr)
 
     def _inverse(self, v: Value) -> Residue:
         if v.inverse is None:

@@ -228,7 +228,7 @@ def original_us(
 
     total = 0.0
     for n in program.nodes:
-        if n.op in ("const", "iota"):
+        if n.op in ("const", "iota", "extent"):
             continue
         moved = 4.0 * (size(n.name) + sum(size(i) for i in n.inputs))
         time = moved / target.bandwidth

@@ -136,6 +136,9 @@ class BlockRun:
                 axis = o.axis or ""
                 positions = fit(self.d.iota(axis, self.extents[axis]), len(self.order), self.d.lead)
                 return self.tile(positions, frozenset([axis]), at, part)
+            case "extent":
+                count = self.d.const(self.extents[o.axis or ""])
+                return fit(np.asarray(count), len(self.order), self.d.lead)
             case "thread":
                 assert o.thread is not None
                 result = run_thread(o.thread, self.d, args)

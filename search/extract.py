@@ -46,7 +46,7 @@ class Prices:
         """Positions of an axis that a block holds at once."""
         extent = numeric(self.closure.form.program.extent(axis))
         mapping = self.closure.mapping
-        if axis not in self.closure.form.reduced:
+        if axis not in self.closure.space.reduced:
             return min(extent, 32)
         if axis == mapping.split:
             extent = max(1, extent // 8)
@@ -74,7 +74,7 @@ class Prices:
         match way.op:
             case "load":
                 term = closure.form.terms[way.term]
-                if isinstance(term, Leaf) and term.iota:
+                if isinstance(term, Leaf) and term.known:
                     return 0.1 * n
                 return 2.0 * n * repeat + self.residence(n, value.phase)
             case "fn":
@@ -223,6 +223,6 @@ def _op(closure: Closure, value: Value, way: Derivation, names: Mapping[int, str
     if isinstance(term, StableExp):
         return BlockOp(name, "stable_exp", inputs, phase, term.over)
     assert isinstance(term, Leaf)
-    if term.iota:
-        return BlockOp(name, "iota", (), phase, axis=term.iota)
+    if term.known:
+        return BlockOp(name, term.known, (), phase, axis=term.axis)
     return BlockOp(name, "load", (), phase, source_value=term.value)

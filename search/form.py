@@ -22,11 +22,12 @@ MIN_OPEN_ADDENDS = 2  #: sums of this many reductions are kept open
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An input read, or the positions along an axis (`iota`)."""
+    """An input read, or what is known of an axis: the positions along it (`iota`) or their number (`extent`)."""
 
     value: str
     axes: frozenset[str]
-    iota: str | None = None
+    known: str = ""
+    axis: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,8 @@ class _Builder:
         if isinstance(d, Input):
             return Leaf(d.name, axes)
         match d.op:
-            case "iota":
-                return Leaf(d.name, axes, d.axis)
+            case "iota" | "extent":
+                return Leaf(d.name, axes, d.op, d.axis)
             case "stable_exp":
                 return StableExp((self.closed(d.inputs[0]),), d.over, axes)
             case "contract" | "sum":

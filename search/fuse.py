@@ -2,8 +2,8 @@
 
 Passes (OSDI'25 section 4.2, here with binary operators):
 1. `fuse`: a producer joins its consumer when it has no other, and both have the same axes and live in one phase;
-2. `hoist`: what a thread graph computes of fewer axes, or of values known earlier, becomes an operator of its own (a row's
-   reciprocal root is computed once for the row, not once for each element).
+2. `hoist`: what a thread graph computes of fewer axes, or of values known earlier, becomes an operator of its own where
+   that saves more than keeping it costs (a row's reciprocal root is computed once for the row, not once for each element).
 
 The result's operators are in topological order.
 """
@@ -15,7 +15,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mirage_cli.lax.program import Program
+from mirage_cli.search.mapping import numeric
 from mirage_cli.search.mugraph import PHASES, BlockGraph, BlockOp, ThreadGraph, ThreadNode
+
+WORTH = 3.0  #: keeping a value for others costs about this many multiply-adds for each of its readers' elements
+ITERATIONS = 8  #: what a loop is taken to run at least
 
 
 def thread_graphs(graph: BlockGraph, program: Program) -> BlockGraph:
@@ -61,18 +65,18 @@ def _fuse(producer: BlockOp, consumer: BlockOp) -> BlockOp:
     assert consumer.thread is not None
     args = list(dict.fromkeys([*producer.inputs, *(i for i in consumer.inputs if i != producer.name)]))
     arity = len(args)
-    nodes: list[ThreadNode] = []
+    nodes: dict[ThreadNode, int] = {}
 
     def add(thread: ThreadGraph, places: list[int]) -> int:
         values = list(places)
         for n in thread.nodes:
-            nodes.append(replace(n, inputs=tuple(values[i] for i in n.inputs)))
-            values.append(arity + len(nodes) - 1)
+            n = replace(n, inputs=tuple(values[i] for i in n.inputs))
+            values.append(nodes.setdefault(n, arity + len(nodes)))
         return values[-1]
 
     inner = add(producer.thread, [args.index(i) for i in producer.inputs])
-    add(consumer.thread, [inner if i == producer.name else args.index(i) for i in consumer.inputs])
-    return replace(consumer, inputs=tuple(args), thread=ThreadGraph(arity, tuple(nodes)))
+    last = add(consumer.thread, [inner if i == producer.name else args.index(i) for i in consumer.inputs])
+    return replace(consumer, inputs=tuple(args), thread=ThreadGraph(arity, tuple(nodes)[: last + 1 - arity]))
 
 
 # --- 2 ------------------------------------------------------------------------------------------------------------------
@@ -84,13 +88,14 @@ def hoist(graph: BlockGraph, program: Program) -> BlockGraph:
     known: dict[object, str] = {}
     for o in graph.ops:
         if o.thread is not None:
-            o = _hoist(o, axes, phase, ops, known)
+            o = _hoist(o, program, axes, phase, ops, known)
         ops.append(o)
     return replace(graph, ops=tuple(ops))
 
 
 def _hoist(
     o: BlockOp,
+    program: Program,
     axes: dict[str, frozenset[str]],
     phase: dict[str, str],
     ops: list[BlockOp],
@@ -104,7 +109,12 @@ def _hoist(
         own_axes.append(frozenset[str]().union(*(own_axes[i] for i in n.inputs)))
         own_phase.append(max((own_phase[i] for i in n.inputs), default=0))
     here = (axes[o.name], PHASES.index(o.phase))
-    cheaper = [k for k in range(arity, arity + len(nodes)) if _less(own_axes[k], own_phase[k], *here, nodes[k - arity])]
+    cheaper = [
+        k
+        for k in range(arity, arity + len(nodes))
+        if _less(own_axes[k], own_phase[k], *here, nodes[k - arity])
+        and _gain(_part(o, k), own_axes[k], own_phase[k], *here, program) > WORTH
+    ]
     users = {k: [j for j in range(arity, arity + len(nodes)) if k in nodes[j - arity].inputs] for k in cheaper}
     roots = [k for k in cheaper if k == arity + len(nodes) - 1 or any(j not in cheaper for j in users[k])]
     if not roots or arity + len(nodes) - 1 in roots:
@@ -117,7 +127,7 @@ def _hoist(
             known[key] = f"{o.name}_{len(known)}"
             name, at = known[key], PHASES[own_phase[k]]
             axes[name], phase[name] = own_axes[k], at
-            ops.append(replace(part, name=name, phase=at))
+            ops.append(_hoist(replace(part, name=name, phase=at), program, axes, phase, ops, known))
         moved[k] = known[key]
     return _without(o, moved)
 
@@ -129,6 +139,17 @@ def _visible(phase: str, reader: str) -> int:
 
 def _less(axes: frozenset[str], phase: int, all_axes: frozenset[str], own: int, node: ThreadNode) -> bool:
     return node.op != "const" and (axes < all_axes or (phase < own and not all_axes - axes and not axes))
+
+
+def _gain(
+    part: BlockOp, axes: frozenset[str], phase: int, all_axes: frozenset[str], own: int, program: Program
+) -> float:
+    """What is saved for each element by computing a part by itself, in multiply-adds."""
+    assert part.thread is not None
+    times = ITERATIONS if phase < own else 1
+    for a in all_axes - axes:
+        times *= numeric(program.extent(a))
+    return part.thread.flops() * (1 - 1 / times)
 
 
 def _part(o: BlockOp, root: int) -> BlockOp:

@@ -77,6 +77,7 @@ class BlockOp:
     `op` is one of
     load        program input `source_value` as a tile
     iota        positions along `axis`
+    extent      how many positions `axis` has
     thread      `thread` applied elementwise to `inputs`
     stable_exp  exp up to a factor common along `over`; `stabilise` replaces it before anything is rendered
     contract    sum over the tile parts of `over` of the product of two tiles, multiplied as `dtype`
@@ -104,6 +105,7 @@ REDUCING = ("contract", "sum", "top")  #: block operators that consume the tile 
 BLOCK_OPS = (
     "load",
     "iota",
+    "extent",
     "thread",
     "stable_exp",
     "contract",

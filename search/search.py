@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.closure import MAX_VALUES, Closure
 from mirage_cli.search.extract import block_graphs
@@ -102,14 +102,20 @@ class Searcher:
             try:
                 closure = Closure(form, mapping, MAX_VALUES).run()
                 statistics.values += len(closure.values)
-                for graph in block_graphs(closure, self.options.candidates):
-                    finished = thread_graphs(stabilise(graph, program), program)
-                    if operators(finished) <= self.options.max_ops:
-                        found[finished] = None
-                    else:
-                        statistics.refused.append(f"{mapping}: {operators(finished)} operators in a block")
-            except (Refused, InvalidGraph) as e:
+                graphs = block_graphs(closure, self.options.candidates)
+            except Refused as e:
                 statistics.refused.append(f"{mapping}: {e}")
+                continue
+            for graph in graphs:
+                try:
+                    finished = thread_graphs(stabilise(graph, program), program)
+                except Refused as e:
+                    statistics.refused.append(f"{mapping}: {e}")
+                    continue
+                if operators(finished) <= self.options.max_ops:
+                    found[finished] = None
+                else:
+                    statistics.refused.append(f"{mapping}: {operators(finished)} operators in a block")
         statistics.mugraphs = len(found)
         statistics.seconds = time.perf_counter() - start
         return list(found), statistics
@@ -166,4 +172,4 @@ class Searcher:
 
 def operators(graph: BlockGraph) -> int:
     """Operators of a block that count against the bound: not loads, nor what a stabiliser adds."""
-    return sum(o.op not in ("load", "iota", "top", "running", "shrink", "grid_top") for o in graph.ops)
+    return sum(o.op not in ("load", "iota", "extent", "top", "running", "shrink", "grid_top") for o in graph.ops)

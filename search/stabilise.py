@@ -1,7 +1,8 @@
 """From the exponential form to a program that cannot overflow: running maxima, rescaled accumulators.
 
 Softmax needs exp(x - c) for a c that keeps the numbers small; exp(x - c) / sum(exp(x - c)) does not depend on c. Cases:
-1. the softmax axis lies within the block: c is the maximum of the tile row;
+1. the softmax axis lies within the block, before the loop or after it: c is the maximum of the tile row, and the same in
+   every iteration;
 2. the loop walks the softmax axis: c is the maximum so far; whatever was accumulated linearly in the exponential is
    multiplied by exp(old - new) when c changes;
 3. the grid splits the softmax axis: partial sums of different blocks are weighted with exp(own - common).
@@ -48,7 +49,7 @@ def _expand(graph: BlockGraph, e: BlockOp) -> BlockGraph:
             ops += made
             continue
         weighted = bool(o.inputs) and power[o.inputs[0]] != 0
-        if o.op == "accum" and weighted:
+        if o.op == "accum" and weighted and e.phase == BODY:
             if not walks or power[o.inputs[0]] != 1:
                 raise Refused(f"{o.name} accumulates power {power[o.inputs[0]]} of a factor that changes")
             o = replace(o, inputs=(o.inputs[0], f"{e.name}_shrink"))

@@ -17,6 +17,7 @@ from mirage_cli.codegen.tile import (
     RING,
     Apply,
     Buffer,
+    Count,
     Expr,
     Global,
     Number,
@@ -160,6 +161,8 @@ class Emitter:
                 return c_float(value)
             case Position(a):
                 return out.let(f"static_cast<float>({self.position(a, phase)})")
+            case Count(a):
+                return f"static_cast<float>({self.extent(self.p.extent(a))})"
             case Apply(op, args):
                 inner = [self.expression(a, phase, out, guard) for a in args]
                 if op == "exp_minus":

@@ -100,6 +100,13 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """How many positions an axis has, as a number."""
+
+    axis: str
+
+
+@dataclass(frozen=True, slots=True)
 class Apply:
     """An elementwise operator of the registry, or `exp_minus`."""
 
@@ -107,7 +114,7 @@ class Apply:
     args: tuple[Expr, ...]
 
 
-Expr: TypeAlias = Ref | Global | Number | Position | Apply
+Expr: TypeAlias = Ref | Global | Number | Position | Count | Apply
 
 
 def refs(e: Expr) -> list[str]:
@@ -311,5 +318,7 @@ def expr_text(e: Expr) -> str:
             return str(float(v))
         case Position(a):
             return f"#{a}"
+        case Count(a):
+            return f"|{a}|"
         case Apply(op, args):
             return f"{op}({', '.join(expr_text(a) for a in args)})"

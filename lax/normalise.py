@@ -1,0 +1,255 @@
+"""One spelling for each value: constants and denominators travel outwards, operators have one form.
+
+1. A value is carried as an exact rational factor times a numerator over denominators; products, quotients, sums of values
+   with common denominators, choices between them and reductions (for the factor) pass them on. Nothing cancels.
+2. Reciprocals and reciprocal roots are quotients, x * sigmoid(x) is silu(x), neg is a factor.
+3. A reduction over an axis that its operand lacks is a multiple (by the extent, a number or an `extent` node), the same
+   extreme, or, for a softmax, a constant.
+4. Choices between equal values and logic on constants are resolved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.identify import dedupe
+from mirage_cli.lax.ops import OPS
+from mirage_cli.lax.program import REDUCTIONS, Axis, Node, Program
+
+Number = Fraction | float
+ZERO, ONE = Fraction(0), Fraction(1)
+_COMPARE = {"eq": lambda x, y: x == y, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """`factor * base / den[0] / den[1] ...`; `base` is None for 1; a denominator comes with its operator, div or div0."""
+
+    factor: Fraction
+    base: str | None = None
+    den: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def number(self) -> Fraction | None:
+        """The value of a constant, else None."""
+        return self.factor if self.base is None and not self.den else None
+
+    @property
+    def unscaled(self) -> _Ratio:
+        """The same without the factor."""
+        return replace(self, factor=ONE)
+
+    def over(self, den: Iterable[tuple[str, str]]) -> _Ratio:
+        """The same with other denominators."""
+        return replace(self, den=tuple(sorted(den)))
+
+
+def normalise(p: Program) -> Program:
+    """The program with one spelling for each value."""
+    worker = _Normaliser(p)
+    value = {i.name: _Ratio(ONE, i.name) for i in p.inputs}
+    for n in p.nodes:
+        value[n.name] = worker.apply(n, [value[i] for i in n.inputs])
+    outputs = tuple(replace(o, value=worker.plain(value[o.value])) for o in p.outputs)
+    axes = (*p.axes, *(Axis(a, e) for a, e in worker.lone.items()))
+    return dedupe(replace(p, axes=axes, nodes=tuple(worker.nodes), outputs=outputs, _axes_of={}))
+
+
+class _Normaliser:
+    def __init__(self, p: Program) -> None:
+        self.p = p
+        self.extents = {a.name: a.extent for a in p.axes}
+        self.nodes: list[Node] = []
+        self.axes = {i.name: p.axes_of(i.name) for i in p.inputs}
+        self.lone: dict[str, Extent] = {}  #: axes of their own for extents, so that no pass on axes meets them
+        self.known: dict[object, str] = {}
+        self.made: dict[str, Node] = {}
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+    def emit(self, op: str, inputs: Sequence[str] = (), like: Node | None = None, value: Number | None = None) -> str:
+        """The name of a node, which is made when there is none like it."""
+        inputs = sorted(inputs) if op == "contract" or (op in OPS and OPS[op].commutative) else list(inputs)
+        n = Node("", op, tuple(inputs), value=value)
+        if like is not None:
+            n = replace(n, over=like.over, axis=like.axis, dtype=like.dtype)
+        key = (n.op, n.inputs, n.over, str(n.value), n.axis, n.dtype)
+        if key not in self.known:
+            name = self.known[key] = f"m{len(self.nodes)}"
+            self.made[name] = replace(n, name=name)
+            self.nodes.append(self.made[name])
+            self.axes[name] = self._axes(n)
+        return self.known[key]
+
+    def _axes(self, n: Node) -> frozenset[str]:
+        joined = frozenset[str]().union(*(self.axes[i] for i in n.inputs))
+        if n.op == "iota":
+            return frozenset([n.axis or ""])
+        return joined - frozenset(n.over) if n.op in ("contract", *REDUCTIONS) else joined
+
+    def extent(self, axis: str) -> str:
+        """The number of positions along an axis, as a value."""
+        e = self.p.extent(axis)
+        lone = f"#{e}"
+        self.lone[lone] = e
+        return self.emit("extent", (), Node("", "extent", axis=lone))
+
+    def plain(self, v: _Ratio) -> str:
+        """A value as a node."""
+        if v.number is not None or v.base is None:
+            name = self.emit("const", value=v.factor)
+            factor = ONE
+        else:
+            name, factor = v.base, v.factor
+        for op, d in v.den:
+            name = self.emit(op, [name, d])
+        return name if factor == 1 else self.emit("mul", [name, self.emit("const", value=factor)])
+
+    # --- operators ----------------------------------------------------------------------------------------------------
+    def apply(self, n: Node, args: list[_Ratio]) -> _Ratio:
+        match n.op:
+            case "const":
+                return _Ratio(n.value) if isinstance(n.value, Fraction) else self.opaque(n, args)
+            case "extent":
+                return _Ratio(ONE, self.extent(n.axis or ""))
+            case "neg":
+                return replace(args[0], factor=-args[0].factor)
+            case "mul":
+                return self.product(args[0], args[1])
+            case "div" | "div0" if args[1].factor != 0:
+                return self.quotient(n.op, args[0], args[1])
+            case "recip" if args[0].factor != 0:
+                return self.quotient("div", _Ratio(ONE), args[0])
+            case "rsqrt":
+                return _Ratio(ONE, None, (("div", self.emit("sqrt", [self.plain(args[0])])),))
+            case "add" | "sub":
+                return self.sum(n.op, args[0], args[1])
+            case "where":
+                return self.choice(args[0], args[1], args[2])
+            case "and" | "or" | "not" | "eq" | "lt" | "le":
+                return self.logic(n, args)
+            case "contract":
+                return self.contraction(n, args[0], args[1])
+            case "sum":
+                return self.total(n, args[0])
+            case "max" | "min" if n.over:
+                return self.extreme(n, args[0])
+            case "stable_exp":
+                x = self.plain(args[0])
+                over = tuple(a for a in n.over if a in self.axes[x])
+                return _Ratio(ONE, self.emit(n.op, [x], replace(n, over=over))) if over else _Ratio(ONE)
+            case _:
+                return self.opaque(n, args)
+
+    def opaque(self, n: Node, args: list[_Ratio]) -> _Ratio:
+        return _Ratio(ONE, self.emit(n.op, [self.plain(a) for a in args], n, n.value))
+
+    def product(self, x: _Ratio, y: _Ratio) -> _Ratio:
+        if x.factor == 0 or y.factor == 0:
+            return _Ratio(ZERO)
+        for a, b in ((x, y), (y, x)):
+            d = self.made.get(b.base or "")
+            if (
+                d is not None
+                and d.op == "sigmoid"
+                and not b.den
+                and a.base is not None
+                and d.inputs == (self.plain(a),)
+            ):
+                return _Ratio(b.factor, self.emit("silu", d.inputs))
+        bases = [v.base for v in (x, y) if v.base is not None]
+        base = self.emit("mul", bases) if len(bases) == 2 else next(iter(bases), None)
+        return _Ratio(x.factor * y.factor, base).over((*x.den, *y.den))
+
+    def quotient(self, op: str, x: _Ratio, y: _Ratio) -> _Ratio:
+        if x.factor == 0:
+            return _Ratio(ZERO)
+        x = replace(x, factor=x.factor / y.factor)
+        if op == "div" and y.den and all(o == "div" for o, _ in y.den):  # x / (b / d) = x d / b
+            for _, d in y.den:
+                x = self.product(x, _Ratio(ONE, d))
+            y = replace(y, den=())
+        if y.base is None and not y.den:
+            return x
+        return x.over((*x.den, (op, self.plain(y.unscaled))))
+
+    def sum(self, op: str, x: _Ratio, y: _Ratio) -> _Ratio:
+        if y.number == 0:
+            return x
+        if x.number == 0:
+            return y if op == "add" else replace(y, factor=-y.factor)
+        if x.number is not None and y.number is not None:
+            return _Ratio(x.number + y.number if op == "add" else x.number - y.number)
+        if y.number is not None and op == "sub":
+            op, y = "add", replace(y, factor=-y.factor)
+        x, y, common = _common(x, y)
+        if x.base is not None and y.base is not None and x.factor == y.factor:
+            inner = self.emit(op, [self.plain(x.unscaled), self.plain(y.unscaled)])
+            return _Ratio(x.factor, inner, common)
+        return _Ratio(ONE, self.emit(op, [self.plain(x), self.plain(y)]), common)
+
+    def choice(self, condition: _Ratio, x: _Ratio, y: _Ratio) -> _Ratio:
+        if condition.number is not None:
+            return x if condition.number else y
+        if x == y:
+            return x
+        x, y, common = _common(x, y)
+        factor = x.factor if x.factor == y.factor else ONE
+        if factor == x.factor:
+            x, y = x.unscaled, y.unscaled
+        return _Ratio(factor, self.emit("where", [self.plain(condition), self.plain(x), self.plain(y)]), common)
+
+    def logic(self, n: Node, args: list[_Ratio]) -> _Ratio:
+        numbers = [a.number for a in args]
+        if n.op in _COMPARE and numbers[0] is not None and numbers[1] is not None:
+            return _Ratio(Fraction(int(_COMPARE[n.op](numbers[0], numbers[1]))))
+        if n.op == "not" and numbers[0] is not None:
+            return _Ratio(ONE - numbers[0])
+        if n.op in ("and", "or"):
+            for known, other in ((numbers[0], args[1]), (numbers[1], args[0])):
+                if known is not None:  # the neutral element, or the one that decides
+                    return other if (known == 1) == (n.op == "and") else _Ratio(known)
+        return self.opaque(n, args)
+
+    # --- reductions ---------------------------------------------------------------------------------------------------
+    def contraction(self, n: Node, x: _Ratio, y: _Ratio) -> _Ratio:
+        for a, b in ((x, y), (y, x)):
+            if a.number is not None:
+                return self.product(a, self.total(replace(n, dtype=None), b))
+        left, right = self.plain(x.unscaled), self.plain(y.unscaled)
+        over = tuple(a for a in n.over if a in self.axes[left] | self.axes[right])
+        base = self.emit("contract" if over else "mul", [left, right], replace(n, over=over) if over else None)
+        return self.times(_Ratio(x.factor * y.factor, base), [a for a in n.over if a not in over])
+
+    def total(self, n: Node, x: _Ratio) -> _Ratio:
+        if x.number is not None:
+            return self.times(x, n.over)
+        base = self.plain(x.unscaled)
+        over = tuple(a for a in n.over if a in self.axes[base])
+        lost = [a for a in n.over if a not in over]
+        if not over:
+            return self.times(x, lost)
+        return self.times(_Ratio(x.factor, self.emit("sum", [base], replace(n, over=over))), lost)
+
+    def times(self, x: _Ratio, lost: Iterable[str]) -> _Ratio:
+        """`x` summed over axes that it lacks."""
+        for a in lost:
+            extent = self.p.extent(a)
+            count = _Ratio(Fraction(extent)) if isinstance(extent, int) else _Ratio(ONE, self.extent(a))
+            x = self.product(x, count)
+        return x
+
+    def extreme(self, n: Node, x: _Ratio) -> _Ratio:
+        base = self.plain(x)
+        over = tuple(a for a in n.over if a in self.axes[base])
+        return _Ratio(ONE, self.emit(n.op, [base], replace(n, over=over))) if over else x
+
+
+def _common(x: _Ratio, y: _Ratio) -> tuple[_Ratio, _Ratio, tuple[tuple[str, str], ...]]:
+    """Two values without their common denominators, and these."""
+    both = Counter(x.den) & Counter(y.den)
+    x, y = (v.over((Counter(v.den) - both).elements()) for v in (x, y))
+    return x, y, tuple(sorted(both.elements()))
