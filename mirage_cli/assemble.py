@@ -12,12 +12,13 @@ from mirage_cli import __version__, coverage, patch
 from mirage_cli.backends import cpu
 from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.exporters import html, svg
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import Partition
 from mirage_cli.options import Options
 from mirage_cli.output import write_text
-from mirage_cli.plan import FragmentPlan, TargetPlan
+from mirage_cli.plan import FragmentPlan, TargetPlan, plan_from_json
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.work import Work
 
@@ -92,8 +93,17 @@ def metadata(work: Sequence[Work]) -> dict[str, str]:
 
 
 def write_report(summary: Report, draft: Path) -> None:
-    """report.json."""
+    """report.json, report.html and the drawing of every muGraph file in the draft."""
     write_text(draft / "report.json", summary.text())
+    graphs: dict[str, dict[str, Any]] = {}
+    drawings: dict[str, str] = {}
+    for path in sorted((draft / MUGRAPHS).glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        plan = plan_from_json(data)
+        _, graph, _ = plan.targets.get("cuda") or plan.targets["cpu"]
+        graphs[plan.id], drawings[plan.id] = data, svg.drawing(graph, plan.program)
+        write_text(path.with_suffix(".svg"), drawings[plan.id])
+    write_text(draft / "report.html", html.page(summary.to_json(), graphs, drawings))
 
 
 def report(

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from mirage_cli import __version__
 
 SCHEMA_VERSION = 1
+REPLACED, KEPT, FAILED = "replaced", "kept", "failed"
+
+#: What a fragment's report holds when nothing is known: every key of the contract is there all the same.
+_SEARCH = {"mappings": 0, "values": 0, "muGraphs": 0, "seconds": 0.0}
+_MUGRAPH = {"file": None, "kernels": 0, "grid": [], "loop": None, "text": []}
+_FLOAT = {"target": None, "error": None, "original_error": None}
+_VERIFICATION = {
+    "mode": None,
+    "primes": [],
+    "degree": None,
+    "applications": None,
+    "rounds": 0,
+    "error_bound": None,
+    "seconds": 0.0,
+}
 
 
 @dataclass(slots=True)
@@ -33,7 +49,9 @@ class FragmentReport:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The contract's form."""
+        """The contract's form, with all keys; `mugraph.file` is null where no file is written."""
+        proof = _VERIFICATION | self.verification
+        graph = _MUGRAPH | self.mugraph
         data = {
             "id": self.id,
             "name": self.name,
@@ -41,9 +59,9 @@ class FragmentReport:
             "occurrences": self.occurrences,
             "nodes": self.nodes,
             "program": self.program,
-            "search": self.search,
-            "mugraph": self.mugraph,
-            "verification": self.verification,
+            "search": _SEARCH | self.search,
+            "mugraph": graph if self.status == REPLACED else graph | {"file": None},
+            "verification": proof | {"float": _FLOAT | proof.get("float", {})},
             "schedule": self.schedule,
             "predicted_us": round(self.predicted_us, 3),
             "original_us": round(self.original_us, 3),
@@ -65,10 +83,11 @@ class Report:
     coverage: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     toolchain: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  #: sha256 of every file of the output, but for the reports
 
     def to_json(self) -> dict[str, Any]:
-        """The contract's `report.json`."""
-        return {
+        """The contract's `report.json`; numbers that JSON lacks (an infinite error) are null."""
+        data = {
             "mirage": __version__,
             "schema_version": SCHEMA_VERSION,
             "model": self.model,
@@ -79,13 +98,26 @@ class Report:
             "coverage": {k: round(v, 4) for k, v in self.coverage.items()},
             "notes": self.notes,
             "toolchain": self.toolchain,
+            "files": self.files,
         }
+        found: dict[str, Any] = finite(data)
+        return found
 
     def text(self) -> str:
-        """report.json as text."""
-        return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        """report.json as text that is valid UTF-8, whatever the names in it."""
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate becomes its JSON escape
 
     @property
     def replaced(self) -> list[FragmentReport]:
         """The fragments that the patched model has as operators."""
-        return [f for f in self.fragments if f.status == "replaced"]
+        return [f for f in self.fragments if f.status == REPLACED]
+
+
+def finite(data: Any) -> Any:
+    """The same JSON document with None in the place of infinities and NaNs."""
+    if isinstance(data, dict):
+        return {k: finite(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 SWEEPS = 8  #: passes over the layers, for orders and for positions
 PER_ROW = 4  #: boxes of a row up to which a box without predecessors joins it; it goes further up otherwise
@@ -63,7 +64,7 @@ class _Slot:
     below: list[tuple[int, float]] = field(default_factory=list)  #: slots below, with their entrance's offset
 
 
-def layered(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], gaps: Gaps = Gaps()) -> Layout:  # noqa: B008
+def layered(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], gaps: Gaps = Gaps()) -> Layout:
     """Place boxes, which are in topological order and whose bands do not decrease along `edges` (source, target)."""
     layers = _layers(boxes, edges)
     slots = [_Slot(layers[k], b.width, k) for k, b in enumerate(boxes)]
@@ -112,7 +113,7 @@ def _chain(slots: list[_Slot], boxes: Sequence[Box], edges: Sequence[tuple[int, 
         slots.append(_Slot(layer, 2.0))
         chain.append(len(slots) - 1)
     chain.append(target)
-    for upper, lower in zip(chain, chain[1:], strict=False):
+    for upper, lower in pairwise(chain):
         ports = boxes[target].ports if lower == target else None
         number = sum(t == target for _, t in edges[:e])
         offset = ports[number] - boxes[target].width / 2 if ports else 0.0
@@ -277,7 +278,7 @@ def _rows(
     """Upper and lower sides of rows and bands; rows between which lines run far are further apart."""
     reach = [0.0] * len(rows)
     for e, chain in enumerate(chains):
-        for upper, lower in zip(chain, chain[1:], strict=False):
+        for upper, lower in pairwise(chain):
             end = entrances[e] if lower == chain[-1] else slots[lower].x
             reach[slots[lower].layer] = max(reach[slots[lower].layer], abs(end - slots[upper].x))
     band_of = [next(boxes[b].band for k in row if (b := slots[k].box) is not None) for row in rows]

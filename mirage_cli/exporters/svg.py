@@ -68,9 +68,9 @@ def _kernel_graph(graph: KernelGraph, program: Program) -> Figure:
     labels += [(o.name or o.value, f"{o.dtype}{_dims(o.dims)}", "output") for o in program.outputs]
     labels += [(f"intermediate {k}", "", "") for k in range(graph.tensors - len(labels))]
     for k in graph.kernels:
-        for tensor, o in zip(k.outputs, k.program.outputs, strict=True):
-            if tensor >= graph.sources + graph.outputs:
-                labels[tensor] = (labels[tensor][0], f"{o.dtype}{_dims(o.dims)}", "stored")
+        for t, o in zip(k.outputs, k.program.outputs, strict=True):
+            if t >= graph.sources + graph.outputs:
+                labels[t] = (labels[t][0], f"{o.dtype}{_dims(o.dims)}", "stored")
     figures: list[Figure] = []
     edges: list[tuple[int, int]] = []
     place: dict[int, int] = {}

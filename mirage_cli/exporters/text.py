@@ -1,0 +1,109 @@
+"""A report as text of at most `WIDTH` columns, without colours: what `mirage optimize` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mirage_cli.exporters import wording
+from mirage_cli.exporters.labels import counted, paragraph, short, table
+from mirage_cli.report import Report
+
+WIDTH = 100  #: columns
+NAME = 24  #: columns of a fragment's name
+REASONS = 6  #: that are told of what was left
+EXAMPLES = 3  #: names of nodes beside a reason
+
+
+def summary(report: Report, folder: str = "DIR") -> str:
+    """The outcome of a run; `folder` is where it was written, for the commands that can follow."""
+    data = report.to_json()
+    m = data["model"]
+    head = f"{short(m['path'], 60)}: {m['format']}, opset {m['opset']}, {counted(m['nodes'], 'node')}"
+    blocks = [
+        [head, *paragraph(wording.outcome(data), WIDTH, "")],
+        fragments(data["fragments"]),
+        reasons(data["fragments"]),
+        ["Coverage", *(f"  {line}" for line in wording.covered(data["coverage"]))],
+        left(data["unchanged"]),
+        notes(data["notes"]),
+        _seconds(data["seconds"]),
+        _next(data, folder),
+    ]
+    return "\n\n".join("\n".join(b) for b in blocks if b) + "\n"
+
+
+def fragments(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of fragments: a row for each distinct one."""
+    if not found:
+        return []
+    head = ("Fragment", "places", "status", "predicted", "proof", "error (original's)")
+    rows = [
+        (
+            short(f["name"], NAME),
+            str(f["occurrences"]),
+            f["status"],
+            wording.gain(f) or "-",
+            wording.bound(f["verification"]) or "-",
+            wording.accuracy(f["verification"]["float"]) or "-",
+        )
+        for f in found
+    ]
+    return table([head, *rows], right=(1,))
+
+
+def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why fragments were not replaced, equal reasons once."""
+    names: dict[str, list[str]] = {}
+    for f in found:
+        if f.get("reason"):
+            names.setdefault(f["reason"], []).append(short(f["name"], NAME))
+    if not names:
+        return []
+    lines = ["Not replaced"]
+    for reason, of in names.items():
+        several = [f"{n} ({of.count(n)})" if of.count(n) > 1 else n for n in dict.fromkeys(of)]
+        lines += _hanging(f"{', '.join(several)}: {reason}")
+    return lines
+
+
+def left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was left alone: the reasons that hold for most nodes, with examples."""
+    groups = sorted(unchanged, key=lambda u: -len(u["nodes"]))
+    if not groups:
+        return []
+    total = sum(len(u["nodes"]) for u in groups)
+    lines = [f"Left as they were: {counted(total, 'node')}"]
+    for u in groups[:REASONS]:
+        names = ", ".join(short(n, NAME) for n in u["nodes"][:EXAMPLES])
+        more = ", ..." if len(u["nodes"]) > EXAMPLES else ""
+        lines += _hanging(f"{len(u['nodes'])} x {u['reason']} ({names}{more})")
+    if len(groups) > REASONS:
+        rest = sum(len(u["nodes"]) for u in groups[REASONS:])
+        lines.append(f"  {counted(rest, 'node')} for {counted(len(groups) - REASONS, 'other reason')}")
+    return lines
+
+
+def notes(told: Sequence[str]) -> list[str]:
+    """What the reader of the model has to say."""
+    return ["Notes", *(line for note in told for line in _hanging(note))] if told else []
+
+
+def _hanging(text: str) -> list[str]:
+    """An indented paragraph whose first line sticks out."""
+    first, *rest = paragraph(text, WIDTH - 2, "  ")
+    return [first, *("  " + line for line in rest)]
+
+
+def _seconds(seconds: Mapping[str, float]) -> list[str]:
+    if "total" not in seconds:
+        return []
+    parts = [f"{k} {v:.1f}" for k, v in seconds.items() if k != "total" and v >= 0.05]
+    return [f"{seconds['total']:.1f} s" + (f" ({', '.join(parts)})" if parts else "")]
+
+
+def _next(report: Mapping[str, Any], folder: str) -> list[str]:
+    if report["options"].get("dry_run"):
+        return []
+    commands = [wording.command(["mirage", "verify", folder]), wording.command(["mirage", "bench", folder, "--cpu"])]
+    return ["Next", *(f"  {c}" for c in commands)]
