@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -92,8 +93,18 @@ def metadata(work: Sequence[Work]) -> dict[str, str]:
     return found
 
 
+def digests(folder: Path) -> dict[str, str]:
+    """The sha256 of every file in an output folder, but for reports and drawings, by its path there."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".svg" and p.stem != "report"):
+        with path.open("rb") as f:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(f, "sha256").hexdigest()
+    return found
+
+
 def write_report(summary: Report, draft: Path) -> None:
     """report.json, report.html and the drawing of every muGraph file in the draft."""
+    summary.files = digests(draft)
     write_text(draft / "report.json", summary.text())
     graphs: dict[str, dict[str, Any]] = {}
     drawings: dict[str, str] = {}
