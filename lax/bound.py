@@ -193,8 +193,6 @@ def program_degrees(p: Program, symbols: Mapping[str, int], arguments: Arguments
             values[n.name] = domain.const(0 if n.value is None else n.value)
         elif n.op == "extent":
             values[n.name] = domain.const(domain.extents[n.axis])
-        elif n.op == "extent":
-            values[n.name] = domain.const(ex.value(p.extent(n.axis or ""), symbols))
         else:
             values[n.name] = _apply(domain, n.op, n.over, n.axis, [values[i] for i in n.inputs])
     return [values[o.value] for o in p.outputs]
