@@ -92,7 +92,8 @@ class _Lowering:
             getattr(self, f"do_{o.op}", self.unknown)(o)
         for k, name in enumerate(self.g.outputs):
             final = GRID if self.ops[name].phase == GRID else EPILOGUE  # every block stores what is its own
-            domain = self.domain_of(self.value[name], self.axes[name], EPILOGUE)
+            stored = frozenset(s.axis for s in self.p.outputs[k].access if s.axis is not None)
+            domain = self.domain_of(self.value[name], self.axes[name] | stored, EPILOGUE)
             self.emit(final, Store(k, self.readable(self.value[name], final, domain), domain))
         epilogue = list(self.nodes[EPILOGUE])
         if self.g.split:

@@ -133,18 +133,54 @@ TYPES = (F32, F16, BF16)
 
 
 def random_build(seed: int) -> tuple[Build, DType]:
-    """A random program: a normalised or plain operand, one or two products of it, and elementwise ends."""
+    """A random program: attention, or products of an operand that may be normalised, with elementwise ends."""
     random = np.random.default_rng(seed)
-    dtype = TYPES[int(random.integers(3))]
-    m, k, n = (int(random.choice(ODD)) for _ in range(3))
+    return (_random_attention if random.integers(3) == 0 else _random_products)(random), TYPES[int(random.integers(3))]
+
+
+def _random_attention(random: np.random.Generator) -> Build:
+    batch, queries, keys, width, depth = (int(random.choice(e)) for e in ((1, 2, 3), ODD, ODD, (1, 8, 17), (5, 16, 33)))
+    mask = str(random.choice(["", "causal", "boolean", "additive", "cap", "plain"]))
+    transposed, shared, normal = (bool(random.integers(2)) for _ in range(3))
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        q = g.input("q", (batch, queries, depth), t)
+        own = 1 if shared else batch
+        k = g.input("k", (own, depth, keys) if transposed else (own, keys, depth), t)
+        v = g.input("v", (own, keys, width), t)
+        if normal and depth > 1:
+            q = compose.rms_norm(g, q, [2], 1e-3)
+        scores = compose.scale(g, compose.matmul(g, q, k if transposed else g.transpose(k, (0, 2, 1))), 0.3)
+        if mask == "causal":
+            scores = compose.causal(g, scores, max(0, keys - queries))
+        elif mask == "cap":
+            scores = compose.soft_cap(g, scores, 3.0)
+        elif mask in ("boolean", "additive"):
+            scores = compose.attention_mask(g, scores, g.input("mask", (queries, keys), BOOL if mask == "boolean" else t))
+        weights = scores if mask == "plain" else compose.softmax(g, scores, [2])
+        return [compose.matmul(g, weights, v)]
+
+    return build
+
+
+def _random_products(random: np.random.Generator) -> Build:
+    m, k, n, inner = (int(random.choice(ODD)) for _ in range(4))
     batch = tuple(int(random.choice((1, 2, 3))) for _ in range(int(random.integers(2))))
     kind = str(random.choice(["plain", "rms", "layer", "softmax", "gain"]))
     unary = [str(u) for u in random.choice(["relu", "silu", "tanh", "sigmoid", "abs"], 2)]
-    flat, turned, residual, twice = (bool(random.integers(2)) for _ in range(4))
+    end = str(random.choice(["none", "gate", "down", "total", "normal"]))
+    flat, turned, residual, columns = (bool(random.integers(2)) for _ in range(4))
+    last = len(batch) + 1
+    swap = (*range(len(batch)), last, last - 1)
+
+    def weight(g: Graph, t: DType, name: str, rows: int, cols: int) -> int:
+        own = () if flat else batch
+        if not turned:
+            return g.input(name, (*own, rows, cols), t)
+        return g.transpose(g.input(name, (*own, cols, rows), t), (1, 0) if flat else swap)
 
     def build(g: Graph, t: DType) -> Sequence[int]:
-        x = g.input("x", (*batch, m, k), t)
-        last = len(batch) + 1
+        x = g.transpose(g.input("x", (*batch, k, m), t), swap) if columns else g.input("x", (*batch, m, k), t)
         if kind == "rms":
             x = compose.rms_norm(g, x, [last], 1e-5)
         elif kind == "layer":
@@ -153,12 +189,16 @@ def random_build(seed: int) -> tuple[Build, DType]:
             x = compose.softmax(g, x, [last])
         elif kind == "gain":
             x = g.map("mul", g.map(unary[0], x), g.input("gain", (k,), t))
-        own = () if flat else batch
-        w = g.input("w", (*own, n, k) if turned else (*own, k, n), t)
-        y = compose.matmul(g, x, g.transpose(w, (*range(len(own)), len(own) + 1, len(own))) if turned else w)
+        y = compose.matmul(g, x, weight(g, t, "w", k, n))
         if residual:
             y = g.map("add", y, g.input("r", (m, 1), t))
         y = g.map(unary[1], y)
-        return [y, g.reduce("sum", y, [last])] if twice and n > 1 else [y]
+        if end == "gate":
+            return [g.map("mul", y, compose.matmul(g, x, weight(g, t, "up", k, n)))]
+        if end == "down":
+            return [compose.matmul(g, y, weight(g, t, "down", n, inner))]
+        if end == "normal" and n > 1:
+            return [compose.rms_norm(g, y, [last], 1e-3)]
+        return [y, g.reduce("sum", y, [last])] if end == "total" and n > 1 else [y]
 
-    return build, dtype
+    return build
