@@ -48,15 +48,7 @@ def write(imported: Imported, work: Sequence[Work], draft: Path) -> None:
             assert w.plan is not None
             text = json.dumps(w.plan.to_json() | {"operator": operator_json(w)}, indent=1, ensure_ascii=False)
             write_text(folder / f"{w.id}.json", text + "\n")
-    replacements = [
-        patch.Replacement(
-            w.op_type,
-            tuple(s.name for s in o.fragment.program.sources),
-            tuple(x.name for x in o.fragment.program.outputs),
-        )
-        for w in chosen
-        for o in w.occurrences
-    ]
+    replacements = [patch.Replacement(w.op_type, o.region) for w in chosen for o in w.occurrences]
     if replacements:
         patch.patch(imported.model, replacements, metadata(chosen))
     patch.save(imported.model, draft / MODEL, bool(imported.external))

@@ -21,6 +21,7 @@ from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.lax.fragment import LaxFragment
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import FragmentPlan
+from mirage_cli.regions import Facts, Region, Regions
 
 
 def tensor_names(imported: Imported) -> dict[int, str]:
@@ -31,11 +32,15 @@ def tensor_names(imported: Imported) -> dict[int, str]:
     return names
 
 
-def region_of(imported: Imported, fragment: LaxFragment) -> patch.Region:
+def regions_of(imported: Imported) -> Regions:
+    """The model's regions, looked up once for all fragments."""
+    dims = {name: imported.graph.dims(v) for name, v in imported.values.items()}
+    return Regions(imported.model, Facts(imported.values, dims, imported.shapes))
+
+
+def region_of(regions: Regions, fragment: LaxFragment) -> Region:
     """The original nodes of a fragment."""
-    return patch.region(
-        imported.model, [s.name for s in fragment.program.sources], [o.name for o in fragment.program.outputs]
-    )
+    return regions.of([s.name for s in fragment.program.sources], [o.name for o in fragment.program.outputs])
 
 
 def spec_of(value: ir.Value, imported: Imported) -> TensorSpec:
@@ -57,7 +62,7 @@ class Occurrence:
     """One place of a fragment in the model."""
 
     fragment: LaxFragment
-    region: patch.Region
+    region: Region
 
 
 @dataclass(slots=True)
@@ -164,16 +169,26 @@ class Work:
 def group(
     fragments: Sequence[LaxFragment], imported: Imported, wanted: Callable[[list[str]], bool] = lambda names: True
 ) -> list[Work]:
-    """Distinct fragments in order of their first occurrence; only places whose nodes (by name) are `wanted`."""
+    """Distinct fragments in order of their first occurrence; only places whose nodes (by name) are `wanted`.
+
+    Equal fragments whose original nodes read more than the fragment's inputs, and not the same, are apart.
+    """
     found: dict[str, Work] = {}
+    kinds: dict[str, list[str]] = {}
+    regions = regions_of(imported)
     for f in fragments:
-        region = region_of(imported, f)
+        region = region_of(regions, f)
         if not wanted(region.node_names):
             continue
-        if f.key in found:
-            found[f.key].occurrences.append(Occurrence(f, region))
+        known, signature = kinds.setdefault(f.key, []), region.signature()
+        if signature not in known:
+            known.append(signature)
+        number = known.index(signature)
+        identifier = f"{f.key}v{number}" if number else f.key
+        if identifier in found:
+            found[identifier].occurrences.append(Occurrence(f, region))
             continue
         inputs = tuple(spec_of(v, imported) for v in region.inputs)
         outputs = tuple(spec_of(v, imported) for v in region.outputs)
-        found[f.key] = Work(f.key, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
+        found[identifier] = Work(identifier, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
     return list(found.values())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from mirage_cli.errors import UsageError
 
@@ -28,9 +30,10 @@ class Imported:
     """A model that has been read.
 
     `graph.outputs` are the values of the model's outputs, in order. `values` maps tensor names of `model` to graph
-    values (small integer tensors that only describe shapes have none until something reads them as data); `reasons`
-    says of each node that is not read why. `external` maps each external data file, as the model names it, to its
-    sha256. `node_count` counts the file's nodes, before functions are inlined and constants folded.
+    values (small integer tensors that only describe shapes have none until something reads them as data); `shapes`
+    holds the elements (extents) of integer tensors where all are known; `reasons` says of each node that is not read
+    why. `external` maps each external data file, as the model names it, to its sha256. `node_count` counts the file's
+    nodes, before functions are inlined and constants folded.
     """
 
     path: str
@@ -42,6 +45,7 @@ class Imported:
     model: onnx_ir.Model
     graph: Graph
     values: dict[str, int]
+    shapes: dict[str, NDArray[Any]]
     reasons: dict[str, str]
     notes: list[str]
 

@@ -47,6 +47,7 @@ def from_proto(proto: onnx.ModelProto, options: Options, path: str = "-", sha256
         model=model,
         graph=reading.graph,
         values=reading.values,
+        shapes=reading.shapes,
         reasons=reading.reasons,
         notes=notes,
     )

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
@@ -31,10 +32,11 @@ _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A graph, the values of the model's tensors in it, and why nodes are not read."""
+    """A graph, the values of the model's tensors in it, integer tensors of extents, and why nodes are not read."""
 
     graph: Graph
     values: dict[str, int]
+    shapes: dict[str, Known]
     reasons: dict[str, str]
 
 
@@ -46,7 +48,20 @@ def read_graph(model: ir.Model) -> Reading:
     for node in model.graph:
         walk.node(node)
     walk.graph.outputs = [walk.anything(value) for value in model.graph.outputs]
-    return Reading(walk.graph, walk.values, walk.reasons)
+    shapes = {name: extents for name, known in walk.shapes.items() if (extents := _extents(known)) is not None}
+    return Reading(walk.graph, walk.values, shapes, walk.reasons)
+
+
+def _extents(known: Known) -> Known | None:
+    """Known integers as extents; None where some are not known, or sizes that may be negative."""
+    if not onnx_known.is_known(known):
+        return None
+    elements = np.empty(known.size, object)
+    try:
+        elements[:] = [e if isinstance(e, int) else sizes.to_extent(e) for e in known.ravel()]
+    except ValueError:
+        return None
+    return elements.reshape(known.shape)
 
 
 @dataclass(slots=True)

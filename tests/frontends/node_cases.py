@@ -46,8 +46,9 @@ def collect() -> dict[str, TestCase]:
 
 
 def outcome(case: TestCase, model: onnx.ModelProto | None = None, expected: Sequence[Any] | None = None) -> str:
-    """What becomes of a case (with another `model`, of the same meaning if no `expected` outputs are given): one of the words above, with a reason where it does not pass.
+    """What becomes of a case: one of the words above, with a reason where it does not pass.
 
+    `model` may be another one of the same meaning, or one that has other `expected` outputs on the same inputs.
     Exporters store shapes, axes and indices as constants, while the cases pass everything as inputs: a case that is
     refused as it stands is tried again with its integer inputs stored, the first one excepted, then with that one too.
     """

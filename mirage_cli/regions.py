@@ -1,0 +1,350 @@
+"""The original nodes of a fragment, and copies of them that stand on their own.
+
+A region runs from a fragment's inputs to its outputs. What its nodes read beside the inputs becomes part of the copy,
+so that the copy needs nothing from outside:
+
+1. small constants and those that hold one number, as nodes;
+2. integers that only describe shapes, as nodes too: from the shapes of the inputs where they hold sizes that are not
+   numbers. The model's own chain of nodes may start anywhere, at a tensor that the fragment does not have.
+
+What is left (large tables of integers, results of operators with sub-graphs, sizes that no input tells) is passed
+in: inputs behind those that were asked for, in the order in which they are met.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from mirage_cli.errors import InvalidGraph
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.graph import Dims
+
+SMALL_CONSTANT_BYTES = 4096  #: up to this size a constant becomes a node of the copy
+FILL_ELEMENTS = 2**16  #: up to this size it is looked at whether a constant holds one number only
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the reader knows of a model's tensors, by name.
+
+    Tensors with the same number in `values` are equal, `dims` are their dimensions, `shapes` the elements (extents) of
+    small integer tensors.
+    """
+
+    values: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, Dims] = field(default_factory=dict)
+    shapes: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`factor` times a product of sizes: dimension `dim` of input `input` divided by `divisor`, for each in `parts`."""
+
+    factor: int
+    parts: tuple[tuple[int, int, int], ...] = ()  #: (input, dim, divisor)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An integer tensor of dimensions `dims` that holds sizes."""
+
+    dims: tuple[int, ...]
+    elements: tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The original nodes between tensors.
+
+    `inputs` are the `asked` ones and then whatever else the nodes need; `same` maps tensors to inputs that are equal.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    inputs: tuple[ir.Value, ...]
+    outputs: tuple[ir.Value, ...]
+    asked: int
+    constants: tuple[ir.Value, ...]
+    shapes: Mapping[ir.Value, Shape]
+    same: Mapping[ir.Value, ir.Value]
+
+    @property
+    def node_names(self) -> list[str]:
+        """The names of the nodes, in order."""
+        return [n.name or "" for n in self.nodes]
+
+    def signature(self) -> str:
+        """Equal for regions that compute the same function of their inputs, those passed in beside them included.
+
+        Regions of equal fragments that need nothing beside their inputs are the same function however they are
+        written: their signature is empty.
+        """
+        if len(self.inputs) == self.asked:
+            return ""
+        number = {v: f"i{k}" for k, v in enumerate(self.inputs)}
+        number |= {v: number[i] for v, i in self.same.items()}
+        number |= {v: repr(s) for v, s in self.shapes.items()}
+        number |= {v: _digest(v.const_value) for v in self.constants}
+        lines = []
+        for k, node in enumerate(self.nodes):
+            read = [number[i] if i is not None else "" for i in node.inputs]
+            attributes = [ir.to_proto(a).SerializeToString().hex() for _, a in sorted(node.attributes.items())]
+            lines.append(f"{node.domain} {node.op_type} {node.overload} {read} {attributes} {len(node.outputs)}")
+            number |= {v: f"n{k}.{i}" for i, v in enumerate(node.outputs)}
+        lines.append(" ".join(number[v] for v in self.outputs))
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _digest(tensor: ir.TensorProtocol | None) -> str:
+    assert tensor is not None
+    return f"{tensor.dtype} {tensor.shape} {hashlib.sha256(tensor.tobytes()).hexdigest()}"
+
+
+# ---- finding them ----------------------------------------------------------------------------------------------------
+
+
+class Regions:
+    """The regions of one model, whose tensors and nodes are looked up once."""
+
+    def __init__(self, model: ir.Model, facts: Facts | None = None) -> None:
+        self.facts = facts or Facts()
+        self.tensors = tensors_by_name(model)
+        self.positions = {node: i for i, node in enumerate(model.graph)}
+
+    def of(self, inputs: Sequence[str], outputs: Sequence[str]) -> Region:
+        """The nodes that compute `outputs` from `inputs`. Raises InvalidGraph for names that the model lacks."""
+        missing = [n for n in (*inputs, *outputs) if n not in self.tensors]
+        if missing:
+            raise InvalidGraph(f"the model has no tensor {missing[0]!r}")
+        walk = _Walk(self, [self.tensors[n] for n in inputs], [self.tensors[n] for n in outputs])
+        walk.run()
+        return Region(
+            tuple(sorted(walk.nodes, key=self.positions.__getitem__)),
+            (*walk.inputs, *walk.extra),
+            tuple(walk.outputs),
+            len(walk.inputs),
+            tuple(walk.constants),
+            walk.shapes,
+            walk.same,
+        )
+
+
+def tensors_by_name(model: ir.Model) -> dict[str, ir.Value]:
+    """Every tensor of the main graph by its name."""
+    found: dict[str, ir.Value] = {v.name: v for v in model.graph.inputs if v.name}
+    found |= dict(model.graph.initializers.items())
+    for node in model.graph:
+        found |= {v.name: v for v in node.outputs if v.name}
+    return found
+
+
+class _Walk:
+    """One way back from the outputs. Sets are dicts, so that their order is that in which things are met."""
+
+    def __init__(self, regions: Regions, inputs: list[ir.Value], outputs: list[ir.Value]) -> None:
+        self.facts, self.inputs, self.outputs = regions.facts, inputs, outputs
+        self.nodes: dict[ir.Node, None] = {}
+        self.extra: dict[ir.Value, None] = {}
+        self.constants: dict[ir.Value, None] = {}
+        self.shapes: dict[ir.Value, Shape] = {}
+        self.same: dict[ir.Value, ir.Value] = {}
+        numbers = [(self.facts.values.get(v.name or ""), v) for v in inputs]
+        self.equal = {n: v for n, v in reversed(numbers) if n is not None}
+        self.sizes = _sizes([self.facts.dims.get(v.name or "", ()) for v in inputs])
+
+    def run(self) -> None:
+        """Visit everything between the inputs and the outputs."""
+        seen = set(self.inputs)
+        todo = self.outputs[::-1]
+        while todo:
+            v = todo.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            producer = v.producer()
+            if v not in self.outputs and self.ends(v, producer):
+                continue
+            if producer is None:
+                self.extra[v] = None
+            elif producer not in self.nodes:
+                self.nodes[producer] = None
+                todo.extend(i for i in reversed(producer.inputs) if i is not None)
+
+    def ends(self, v: ir.Value, producer: ir.Node | None) -> bool:
+        """Whether the walk ends at a tensor, which is noted."""
+        name = v.name or ""
+        equal = self.equal.get(self.facts.values.get(name))
+        if equal is not None:
+            self.same[v] = equal
+            return True
+        if producer is None and v.const_value is not None and _is_embedded(v.const_value):
+            self.constants[v] = None
+            return True
+        shape = self.shape(self.facts.shapes[name]) if name in self.facts.shapes else None
+        if shape is not None:
+            self.shapes[v] = shape
+            return True
+        if producer is not None and any(a.type in _GRAPHS for a in producer.attributes.values()):
+            self.extra[v] = None  # a function cannot hold what its sub-graphs read from around it
+            return True
+        return False
+
+    def shape(self, elements: NDArray[np.object_]) -> Shape | None:
+        """How the inputs' dimensions tell the elements; None when they do not."""
+        sizes = [self.size(e) for e in elements.ravel()]
+        found = [s for s in sizes if s is not None]
+        return Shape(elements.shape, tuple(found)) if len(found) == len(sizes) else None
+
+    def size(self, e: Extent) -> Size | None:
+        """How the inputs' dimensions tell an extent."""
+        if isinstance(e, int):
+            return Size(e)
+        if any(n not in self.sizes for n in e.names):
+            return None
+        return Size(e.factor, tuple(self.sizes[n] for n in e.names))
+
+
+_T = ir.DataType
+#: the types of ConstantOfShape at every opset
+_FILLS = (_T.FLOAT, _T.FLOAT16, _T.DOUBLE, _T.INT64, _T.INT32, _T.INT16, _T.INT8, _T.UINT8, _T.BOOL)
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _sizes(inputs: Sequence[Dims]) -> dict[str, tuple[int, int, int]]:
+    """For each symbol a dimension that is a multiple of it: (input, dim, factor)."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for k, dims in enumerate(inputs):
+        for i, e in enumerate(dims):
+            if isinstance(e, ex.Symbolic) and len(e.names) == 1:
+                known = found.get(e.names[0])
+                if known is None or (e.factor < known[2]):
+                    found[e.names[0]] = (k, i, e.factor)
+    return found
+
+
+def _is_embedded(tensor: ir.TensorProtocol) -> bool:
+    return tensor.nbytes <= SMALL_CONSTANT_BYTES or is_fill(tensor)
+
+
+def is_fill(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor holds one number only."""
+    if tensor.dtype not in _FILLS or not 1 <= tensor.size <= FILL_ELEMENTS:
+        return False
+    data = np.frombuffer(tensor.tobytes(), np.uint8).reshape(tensor.size, -1)
+    return bool((data == data[0]).all())
+
+
+# ---- copying them ----------------------------------------------------------------------------------------------------
+
+
+def cloned(r: Region) -> tuple[list[ir.Value], list[ir.Value], list[ir.Node]]:
+    """Copies of a region's inputs, outputs and nodes, with nodes for its constants and shapes in front."""
+    copy = _Copy({v.name or "" for v in (*r.inputs, *r.constants, *r.shapes)})
+    for v in r.inputs:
+        copy.values[v] = ir.Value(name=v.name, shape=v.shape, type=v.type)
+    copy.values |= {v: copy.values[i] for v, i in r.same.items()}
+    copy.names |= {v.name or "" for n in r.nodes for v in n.outputs}
+    for v in r.constants:
+        copy.constant(v)
+    for v, shape in r.shapes.items():
+        copy.shape(v, shape, [copy.values[i] for i in r.inputs])
+    for n in r.nodes:
+        copy.node(n)
+    return [copy.values[v] for v in r.inputs], [copy.values[v] for v in r.outputs], copy.nodes
+
+
+class _Copy:
+    """Nodes of a copy in the making; `values` maps original tensors to theirs, `names` are those in use."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.values: dict[ir.Value, ir.Value] = {}
+        self.nodes: list[ir.Node] = []
+        self.dimensions: dict[tuple[int, int], ir.Value] = {}
+
+    def node(self, n: ir.Node) -> None:
+        """Copy a node."""
+        inputs = [None if i is None else self.values[i] for i in n.inputs]
+        outputs = [ir.Value(name=v.name, shape=v.shape, type=v.type) for v in n.outputs]
+        self.values |= dict(zip(n.outputs, outputs, strict=True))
+        attributes = list(n.attributes.values())
+        made = ir.Node(n.domain, n.op_type, inputs, attributes, overload=n.overload, outputs=outputs, name=n.name)
+        self.nodes.append(made)
+
+    def constant(self, v: ir.Value) -> None:
+        """A constant as a node: a large one that holds one number from that number."""
+        tensor = v.const_value
+        assert tensor is not None
+        made = ir.Value(name=v.name, shape=v.shape, type=v.type)
+        if tensor.nbytes <= SMALL_CONSTANT_BYTES:
+            self.add("Constant", [], made, value=tensor)
+        else:
+            dims = self.integers(list(tensor.shape.numpy()), "shape", v)
+            self.add("ConstantOfShape", [dims], made, value=ir.tensor(tensor.numpy().reshape(-1)[:1], tensor.dtype))
+        self.values[v] = made
+
+    def shape(self, v: ir.Value, shape: Shape, inputs: Sequence[ir.Value]) -> None:
+        """An integer tensor of sizes as nodes."""
+        made = ir.Value(name=v.name, shape=v.shape, type=v.type)
+        self.values[v] = made
+        dtype = v.dtype or ir.DataType.INT64
+        if not any(e.parts for e in shape.elements):
+            numbers = np.array([e.factor for e in shape.elements], dtype.numpy()).reshape(shape.dims)
+            self.add("Constant", [], made, value=ir.tensor(numbers, dtype))
+            return
+        elements = [self.size(e, v, inputs) for e in shape.elements]
+        joined = elements[0]
+        if len(elements) > 1:
+            joined = self.add("Concat", elements, self.fresh("sizes", v), axis=0)
+        if shape.dims != (len(elements),):
+            joined = self.add("Reshape", [joined, self.integers(shape.dims, "shape", v)], self.fresh("reshaped", v))
+        self.add("Cast", [joined], made, to=dtype.value)
+
+    def size(self, size: Size, v: ir.Value, inputs: Sequence[ir.Value]) -> ir.Value:
+        """A size as a tensor of one element."""
+        if not size.parts:
+            return self.integers([size.factor], "number", v)
+        found = None
+        for k, i, divisor in size.parts:
+            part = self.dimension(inputs[k], k, i)
+            if divisor != 1:
+                part = self.add("Div", [part, self.integers([divisor], "divisor", v)], self.fresh("quotient", v))
+            found = part if found is None else self.add("Mul", [found, part], self.fresh("product", v))
+        assert found is not None
+        if size.factor == 1:
+            return found
+        return self.add("Mul", [found, self.integers([size.factor], "factor", v)], self.fresh("multiple", v))
+
+    def dimension(self, v: ir.Value, k: int, i: int) -> ir.Value:
+        """The extent of dimension `i` of input `k`, which is `v`."""
+        if (k, i) not in self.dimensions:
+            dims = self.add("Shape", [v], self.fresh("shape", v))
+            index = self.integers([i], "dimension", v)
+            self.dimensions[k, i] = self.add("Gather", [dims, index], self.fresh("extent", v), axis=0)
+        return self.dimensions[k, i]
+
+    def integers(self, numbers: Sequence[int], what: str, v: ir.Value) -> ir.Value:
+        """A vector of integers."""
+        return self.add("Constant", [], self.fresh(what, v), value=ir.tensor(np.array(numbers, np.int64)))
+
+    def add(self, op_type: str, inputs: Sequence[ir.Value], output: ir.Value, **attributes: Any) -> ir.Value:
+        """A new node, which is called like its output."""
+        self.nodes.append(ir.node(op_type, list(inputs), attributes, outputs=[output], name=f"{output.name}/{op_type}"))
+        return output
+
+    def fresh(self, what: str, v: ir.Value) -> ir.Value:
+        """A tensor with a name that is not used yet."""
+        base = f"{v.name}/{what}"
+        name, count = base, 0
+        while name in self.names:
+            count += 1
+            name = f"{base}_{count}"
+        self.names.add(name)
+        return ir.Value(name=name)
