@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,8 +83,7 @@ class BenchReport:
         peers = list(dict.fromkeys(e.name for r in self.fragments for e in r.comparison.entries if _is_peer(e)))
         head = ["us for one call", "places", ORIGINAL, MIRAGE, "speedup", "predicted", "floor", *peers]
         rows = [head, *(_row(r, peers) for r in self.fragments), self._model_row(len(peers))]
-        settings = ", ".join(f"{k} {v}" for k, v in self.settings.items() if v not in (None, {}))
-        lines = [self.device, settings, "", *_table(rows), ""]
+        lines = [self.device, *_settings(self.settings), "", *_table(rows), ""]
         lines += [f"original of the whole model: {self.original}"]
         lines += [f"{r.name} {r.id}: {p}" for r in self.fragments for p in _problems(r.comparison)]
         lines += [f"whole model: {p}" for p in _problems(self.model)]
@@ -118,6 +117,14 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "speedup": speedup.to_json() if speedup else None,
         "notes": list(c.notes),
     }
+
+
+def _settings(settings: Mapping[str, Any]) -> list[str]:
+    """The settings in lines, shapes as 2x12."""
+    plain = [f"{k} {v}" for k, v in settings.items() if v is not None and not isinstance(v, dict)]
+    inputs = [f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in settings["inputs"].items()]
+    state = [f"{name} {value}" for name, value in settings["gpu_state"].items()]
+    return [", ".join(part) for part in (plain, inputs, state) if part]
 
 
 def _row(r: FragmentRow, peers: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 _MODEL_KEYS = ("path", "sha256", "external_data")
 _FRAGMENT_KEYS = ("id", "name", "occurrences", "schedule", "mugraph", "predicted_us", "floor_us")
 MAX_SETS = 8  #: sets of inputs of the whole model
-NO_TORCH = "not compared: PyTorch has no form of a fragment but its decomposition, which nobody would run"
+NO_TORCH = "not compared: fragments are not translated to PyTorch"
 
 
 @dataclass(frozen=True, slots=True)

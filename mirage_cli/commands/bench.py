@@ -17,7 +17,7 @@ from mirage_cli.commands.common import Voice
     examples=("mirage bench out --cpu --threads 4", "mirage bench out --gpu 0 --dim seq=1024 --json > times.json"),
 )
 @click.argument("folder", metavar="DIR", type=click.Path())
-@click.option("--cpu", is_flag=True, help="Measure on the CPU [also without --gpu].")
+@click.option("--cpu", is_flag=True, help="Measure on the CPU [the first GPU that can be used, else the CPU].")
 @common.settings_options("dim", "shape", gpu="Measure on this GPU.")
 @click.option("--runs", type=click.IntRange(1), metavar="N", help="Runs of each [as many as --seconds allow].")
 @click.option(
@@ -37,7 +37,7 @@ def bench(voice: Voice, folder: str, cpu: bool, **given: Any) -> None:
         raise click.UsageError("--cpu and --gpu exclude each other.", click.get_current_context())
     from mirage_cli import benchmark
 
-    options = benchmark.BenchOptions(cpu="gpu" not in values, **values)
+    options = benchmark.BenchOptions(cpu=cpu, **values)
     with voice.progress() as progress:
         found = benchmark.bench_folder(Path(folder), options, progress)
     voice.result(found.to_json, found.text)

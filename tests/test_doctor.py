@@ -1,0 +1,110 @@
+"""`mirage doctor` on machines that lack this or that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mirage_cli import devices, doctor, environment, runtime
+from mirage_cli.backends import toolchain
+from mirage_cli.backends.toolchain import Tool
+from mirage_cli.errors import ToolMissing
+from mirage_cli.options import Options
+
+GPU = devices.Device(0, "GPU-1", "NVIDIA H200", "580.65.06", "9.0", "143771 MiB")
+OLD = devices.Device(0, "GPU-1", "Tesla T4", "580.65.06", "7.5", "15360 MiB")
+CPU, CUDA, RUN = "optimize models, with CPU kernels", "optimize models, with CUDA kernels", "bench --gpu"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine with everything; tests take things away."""
+    monkeypatch.setattr(toolchain, "find_cxx", lambda: Tool(("g++",), "g++ 12", "PATH"))
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: Tool(("nvcc",), "nvcc 13.0", "PATH"))
+    monkeypatch.setattr(devices, "devices", lambda: [GPU])
+    monkeypatch.setattr(runtime, "providers", lambda: ("cpu", "cuda"))
+    monkeypatch.setattr(environment, "cache_folder", lambda options: tmp_path)
+    return monkeypatch
+
+
+def possible(found: doctor.Diagnosis, text: str) -> bool:
+    return next(a.possible for a in found.abilities if text in a.name)
+
+
+def test_everything_is_there(machine: pytest.MonkeyPatch) -> None:
+    found = doctor.examine()
+    assert found.ok
+    assert all(possible(found, text) for text in (CPU, CUDA, RUN, "optimize --gpu"))
+    assert "NVIDIA H200, 143771 MiB, compute capability 9.0, driver 580.65.06" in found.text()
+
+
+def test_without_a_compiler_nothing_can_be_optimized(machine: pytest.MonkeyPatch) -> None:
+    def absent() -> Tool:
+        raise ToolMissing("no C++17 compiler was found", "apt install g++")
+
+    machine.setattr(toolchain, "find_cxx", absent)
+    found = doctor.examine()
+    assert not found.ok
+    assert not possible(found, CPU)
+    assert not possible(found, CUDA)
+    assert possible(found, RUN)
+    assert "C++ compiler: apt install g++" in found.text()
+    assert found.to_json()["ok"] is False
+
+
+def test_without_cuda_the_cpu_remains(machine: pytest.MonkeyPatch) -> None:
+    def absent() -> Tool:
+        raise ToolMissing("no usable nvcc was found", "pip install 'mirage-cli[nvcc]'")
+
+    machine.setattr(toolchain, "find_nvcc", absent)
+    machine.setattr(devices, "devices", list)
+    machine.setattr(runtime, "providers", lambda: ("cpu",))
+    found = doctor.examine()
+    assert found.ok
+    assert possible(found, CPU)
+    assert not any(possible(found, text) for text in (CUDA, RUN, "optimize --gpu"))
+    assert f"CUDA provider: {runtime.CUDA_PROVIDER_COMMAND}" in found.text()
+    assert "CUDA compiler: pip install 'mirage-cli[nvcc]'" in found.text()
+    missing = next(a for a in found.to_json()["possible"] if RUN in a["name"])["missing"]
+    assert missing == ["GPU", "CUDA provider"]
+
+
+def test_a_gpu_that_is_too_old(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(devices, "devices", lambda: [OLD])
+    found = doctor.examine()
+    assert not found.item("GPU").ok
+    assert "8.0 or newer" in found.item("GPU").found
+
+
+def test_onnxruntime_that_cannot_be_imported(machine: pytest.MonkeyPatch) -> None:
+    def broken() -> tuple[str, ...]:
+        raise ImportError("libonnxruntime.so is missing")
+
+    machine.setattr(runtime, "providers", broken)
+    found = doctor.examine()
+    assert not found.ok
+    assert found.item("onnxruntime").command == "pip install onnxruntime"
+
+
+def test_a_cache_that_cannot_be_written(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    machine.setattr(environment, "cache_folder", lambda options: file / "cache")
+    found = doctor.examine()
+    assert found.ok
+    assert not found.item("cache folder").ok
+    assert "--cache DIR" in found.text()
+    machine.setattr(environment, "cache_folder", lambda options: tmp_path / "new" / "folder")
+    assert doctor.examine().item("cache folder").ok
+    assert not (tmp_path / "new").exists()
+
+
+def test_this_machine() -> None:
+    """What is said of this machine is what its parts say."""
+    found = doctor.examine()
+    assert found.item("C++ compiler").found == str(toolchain.find_cxx())
+    assert found.item("CUDA provider").ok == ("cuda" in runtime.providers())
+    assert found.item("cache folder").found.startswith(str(environment.cache_folder(Options())))
+    assert json.loads(json.dumps(found.to_json()))["found"][0]["name"] == "mirage"
