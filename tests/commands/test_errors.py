@@ -51,7 +51,7 @@ UNREADABLE: dict[str, tuple[bytes | None, str, str]] = {
     "text.onnx": (b"hello, this is no model", "model-unreadable", "expected an ONNX model"),
     "zip.onnx": (b"PK\x03\x04" + bytes(99), "model-unreadable", "zip archive"),
     "lfs.onnx": (b"version https://git-lfs.github.com/spec/v1\n", "model-unreadable", "git lfs pull"),
-    "old.onnx": (small_model(3, 3, "x"), "model-unreadable", "opset"),
+    "new.onnx": (small_model(999, 8, "x"), "model-unreadable", "found 999"),
     "invalid.onnx": (small_model(17, 8, "nowhere"), "model-unreadable", "nowhere"),
     "lost.onnx": (lost_data(), "model-unreadable", "lost.bin"),
     "model.bin": (WHOLE, "model-format", "'.bin'"),

@@ -1,0 +1,224 @@
+"""Real processes: terminals, pipes, signals, standard streams that are closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mirage_cli.main import CLOSED_PIPE
+from tests.commands.conftest import PROGRAM, environment, process
+from tests.optimized import sample
+
+MODEL = sample("rmsnorm_linear_fp32")
+DRY = ["optimize", str(MODEL), "--dry-run", "--target", "cpu", "--jobs", "1", "--no-cache"]
+RED = "\x1b[31m"
+
+
+def default_signals() -> None:
+    """What a background process may have ignored, as a terminal's foreground process has it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, Callable[[], str]]]:
+    """(file descriptor of a new terminal, function that gives what was written to it and closes it)."""
+    ours, theirs = pty.openpty()
+
+    def written() -> str:
+        os.close(theirs)
+        data = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                data += chunk
+        except OSError:  # the other end is closed
+            pass
+        return data.decode()
+
+    try:
+        yield theirs, written
+    finally:
+        os.close(ours)
+
+
+def on_terminal(*arguments: str, **changes: str) -> tuple[int, str, str]:
+    """(exit code, standard output, what the terminal on standard error shows)."""
+    with terminal() as (device, written):
+        child = subprocess.Popen(
+            [*PROGRAM, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=device,
+            env=environment(TERM="xterm-256color", **changes),
+        )
+        shown = written()
+        output, _ = child.communicate()
+    return child.returncode, output.decode(), shown
+
+
+def test_bars_are_shown_on_a_terminal_only() -> None:
+    code, output, shown = on_terminal(*DRY, "--json")
+    assert code == 0
+    assert json.loads(output)["fragments"]
+    assert "search and prove" in shown
+    assert "1/1" in shown
+    plain = process(*DRY, "--json")
+    assert (plain.returncode, plain.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["-q"], ["-v"]])
+def test_no_bars_when_quiet_or_verbose(arguments: list[str]) -> None:
+    code, _, shown = on_terminal(*DRY, *arguments)
+    assert code == 0
+    assert "\x1b" not in shown
+    assert ("search and prove" in shown) == (arguments == ["-v"])
+
+
+def test_no_bars_on_a_dumb_terminal() -> None:
+    with terminal() as (device, written):
+        child = subprocess.Popen(
+            [*PROGRAM, *DRY, "--json"], stdout=subprocess.DEVNULL, stderr=device, env=environment(TERM="dumb")
+        )
+        assert written() == ""
+        assert child.wait() == 0
+
+
+def test_colour_is_for_terminals_without_no_color() -> None:
+    assert RED in on_terminal("optimize", "--fore")[2]
+    assert RED in on_terminal("optimize", "--fore", NO_COLOR="")[2]
+    shown = on_terminal("optimize", "--fore", NO_COLOR="1")[2]
+    assert shown.startswith("Error: No such option '--fore'")
+    assert "\x1b" not in shown
+    assert "\x1b" not in process("optimize", "--fore").stderr
+
+
+def test_bars_have_no_colour_with_no_color() -> None:
+    shown = on_terminal(*DRY, "--json", NO_COLOR="1")[2]
+    assert "search and prove" in shown
+    assert "\x1b[3" not in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["optimize", "--help"],
+        ["optimize", "--print-config"],
+        ["optimize", "none.onnx", "--json"],
+    ],
+)
+def test_a_closed_pipe_ends_quietly(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = process(*arguments, stdout=writing)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (CLOSED_PIPE, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_standard_output_is_an_error() -> None:
+    with open("/dev/full", "w") as full:
+        done = process("--help", stdout=full)
+    assert done.returncode == 5
+    assert done.stderr.startswith("Error: No space left on device\n")
+
+
+def test_closed_streams_are_no_trouble() -> None:
+    command = " ".join([*PROGRAM, "--version"])
+    for closing in (">&-", "2>&-", "<&-", "<&- >&- 2>&-"):
+        assert (
+            subprocess.run(["sh", "-c", f"{command} {closing}"], stdout=subprocess.DEVNULL, check=False).returncode == 0
+        )
+    done = subprocess.run(
+        ["sh", "-c", f"{' '.join(PROGRAM)} optimize - --dry-run <&-"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (3, "Error: -: standard input is closed\n")
+
+
+def test_a_terminal_is_no_model() -> None:
+    with terminal() as (device, _):
+        done = process("optimize", "-", "--dry-run", stdin=device)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: -: standard input is a terminal\n")
+
+
+def waiting(stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """A run that has begun and waits for its standard input."""
+    child = subprocess.Popen(
+        [*PROGRAM, "optimize", "-", "--dry-run", "--json", "-v"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        preexec_fn=default_signals,  # noqa: PLW1509 - this test starts no threads
+    )
+    assert child.stderr is not None
+    assert "read (1 step)" in child.stderr.readline()
+    return child
+
+
+def test_interrupted() -> None:
+    with waiting() as child:
+        child.send_signal(signal.SIGINT)
+        output, told = child.communicate()
+    assert child.returncode == 130
+    assert json.loads(output) == {"error": {"code": "interrupted", "message": "interrupted", "hint": ""}}
+    assert "Traceback" not in told
+
+
+def test_terminated() -> None:
+    with waiting() as child:
+        child.send_signal(signal.SIGTERM)
+        output, told = child.communicate()
+    assert (child.returncode, output) == (128 + signal.SIGTERM, "")
+    assert "Traceback" not in told
+
+
+COMPILER = """#!/bin/sh
+case "$*" in
+  *--version*|*probe*) exec g++ "$@" ;;
+esac
+touch {mark}
+exec sleep 600
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_compiling_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
+    mark, compiler = tmp_path / "mark", tmp_path / "slow-g++"
+    os.mkfifo(mark)
+    compiler.write_text(COMPILER.format(mark=mark).replace("touch", "echo >"))
+    compiler.chmod(0o755)
+    place = tmp_path / "place"
+    place.mkdir()
+    arguments = ["--target", "cpu", "--jobs", "2", "--no-cache", "--force"]
+    with subprocess.Popen(
+        [*PROGRAM, "optimize", str(MODEL), "-o", str(place / "out"), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(CXX=str(compiler)),
+        preexec_fn=default_signals,  # noqa: PLW1509 - this test starts no threads
+        start_new_session=True,
+    ) as child:
+        mark.read_text()  # waits until a compilation has begun
+        assert [p.suffix for p in place.iterdir()] == [".part"]
+        os.killpg(child.pid, number)
+        output, told = child.communicate(timeout=60)
+    assert (child.returncode, output) == (128 + number, "")
+    assert "Traceback" not in told
+    assert list(place.iterdir()) == []
