@@ -1,0 +1,206 @@
+"""Which fragments are found in what exporters write: by algebra, so the same mathematics gives the same fragments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mirage_cli import frontends, work
+from mirage_cli.frontends.onnx import from_proto
+from mirage_cli.lax.fragment import LaxFragment, Partition, partition
+
+SAMPLES = Path(__file__).resolve().parents[2] / "samples"
+LAYERS = 2
+
+
+@cache
+def parts_of(path: Path) -> Partition:
+    imported = frontends.load(str(path))
+    return partition(imported.graph, work.tensor_names(imported))
+
+
+def fragments(name: str) -> list[LaxFragment]:
+    path = next(p for folder in ("models", "operators") if (p := SAMPLES / folder / f"{name}.onnx").exists())
+    return parts_of(path).fragments
+
+
+def kinds(name: str) -> Counter[str]:
+    return Counter(f.name for f in fragments(name))
+
+
+def parts_of_proto(proto: onnx.ModelProto) -> Partition:
+    imported = from_proto(proto, frontends.Options())
+    return partition(imported.graph, work.tensor_names(imported))
+
+
+#: what every layer of an architecture must have, by the name of the sample without its type
+EVERY_LAYER = {
+    "llama": ("attention", "norm_gated_mlp", "norm_linear"),
+    "llama_decode": ("attention", "norm_gated_mlp", "norm_linear"),
+    "llama_opset23": ("attention", "norm_gated_mlp", "norm_linear"),
+    "llama_composite": ("attention", "norm_gated_mlp", "norm_linear"),
+    "llama_traced": ("attention", "norm_gated_mlp", "norm_linear"),
+    "llama_dynamic": ("attention", "norm_gated_mlp", "norm_linear"),
+    "llama_decode_dynamic": ("attention", "norm_gated_mlp", "norm_linear"),
+    "llama_eager": ("attention", "norm_gated_mlp", "norm_linear"),
+    "llama_lora": ("attention", "norm_gated_mlp", "norm_lora", "norm_linear"),
+    "qwen3": ("qknorm_attention", "norm_gated_mlp", "norm_linear"),
+    "gemma2": ("attention", "norm_gated_mlp", "norm_linear"),
+    "phi3": ("attention", "norm_gated_mlp", "norm_linear"),
+    "gpt2": ("attention", "norm_mlp", "norm_linear"),
+    "gpt_neox": ("attention", "norm_mlp", "norm_linear"),
+    "vit": ("attention", "norm_mlp", "norm_linear"),
+    "bert": ("attention", "mlp", "norm"),
+    "bert_masked": ("attention", "mlp", "norm"),
+    "qwen3_moe": ("qknorm_attention", "norm_linear"),
+}
+OPERATORS = {
+    "attention_boolean": "attention",
+    "attention_masked": "attention",
+    "attention_scaled": "attention",
+    "attention_softcap": "attention",
+    "batch_norm_linear": "norm_linear",
+    "gated_mlp": "gated_mlp",
+    "gqa": "attention",
+    "gqa_decode": "attention",
+    "group_norm_linear": "norm_linear",
+    "layer_norm_linear_gelu": "norm_mlp",
+    "lora": "lora",
+    "lora_scaled": "lora",
+    "mha": "attention",
+    "mqa": "attention",
+    "norm_gated_mlp": "norm_gated_mlp",
+    "ntrans": "norm",
+    "ntrans_artifact": "norm",
+    "qknorm_gqa": "qknorm_attention",
+    "qknorm_gqa_artifact": "qknorm_attention",
+    "rmsnorm_linear": "norm_linear",
+    "rmsnorm_gain_linear": "norm_linear",
+}
+
+
+def test_every_model_sample_is_in_the_table() -> None:
+    names = {p.stem.rpartition("_")[0] for p in (SAMPLES / "models").glob("*.onnx")}
+    assert names == set(EVERY_LAYER)
+
+
+@pytest.mark.parametrize("path", sorted((SAMPLES / "models").glob("*.onnx")), ids=lambda p: p.stem)
+def test_every_layer_of_a_model_has_its_fragments(path: Path) -> None:
+    found = Counter(f.name for f in parts_of(path).fragments)
+    for kind in EVERY_LAYER[path.stem.rpartition("_")[0]]:
+        assert found[kind] >= LAYERS, (kind, found)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_an_operator_is_one_fragment(name: str, dtype: str) -> None:
+    assert kinds(f"{name}_{dtype}") == {OPERATORS[name]: 1}
+
+
+@pytest.mark.parametrize("name", ["llama_fp32", "llama_dynamic_fp32", "gpt2_fp16", "bert_fp32"])
+def test_equal_layers_have_equal_keys(name: str) -> None:
+    keys = Counter(f.key for f in fragments(name) if f.name in ("attention", "norm_gated_mlp", "norm_mlp"))
+    assert set(keys.values()) == {LAYERS}
+
+
+def test_exporters_that_write_the_same_mathematics_differently_give_the_same_fragment() -> None:
+    names = ["llama", "llama_opset23", "llama_eager", "llama_traced", "llama_composite", "llama_lora"]
+    found = {f.key for n in names for f in fragments(f"{n}_fp32") if f.name == "norm_gated_mlp"}
+    assert len(found) == 1
+
+
+# --- graphs made here -------------------------------------------------------------------------------------------------
+def model(
+    nodes: list[onnx.NodeProto], inputs: dict[str, list[int]], outputs: list[str], **weights: object
+) -> onnx.ModelProto:
+    """A float32 model whose weights are given as shapes."""
+    rng = np.random.default_rng(0)
+    tensors = [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n) for n, s in weights.items()]  # type: ignore[call-overload]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
+        tensors,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), output.split(), name=output, **attributes)
+
+
+def names_of(parts: Partition) -> list[str]:
+    return sorted(f.name for f in parts.fragments)
+
+
+def test_gate_and_up_may_be_one_projection() -> None:
+    nodes = [
+        node("MatMul", "x w", "both"),
+        node("Split", "both", "gate up", axis=1, num_outputs=2),
+        node("Sigmoid", "gate", "sig"),
+        node("Mul", "gate sig", "act"),
+        node("Mul", "act up", "y"),
+    ]
+    assert names_of(parts_of_proto(model(nodes, {"x": [4, 32]}, ["y"], w=(32, 128)))) == ["gated_mlp"]
+
+
+def test_low_rank_products_are_one_fragment_only_when_the_rank_is_low() -> None:
+    nodes = [
+        node("MatMul", "x w", "base"),
+        node("MatMul", "x a", "down"),
+        node("MatMul", "down b", "low"),
+        node("Add", "base low", "y"),
+    ]
+    low = model(nodes, {"x": [4, 64]}, ["y"], w=(64, 64), a=(64, 4), b=(4, 64))
+    high = model(nodes, {"x": [4, 64]}, ["y"], w=(64, 64), a=(64, 48), b=(48, 64))
+    assert names_of(parts_of_proto(low)) == ["lora"]
+    assert "lora" not in names_of(parts_of_proto(high))
+
+
+def test_the_weights_of_a_low_rank_product_may_be_inputs() -> None:
+    nodes = [
+        node("MatMul", "x w", "base"),
+        node("MatMul", "x a", "down"),
+        node("MatMul", "down b", "low"),
+        node("Add", "base low", "y"),
+    ]
+    inputs = {"x": [4, 64], "w": [64, 64], "a": [64, 4], "b": [4, 64]}
+    assert names_of(parts_of_proto(model(nodes, inputs, ["y"]))) == ["lora"]
+
+
+def test_scores_that_somebody_else_needs_are_stored() -> None:
+    nodes = [
+        node("MatMul", "q k", "scores"),
+        node("Softmax", "scores", "p", axis=-1),
+        node("MatMul", "p v", "y"),
+    ]
+    inputs = {"q": [2, 8, 16], "k": [2, 16, 24], "v": [2, 24, 16]}
+    alone = names_of(parts_of_proto(model(nodes, inputs, ["y"])))
+    shown = names_of(parts_of_proto(model(nodes, inputs, ["y", "p"])))
+    assert alone == ["attention"]
+    assert "attention" not in shown
+
+
+def test_a_norm_whose_result_is_an_output_is_a_fragment() -> None:
+    nodes = [
+        node("ReduceMean", "xx axes", "mean", keepdims=1),
+        node("Mul", "x x", "xx"),
+        node("Sqrt", "mean", "root"),
+        node("Div", "x root", "y"),
+    ]
+    nodes = [nodes[1], nodes[0], *nodes[2:]]
+    proto = model(nodes, {"x": [4, 32]}, ["y"])
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axes"))
+    assert names_of(parts_of_proto(proto)) == ["norm"]
+
+
+def test_what_is_left_has_a_reason() -> None:
+    for path in sorted((SAMPLES / "models").glob("*.onnx")):
+        assert all(left.reason for left in parts_of(path).left), path

@@ -1,0 +1,61 @@
+"""Calls in processes of their own: what one of them does costs its own result only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import pytest
+
+from mirage_cli.errors import Refused
+from mirage_cli.isolation import Lost, each
+
+
+def work(x: int) -> int:
+    match x:
+        case 1:
+            raise Refused("not this one")
+        case 2:
+            raise ValueError("no")
+        case 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case 4:
+            sys.exit(7)
+        case 5:
+            bytearray(1 << 40)
+    return x * x
+
+
+def results(numbers: list[int], workers: int, memory: int = 0) -> dict[int, Any]:
+    return {numbers[k]: r for k, r in each(work, [(x,) for x in numbers], workers, memory)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_errors_are_results(workers: int) -> None:
+    assert results([0, 1, 2, 6], workers) == {
+        0: 0,
+        1: Lost("not this one"),
+        2: Lost("internal error ValueError: no"),
+        6: 36,
+    }
+
+
+def test_a_process_that_dies_loses_its_own_result_only() -> None:
+    assert results([3, 0, 4, 6, 7], 2) == {
+        3: Lost("its process ended with SIGKILL"),
+        0: 0,
+        4: Lost("its process ended with exit code 7"),
+        6: 36,
+        7: 49,
+    }
+
+
+def test_memory_is_limited_in_a_process_of_its_own() -> None:
+    found = results([5, 6], 1, 8 << 30)
+    assert found == {5: Lost("it needs more memory than --max-memory allows"), 6: 36}
+
+
+def test_no_jobs() -> None:
+    assert results([], 2) == {}

@@ -1,0 +1,206 @@
+"""Runs of `optimize` from inside: selection, failures of single fragments, coverage, ranges, the promise of equal bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from mirage_cli import check, pipeline, plan, runtime
+from mirage_cli.accuracy import Accuracy
+from mirage_cli.errors import CheckFailed, Refused, UsageError
+from mirage_cli.options import Options
+from mirage_cli.report import Report
+from samples.inputs import example_inputs
+from tests.optimized import Optimized, sample
+
+Run = Callable[..., tuple[Report, Path]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, cache: Path) -> Run:
+    def optimize(name: str, **options: Any) -> tuple[Report, Path]:
+        settings = {"target": ("cpu",), "force": True, "jobs": 1, "cache": str(cache)} | options
+        return pipeline.optimize(str(sample(name)), tmp_path / "out", Options(**settings)), tmp_path / "out"
+
+    return optimize
+
+
+def agree(name: str, out: Path) -> None:
+    inputs = example_inputs(sample(name))
+    wanted = runtime.run(runtime.session(sample(name)), inputs)
+    lib = out / "libmirage.so"
+    found = runtime.run(runtime.session(out / "model.onnx", lib if lib.exists() else None), inputs)
+    for key, value in wanted.items():
+        np.testing.assert_allclose(found[key], value, rtol=2e-4, atol=2e-5)
+
+
+# --- selection --------------------------------------------------------------------------------------------------------
+def test_only_and_skip_choose_single_places_of_a_fragment(run: Run) -> None:
+    everything, _ = run("mlp_fp32", dry_run=True)
+    nodes = [n for f in everything.fragments for place in f.nodes for n in place]
+    first = everything.fragments[0].nodes[0]
+    only, _ = run("mlp_fp32", dry_run=True, only=(first[0],))
+    skipped, _ = run("mlp_fp32", dry_run=True, skip=(first[0],))
+    assert [f.nodes for f in only.fragments] == [everything.fragments[0].nodes]
+    assert first[0] not in [n for f in skipped.fragments for place in f.nodes for n in place]
+    assert len(skipped.fragments) == len(everything.fragments) - 1
+    assert {n for u in skipped.unchanged for n in u["nodes"]} | set(nodes) >= set(first)
+
+
+def test_one_layer_of_two_can_be_skipped(run: Run) -> None:
+    everything, _ = run("llama_fp32", dry_run=True, only=("*",))
+    attention = next(f for f in everything.fragments if f.name == "attention")
+    assert attention.occurrences == 2
+    rest, _ = run("llama_fp32", dry_run=True, skip=(attention.nodes[0][0],))
+    assert [f.nodes for f in rest.fragments if f.name == "attention"] == [[attention.nodes[1]]]
+
+
+# --- fragments that fail ----------------------------------------------------------------------------------------------
+def mlp(run: Run) -> str:
+    """The key of the fragment that the tests make fail; the other one of the sample is to go on."""
+    return next(f.id for f in run("mlp_fp32", dry_run=True)[0].fragments if f.name == "mlp")
+
+
+def failing(report: Report) -> dict[str, str]:
+    return {f.name: f.reason for f in report.fragments if f.status == "failed"}
+
+
+def test_a_fragment_whose_search_fails_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = plan.plan_fragment
+
+    def broken(identifier: str, name: str, *rest: Any) -> Any:
+        if name == "mlp":
+            raise ZeroDivisionError("made to fail")
+        return real(identifier, name, *rest)
+
+    monkeypatch.setattr(pipeline, "plan_fragment", broken)
+    report, out = run("mlp_fp32")
+    assert failing(report) == {"mlp": "the search failed: internal error ZeroDivisionError: made to fail"}
+    assert [f.name for f in report.replaced] == ["linear"]
+    agree("mlp_fp32", out)
+
+
+def test_a_fragment_whose_proof_fails_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, bad = plan.verify, mlp(run)
+
+    def doubtful(program: Any, *rest: Any) -> Any:
+        verdict = real(program, *rest)
+        if program.key() == bad:
+            return type(verdict)(
+                **{f: getattr(verdict, f) for f in verdict.__slots__} | {"passed": False, "reason": "made to fail"}
+            )
+        return verdict
+
+    monkeypatch.setattr(plan, "verify", doubtful)
+    report, out = run("mlp_fp32")
+    assert list(failing(report)) == ["mlp"]
+    assert "the proof failed: made to fail" in failing(report)["mlp"]
+    agree("mlp_fp32", out)
+
+
+def test_a_fragment_that_does_not_compile_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, bad = plan.source_text, mlp(run)
+
+    def broken(identifier: str, program: Any, *rest: Any) -> str:
+        text = real(identifier, program, *rest)
+        return text + "\n#error made to fail\n" if program.key() == bad else text
+
+    monkeypatch.setattr(plan, "source_text", broken)
+    report, out = run("mlp_fp32", cache="")
+    assert "does not compile" in failing(report)["mlp"]
+    assert "made to fail" in failing(report)["mlp"]
+    agree("mlp_fp32", out)
+
+
+def test_a_kernel_that_is_not_accurate_is_left_out_of_the_library(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, bad = pipeline.run_job, mlp(run)
+
+    def strict(job: check.CheckJob) -> Any:
+        if job.program.key() == bad:
+            return check.FloatCheck(False, Accuracy(False, 1.0, 0.1, 1.0, 0.1), "random")
+        return real(job)
+
+    monkeypatch.setattr(pipeline, "run_job", strict)
+    report, out = run("mlp_fp32")
+    assert "less accurate than the original (random inputs)" in failing(report)["mlp"]
+    assert bad.encode() not in (out / "libmirage.so").read_bytes()
+    assert not (out / "src" / f"{bad}.cpp").exists()
+    agree("mlp_fp32", out)
+
+
+def test_strict_makes_a_failure_an_error_and_writes_what_there_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise Refused("made to fail")
+
+    monkeypatch.setattr(pipeline, "plan_fragment", broken)
+    with pytest.raises(CheckFailed, match=r"fragments failed.*made to fail"):
+        run("mlp_fp32", strict=True)
+
+
+def test_nothing_to_improve_copies_the_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, out = run("mlp_fp32", skip=("*",))
+    assert report.fragments == []
+    assert not (out / "libmirage.so").exists()
+    onnx.checker.check_model(onnx.load(out / "model.onnx"))
+    agree("mlp_fp32", out)
+
+
+# --- coverage, dimensions ---------------------------------------------------------------------------------------------
+def test_required_coverage(run: Run) -> None:
+    run("mlp_fp32", dry_run=True, require_coverage=("flops=0.9",))
+    with pytest.raises(CheckFailed, match=r"coverage of flops is 0\.000, below 0\.9"):
+        run("mlp_fp32", dry_run=True, skip=("*",), require_coverage=("flops=0.9",))
+    with pytest.raises(UsageError, match="kinds are flops, nodes, weight_bytes"):
+        run("mlp_fp32", dry_run=True, require_coverage=("speed=1",))
+    with pytest.raises(UsageError, match="expected KIND=SHARE"):
+        run("mlp_fp32", dry_run=True, require_coverage=("flops=much",))
+
+
+def test_a_dimension_that_is_given_is_fixed_and_a_range_is_not(run: Run) -> None:
+    fixed, _ = run("llama_dynamic_fp32", dry_run=True, dim=("batch=2", "sequence=8"), only=("*lm_head*", "*linear*"))
+    assert all(isinstance(e, int) for f in fixed.fragments for e in f.program["axes"].values())
+    ranged, _ = run("llama_dynamic_fp32", dry_run=True, dim=("batch=1:2:4",), only=("*lm_head*", "*linear*"))
+    assert any(e == "batch" for f in ranged.fragments for e in f.program["axes"].values())
+    with pytest.raises(UsageError, match="no such symbol"):
+        run("llama_dynamic_fp32", dry_run=True, dim=("seq=1:2:4",))
+
+
+# --- what the report says ---------------------------------------------------------------------------------------------
+def test_the_report_has_every_stage(optimized: Optimized) -> None:
+    report = json.loads((optimized("rmsnorm_linear_fp32") / "report.json").read_text())
+    assert {"read", "search", "verify", "tune", "render", "compile", "total"} <= set(report["seconds"])
+    assert report["coverage"] == {"flops": 1.0, "weight_bytes": 0.0, "nodes": 1.0}
+    assert report["unchanged"] == []
+
+
+# --- equal bytes ------------------------------------------------------------------------------------------------------
+def optimize_apart(name: str, out: Path, cache: Path, seed: int, jobs: int) -> dict[str, bytes]:
+    code = (
+        "import sys; from pathlib import Path; from mirage_cli import pipeline; from mirage_cli.options import Options\n"
+        "if __name__ == '__main__':\n"
+        "    model, out, cache, jobs = sys.argv[1:]\n"
+        "    pipeline.optimize(model, Path(out), Options(target=('cpu',), force=True, jobs=int(jobs), cache=cache))\n"
+    )
+    script = out.parent / f"run{seed}.py"
+    script.write_text(code)
+    environment = dict(os.environ, PYTHONHASHSEED=str(seed))
+    arguments = [str(sample(name)), str(out), str(cache), str(jobs)]
+    subprocess.run([sys.executable, str(script), *arguments], check=True, env=environment)
+    kept = ["model.onnx", *(f"{d}/{p.name}" for d in ("mugraphs", "src") for p in (out / d).iterdir() if p.is_file())]
+    return {k: (out / k).read_bytes() for k in kept}
+
+
+def test_equal_input_gives_equal_bytes(tmp_path: Path, cache: Path) -> None:
+    first = optimize_apart("bert_fp32", tmp_path / "a", cache, 1, 1)
+    second = optimize_apart("bert_fp32", tmp_path / "b", cache, 2, 2)
+    assert first.keys() == second.keys()
+    assert [k for k in first if first[k] != second[k]] == []
