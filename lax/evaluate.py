@@ -36,13 +36,14 @@ def evaluate_graph(
     with np.errstate(all="ignore"):
         for v in graph.cone(graph.outputs):
             args = [values[a] for a in graph.inputs[v]]
-            values[v] = _step(graph, v, domain, args, inputs, symbols)
+            values[v] = step_value(graph, v, domain, args, inputs, symbols)
     return [values[v] for v in graph.outputs]
 
 
-def _step(
+def step_value(
     graph: g.Graph, v: int, d: ArrayValues, args: list[Array], inputs: Mapping[str, Array], symbols: Mapping[str, int]
 ) -> Array:
+    """The value of step `v` whose operands are `args`. Raises InvalidGraph for an opaque one and a missing input."""
     step, dims = graph.steps[v], [ex.value(e, symbols) for e in graph.dims(v)]
     rank, lead = len(dims), d.lead
     match step:
