@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mirage_cli import benchmark, inspection, pipeline, recheck, settings
-from mirage_cli.benchmark import BenchOptions, BenchReport
+from mirage_cli.bench_report import BenchReport
+from mirage_cli.benchmark import BenchOptions
 from mirage_cli.errors import UsageError
 from mirage_cli.inspection import Inspection
 from mirage_cli.pipeline import Progress
