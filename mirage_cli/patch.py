@@ -73,11 +73,10 @@ class _Patch:
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.positions = {node: i for i, node in enumerate(model.graph)}
-        self.node_names = {node.name for node in ir.traversal.RecursiveGraphIterator(model.graph)}
-        self.value_names = set(model.graph.initializers) | {v.name for v in model.graph.inputs}
-        self.value_names |= {
-            v.name for node in ir.traversal.RecursiveGraphIterator(model.graph) for v in node.outputs if v.name
-        }
+        nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
+        self.node_names = {node.name or "" for node in nodes}
+        self.value_names = {v.name or "" for v in model.graph.inputs} | set(model.graph.initializers)
+        self.value_names |= {v.name or "" for node in nodes for v in node.outputs}
         self.current: dict[ir.Value, ir.Value] = {}  #: what took the place of a value
 
     def replace(self, replacements: Iterable[Replacement]) -> None:
@@ -106,7 +105,7 @@ class _Patch:
         self.current[old] = new
 
 
-def _unused(name: str, used: set[str | None]) -> str:
+def _unused(name: str, used: set[str]) -> str:
     """The name, with a number behind it if it is taken; it is taken from now on."""
     found, count = name, 0
     while found in used:

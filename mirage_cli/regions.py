@@ -156,7 +156,7 @@ class _Walk:
         self.shapes: dict[ir.Value, Shape] = {}
         self.same: dict[ir.Value, ir.Value] = {}
         numbers = [(self.facts.values.get(v.name or ""), v) for v in inputs]
-        self.equal = {n: v for n, v in reversed(numbers) if n is not None}
+        self.equal: dict[int | None, ir.Value] = {n: v for n, v in reversed(numbers) if n is not None}
         self.sizes = _sizes([self.facts.dims.get(v.name or "", ()) for v in inputs])
 
     def run(self) -> None:
@@ -180,9 +180,9 @@ class _Walk:
     def ends(self, v: ir.Value, producer: ir.Node | None) -> bool:
         """Whether the walk ends at a tensor, which is noted."""
         name = v.name or ""
-        equal = self.equal.get(self.facts.values.get(name))
-        if equal is not None:
-            self.same[v] = equal
+        number = self.facts.values.get(name)
+        if number in self.equal:
+            self.same[v] = self.equal[number]
             return True
         if producer is None and v.const_value is not None and _is_embedded(v.const_value):
             self.constants[v] = None

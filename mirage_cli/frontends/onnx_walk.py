@@ -6,6 +6,7 @@ reads them, and the reason is kept. Nothing is left out silently.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from mirage_cli.frontends.onnx_known import Known
 from mirage_cli.frontends.onnx_ops import READERS
 from mirage_cli.frontends.onnx_ops.registry import ELEMENT_TYPES, Call, Results
 from mirage_cli.frontends.sizes import Size
+from mirage_cli.lax import compose
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL, I64, DType
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.graph import Dims, Graph, Tensor, exact
@@ -169,17 +172,25 @@ class _Walk:
         return self.graph.reshape(self.graph.concat(parts, 0), known.shape)
 
     def size(self, size: Size, dtype: DType) -> int:
-        """A size as a scalar: symbols are counted by summing ones along dimensions of these extents."""
-        g = self.graph
+        """A size as a scalar; one that may be negative from its terms."""
         if isinstance(size, int):
-            return g.fill(exact(size), dtype)
-        extent = sizes.to_extent(size)
+            return self.graph.fill(exact(size), dtype)
+        if all(factor > 0 for _, factor in size.terms):
+            return self.count(sizes.to_extent(size), dtype)
+        terms = [
+            compose.scale(self.graph, self.count(ex.product(map(ex.symbol, names)), dtype), factor)
+            for names, factor in size.terms
+        ]
+        return functools.reduce(lambda a, b: self.graph.map("add", a, b), terms)
+
+    def count(self, extent: Extent, dtype: DType) -> int:
+        """An extent as a scalar: symbols are counted by summing ones along dimensions of these extents."""
+        g = self.graph
         names = extent.names if isinstance(extent, Symbolic) else ()
         dims = [Symbolic(1, (n,)) for n in names]
         ones = g.expand(g.fill(1, dtype, (1,) * len(dims)), dims)
-        count = g.reshape(g.reduce("sum", ones, range(len(dims))), ())
-        factor = extent.factor if isinstance(extent, Symbolic) else 1
-        return g.map("mul", count, g.fill(factor, dtype)) if factor != 1 else count
+        total = g.reshape(g.reduce("sum", ones, range(len(dims))), ())
+        return compose.scale(g, total, extent.factor if isinstance(extent, Symbolic) else extent)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
     def node(self, node: ir.Node) -> None:

@@ -1,0 +1,527 @@
+"""Patched models: valid, equal to the original without the library, and unchanged but for the fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from mirage_cli import patch
+from mirage_cli.errors import InvalidGraph
+from mirage_cli.frontends import onnx as front_end
+from mirage_cli.frontends.imported import Imported, Options
+from mirage_cli.lax.fragment import partition
+from mirage_cli.regions import Regions
+from mirage_cli.work import group, regions_of, tensor_names
+
+Tensor = NDArray[Any]
+HEAD = '<ir_version: 9, opset_import: ["" : 18]>'
+
+
+def parsed(text: str, **weights: Any) -> onnx.ModelProto:
+    """A model from onnx's text form, with weights added."""
+    model: onnx.ModelProto = parser.parse_model(f"{HEAD} {text}" if not text.lstrip().startswith("<") else text)
+    for name, value in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return model
+
+
+def read(model: onnx.ModelProto) -> Imported:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return front_end.from_proto(copy, Options())
+
+
+def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The outputs in onnxruntime, without any library."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(inputs)))
+
+
+def patched(imported: Imported, *places: tuple[str, Sequence[str], Sequence[str]]) -> onnx.ModelProto:
+    """The model with operators in the place of regions (operator, inputs, outputs), checked."""
+    regions = regions_of(imported)
+    replacements = [patch.Replacement(op, regions.of(inputs, outputs)) for op, inputs, outputs in places]
+    patch.patch(imported.model, replacements, {"mirage.version": "test"})
+    model: onnx.ModelProto = ir.to_proto(imported.model)
+    onnx.checker.check_model(model, full_check=True)
+    names = [v for node in model.graph.node for v in node.output if v]
+    assert len(set(names)) == len(names)
+    assert len({node.name for node in model.graph.node}) == len(model.graph.node)
+    return model
+
+
+def operators(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.domain == patch.DOMAIN]
+
+
+def noise(*shape: int) -> Tensor:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+# --- single places ----------------------------------------------------------------------------------------------------
+CHAIN = """g (float[b,4] x) => (float[b,3] y) {
+    a = Mul(x, gain)
+    h = MatMul(a, w)
+    r = Relu(h)
+    y = Add(r, bias)
+}"""
+
+
+def chain() -> onnx.ModelProto:
+    return parsed(CHAIN, gain=noise(4), w=noise(4, 3), bias=noise(3))
+
+
+def test_the_original_answers_without_the_library() -> None:
+    model = chain()
+    made = patched(read(model), ("norm_1", ["x", "gain", "w"], ["h"]))
+    assert [node.op_type for node in made.graph.node] == ["norm_1", "Relu", "Add"]
+    assert list(operators(made)[0].input) == ["x", "gain", "w"]
+    x = noise(5, 4)
+    assert np.array_equal(run(made, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_nothing_else_changes() -> None:
+    model = chain()
+    model.doc_string, model.producer_name, model.graph.doc_string = "about", "somebody", "graph"
+    model.graph.output[0].doc_string = "result"
+    model.graph.input[0].doc_string = "data"
+    entry = model.graph.output[0].metadata_props.add()
+    entry.key, entry.value = "unit", "volts"
+    helper.set_model_props(model, {"license": "free"})
+    before = read(model)
+    untouched: onnx.ModelProto = ir.to_proto(before.model)
+    made = patched(read(model), ("f_1", ["h"], ["y"]))
+    assert list(made.graph.input) == list(untouched.graph.input)
+    assert list(made.graph.output) == list(untouched.graph.output)
+    assert made.graph.output[0].metadata_props == model.graph.output[0].metadata_props
+    assert (made.doc_string, made.producer_name, made.graph.doc_string) == ("about", "somebody", "graph")
+    assert {p.key: p.value for p in made.metadata_props} == {"license": "free", "mirage.version": "test"}
+    assert {o.domain: o.version for o in made.opset_import} == {"": 18, patch.DOMAIN: patch.DOMAIN_VERSION}
+    kept = {t.name: t for t in made.graph.initializer}
+    assert kept["w"] == next(t for t in untouched.graph.initializer if t.name == "w")
+    assert list(made.graph.node)[:2] == list(untouched.graph.node)[:2]
+
+
+def test_small_constants_live_in_the_function_and_weights_are_passed() -> None:
+    made = patched(read(chain()), ("f_1", ["x", "w"], ["y"]))
+    (function,) = made.functions
+    assert list(operators(made)[0].input) == ["x", "w"]
+    assert [node.op_type for node in function.node].count("Constant") == 2  # gain and bias
+    assert {t.name for t in made.graph.initializer} == {"w"}
+
+
+def test_functions_need_a_version_of_the_format_that_has_them() -> None:
+    model = chain()
+    model.ir_version = 7
+    made = patched(read(model), ("f_1", ["x", "w"], ["y"]))
+    assert made.ir_version == 8
+    x = noise(2, 4)
+    assert np.array_equal(run(made, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_several_outputs_some_of_them_outputs_of_the_model() -> None:
+    model = parsed(
+        """g (float[2,4] x) => (float[2,4] a, float[2,4] y) {
+            a = Exp(x)
+            b = Neg(a)
+            c = Mul(a, b)
+            y = Add(c, b)
+        }"""
+    )
+    made = patched(read(model), ("f_1", ["x"], ["a", "b"]))
+    assert [n.op_type for n in made.graph.node] == ["f_1", "Mul", "Add"]
+    x = noise(2, 4)
+    for ours, theirs in zip(run(made, {"x": x}), run(model, {"x": x}), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_an_input_that_is_an_output_of_the_model_too() -> None:
+    model = parsed("g (float[2] x) => (float[2] a, float[2] y) { a = Exp(x) b = Neg(a) y = Mul(a, b) }")
+    made = patched(read(model), ("f_1", ["a"], ["y"]))
+    assert [v.name for v in made.graph.output] == ["a", "y"]
+    x = noise(2)
+    assert np.array_equal(run(made, {"x": x})[1], run(model, {"x": x})[1])
+
+
+def test_a_result_that_is_an_output_of_the_model_twice() -> None:
+    model = parsed("g (float[2] x) => (float[2] y, float[2] y) { a = Exp(x) y = Neg(a) }")
+    imported = read(model)
+    made = patched(imported, ("f_1", ["x"], ["y"])) if len(imported.model.graph.outputs) == 2 else None
+    assert made is not None and [v.name for v in made.graph.output] == ["y", "y"]
+
+
+def test_neighbours_in_any_order() -> None:
+    model = parsed("g (float[2] x) => (float[2] y) { a = Exp(x) b = Neg(a) c = Abs(b) y = Sqrt(c) }")
+    for places in ([("f_1", ["x"], ["b"]), ("f_2", ["b"], ["y"])], [("f_2", ["b"], ["y"]), ("f_1", ["x"], ["b"])]):
+        made = patched(read(model), *places)  # type: ignore[arg-type]
+        assert [n.op_type for n in made.graph.node] == ["f_1", "f_2"]
+        assert list(operators(made)[1].input) == list(operators(made)[0].output)
+        x = noise(2)
+        assert np.array_equal(run(made, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_equal_regions_share_a_function() -> None:
+    model = parsed(
+        "g (float[2] x) => (float[2] y) { a = Exp(x) b = Mul(a, k1) c = Exp(b) y = Mul(c, k2) }",
+        k1=np.float32([2, 3]),
+        k2=np.float32([4, 5]),
+    )
+    made = patched(read(model), ("f_1", ["x", "k1"], ["b"]), ("f_1", ["b", "k2"], ["y"]))
+    assert len(made.functions) == 1 and len(operators(made)) == 2
+    x = noise(2)
+    assert np.array_equal(run(made, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_names_that_are_taken_already() -> None:
+    model = parsed("g (float[2] x) => (float[2] y, float[2] z) { a = Exp(x) y = Neg(a) z = Abs(y) }")
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "y/original"
+    model.graph.node[2].name = "f_1_0"
+    model.graph.output.append(helper.make_tensor_value_info("y/original", TensorProto.FLOAT, [2]))
+    made = patched(read(model), ("f_1", ["y/original"], ["y"]))
+    assert sorted(n.name for n in made.graph.node if n.op_type in ("f_1", "Abs")) == ["f_1_0", "f_1_0_1"]
+    assert [v.name for v in made.graph.output] == ["y", "z", "y/original"]
+
+
+def test_a_result_that_a_subgraph_reads() -> None:
+    model = parsed(
+        """g (float[2] x, bool c) => (float[2] y) {
+            a = Exp(x)
+            b = Neg(a)
+            y = If(c) <
+                then_branch = t () => (float[2] u) { u = Abs(b) },
+                else_branch = e () => (float[2] v) { v = Identity(b) }
+            >
+        }"""
+    )
+    made = patched(read(model), ("f_1", ["x"], ["b"]))
+    assert [n.op_type for n in made.graph.node] == ["f_1", "If"]
+    for c in (True, False):
+        feed = {"x": noise(2), "c": np.array(c)}
+        assert np.array_equal(run(made, feed)[0], run(model, feed)[0])
+
+
+def test_a_subgraph_inside_a_region_stays_outside_the_function() -> None:
+    model = parsed(
+        """g (float[2] x, bool c) => (float[2] y) {
+            k = If(c) <
+                then_branch = t () => (float[2] u) { u = Abs(x) },
+                else_branch = e () => (float[2] v) { v = Identity(x) }
+            >
+            a = Exp(x)
+            y = Mul(a, k)
+        }"""
+    )
+    made = patched(read(model), ("f_1", ["x"], ["y"]))
+    assert list(operators(made)[0].input) == ["x", "k"]
+    feed = {"x": noise(2), "c": np.array(True)}
+    assert np.array_equal(run(made, feed)[0], run(model, feed)[0])
+
+
+def test_left_out_inputs_and_outputs() -> None:
+    model = parsed(
+        """g (float[2,4] x) => (float[2,4] y) {
+            n, , d = LayerNormalization <axis = -1> (x, gain)
+            m = Clip(n, , high)
+            y = Mul(m, d)
+        }""",
+        gain=noise(4),
+        high=np.float32(0.5),
+    )
+    made = patched(read(model), ("f_1", ["x"], ["y"]))
+    assert [n.op_type for n in made.graph.node] == ["f_1"]
+    x = noise(2, 4)
+    assert np.allclose(run(made, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-6)
+
+
+def test_unknown_tensors_and_results_that_no_node_computes() -> None:
+    imported = read(chain())
+    regions = Regions(imported.model)
+    with pytest.raises(InvalidGraph, match="no tensor 'nothing'"):
+        regions.of(["nothing"], ["y"])
+    with pytest.raises(InvalidGraph, match="output 'x'"):
+        patch.patch(imported.model, [patch.Replacement("f_1", regions.of([], ["x"]))], {})
+
+
+# --- what functions hold ----------------------------------------------------------------------------------------------
+DYNAMIC = """g (int64[b,s] ids, float[b,s,8] x) => (float[b,s,8] y) {
+    first = Neg(x)
+    u = Exp(first)
+    shape = Shape(u)
+    i0 = Constant <value_ints = [0]> ()
+    i1 = Constant <value_ints = [1]> ()
+    batch = Gather(shape, i0)
+    length = Gather(shape, i1)
+    heads = Constant <value_ints = [2, 4]> ()
+    split = Concat <axis = 0> (batch, length, heads)
+    q = Reshape(first, split)
+    t = Transpose <perm = [0, 2, 1, 3]> (q)
+    k = Sqrt(u)
+    p = Reshape(k, split)
+    o = Transpose <perm = [0, 2, 1, 3]> (p)
+    m = Mul(t, o)
+    n = Transpose <perm = [0, 2, 1, 3]> (m)
+    whole = Shape(x)
+    y = Reshape(n, whole)
+}"""
+
+
+def test_sizes_come_from_the_inputs_and_not_from_where_the_model_took_them() -> None:
+    model = parsed(DYNAMIC)
+    imported = read(model)
+    region = regions_of(imported).of(["first", "k"], ["m"])
+    assert "Shape" not in [n.op_type for n in region.nodes] and len(region.inputs) == 2
+    made = patched(imported, ("f_1", ["first", "k"], ["m"]))
+    assert list(operators(made)[0].input) == ["first", "k"]
+    assert "Exp" not in [n.op_type for n in made.functions[0].node]
+    feed = {"ids": np.zeros((3, 5), np.int64), "x": noise(3, 5, 8)}
+    assert np.array_equal(run(made, feed)[0], run(model, feed)[0], equal_nan=True)
+
+
+def test_sizes_that_no_input_tells_come_the_way_the_model_takes_them() -> None:
+    model = parsed(
+        """g (float[s] x, float[b,4] z) => (float[b,s] y) {
+            shape = Shape <start = 0, end = 1> (z)
+            length = Shape(x)
+            target = Concat <axis = 0> (shape, length)
+            a = Exp(x)
+            y = Expand(a, target)
+        }"""
+    )
+    imported = read(model)
+    assert [v.name for v in regions_of(imported).of(["x"], ["y"]).inputs] == ["x", "z"]
+    made = patched(imported, ("f_1", ["x"], ["y"]))
+    feed = {"x": noise(3), "z": noise(2, 4)}
+    assert np.array_equal(run(made, feed)[0], run(model, feed)[0])
+
+
+def test_products_and_multiples_of_sizes() -> None:
+    model = parsed(
+        """g (float[b,6,s] x) => (float[n] y, int64[1] z) {
+            a = Exp(x)
+            shape = Shape(x)
+            count = ReduceProd <keepdims = 1> (shape)
+            y = Reshape(a, count)
+            z = Neg(count)
+        }"""
+    )
+    made = patched(read(model), ("f_1", ["x"], ["y"]))
+    assert "Mul" in [n.op_type for n in made.functions[0].node]
+    x = noise(2, 6, 3)
+    for ours, theirs in zip(run(made, {"x": x}), run(model, {"x": x}), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_a_large_constant_of_one_number_is_not_passed() -> None:
+    model = parsed(
+        "g (float[64,64] x) => (float[64,64] y) { a = Exp(x) y = Add(a, mask) }",
+        mask=np.full((64, 64), -1.5, np.float32),
+    )
+    imported = read(model)
+    made = patched(imported, ("f_1", ["x"], ["y"]))
+    assert list(operators(made)[0].input) == ["x"] and not made.graph.initializer
+    x = noise(64, 64)
+    assert np.array_equal(run(made, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_equal_tensors_are_the_same_input() -> None:
+    model = parsed(
+        """g (float[2] x) => (float[2] y) {
+            a = Exp(x)
+            b = Exp(x)
+            c = Identity(b)
+            d = Neg(a)
+            e = Abs(c)
+            y = Mul(d, e)
+        }"""
+    )
+    imported = read(model)
+    region = regions_of(imported).of(["a"], ["y"])
+    assert sorted(n.op_type for n in region.nodes) == ["Abs", "Mul", "Neg"] and len(region.inputs) == 1
+    made = patched(imported, ("f_1", ["a"], ["y"]))
+    x = noise(2)
+    assert np.array_equal(run(made, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_fragments_that_read_more_than_their_inputs_share_an_operator_only_if_they_read_the_same() -> None:
+    text = """g (float[2] x, bool c) => (float[2] y) {{
+        k = If(c) <then_branch = t () => (float[2] u) {{ u = Abs(x) }}, else_branch = e () => (float[2] v) {{ v = Neg(x) }}>
+        a = Exp(x)
+        b = {first}(a, k)
+        d = Exp(b)
+        y = {second}(d, k)
+    }}"""
+
+    def signatures(first: str, second: str) -> list[str]:
+        regions = Regions(read(parsed(text.format(first=first, second=second))).model)
+        return [regions.of(["x"], ["b"]).signature(), regions.of(["b"], ["y"]).signature()]
+
+    same, other = signatures("Mul", "Mul"), signatures("Mul", "Add")
+    assert same[0] == same[1] != "" and other[0] != other[1]
+
+
+# --- in and out of files ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("external", [False, True])
+def test_weights_are_stored_as_they_were(tmp_path: Path, external: bool) -> None:
+    text = "g (float[2,64] x) => (float[2,64] y) { a = MatMul(x, w) y = Exp(a) }"
+    model = parsed(text, w=noise(64, 64))
+    source = tmp_path / "in" / "model.onnx"
+    source.parent.mkdir()
+    onnx.save(model, source, save_as_external_data=external, location="weights.bin", size_threshold=0)
+    imported = front_end.load(str(source), Options())
+    region = regions_of(imported).of(["x", "w"], ["a"])
+    patch.patch(imported.model, [patch.Replacement("f_1", region)], {})
+    patch.save(imported.model, tmp_path / "model.onnx", bool(imported.external))
+    assert (tmp_path / "model.onnx.data").exists() == external
+    stored = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    (w,) = stored.graph.initializer
+    assert (w.data_location == TensorProto.EXTERNAL) == external
+    onnx.checker.check_model(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    x = noise(2, 64)
+    assert np.allclose(session.run(None, {"x": x})[0], run(parsed(text, w=noise(64, 64)), {"x": x})[0], rtol=1e-5)
+
+
+def test_weights_that_a_file_cannot_hold_go_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patch, "PROTOBUF_LIMIT", 1000)
+    imported = read(parsed("g (float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", w=noise(64, 64)))
+    patch.save(imported.model, tmp_path / "model.onnx", external=False)
+    assert (tmp_path / "model.onnx.data").stat().st_size >= 64 * 64 * 4
+
+
+# --- any graph --------------------------------------------------------------------------------------------------------
+UNARY = ("Exp", "Neg", "Tanh", "Relu", "Identity", "Abs")
+BINARY = ("Add", "Mul", "Sub", "Max", "MatMul")
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> onnx.ModelProto:
+    """Random graphs of square matrices with one or two inputs, weights, and up to twelve nodes."""
+    known = ["x", "z", "w", "k"]
+    nodes = []
+    for i in range(draw(st.integers(1, 12))):
+        pick = st.sampled_from(known)
+        if draw(st.booleans()):
+            node = helper.make_node(draw(st.sampled_from(UNARY)), [draw(pick)], [f"t{i}"])
+        else:
+            node = helper.make_node(draw(st.sampled_from(BINARY)), [draw(pick), draw(pick)], [f"t{i}"])
+        nodes.append(node)
+        known.append(f"t{i}")
+    ends = {f"t{i}" for i in range(len(nodes))} - {name for node in nodes for name in node.input}
+    ends |= set(draw(st.lists(st.sampled_from([f"t{i}" for i in range(len(nodes))]), max_size=2)))
+
+    def declared(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3] if name == "z" else [3, 3])
+
+    weights = [
+        numpy_helper.from_array(noise(3, 3), "w"),
+        numpy_helper.from_array(np.full((3, 3), 0.5, np.float32), "k"),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 3]) for name in ("x", "z")]
+    graph = helper.make_graph(nodes, "g", inputs, [declared(name) for name in sorted(ends)], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def intervals(draw: st.DrawFn, count: int) -> list[range]:
+    """Runs of nodes that do not overlap: convex, whatever the graph."""
+    cuts = sorted(draw(st.lists(st.integers(0, count), min_size=2, max_size=6, unique=True)))
+    return [range(a, b) for a, b in zip(cuts[::2], cuts[1::2], strict=False)]
+
+
+def around(model: ir.Model, run_of: range) -> tuple[list[str], list[str]]:
+    """The tensors that a run of nodes reads from outside (weights too) and those that are read outside."""
+    nodes = [list(model.graph)[i] for i in run_of]
+    inside = {v for node in nodes for v in node.outputs}
+    read_here = dict.fromkeys(v.name or "" for node in nodes for v in node.inputs if v is not None and v not in inside)
+    results = [
+        v.name or ""
+        for node in nodes
+        for v in node.outputs
+        if v in model.graph.outputs or any(user not in nodes for user, _ in v.uses())
+    ]
+    return list(read_here), results
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_any_graph_with_any_runs_of_nodes_replaced(data: st.DataObject) -> None:
+    model = data.draw(graphs())
+    feed = {"x": noise(3, 3), "z": noise(3, 3)[::-1].copy()}
+    imported = read(model)
+    count = len(list(imported.model.graph))
+    runs = data.draw(st.composite(lambda draw: intervals(draw, count))()) if count >= 1 else []
+    places = [(f"f_{k}", *around(imported.model, r)) for k, r in enumerate(runs)]
+    before: onnx.ModelProto = ir.to_proto(imported.model)
+    made = patched(imported, *[p for p in places if p[2]])
+    assert list(made.graph.input) == list(before.graph.input)
+    assert list(made.graph.output) == list(before.graph.output)
+    assert len(operators(made)) == len([p for p in places if p[2]])
+    for ours, theirs, original in zip(run(made, feed), run(before, feed), run(model, feed), strict=True):
+        assert np.array_equal(ours, theirs, equal_nan=True)
+        assert np.allclose(ours, original, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+def layers(count: int) -> onnx.ModelProto:
+    """RMS norm, two products and a residual sum, `count` times."""
+    nodes: list[onnx.NodeProto] = []
+    weights = {"two": np.float32(2), "eps": np.float32(1e-5), "axes": np.array([-1])}
+    x = "x"
+    for i in range(count):
+
+        def step(op: str, *inputs: str, to: str, layer: int = i) -> str:
+            nodes.append(helper.make_node(op, list(inputs), [f"{to}{layer}"], f"{op}_{layer}_{to}"))
+            return f"{to}{layer}"
+
+        weights |= {f"u{i}": noise(8, 16), f"v{i}": noise(16, 8)}
+        mean = step("ReduceMean", step("Pow", x, "two", to="sq"), "axes", to="mean")
+        normed = step("Div", x, step("Sqrt", step("Add", mean, "eps", to="eps"), to="root"), to="norm")
+        hidden = step("Relu", step("MatMul", normed, f"u{i}", to="up"), to="relu")
+        x = step("Add", x, step("MatMul", hidden, f"v{i}", to="down"), to="x")
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", 8]) for n in ("x", x)]
+    stored = [numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_many_layers_share_their_functions() -> None:
+    model = layers(20)
+    imported = read(model)
+    work = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    assert sum(len(w.occurrences) for w in work) >= 20
+    assert len(work) <= 4
+    patch.patch(imported.model, [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences], {})
+    made: onnx.ModelProto = ir.to_proto(imported.model)
+    onnx.checker.check_model(made)
+    assert len(made.functions) == len(work)
+    x = noise(3, 8)
+    assert np.allclose(run(made, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5, atol=1e-5)
+
+
+def test_the_model_is_not_searched_for_every_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = []
+    original = ir.Graph.__iter__
+    monkeypatch.setattr(ir.Graph, "__iter__", lambda graph: walks.append(graph) or original(graph))
+    counts = []
+    for count in (5, 20):
+        imported = read(layers(count))
+        fragments = partition(imported.graph, tensor_names(imported)).fragments
+        walks.clear()
+        work = group(fragments, imported)
+        replacements = [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences]
+        patch.patch(imported.model, replacements, {})
+        counts.append(len(walks))
+    assert counts[0] == counts[1]
