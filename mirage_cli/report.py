@@ -13,10 +13,10 @@ SCHEMA_VERSION = 1
 REPLACED, KEPT, FAILED = "replaced", "kept", "failed"
 
 #: What a fragment's report holds when nothing is known: every key of the contract is there all the same.
-_SEARCH = {"mappings": 0, "values": 0, "muGraphs": 0, "seconds": 0.0}
-_MUGRAPH = {"file": None, "kernels": 0, "grid": [], "loop": None, "text": []}
-_FLOAT = {"target": None, "error": None, "original_error": None}
-_VERIFICATION = {
+_SEARCH: dict[str, Any] = {"mappings": 0, "values": 0, "muGraphs": 0, "seconds": 0.0}
+_MUGRAPH: dict[str, Any] = {"file": None, "kernels": 0, "grid": [], "loop": None, "text": []}
+_FLOAT: dict[str, Any] = {"target": None, "error": None, "original_error": None}
+_VERIFICATION: dict[str, Any] = {
     "mode": None,
     "primes": [],
     "degree": None,

@@ -51,7 +51,7 @@ def optimize(
 
     with voice.progress() as progress:
         report = pipeline.optimize(common.check_input(model), Path(output or ""), options, progress)
-    voice.result(report.to_json, lambda: _summary(report))
+    voice.result(report.to_json, lambda: _summary(report, output))
 
 
 def effective(config: str | None, given: dict[str, Any]) -> Options:
@@ -64,10 +64,10 @@ def effective(config: str | None, given: dict[str, Any]) -> Options:
     return settings.options(values)
 
 
-def _summary(report: Report) -> str:
+def _summary(report: Report, output: str | None) -> str:
     from mirage_cli.exporters import text
 
-    return text.summary(report)
+    return text.summary(report, output or "DIR")
 
 
 def _written(options: Options, as_json: bool) -> str:

@@ -175,7 +175,7 @@ def _rounding(check: Mapping[str, Any]) -> str:
 
 
 def _schedules(schedule: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for target, kernels in schedule.items():
         for n, s in enumerate(kernels):
             tiles = ", ".join(f"{axis} {size}" for axis, size in s["tiles"].items()) or "–"
