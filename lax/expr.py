@@ -9,15 +9,17 @@ atom is an input, a function of normal forms, or (below the line) a normal form.
 own, so a monomial is an integer, a product of monomials is a product, and "is contained in" is "divides". Sum factors are
 symbols such as ("h", "l"), so nothing depends on extents. Equal classes have one interned integer.
 
-`is_part(x, e)` decides "x is a subexpression of e": x equals e; or one cofactor maps every monomial of x to monomials of
-e (x times a product, a quotient or a sum stands inside e as a summand); or x is part of the argument of an atom of e.
-This is complete for terms whose e is reached from x by products, quotients, sums and outer functions of x as a whole, in
-any order, because distribution has already been carried out in the normal form; over-approximation elsewhere costs only
-pruning.
+`is_part(x, e)` decides "x is a subexpression of e", that is, of some term that equals e: x equals e; or one cofactor maps
+every monomial of x to monomials of e (x times a product, a quotient or a sum stands inside e as a summand); or x is part
+of the argument of an atom of e, or of a product of denominators. No part of a term is missed, because distribution has
+been carried out in the normal form, with two exceptions: exp(x) as a part of exp(x + y), sqrt(x) of sqrt(xy), which the
+theory equates with products; and a part of a product in which one of these was merged. Answering yes where no term
+contains x costs only pruning.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ Factor: TypeAlias = Hashable
 Monomial: TypeAlias = int
 Expr: TypeAlias = int
 Terms: TypeAlias = tuple[tuple[Monomial, int], ...]  #: monomials with their multiplicities, sorted
+MERGING = ("exp", "sqrt")  #: functions whose products are one function: of the sum, of the product
 Symbol: TypeAlias = tuple[str, tuple[Hashable, ...], tuple[Expr, ...]]  #: (kind, label, arguments) of a prime
 
 
@@ -49,7 +52,7 @@ class Expressions:
         self._primes: Iterator[int] = _primes()
         self._prime: dict[Symbol, int] = {}
         self._symbol: dict[int, Symbol] = {}
-        self._merging: dict[str, list[int]] = {"exp": [], "sqrt": []}
+        self._merging: dict[tuple[str, bool], list[int]] = {(f, under): [] for f in MERGING for under in (False, True)}
         self._memo: dict[tuple[Hashable, ...], Expr] = {}
         self._parts: dict[Expr, _Parts] = {}
         self._unders: dict[tuple[Expr, Hashable], int] = {}
@@ -71,8 +74,10 @@ class Expressions:
         if symbol not in self._prime:
             p = self._prime[symbol] = next(self._primes)
             self._symbol[p] = symbol
-            if kind == "call" and label[0] in self._merging:
-                self._merging[str(label[0])].append(p)
+            if kind == "call" and label[0] in MERGING:
+                self._merging[(str(label[0]), False)].append(p)
+            if kind == "under" and label == (None,) and (function := self._lone_call(args[0])) is not None:
+                self._merging[(function, True)].append(p)
         return self._prime[symbol]
 
     def leaf(self, name: Hashable) -> Expr:
@@ -108,7 +113,10 @@ class Expressions:
         known = self._memo.get(key)
         if known is None:
             below = self._below(y, tag)
-            known = self._memo[key] = self._form((a * below, m) for a, m in self._forms[x])
+            terms: Counter[Monomial] = Counter()
+            for a, m in self._forms[x]:
+                terms[self._merge(a * below)] += m
+            known = self._memo[key] = self._form(terms.items())
         return known
 
     def sum(self, x: Expr, factors: Iterable[Factor]) -> Expr:
@@ -143,8 +151,8 @@ class Expressions:
         return self._atom("under", (tag,), (y,))
 
     def _merge(self, monomial: Monomial) -> Monomial:
-        """Products of exponentials and of roots as one."""
-        for function, primes in self._merging.items():
+        """Products of exponentials and of roots as one, above the line and below it."""
+        for (function, under), primes in self._merging.items():
             found = [p for p in primes if monomial % p == 0]
             repeated = any(monomial % (p * p) == 0 for p in found)
             if len(found) < 2 and not repeated:
@@ -154,11 +162,20 @@ class Expressions:
                 while monomial % p == 0:
                     monomial //= p
                     inner = self._symbol[p][2][0]
+                    if under:
+                        inner = self._symbol[self._forms[inner][0][0]][2][0]
                     combine = self.add if function == "exp" else self.mul
                     argument = inner if argument is None else combine(argument, inner)
             assert argument is not None
-            monomial *= self._atom("call", (function,), (argument,))
+            merged = self._atom("call", (function,), (argument,))
+            monomial *= self._atom("under", (None,), (self._form([(merged, 1)]),)) if under else merged
         return monomial
+
+    def _lone_call(self, e: Expr) -> str | None:
+        """The function when an expression is one call of a function that merges."""
+        ((monomial, count), *others) = self._forms[e]
+        kind, label, _ = self._symbol.get(monomial, ("", ("",), ()))
+        return str(label[0]) if not others and count == 1 and kind == "call" and label[0] in MERGING else None
 
     def _factors(self, monomial: Monomial) -> Iterator[int]:
         for p in self._symbol:
@@ -209,15 +226,18 @@ class Expressions:
         return any(self._divides(x, h) for h in parts.hosts)
 
     def _inside(self, e: Expr) -> set[Expr]:
-        """`e` and all arguments of its atoms, at every depth."""
+        """`e`, all arguments of its atoms and the product of what it is divided by, at every depth."""
         found, todo = set[Expr](), [e]
         while todo:
             x = todo.pop()
             if x not in found:
                 found.add(x)
                 for monomial, _ in self._forms[x]:
-                    for p in self._factors(monomial):
-                        todo.extend(self._symbol[p][2])
+                    symbols = [self._symbol[p] for p in self._factors(monomial)]
+                    todo.extend(a for _, _, args in symbols for a in args)
+                    below = [args[0] for kind, label, args in symbols if kind == "under" and label == (None,)]
+                    if len(below) > 1:
+                        todo.append(functools.reduce(self.mul, below))
         return found
 
     def _divides(self, x: Expr, e: Expr) -> bool:

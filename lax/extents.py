@@ -6,6 +6,7 @@ A symbol is a name that the model gives to a dimension ("batch", "past_len + 1")
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Symbolic:
 Extent: TypeAlias = int | Symbolic
 
 ONE: Extent = 1
+_SUM = re.compile(r"\(([\w.]+)([+-]\d+)\)")
 
 
 def symbol(name: str) -> Extent:
@@ -54,6 +56,14 @@ def quotient(a: Extent, b: Extent) -> Extent | None:
         return None
     rest = tuple(sorted((na - nb).elements()))
     return Symbolic(fa // fb, rest) if rest else fa // fb
+
+
+def difference(total: Extent, part: Extent) -> int | None:
+    """k when `total` is the symbol that front ends give to the sum of `part` and the number k, such as `(past+1)`."""
+    if not isinstance(total, Symbolic) or total.factor != 1 or len(total.names) != 1:
+        return None
+    found = _SUM.fullmatch(total.names[0])
+    return int(found[2]) if found is not None and symbol(found[1]) == part else None
 
 
 def value(e: Extent, symbols: Mapping[str, int]) -> int:

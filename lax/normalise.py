@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.identify import dedupe
 from mirage_cli.lax.ops import OPS
@@ -63,6 +64,7 @@ class _Normaliser:
     def __init__(self, p: Program) -> None:
         self.p = p
         self.extents = {a.name: a.extent for a in p.axes}
+        self.shown = [e for s in p.sources for e in s.dims if not isinstance(e, int)]
         self.nodes: list[Node] = []
         self.axes = {i.name: p.axes_of(i.name) for i in p.inputs}
         self.lone: dict[str, Extent] = {}  #: axes of their own for extents, so that no pass on axes meets them
@@ -90,12 +92,16 @@ class _Normaliser:
             return frozenset([n.axis or ""])
         return joined - frozenset(n.over) if n.op in ("contract", *REDUCTIONS) else joined
 
-    def extent(self, axis: str) -> str:
-        """The number of positions along an axis, as a value."""
-        e = self.p.extent(axis)
+    def extent(self, e: Extent) -> _Ratio:
+        """A number of positions as a value; a symbol that no source shows is the difference of a sum that one does."""
+        if isinstance(e, int):
+            return _Ratio(Fraction(e))
+        for known in self.shown if not set(ex.names(e)) <= {n for s in self.shown for n in ex.names(s)} else ():
+            if (k := ex.difference(known, e)) is not None:
+                return self.sum("sub", self.extent(known), _Ratio(Fraction(k)))
         lone = f"#{e}"
         self.lone[lone] = e
-        return self.emit("extent", (), Node("", "extent", axis=lone))
+        return _Ratio(ONE, self.emit("extent", (), Node("", "extent", axis=lone)))
 
     def plain(self, v: _Ratio) -> str:
         """A value as a node."""
@@ -114,7 +120,7 @@ class _Normaliser:
             case "const":
                 return _Ratio(n.value) if isinstance(n.value, Fraction) else self.opaque(n, args)
             case "extent":
-                return _Ratio(ONE, self.extent(n.axis or ""))
+                return self.extent(self.extents[n.axis or ""])
             case "neg":
                 return replace(args[0], factor=-args[0].factor)
             case "mul":
@@ -237,9 +243,7 @@ class _Normaliser:
     def times(self, x: _Ratio, lost: Iterable[str]) -> _Ratio:
         """`x` summed over axes that it lacks."""
         for a in lost:
-            extent = self.p.extent(a)
-            count = _Ratio(Fraction(extent)) if isinstance(extent, int) else _Ratio(ONE, self.extent(a))
-            x = self.product(x, count)
+            x = self.product(x, self.extent(self.extents[a]))
         return x
 
     def extreme(self, n: Node, x: _Ratio) -> _Ratio:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mirage_cli.errors import Refused
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Input, Node, Program
@@ -94,7 +95,11 @@ class Form:
 
 
 def search_form(program: Program) -> Form:
-    """The search form of a program. Raises Refused for reductions that are not sums."""
+    """The search form of a program. Raises Refused for reductions that are not sums, and for extents that a kernel could
+    not know."""
+    given = {n for s in program.sources for e in s.dims for n in ex.names(e)}
+    if lost := [s for s in program.symbols if s not in given]:
+        raise Refused(f"the value of {', '.join(lost)} cannot be computed from the shapes of what it reads")
     form = Form(program)
     builder = _Builder(form)
     form.outputs = [builder.closed(o.value) for o in program.outputs]
