@@ -203,9 +203,9 @@ class _Normaliser:
         if x == y:
             return x
         x, y, common = _common(x, y)
-        factor = x.factor if x.factor == y.factor else ONE
-        if factor == x.factor:
-            x, y = x.unscaled, y.unscaled
+        factor = ONE
+        if x.factor == y.factor:
+            factor, x, y = x.factor, x.unscaled, y.unscaled
         return _Ratio(factor, self.emit("where", [self.plain(condition), self.plain(x), self.plain(y)]), common)
 
     def logic(self, n: Node, args: list[_Ratio]) -> _Ratio:
