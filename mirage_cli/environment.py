@@ -6,7 +6,7 @@ from pathlib import Path
 
 import platformdirs
 
-from mirage_cli import devices
+from mirage_cli import devices, runtime
 from mirage_cli.backends import cuda
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
@@ -17,29 +17,37 @@ CUDA_ARCHS = cuda.ARCHS
 
 
 def toolchain(options: Options) -> Toolchain:
-    """The compilers that a run needs. Raises ToolMissing."""
+    """The compilers that a run needs. Raises ToolMissing, also for a GPU or a provider that `--gpu` needs."""
     unknown = [t for t in options.target if t not in ("cpu", "cuda")]
     if unknown:
         raise UsageError(f"--target {unknown[0]}: expected cpu or cuda")
-    wants_cuda = not options.target or "cuda" in options.target
-    found = tools_module.find(cuda=wants_cuda)
-    if "cuda" in options.target and found.nvcc is None:
+    found = tools_module.find(cuda=not options.target or wants_cuda(options))
+    if options.gpu is not None:
+        devices.architecture(options.gpu)
+        runtime.check_provider("cuda")
+    if wants_cuda(options) and found.nvcc is None:
         raise ToolMissing("no nvcc was found", "pip install 'mirage-cli[nvcc]', or set CUDA_HOME; or use --target cpu")
     return found
+
+
+def wants_cuda(options: Options) -> bool:
+    """Whether CUDA kernels are asked for, not merely welcome."""
+    return "cuda" in options.target or options.gpu is not None
 
 
 def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
     """The targets of a run by kind: CPU kernels always (a library with none of a provider's kernels is an error there),
     CUDA ones when asked for or when there is a compiler. Raises UsageError for an unknown architecture."""
     found: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
-    if "cuda" in options.target or (not options.target and tools.nvcc is not None):
+    if wants_cuda(options) or (not options.target and tools.nvcc is not None):
         found["cuda"] = archs(options)
     return found
 
 
 def archs(options: Options) -> tuple[str, ...]:
     """The CUDA architectures to build for. Raises UsageError for an unknown one."""
-    names = [devices.architecture(options.gpu or 0) if a == "native" else a for a in options.arch]
+    asked = options.arch or (("native",) if options.gpu is not None else ())
+    names = [devices.architecture(options.gpu or 0) if a == "native" else a for a in asked]
     unknown = [a for a in names if a not in CUDA_ARCHS]
     if unknown:
         raise UsageError(f"--arch {unknown[0]}: expected {', '.join(CUDA_ARCHS)} or native")

@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from mirage_cli import assemble, dims, environment, frontends, isolation
+from mirage_cli import assemble, devices, dims, environment, fragment_models, frontends, isolation
 from mirage_cli import work as works
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
+from mirage_cli.contestant import Place
 from mirage_cli.errors import CheckFailed, UsageError
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
 from mirage_cli.lax.fragment import Partition, partition
+from mirage_cli.measure import MIRAGE, measure_fragments
 from mirage_cli.options import Options
 from mirage_cli.output import check_target, replaced
 from mirage_cli.plan import PlanOptions, plan_fragment
@@ -28,6 +30,7 @@ from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.search import SearchOptions
 from mirage_cli.work import Work
 
+MEASURED_SIZE = 128  #: what a symbol without a typical value is when kernels are timed
 STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that every report gives the seconds of
 
 
@@ -89,6 +92,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
         with replaced(out) as draft:
             run.build(draft)
             run.check()
+            run.tune()
             run.rebuild(draft)
             report = run.write(draft)
     enforce(report, options)
@@ -189,6 +193,27 @@ class Run:
             for k, outcome in isolation.each(run_job, jobs, self.options.jobs):
                 checked[k].checked(outcome)
                 self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
+
+    def tune(self) -> None:
+        """With `--gpu`, time every fragment there beside its original nodes; without `--force`, what is not faster is
+        left, and what gives other answers fails in any case."""
+        if self.options.gpu is None or self.built is None or self.built.library is None:
+            return
+        self.progress.stage("measure", len(self.chosen))
+        device = devices.name("cuda", self.options.gpu)
+        with self.clock.measure("tune"):
+            typical = dims.typical(self.ranges)
+            models = {}
+            for w in self.chosen:
+                sizes = {s: typical.get(s, MEASURED_SIZE) for s in w.program.symbols}
+                models[w.id] = fragment_models.from_work(self.imported, w, sizes)
+            place = Place("cuda", self.options.gpu)
+            found = measure_fragments(
+                models, self.built.library, place, seed=self.options.seed, step=self.progress.step
+            )
+            for w in self.chosen:
+                f = found[w.id]
+                w.timed(f.measured(device), f.faster, f.entry(MIRAGE).problem, self.options.force)
 
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""

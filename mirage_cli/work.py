@@ -80,7 +80,7 @@ class Work:
     reason: str = ""
     failed: bool = False
     float_check: FloatCheck | None = None
-    kinds: tuple[str, ...] = field(default_factory=tuple)
+    measured: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def operators(self) -> int:
@@ -112,6 +112,19 @@ class Work:
             )
             return
         self.replace = True
+
+    def timed(self, row: dict[str, Any], faster: bool, problem: str, force: bool) -> None:
+        """Take what was measured on a GPU (a row of the report's `measured`): a kernel with a `problem`, such as other
+        answers, fails; one that is not faster is left unless `force` says otherwise."""
+        self.measured.append(row)
+        if problem:
+            self.fail(f"on {row['device']}: {problem}")
+        elif not faster and not force:
+            self.replace = False
+            self.reason = (
+                f"not faster on {row['device']}: {row['mirage_us']} us against {row['original_us']} us "
+                "(--force replaces it all the same)"
+            )
 
     def fail(self, reason: str) -> None:
         """Leave the fragment as it was."""
