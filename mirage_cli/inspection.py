@@ -64,7 +64,7 @@ def _model(path: str, options: Options) -> Inspection:
     for w in chosen:
         w.replace = True  # the question is what is left when everything that can be replaced is
     report = assemble.report(path, imported, parts, chosen, options, {}).to_json()
-    searched = {w.id: len(w.occurrences) for w in chosen}
+    searched = {o.fragment.outputs for w in chosen for o in w.occurrences}
     total = sum(coverage.flops_of(imported.graph, v) for v in imported.graph.cone(imported.graph.outputs))
     document = {
         "mirage": __version__,
@@ -74,7 +74,7 @@ def _model(path: str, options: Options) -> Inspection:
         "inputs": _tensors([v.name or "" for v in imported.model.graph.inputs], imported),
         "outputs": _tensors([v.name or "" for v in imported.model.graph.outputs], imported),
         "symbols": sorted(symbols),
-        "fragments": [_fragment(w, searched.get(w.id, 0), total, imported) for w in found],
+        "fragments": [_fragment(w, searched, total, imported) for w in found],
         "coverage": report["coverage"],
         "unchanged": report["unchanged"],
         "notes": report["notes"],
@@ -97,14 +97,14 @@ def _tensors(names: Sequence[str], imported: Imported) -> list[dict[str, Any]]:
     return found
 
 
-def _fragment(w: works.Work, searched: int, total: int, imported: Imported) -> dict[str, Any]:
+def _fragment(w: works.Work, searched: set[tuple[int, ...]], total: int, imported: Imported) -> dict[str, Any]:
     """A distinct fragment: where it is, its program, its share of the model's work, at how many places it would be
     searched (`--only` and `--skip` leave out the others)."""
     told = assemble.fragment_report(w).to_json()
     work = sum(work_of(o.fragment, imported) for o in w.occurrences)
     return {
         **{k: told[k] for k in ("id", "name", "occurrences", "nodes", "program")},
-        "searched": searched,
+        "searched": sum(o.fragment.outputs in searched for o in w.occurrences),
         "flops": round(work / total, 4) if total else 0.0,
     }
 

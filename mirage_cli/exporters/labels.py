@@ -31,7 +31,7 @@ def _escape(c: str) -> str:
 
 def cells(text: str) -> int:
     """How many columns of a fixed-width font a visible text takes at most (characters of East Asian width take two)."""
-    return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(c) in "WFA" else 1 for c in text)
+    return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def short(text: str, width: int) -> str:
@@ -39,7 +39,7 @@ def short(text: str, width: int) -> str:
     shown = visible(text)
     if cells(shown) <= width:
         return shown
-    head, tail = (width - 1 + 1) // 2, (width - 1) // 2
+    head, tail = width // 2, (width - 1) // 2
     return _fitting(shown, head) + "…" + _fitting(shown[::-1], tail)[::-1]
 
 
