@@ -60,8 +60,8 @@ def compile_objects(
         return failure
 
     with ThreadPoolExecutor(workers or default_workers()) as pool:
-        futures = [pool.submit(work, job) for job in jobs]
         try:
+            futures = [pool.submit(work, job) for job in jobs]
             results = [future.result() for future in futures]
         except BaseException:
             cancel.set()
