@@ -226,9 +226,10 @@ class Residues(ArrayDomain):
         key = _seed(self.seed, "function", name, str(place))
         low = np.full(x.shape[1:], key[0], dtype=np.uint64)
         high = np.full(x.shape[1:], key[1], dtype=np.uint64)
-        for residue in x.astype(np.uint64):
-            low = _mix(low ^ residue)
-            high = _mix(high + residue * np.uint64(0x9E3779B97F4A7C15))
+        with np.errstate(over="ignore"):  # numpy warns where a value without axes wraps around
+            for residue in x.astype(np.uint64):
+                low = _mix(low ^ residue)
+                high = _mix(high + residue * np.uint64(0x9E3779B97F4A7C15))
         return low, high
 
     def _values(self, name: str, words: tuple[Words, Words], low: int = 0) -> Residue:
@@ -237,7 +238,8 @@ class Residues(ArrayDomain):
         out = []
         for number, p in enumerate(self.primes):
             key = _seed(self.seed, "value", name, str(number))
-            word = _mix(_mix(first ^ np.uint64(key[0])) + (second ^ np.uint64(key[1])))
+            with np.errstate(over="ignore"):
+                word = _mix(_mix(first ^ np.uint64(key[0])) + (second ^ np.uint64(key[1])))
             out.append((word % np.uint64(p - low)).astype(np.int64) + low)
         return np.stack(out)
 
@@ -266,7 +268,8 @@ def _exact(x: NDArray[np.float64], y: NDArray[np.float64]) -> Residue:
 
 
 def _pair_words(a: tuple[Words, Words], b: tuple[Words, Words]) -> tuple[Words, Words]:
-    return a[0] + b[0], a[1] + b[1]
+    with np.errstate(over="ignore"):
+        return a[0] + b[0], a[1] + b[1]
 
 
 def _mix(x: Words) -> Words:
