@@ -1,0 +1,98 @@
+"""A report made by hand, in which every kind of fragment is."""
+
+from typing import Any
+
+from mirage_cli.options import Options
+from mirage_cli.report import FragmentReport, Report
+
+PROGRAM: dict[str, Any] = {
+    "inputs": ["f32[5, 48]", "f32[48, 40]"],
+    "outputs": ["f32[5, 40]"],
+    "ops": 6,
+    "axes": {"a": 5, "b": 40, "c": "2*batch"},
+    "text": ["axes a=5 b=40 c=48", "x0 = read f32 #0 [a, c]"],
+}
+PROOF: dict[str, Any] = {
+    "passed": True,
+    "mode": "uninterpreted",
+    "primes": [2147483647, 2147483629, 2147483587],
+    "degree": 3,
+    "applications": 49,
+    "rounds": 1,
+    "log2_bound": -79.77,
+    "error_bound": 9.7e-25,
+    "extents": "real",
+    "seconds": 0.009,
+    "reason": "",
+    "float": {
+        "target": "cpu",
+        "passed": True,
+        "case": "random",
+        "error": 7.27e-07,
+        "original_error": 8.34e-07,
+        "max_error": 3.7e-06,
+        "original_max_error": 3.2e-06,
+        "note": "",
+    },
+}
+
+
+def replaced(name: str = "norm_linear", nodes: tuple[str, ...] = ("pow_0", "matmul_5")) -> FragmentReport:
+    """A fragment that was replaced at two places and measured."""
+    return FragmentReport(
+        "a6660ab85df12c2a",
+        name,
+        "replaced",
+        2,
+        [list(nodes), [f"{n}_1" for n in nodes]],
+        PROGRAM,
+        {"mappings": 4, "values": 95, "muGraphs": 11, "seconds": 0.061},
+        {"file": "mugraphs/a6660ab85df12c2a.json", "kernels": 1, "grid": ["a", "b"], "loop": "c", "text": ["grid a b"]},
+        PROOF,
+        {"cpu": [{"tiles": {"a": 5, "b": 40}, "loop": 16, "warps": 1, "stages": 1}]},
+        2.472,
+        15.768,
+        0.472,
+        [{"device": "NVIDIA H200", "original_us": 21.9, "mirage_us": 13.6, "peers": {"torch.compile": 18.4}}],
+    )
+
+
+def kept(reason: str = "not predicted to be faster on cpu: 9.1 us against 8.4 us") -> FragmentReport:
+    """A fragment that was proved and not replaced."""
+    return FragmentReport(
+        "b6660ab85df12c2b",
+        "attention",
+        "kept",
+        24,
+        [["softmax_1"]] * 24,
+        PROGRAM,
+        {"mappings": 4, "values": 95, "muGraphs": 11, "seconds": 0.061},
+        {"file": "mugraphs/b6660ab85df12c2b.json", "kernels": 2, "grid": ["a"], "loop": None, "text": ["grid a"]},
+        {**PROOF, "float": {"target": "cpu", "skipped": "too large"}},
+        {},
+        9.1,
+        8.4,
+        0.5,
+        reason=reason,
+    )
+
+
+def failed(reason: str = "cpu: no muGraph was found") -> FragmentReport:
+    """A fragment of which nothing is known but that it failed."""
+    return FragmentReport("c6660ab85df12c2c", "linear", "failed", 1, [["gemm"]], PROGRAM, reason=reason)
+
+
+def report(*fragments: FragmentReport, path: str = "models/decoder.onnx", **changed: Any) -> Report:
+    """The report of a run that found `fragments`."""
+    options = Options(target=("cpu",), dim=("batch=1", "seq=1:128:4096"), force=True)
+    data: dict[str, Any] = {
+        "unchanged": [
+            {"nodes": ["embed"], "reason": "embedding lookup: Gather of rows that are chosen at run time"},
+            {"nodes": [f"node_Reshape_{k}" for k in range(30)], "reason": "layout only"},
+        ],
+        "coverage": {"flops": 0.9712, "weight_bytes": 0.92, "nodes": 0.8},
+        "seconds": {"read": 0.26, "search": 0.06, "verify": 0.12, "tune": 0.0, "render": 0.01, "compile": 7.13, "total": 8.17},
+        "notes": ["converted from opset 11 to opset 13"],
+    }
+    model = {"path": path, "sha256": "69fb30af", "external_data": {"w.data": "0123"}, "format": "onnx", "opset": 20, "nodes": 137}
+    return Report(model, options.to_json(), fragments=list(fragments), **{**data, **changed})

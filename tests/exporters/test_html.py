@@ -1,0 +1,143 @@
+"""report.html: complete, self-contained, and nothing in a name becomes markup."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from mirage_cli.exporters import html, svg
+from mirage_cli.exporters.labels import visible
+from mirage_cli.report import Report
+from tests.exporters import reports
+from tests.exporters.graphs import HOSTILE, looped, norm_linear
+from tests.optimized import Optimized
+
+VOID = {"meta", "rect", "path", "circle"}
+ATTRIBUTES = {
+    "lang", "charset", "http-equiv", "content", "name", "class", "href", "id", "viewbox", "width", "height", "role",
+    "transform", "x", "y", "rx", "text-anchor", "d", "cx", "cy", "r",
+}  # fmt: skip
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and texts of a page; fails where tags do not match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(k, v or "") for k, v in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(k, v or "") for k, v in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(page: str) -> Reader:
+    """The page, if it is well-formed, runs nothing and asks nothing of the network."""
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert not reader.open
+    assert not reader.tags & {"script", "img", "iframe", "link", "object", "embed", "form", "base"}
+    assert {k for k, _ in reader.attributes} <= ATTRIBUTES
+    assert all(v.startswith("#") for k, v in reader.attributes if k == "href")
+    assert not re.search(r"url\(|@import|https?:", page)
+    assert "default-src 'none'" in page
+    assert "prefers-color-scheme: dark" in page
+    return reader
+
+
+def page_of(r: Report, name: str = "x") -> str:
+    program = norm_linear(name, name, name)
+    graph = looped(program)
+    stored = {"targets": {"cpu": {"target": "cpu", "text": graph.text().splitlines()}}}
+    return html.page(r.to_json(), {"a6660ab85df12c2a": stored}, {"a6660ab85df12c2a": svg.drawing(graph, program)})
+
+
+def test_everything_is_on_the_page() -> None:
+    page = page_of(reports.report(reports.replaced(), reports.kept(), reports.failed()))
+    reader = read(page)
+    said = " ".join(" ".join(reader.text).split())
+    for wanted in (
+        "models/decoder.onnx (onnx, opset 20, 137 nodes)",
+        "1 of 3 distinct fragments replaced, at 2 places of the model.",
+        "97.1 %",
+        "8.2 s",
+        "15.8 us -> 2.47 us",
+        "2147483647, 2147483629, 2147483587",
+        "probability of at most 2^-79",
+        "degree at most 3",
+        "root mean square error of 7.27e-07 where the original operators have 8.34e-07",
+        "a 5, b 40",
+        "NVIDIA H200",
+        "torch.compile 18.4 us",
+        "not predicted to be faster on cpu",
+        "no muGraph was found",
+        "There is no proof",
+        "Not compared with float64: too large",
+        "Nodes of the model (4 nodes in 2 places)",
+        "x0 = read f32 #0 [a, c]",
+        "muGraph for cpu as text",
+        "Gather of rows that are chosen at run time",
+        "node_Reshape_29",
+        "converted from opset 11 to opset 13",
+        "mirage optimize models/decoder.onnx -o DIR --dim batch=1 --dim seq=1:128:4096 --target cpu --force",
+        "mirage verify .",
+        "0123",
+        "block graph",
+    ):
+        assert wanted in said, wanted
+    assert page.count("<svg") == 1
+    ids = [v for k, v in reader.attributes if k == "id"]
+    assert len(ids) == len(set(ids)) == 3
+    assert {v[1:] for k, v in reader.attributes if k == "href"} == set(ids)
+
+
+def test_nothing_found() -> None:
+    page = page_of(reports.report(unchanged=[]))
+    assert "There is no fragment to improve" in page
+    assert "Nothing: every node" in page
+    read(page)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names(name: str) -> None:
+    r = reports.report(
+        reports.replaced(name, (name,)),
+        reports.failed(name),
+        path=name,
+        unchanged=[{"nodes": [name], "reason": name}],
+        notes=[name],
+    )
+    r.options = {**r.options, "only": [name]}
+    page = page_of(r, name)
+    reader = read(page)
+    assert page.encode("utf-8")
+    assert visible(name) in "".join(reader.text)
+    assert not [c for c in page if not c.isprintable() and c != "\n"]
+
+
+def test_the_page_of_an_output_folder(optimized: Optimized) -> None:
+    folder = optimized("rmsnorm_linear_fp32")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    read(page)
+    r = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert page.count('class="card"') == len(r["fragments"])
+    assert page.count("<svg") == len(list((folder / "mugraphs").glob("*.svg"))) == 1
+    for f in r["fragments"]:
+        assert f"fragment-{f['id']}" in page
