@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mirage_cli import runtime
 from mirage_cli.accuracy import ILL_CONDITIONED, Accuracy, compare
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
+from mirage_cli.frontends import sizes
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Float64
 from mirage_cli.lax.program import Program, Source, evaluate_program
@@ -73,15 +74,17 @@ def too_large(program: Program, symbols: Mapping[str, int]) -> str:
     return ""
 
 
-def symbol_values(program: Program, case: str = "random", limits: Limits | None = None) -> dict[str, int]:
-    """Numbers for the symbols of a program, within `limits` (least and greatest by symbol)."""
+def symbol_values(symbols: Sequence[str], case: str = "random", limits: Limits | None = None) -> dict[str, int]:
+    """Numbers for symbols that fit each other (`past` and `(past+1)`), within `limits` (least and greatest by symbol)."""
     values = LONGER_VALUES if case == "longer" else SYMBOL_VALUES
-    found = {}
-    for k, s in enumerate(program.symbols):
+    meant = {s: sizes.from_extent(ex.symbol(s)) for s in symbols}
+    found: dict[str, int] = {}
+    for k, s in enumerate(sorted({n for size in meant.values() for n in sizes.names(size)})):
         low, high = (limits or {}).get(s, (1, None))
         found[s] = max(low, values[k % len(values)] + k // len(values))
         found[s] = found[s] if high is None else min(high, found[s])
-    return found
+    numbers = {s: sizes.substitute(size, found) for s, size in meant.items()}
+    return found | {s: n for s, n in numbers.items() if isinstance(n, int)}
 
 
 def inputs(
@@ -154,6 +157,7 @@ def run_job(job: CheckJob) -> FloatCheck | None:
         job.constants,
         job.seed,
         job.limits,
+        job.spec.symbols,
     )
 
 
@@ -164,20 +168,22 @@ def check(
     constants: Mapping[int, NDArray[Any]],
     seed: int,
     limits: Limits | None = None,
+    symbols: Sequence[str] | None = None,
 ) -> FloatCheck:
-    """Compare `kernel` and `original` (both take the sources in order, and what the symbols are) with float64 on every
-    case. The verdict's figures are those of the worst plain case."""
+    """Compare `kernel` and `original` (both take the sources in order, and what the `symbols` are: by default those of
+    the program) with float64 on every case. The verdict's figures are those of the worst plain case."""
     worst: tuple[float, Accuracy, str] | None = None
-    for case in CASES if program.symbols else [c for c in CASES if c != "longer"]:
-        symbols = symbol_values(program, case, limits)
-        reason = too_large(program, symbols)
+    names = program.symbols if symbols is None else symbols
+    for case in CASES if names else [c for c in CASES if c != "longer"]:
+        extents = symbol_values(names, case, limits)
+        reason = too_large(program, extents)
         if reason:
             return FloatCheck(True, None, skipped=reason)
-        arrays = inputs(program, case, seed, constants, symbols)
+        arrays = inputs(program, case, seed, constants, extents)
         ordered = [arrays[k] for k in range(len(program.sources))]
         wide = {k: np.asarray(a).astype(np.float64) for k, a in arrays.items()}
-        reference = evaluate_program(program, Float64([a.name for a in program.axes]), wide, symbols)
-        found = zip(program.outputs, kernel(ordered, symbols), original(ordered, symbols), reference, strict=True)
+        reference = evaluate_program(program, Float64([a.name for a in program.axes]), wide, extents)
+        found = zip(program.outputs, kernel(ordered, extents), original(ordered, extents), reference, strict=True)
         for o, result, own, wanted in found:
             factor = None if case in PLAIN else ILL_CONDITIONED
             accuracy = compare(np.asarray(result), np.asarray(own), wanted, o.dtype, factor)

@@ -183,7 +183,7 @@ class Run:
             jobs: list[tuple[CheckJob]] = []
             checked: list[Work] = []
             for w in self.chosen:
-                reason = too_large(w.program, symbol_values(w.program, "longer", limits))
+                reason = too_large(w.program, symbol_values(w.program.symbols, "longer", limits))
                 if reason:
                     w.checked(FloatCheck(True, None, skipped=reason))
                     self.progress.step(f"{w.name}: {reason}")

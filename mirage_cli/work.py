@@ -17,6 +17,7 @@ from mirage_cli.check import CheckJob, FloatCheck, Limits
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.isolation import Lost
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.lax.fragment import LaxFragment
 from mirage_cli.lax.program import Program
@@ -145,9 +146,11 @@ class Work:
         return KernelSource(self.id, text.get("cpu"), text.get("cuda"))
 
     def spec(self) -> OperatorSpec:
-        """The operator's description for the library."""
+        """The operator's description for the library: the program's symbols, then those that only the original's have."""
         assert self.plan is not None
-        symbols = self.program.symbols
+        own = self.program.symbols
+        shown = {n for t in (*self.inputs, *self.outputs) for d in t.dims for n in ex.names(d)}
+        symbols = (*own, *sorted(shown - set(own)))
         return OperatorSpec(self.id, self.op_type, self.inputs, self.outputs, symbols, "cuda" in self.plan.plans)
 
     def check_job(self, imported: Imported, library: Path, seed: int, limits: Limits) -> CheckJob:
