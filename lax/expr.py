@@ -5,21 +5,23 @@ x(y/z) = (xy)/z; sum(1, x) = x; sum(i, sum(j, x)) = sum(ij, x); sum commutes wit
 exp(x) exp(y) = exp(x + y); sqrt(x) sqrt(y) = sqrt(xy). Deliberately no cancellation.
 
 Normal form: a multiset of monomials. A monomial is a multiset of sum factors, numerator atoms and denominator atoms; an
-atom is an input, a function of normal forms, or (below the line) a normal form. Every factor and atom has a prime of its
-own, so a monomial is an integer, a product of monomials is a product, and "is contained in" is "divides". Sum factors are
-symbols such as ("h", "l"), so nothing depends on extents. Equal classes have one interned integer.
+atom is an input, a function of normal forms, or (below the line) a normal form without a common factor. Every factor and
+atom has a prime of its own, so a monomial is an integer, a product of monomials is a product, and "is contained in" is
+"divides". Sum factors are symbols such as ("h", "l"), so nothing depends on extents. Equal classes have one interned
+integer.
 
 `is_part(x, e)` decides "x is a subexpression of e", that is, of some term that equals e: x equals e; or one cofactor maps
 every monomial of x to monomials of e (x times a product, a quotient or a sum stands inside e as a summand); or x is part
 of the argument of an atom of e, or of a product of denominators. No part of a term is missed, because distribution has
-been carried out in the normal form, with two exceptions: exp(x) as a part of exp(x + y), sqrt(x) of sqrt(xy), which the
-theory equates with products; and a part of a product in which one of these was merged. Answering yes where no term
-contains x costs only pruning.
+been carried out in the normal form, with these exceptions: exp(x) as a part of exp(x + y), and sqrt(x) of sqrt(xy), which
+the theory equates with products; and products of two sums below a line, which are not factored again. Answering yes where
+no term contains x costs only pruning.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -133,22 +135,24 @@ class Expressions:
         return known
 
     def _below(self, y: Expr, tag: Hashable) -> int:
-        """The denominator of 1/y: each factor of a product by itself."""
+        """The denominator of 1/y: each factor common to its monomials by itself, and what is left."""
         key = (y, tag)
         if key not in self._unders:
             self._unders[key] = self._make_below(y, tag)
         return self._unders[key]
 
     def _make_below(self, y: Expr, tag: Hashable) -> int:
-        if len(self._forms[y]) == 1 and tag is None:
-            ((monomial, count),) = self._forms[y]
-            atoms = list(self._factors(monomial))
-            if count == 1 and all(self._symbol[p][0] in ("leaf", "call") for p in atoms):
-                product = 1
-                for p in atoms:
-                    product *= self._atom("under", (None,), (self._form([(p, 1)]),))
-                return product
-        return self._atom("under", (tag,), (y,))
+        if tag is not None:
+            return self._atom("under", (tag,), (y,))
+        terms = self._forms[y]
+        common, count = math.gcd(*(m for m, _ in terms)), math.gcd(*(n for _, n in terms))
+        rest = self._form((m // common, n // count) for m, n in terms)
+        product = 1 if self._forms[rest] == ((1, 1),) else self._atom("under", (None,), (rest,))
+        for p in [*self._factors(common)]:
+            product *= self._atom("under", (None,), (self._form([(p, 1)]),))
+        for n in _prime_factors(count):
+            product *= self._atom("under", (None,), (self._form([(1, n)]),))
+        return product
 
     def _merge(self, monomial: Monomial) -> Monomial:
         """Products of exponentials and of roots as one, above the line and below it."""
@@ -266,6 +270,16 @@ class Expressions:
                 top.append(f"{label[0]}({inner})" if symbol == "call" else str(label[0]))
         body = ("*".join(top) or "1") + "".join(bottom)
         return f"sum[{' '.join(sums)}]({body})" if sums else body
+
+
+def _prime_factors(n: int) -> Iterator[int]:
+    """The prime factors of a small number, with repetitions."""
+    for p in _primes():
+        if p > n:
+            return
+        while n % p == 0:
+            n //= p
+            yield p
 
 
 def _primes() -> Iterator[int]:

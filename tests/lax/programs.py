@@ -113,9 +113,7 @@ def scrambled(p: Program, seed: int) -> Program:
     def slots(access: Any) -> Any:
         return tuple(replace(s, axis=axis[s.axis]) if s.axis is not None else s for s in access)
 
-    inputs = [
-        replace(i, name=name[i.name], source=order.index(i.source), access=slots(i.access)) for i in p.inputs
-    ]
+    inputs = [replace(i, name=name[i.name], source=order.index(i.source), access=slots(i.access)) for i in p.inputs]
     rng.shuffle(inputs)
     return replace(
         p,
@@ -145,6 +143,4 @@ def _renamed(n: Node, name: Mapping[str, str], axis: Mapping[str, str], rng: ran
         rng.shuffle(inputs)
     over = [axis[a] for a in n.over]
     rng.shuffle(over)
-    return replace(
-        n, name=name[n.name], inputs=tuple(inputs), over=tuple(over), axis=axis[n.axis] if n.axis else None
-    )
+    return replace(n, name=name[n.name], inputs=tuple(inputs), over=tuple(over), axis=axis[n.axis] if n.axis else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -45,12 +46,12 @@ def test_value_is_kept(made: tuple[Graph, int]) -> None:
     g, out = made
     p = recorded(g, [out])
     c = canonical(p)
-    try:
+    with contextlib.suppress(ZeroDenominator):
         assert same_in_field(p, c)
-    except ZeroDenominator:
-        pass
     arrays = positive(p, {})
-    named = {step.name: arrays[f"t{v}"] for v, step in enumerate(g.steps) if hasattr(step, "name") and f"t{v}" in arrays}
+    named = {
+        step.name: arrays[f"t{v}"] for v, step in enumerate(g.steps) if hasattr(step, "name") and f"t{v}" in arrays
+    }
     g.outputs[:] = [out]
     (wanted,) = evaluate_graph(g, Float64(), {"x": 0, "y": 0, "g": 0, "w": 0, "u": 0, **named})
     np.testing.assert_allclose(in_floats(p, arrays)[0], wanted, rtol=1e-9, atol=1e-12)
@@ -79,6 +80,15 @@ def test_sources_used_differently_are_told_apart() -> None:
 def x_of(g: Graph, *dims: int) -> int:
     """An input."""
     return g.input("x", dims or (3, 4), F32)
+
+
+def _two(g: Graph) -> tuple[int, int]:
+    return x_of(g), g.input("y", (3, 4), F32)
+
+
+def _softmax_by_hand(g: Graph) -> int:
+    e = g.map("exp", g.map("sub", x_of(g), g.reduce("max", x_of(g), [1])))
+    return g.map("div", e, g.reduce("sum", e, [1]))
 
 
 SPELLINGS: dict[str, tuple[Build, Build]] = {
@@ -151,19 +161,10 @@ SPELLINGS: dict[str, tuple[Build, Build]] = {
         lambda g: g.expand(compose.scale(g, g.reduce("sum", x_of(g), [1]), 2), (3, 5)),
     ),
     "softmax with its maximum": (
-        lambda g: _softmax_by_hand(g),
+        _softmax_by_hand,
         lambda g: compose.softmax(g, x_of(g), [1]),
     ),
 }
-
-
-def _two(g: Graph) -> tuple[int, int]:
-    return x_of(g), g.input("y", (3, 4), F32)
-
-
-def _softmax_by_hand(g: Graph) -> int:
-    e = g.map("exp", g.map("sub", x_of(g), g.reduce("max", x_of(g), [1])))
-    return g.map("div", e, g.reduce("sum", e, [1]))
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
