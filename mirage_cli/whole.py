@@ -245,8 +245,8 @@ def single(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run of a model in onnxruntime on the CPU, in a form that another process can take. `wanted` are tensors inside the
-    model to be returned beside its outputs, `data` the folder of its external data."""
+    """A run of a model in onnxruntime on the CPU, in a form that another process can take; `data` is the folder of the
+    external data of a model given as bytes."""
 
     model: str | bytes
     inputs: Mapping[str, Array]

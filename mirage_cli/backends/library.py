@@ -9,7 +9,7 @@ import hashlib
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +132,8 @@ class _Build:
         """Write and compile library.cpp, write mirage.h and build.sh; the commands of the whole build."""
         with_cpu = {op.id for op in operators if self._has_cpu(op)}
         with_cuda = {op.id for op in operators if self.has_cuda(op)}
-        digests = source_digests(self.src, [*(f"{i}.cpp" for i in with_cpu), *(f"{i}.cu" for i in with_cuda)])
+        names = [*(f"{i}.cpp" for i in with_cpu), *(f"{i}.cu" for i in with_cuda)]
+        digests = source_digests({name: (self.src / name).read_bytes() for name in names})
         text, header = tables(operators, with_cpu, with_cuda, digests)
         (self.src / TABLES).write_text(text, encoding="utf-8")
         (self.folder / HEADER).write_text(header, encoding="utf-8")
@@ -191,9 +192,9 @@ def tables(
     return text, render.render(f"{HEADER}.j2", operators=described)
 
 
-def source_digests(src: Path, names: Iterable[str]) -> list[str]:
-    """A line `NAME SHA256` for each source file, sorted. Raises OSError for one that cannot be read."""
-    return [f"{name} {hashlib.sha256((src / name).read_bytes()).hexdigest()}" for name in sorted(names)]
+def source_digests(sources: Mapping[str, bytes]) -> list[str]:
+    """A line `NAME SHA256` for each source file, sorted."""
+    return [f"{name} {hashlib.sha256(content).hexdigest()}" for name, content in sorted(sources.items())]
 
 
 def _validate(operators: Sequence[OperatorSpec], sources: Mapping[str, KernelSource]) -> None:

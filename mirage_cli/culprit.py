@@ -1,0 +1,127 @@
+"""Finding the operator that makes a patched model differ, and keeping what shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from mirage_cli import patch, whole
+from mirage_cli.errors import MirageError, UsageError
+from mirage_cli.whole import Arrays, Job
+
+Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; raises MirageError
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A patched model (its external data not loaded), its file and library, inputs, the original's outputs and those of
+    a float64 run."""
+
+    model: onnx.ModelProto
+    path: Path
+    library: Path
+    inputs: Arrays
+    original: Arrays
+    exact: Arrays | None
+
+    def operators(self) -> list[onnx.NodeProto]:
+        """The nodes that the library computes."""
+        return [n for n in self.model.graph.node if n.domain == patch.DOMAIN]
+
+    def differs(self, kept: Sequence[str], run: Runner) -> bool:
+        """Whether the outputs differ when the library computes only the nodes called `kept`."""
+        variant = whole.keep(self.model, kept, patch.DOMAIN).SerializeToString()
+        try:
+            found = run(Job(variant, self.inputs, self.library, self.path.parent))
+        except MirageError:
+            return True
+        return not all(c.accuracy.passed for c in whole.compare_outputs(found, self.original, self.exact))
+
+
+def bisect(case: Case, run: Runner) -> list[onnx.NodeProto]:
+    """The operators that make outputs differ: first which fragments do, by halves, then one place of each of them.
+
+    Fragments that differ only together are all returned.
+    """
+    names: dict[str, list[onnx.NodeProto]] = {}
+    for n in case.operators():
+        names.setdefault(n.op_type, []).append(n)
+
+    def some(kinds: Sequence[str]) -> bool:
+        return case.differs([n.name for k in kinds for n in names[k]], run)
+
+    found: list[onnx.NodeProto] = []
+    for kind in _smallest(list(names), some):
+        places = [n.name for n in names[kind]]
+        left = places
+        while len(left) > 1:
+            half = left[: len(left) // 2]
+            left = half if case.differs(half, run) else left[len(half) :]
+        found += [n for n in names[kind] if n.name == left[0]]
+    return found
+
+
+def _smallest(items: list[str], differs: Callable[[Sequence[str]], bool]) -> list[str]:
+    """The items that differ by themselves; all of them when they do so only together."""
+    if not items or not differs(items):
+        return []
+    if len(items) == 1:
+        return items
+    middle = len(items) // 2
+    return _smallest(items[:middle], differs) + _smallest(items[middle:], differs) or items
+
+
+# --- keeping what failed ----------------------------------------------------------------------------------------------
+def save(case: Case, node: onnx.NodeProto | None, folder: Path, run: Runner) -> list[str]:
+    """Write the model's inputs and outputs, and the model of the failing operator with its own; the files' names.
+
+    Raises UsageError for a folder that cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = {"inputs.npz": case.inputs, "original.npz": case.original}
+        written |= _outputs("patched.npz", Job(str(case.path), case.inputs, case.library), run)
+        if node is not None:
+            written |= _operator(case, node, folder, run)
+        for name, arrays in written.items():
+            np.savez(folder / name, allow_pickle=False, **{key.replace("/", "|"): a for key, a in arrays.items()})
+    except OSError as error:
+        raise UsageError(f"--save-failing {folder}: {error.strerror or error}") from None
+    return sorted(p.name for p in folder.iterdir())
+
+
+def _outputs(name: str, job: Job, run: Runner) -> dict[str, Arrays]:
+    try:
+        return {name: run(job)}
+    except MirageError:
+        return {}
+
+
+def _operator(case: Case, node: onnx.NodeProto, folder: Path, run: Runner) -> dict[str, Arrays]:
+    """The operator as a model of its own, with the tensors that it gets in the whole one."""
+    values = tensors(case, [*node.input, *node.output])
+    model = whole.single(case.model, node, values, values)
+    onnx.save(model, folder / "operator.onnx")
+    read = {n: values[n] for n in node.input if n}
+    made = {"operator_inputs.npz": read}
+    made |= _outputs("operator_original.npz", Job(model.SerializeToString(), read), run)
+    return made | _outputs("operator_patched.npz", Job(model.SerializeToString(), read, case.library), run)
+
+
+def tensors(case: Case, names: Sequence[str]) -> Arrays:
+    """Tensors inside the patched model, computed by the functions. Raises ModelError."""
+    stored = {t.name: t for t in case.model.graph.initializer}
+    found = {n: numpy_helper.to_array(stored[n], str(case.path.parent)) for n in names if n in stored}
+    found |= {n: case.inputs[n] for n in names if n in case.inputs}
+    wanted = [n for n in dict.fromkeys(names) if n and n not in found]
+    probe = onnx.ModelProto()
+    probe.CopyFrom(case.model)
+    there = {o.name for o in probe.graph.output}
+    probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in wanted if n not in there)
+    made = whole.run_job(Job(probe.SerializeToString(), case.inputs, None, case.path.parent))
+    return found | {n: made[n] for n in wanted}

@@ -1,0 +1,447 @@
+"""The whole story of `mirage verify`: everything that an output folder claims is found out again.
+
+1. files: what report.json names is there and has the hashes that it tells;
+2. model: the patched model loads; each of its operators has a function and a muGraph file;
+3. function: the program of each muGraph file is the one that the operator's function states, at every place where it
+   stands; original: and the one that the original model states there, when that file is still the same;
+4. proof: each muGraph computes the program that the model states, with other random points;
+5. source: the muGraphs, rendered again, give the sources byte by byte; library: it was built from sources with these
+   hashes; kernel: and its kernels agree with float64 on other inputs;
+6. outputs: the patched model with the library agrees with the original, and so does it without the library.
+
+The library is loaded in a process of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from mirage_cli import __version__, check, culprit, derive, dims, frontends, isolation, patch, whole
+from mirage_cli.assemble import HEADER, LIBRARY, MODEL, MUGRAPHS, SOURCES, digests
+from mirage_cli.backends.library import TABLES, source_digests, tables
+from mirage_cli.check import CheckJob, FloatCheck
+from mirage_cli.codegen.render import include_dir
+from mirage_cli.culprit import Case
+from mirage_cli.errors import MirageError, ModelError, UsageError
+from mirage_cli.example import example_inputs
+from mirage_cli.frontends import Imported
+from mirage_cli.lax.program import Program
+from mirage_cli.pipeline import Progress, Silent
+from mirage_cli.plan import source_text
+from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model, read_report
+from mirage_cli.search.target import load_target
+from mirage_cli.search.verify import Verdict, verify
+from mirage_cli.verification import Finding, Verification, VerifyOptions
+from mirage_cli.whole import Arrays, Job
+
+__all__ = ["Finding", "Verification", "VerifyOptions", "verify_folder", "verify_pair"]
+
+OTHER_SEED = 1_000_000  #: added to the seed, so that points and inputs are not those of the run that is checked
+_SUFFIX = {"cpu": ".cpp", "cuda": ".cu"}
+_SEPARATE = 1 << 46  #: bytes of address space: as good as no limit, but it asks for a process
+
+
+def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | None = None) -> Verification:
+    """Verify an output folder of `optimize`. A difference is a finding and no error.
+
+    Raises UsageError for a folder that is none and for options that do not fit the model.
+    """
+    if not (folder / MODEL).exists() and not (folder / "report.json").exists():
+        raise UsageError(f"{folder}: expected an output folder of mirage optimize, found no report.json and no {MODEL}")
+    return _Recheck(folder, folder / LIBRARY, options, progress or Silent()).folder_run()
+
+
+def verify_pair(
+    original: Path, patched: Path, library: Path, options: VerifyOptions, progress: Progress | None = None
+) -> Verification:
+    """Compare a patched model that uses `library` with an original one; muGraphs beside the patched model are proved.
+
+    Raises ModelError for files that cannot be read and for a library that is none, UsageError for models that do not
+    have the same inputs and outputs.
+    """
+    recheck = _Recheck(patched.parent, library, options, progress or Silent(), patched.name)
+    return recheck.pair_run(original)
+
+
+@dataclass(slots=True)
+class _Recheck:
+    """One verification."""
+
+    folder: Path
+    library: Path
+    options: VerifyOptions
+    progress: Progress
+    name: str = MODEL
+    result: Verification = field(default_factory=Verification)
+    report: dict[str, Any] = field(default_factory=dict)
+    fragments: list[Fragment] = field(default_factory=list)
+    programs: dict[str, Program] = field(default_factory=dict)  #: that the model states, by fragment
+    odd: list[onnx.NodeProto] = field(default_factory=list)  #: operators that bisection found
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seed(self) -> int:
+        return OTHER_SEED + self.options.seed
+
+    # --- the two stories ------------------------------------------------------------------------------------------------
+    def folder_run(self) -> Verification:
+        self.progress.stage("read", 1)
+        self.files()
+        try:
+            model, imported = self.read()
+        except ModelError as error:
+            self.result.add("model", self.name, str(error))
+            return self.done()
+        self.progress.step(str(self.folder / self.name))
+        self.fragments = list(fragments(self.folder, model, self.report, self.result))
+        original = self.original()
+        self.functions(imported, original)
+        self.proofs()
+        self.sources()
+        self.run_all(model, imported, original, self.kernel_jobs(model, imported))
+        return self.done()
+
+    def pair_run(self, path: Path) -> Verification:
+        self.progress.stage("read", 2)
+        original = frontends.load(str(path))
+        self.progress.step(str(path))
+        model, imported = self.read()
+        self.progress.step(str(self.folder / self.name))
+        _check_pair(path, original, self.folder / self.name, imported)
+        (told,) = self.separate([self.library])
+        if isinstance(told, isolation.Lost):
+            raise ModelError(told.reason)
+        if (self.folder / MUGRAPHS).is_dir():
+            self.fragments = list(fragments(self.folder, model, {}, self.result))
+            self.functions(imported, original)
+            self.proofs()
+        self.run_all(model, imported, original, [])
+        return self.done()
+
+    def done(self) -> Verification:
+        self.result.seconds = time.perf_counter() - self.start
+        return self.result
+
+    def read(self) -> tuple[onnx.ModelProto, Imported]:
+        """The patched model as it is stored, and as the front end reads it (with functions inlined)."""
+        model = read_model(self.folder / self.name)
+        return model, frontends.load(str(self.folder / self.name))
+
+    # --- 1. files -------------------------------------------------------------------------------------------------------
+    def files(self) -> None:
+        """report.json is readable, the files that it names are there, and as it says."""
+        try:
+            self.report = read_report(self.folder)
+        except ModelError as error:
+            self.result.add("files", "report.json", str(error))
+            return
+        self.result.add("files", "report.json")
+        if self.report.get("mirage") != __version__:
+            self.result.notes.append(f"made by mirage {self.report.get('mirage')}, verified by {__version__}")
+        wanted: Mapping[str, str] = self.report.get("files") or {}
+        found = digests(self.folder)
+        for name, digest in wanted.items():
+            if name not in found:
+                self.result.add("files", name, "the file is missing")
+            else:
+                changed = "the file is not the one that was written" if found[name] != digest else ""
+                self.result.add("files", name, changed)
+        for f in self.report.get("fragments", ()):
+            file = (f.get("mugraph") or {}).get("file")
+            if f.get("status") == "replaced" and file and file not in wanted and not (self.folder / file).is_file():
+                self.result.add("files", file, "the file is missing")
+
+    def original(self) -> Imported | None:
+        """The original model, if the file that report.json names is still the same."""
+        told = self.report.get("model") or {}
+        path, digest = told.get("path"), told.get("sha256")
+        if not isinstance(path, str) or not digest or not Path(path).is_file():
+            self.result.notes.append(f"the original model {path} is not there: its place is taken by the functions")
+            return None
+        options = self.report.get("options") or {}
+        numbers = dims.numbers(dims.parse(options.get("dim", ())))
+        try:
+            imported = frontends.load(path, frontends.Options(dims.parse_shapes(options.get("shape", ())), numbers))
+        except MirageError as error:
+            self.result.notes.append(f"the original model cannot be read: {error}")
+            return None
+        if imported.sha256 != digest or imported.external != told.get("external_data", {}):
+            self.result.notes.append(
+                f"the original model {path} has changed since: its place is taken by the functions"
+            )
+            return None
+        return imported
+
+    # --- 3. functions ---------------------------------------------------------------------------------------------------
+    def functions(self, imported: Imported, original: Imported | None) -> None:
+        """The programs that the model states at every place of every fragment, against the muGraph files' programs."""
+        for f in self.fragments:
+            try:
+                programs = [derive.stated(imported, f.sources(n), n.output) for n in f.nodes]
+            except MirageError as error:
+                self.result.add("function", f.op_type, f"the function states no such program: {error}")
+                continue
+            other = [n for n, p in zip(f.nodes, programs, strict=True) if p.key() != f.stored.program.key()]
+            problem = f"the function states another program than {f.file}, at node {other[0].name}" if other else ""
+            self.programs[f.id] = programs[0]
+            if self.result.add("function", f.op_type, problem) and original is not None:
+                self.result.add("original", f.op_type, _against_original(f, original))
+
+    # --- 4. proofs ------------------------------------------------------------------------------------------------------
+    def proofs(self) -> None:
+        """Prove every muGraph again, against the program that the model states where there is one."""
+        jobs, places = [], []
+        for f in self.fragments:
+            for kind, (_, graph, schedules) in f.stored.targets.items():
+                try:
+                    for kernel, schedule in zip(graph.kernels, schedules, strict=True):
+                        schedule.validate(kernel.block)
+                except (MirageError, ValueError) as error:
+                    self.result.add("proof", f.file, f"{kind}: the schedule does not fit: {error}")
+                    continue
+                program = self.programs.get(f.id, f.stored.program)
+                jobs.append((program, graph, [s.as_tiles() for s in schedules], self.seed, self.options.confidence))
+                places.append((f, kind))
+        self.progress.stage("prove", len(jobs))
+        verdicts: dict[int, Verdict | isolation.Lost] = dict(isolation.each(verify, jobs, self.options.jobs))
+        for k, (f, kind) in enumerate(places):
+            self.proved(f, kind, verdicts[k])
+            self.progress.step(f"{f.op_type} {kind}")
+
+    def proved(self, f: Fragment, kind: str, verdict: Verdict | isolation.Lost) -> None:
+        if isinstance(verdict, isolation.Lost):
+            self.result.add("proof", f.file, f"{kind}: {verdict.reason}", target=kind)
+            return
+        problem = "" if verdict.passed else f"{kind}: the muGraph is not equal to the function: {verdict.reason}"
+        text = f"{f.op_type} {kind}, wrong with probability below 2^{verdict.log2_bound:.1f}"
+        self.result.add("proof", f.file, problem, text, target=kind, verdict=verdict.to_json())
+
+    # --- 5. sources, library, kernels -----------------------------------------------------------------------------------
+    def sources(self) -> None:
+        """Render everything again and compare it with src/ byte by byte."""
+        src = self.folder / SOURCES
+        rendered: dict[str, str] = {}
+        for f in self.fragments:
+            for kind, (target, graph, schedules) in f.stored.targets.items():
+                name = f"{f.id}{_SUFFIX.get(kind, '.txt')}"
+                try:
+                    rendered[name] = source_text(f.id, f.stored.program, graph, schedules, load_target(target))
+                except (MirageError, KeyError, ValueError, IndexError) as error:
+                    self.result.add("source", f.file, f"{kind}: the muGraph cannot be rendered: {error}")
+        if self.fragments:
+            self.tables(rendered)
+            for path in sorted(p for p in include_dir().rglob("*") if p.is_file()):
+                name = (Path("include") / path.relative_to(include_dir())).as_posix()
+                self.same(src / name, f"{SOURCES}/{name}", path.read_bytes())
+        for name, text in sorted(rendered.items()):
+            self.same(src / name, f"{SOURCES}/{name}", text.encode())
+
+    def tables(self, rendered: dict[str, str]) -> None:
+        """Add library.cpp to what is rendered, and compare mirage.h."""
+        with_cpu, with_cuda = ({Path(n).stem for n in rendered if n.endswith(s)} for s in (".cpp", ".cu"))
+        try:
+            lines = source_digests({name: text.encode() for name, text in rendered.items()})
+            specs = [f.spec for f in self.fragments]
+            order = {name: k for k, name in enumerate(self.report_order())}
+            specs.sort(key=lambda s: order.get(s.id, len(order)))
+            rendered[TABLES], header = tables(specs, with_cpu, with_cuda, lines)
+        except MirageError as error:
+            self.result.add("source", f"{SOURCES}/{TABLES}", str(error))
+            return
+        self.same(self.folder / HEADER, HEADER, header.encode())
+
+    def report_order(self) -> list[str]:
+        """The fragments in the order in which the library has them."""
+        return [f.get("id", "") for f in self.report.get("fragments", ())]
+
+    def same(self, path: Path, name: str, wanted: bytes) -> None:
+        try:
+            problem = "" if path.read_bytes() == wanted else "the file is not what its muGraph gives"
+        except OSError:
+            problem = "the file is missing"
+        self.result.add("source", name, problem)
+
+    def kernel_jobs(self, model: onnx.ModelProto, imported: Imported) -> list[tuple[Fragment, CheckJob]]:
+        """The float checks of the CPU kernels of fragments whose functions are understood."""
+        ready = []
+        for f in self.fragments:
+            if f.id not in self.programs or "cpu" not in f.stored.targets:
+                continue
+            try:
+                program = self.programs[f.id]
+                ready.append((f, check_job(f, program, model, self.folder, self.library, imported, self.seed)))
+            except MirageError as error:
+                self.result.add("kernel", f.op_type, f"the kernel cannot be run: {error}")
+        return ready
+
+    def built_from(self, told: str | isolation.Lost, operators: Sequence[str]) -> None:
+        """Compare the hashes that are part of the library with the sources in the folder and the model's operators."""
+        if isinstance(told, isolation.Lost):
+            self.result.add("library", self.library.name, told.reason)
+            return
+        found = dict(line.split() for line in told.splitlines())
+        kernels = {Path(name).stem for name in found}
+        problems = [f"it has no kernel of {o}" for o in operators if o.rpartition("_")[2] not in kernels]
+        src = self.folder / SOURCES
+        if self.library.absolute().parent == self.folder.absolute() and src.is_dir():
+            paths = [p for p in src.iterdir() if p.suffix in _SUFFIX.values() and p.name != TABLES]
+            wanted = dict(line.split() for line in source_digests({p.name: p.read_bytes() for p in paths}))
+            problems += [
+                f"it was not built from {SOURCES}/{name} as it is there"
+                for name in sorted(wanted.keys() | found.keys())
+                if wanted.get(name) != found.get(name)
+            ]
+        for problem in problems or [""]:
+            self.result.add("library", self.library.name, problem)
+
+    def agrees(self, f: Fragment, outcome: FloatCheck | isolation.Lost | None) -> None:
+        if isinstance(outcome, isolation.Lost):
+            self.result.add("kernel", f.op_type, outcome.reason)
+        elif outcome is None:
+            self.result.add("kernel", f.op_type, f"{LIBRARY} has no CPU kernel of it")
+        elif outcome.passed:
+            text = f"{outcome.case}: {outcome.worst}" if outcome.worst else f"not run: {outcome.skipped}"
+            self.result.add("kernel", f.op_type, "", text, float=outcome.to_json())
+        else:
+            problem = f"the kernel is less accurate than the rule allows ({outcome.case} inputs): {outcome.worst}"
+            self.result.add("kernel", f.op_type, problem, float=outcome.to_json())
+
+    # --- 6. outputs, and everything that runs ---------------------------------------------------------------------------
+    def run_all(
+        self,
+        model: onnx.ModelProto,
+        imported: Imported,
+        original: Imported | None,
+        kernels: list[tuple[Fragment, CheckJob]],
+    ) -> None:
+        """Everything for which the library is loaded, in one process, and what it is compared with."""
+        case = self.case(model, imported, original)
+        operators = sorted({n.op_type for n in model.graph.node if n.domain == patch.DOMAIN})
+        uses = bool(operators) or self.library.exists()
+        jobs: list[Path | CheckJob | Job] = [self.library, *(job for _, job in kernels)] if uses else []
+        if case is not None and uses:
+            jobs.append(Job(str(self.folder / self.name), case.inputs, self.library))
+        self.progress.stage("check", len(jobs))
+        done = self.separate(jobs)
+        if uses:
+            self.built_from(done[0], operators)
+        for (f, _), outcome in zip(kernels, done[1:], strict=False):
+            self.agrees(f, outcome)
+        if case is not None and uses:
+            self.with_library(case, done[-1])
+        if self.options.save_failing is not None and not self.result.passed and case is not None:
+            self.save(case)
+
+    def case(self, model: onnx.ModelProto, imported: Imported, original: Imported | None) -> Case | None:
+        """Inputs, what the original makes of them, and a float64 run; the model without the library is judged here."""
+        inputs = example_inputs(imported.model, self.sizes(imported), self.seed)
+        try:
+            inlined = whole.run_job(Job(str(self.folder / self.name), inputs))
+            own = inlined if original is None else whole.run_job(Job(original.path, inputs))
+        except MirageError as error:
+            self.result.add("outputs", self.name, f"it does not run without the library: {error}")
+            return None
+        exact: Arrays | None = None
+        try:
+            exact = whole.float64_run(imported if original is None else original, inputs)
+        except MirageError as error:
+            self.result.notes.append(f"outputs are compared with the original's only: {error}")
+        if original is not None:
+            self.judge("without the library", whole.compare_outputs(inlined, own, exact))
+        return Case(model, self.folder / self.name, self.library, inputs, own, exact)
+
+    def with_library(self, case: Case, found: Arrays | isolation.Lost) -> None:
+        """Judge the outputs of the patched model with its library; find the operator that differs when asked to."""
+        differs = True
+        if isinstance(found, isolation.Lost):
+            self.result.add("outputs", self.name, f"it does not run with the library: {found.reason}")
+        else:
+            self.result.outputs = whole.compare_outputs(found, case.original, case.exact)
+            self.judge("with the library", self.result.outputs)
+            differs = not all(c.accuracy.passed for c in self.result.outputs)
+        if self.options.bisect and differs:
+            self.odd = culprit.bisect(case, self.run)
+            for n in self.odd:
+                self.result.add("outputs", n.op_type, f"the kernel makes the outputs differ, at node {n.name}")
+
+    def save(self, case: Case) -> None:
+        """Keep what failed."""
+        assert self.options.save_failing is not None
+        node = self.odd[0] if self.odd else self.suspect(case)
+        culprit.save(case, node, Path(self.options.save_failing), self.run)
+        self.result.saved = self.options.save_failing
+
+    def judge(self, which: str, compared: Sequence[whole.Compared]) -> None:
+        for c in compared:
+            problem = "" if c.accuracy.passed else f"{which}: {c.accuracy} against {c.reference}"
+            self.result.add("outputs", c.output, problem, f"{which}: {c.accuracy} against {c.reference}")
+
+    def suspect(self, case: Case) -> onnx.NodeProto | None:
+        """An operator of the first fragment that a finding names."""
+        for f in self.fragments:
+            names = {f.op_type, f.file, *(f"{SOURCES}/{f.id}{s}" for s in _SUFFIX.values())}
+            if names & set(self.result.culprits):
+                return f.nodes[0]
+        return next(iter(case.operators()), None) if len(case.operators()) == 1 else None
+
+    def sizes(self, imported: Imported) -> dict[str, int]:
+        """Sizes for the symbols of the inputs: as asked for now, else as asked for when the model was optimized."""
+        told = dims.typical(dims.parse((self.report.get("options") or {}).get("dim", ())))
+        asked = dims.parse(self.options.dim)
+        symbols = external(imported, dims.parse_shapes(self.options.shape))
+        dims.check_known(asked, symbols.names)
+        return told | symbols.numbers | dims.typical(asked)
+
+    # --- processes ------------------------------------------------------------------------------------------------------
+    def separate(self, jobs: Sequence[Path | CheckJob | Job]) -> list[Any]:
+        """Results (or Lost) of what runs code of the library, in a process of its own."""
+        found: dict[int, Any] = {}
+        for k, result in isolation.each(perform, [(job,) for job in jobs], 1, _SEPARATE):
+            found[k] = result
+            self.progress.step(getattr(jobs[k], "name", "compare"))
+        return [found[k] for k in range(len(jobs))]
+
+    def run(self, job: Job) -> Arrays:
+        """The outputs of a model. Raises MirageError."""
+        (found,) = self.separate([job])
+        if isinstance(found, isolation.Lost):
+            raise MirageError(found.reason)
+        result: Arrays = found
+        return result
+
+
+def perform(job: Path | CheckJob | Job) -> str | FloatCheck | Arrays | None:
+    """What a library says of itself, the float check of a kernel, or the outputs of a model. Raises MirageError."""
+    if isinstance(job, Path):
+        return whole.library_sources(job)
+    return check.run_job(job) if isinstance(job, CheckJob) else whole.run_job(job)
+
+
+def _against_original(f: Fragment, original: Imported) -> str:
+    """Why the original model states another program at some place, or nothing."""
+    for n in f.nodes:
+        try:
+            program = derive.stated(original, f.sources(n), n.output)
+        except MirageError as error:
+            return f"the original model states no such program at node {n.name}: {error}"
+        if program.key() != f.stored.program.key():
+            return f"the original model states another program at node {n.name}"
+    return ""
+
+
+def _check_pair(path: Path, original: Imported, patched_path: Path, patched: Imported) -> None:
+    """Raise UsageError, naming the first that does not fit, for models whose inputs or outputs differ."""
+    for what in ("inputs", "outputs"):
+        ours, theirs = (
+            {v.name: (v.dtype, None if v.shape is None else len(v.shape)) for v in getattr(m.model.graph, what)}
+            for m in (original, patched)
+        )
+        if ours != theirs:
+            odd: Iterator[str] = (str(n) for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
+            raise UsageError(f"{path} and {patched_path} do not have the same {what}: {next(odd)!r} differs")

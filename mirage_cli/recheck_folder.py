@@ -1,0 +1,199 @@
+"""An output folder read back: the report, the patched model, its operators with their muGraph files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from mirage_cli import patch, runtime
+from mirage_cli.assemble import MUGRAPHS
+from mirage_cli.backends.spec import OperatorSpec, TensorSpec
+from mirage_cli.check import CheckJob, Extra
+from mirage_cli.errors import InvalidGraph, MirageError, ModelError, UsageError
+from mirage_cli.fragment_models import operator_spec
+from mirage_cli.frontends import Imported, onnx_file, sizes
+from mirage_cli.lax.program import Program
+from mirage_cli.plan import StoredPlan, plan_from_json
+from mirage_cli.verification import Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A fragment of a patched model: its muGraph file read back, and the nodes that call its operator."""
+
+    id: str
+    file: str
+    stored: StoredPlan
+    spec: OperatorSpec
+    nodes: tuple[onnx.NodeProto, ...]
+
+    @property
+    def op_type(self) -> str:
+        """The operator's name."""
+        return self.spec.op_type
+
+    def sources(self, node: onnx.NodeProto) -> list[str]:
+        """The tensors that the kernel reads at one place."""
+        return list(node.input[: len(self.stored.program.sources)])
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """report.json. Raises ModelError when it is missing or none."""
+    path = folder / "report.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError("the file is missing") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"it cannot be read: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("fragments"), list):
+        raise ModelError("it is no report of mirage optimize")
+    return found
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """A patched model as it is stored, without its external data. Raises ModelError."""
+    return onnx_file.parse(onnx_file.read_bytes(str(path)), str(path))
+
+
+def fragments(
+    folder: Path, model: onnx.ModelProto, report: Mapping[str, Any], result: Verification
+) -> Iterator[Fragment]:
+    """The fragments of a patched model; what is missing or does not fit becomes a finding."""
+    nodes: dict[str, list[onnx.NodeProto]] = {}
+    for n in model.graph.node:
+        if n.domain == patch.DOMAIN:
+            nodes.setdefault(n.op_type, []).append(n)
+    functions = {f.name for f in model.functions if f.domain == patch.DOMAIN}
+    for op_type, places in nodes.items():
+        identifier = op_type.rpartition("_")[2]
+        file = f"{MUGRAPHS}/{identifier}.json"
+        if not result.add("model", op_type, "" if op_type in functions else "the operator has no function"):
+            continue
+        try:
+            yield read_fragment(folder, identifier, op_type, places)
+        except MirageError as error:
+            result.add("model", file, str(error))
+    for f in report.get("fragments", ()):
+        op_type = f"{f.get('name')}_{f.get('id')}"
+        if f.get("status") == "replaced" and op_type not in nodes:
+            result.add("model", op_type, "report.json says that it was replaced, the model has no such operator")
+
+
+def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx.NodeProto]) -> Fragment:
+    """A fragment's muGraph file. Raises ModelError or InvalidGraph when it is missing or does not fit the model."""
+    file = f"{MUGRAPHS}/{identifier}.json"
+    try:
+        data = json.loads((folder / file).read_text(encoding="utf-8"))
+        stored = plan_from_json(data)
+        spec = operator_spec(identifier, data["operator"], "cuda" in stored.targets)
+        spec.validate()
+    except FileNotFoundError:
+        raise ModelError("the file is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ModelError(f"it cannot be read: {type(error).__name__} {error}") from None
+    if stored.id != identifier or spec.op_type != op_type:
+        raise InvalidGraph(f"it is of operator {spec.op_type}, id {stored.id}, and not of {op_type}")
+    if not stored.targets:
+        raise InvalidGraph("it has no muGraph")
+    count = len(stored.program.sources)
+    described = [(t.dtype, t.dims) for t in spec.inputs[:count] + spec.outputs]
+    wanted = [(s.dtype, s.dims) for s in stored.program.sources] + [(o.dtype, o.dims) for o in stored.program.outputs]
+    if described != wanted:
+        raise InvalidGraph("the tensors of its operator are not those of its program")
+    for n in places:
+        if (len(n.input), len(n.output)) != (len(spec.inputs), len(spec.outputs)):
+            raise InvalidGraph(f"its operator has {len(spec.inputs)} inputs, node {n.name} has {len(n.input)}")
+    return Fragment(identifier, file, stored, spec, tuple(places))
+
+
+# --- the float check of a kernel --------------------------------------------------------------------------------------
+def check_job(
+    f: Fragment,
+    program: Program,
+    model: onnx.ModelProto,
+    folder: Path,
+    library: Path,
+    imported: Imported,
+    seed: int,
+) -> CheckJob:
+    """The check of a fragment's CPU kernel against float64, with the weights of its first place. Raises MirageError."""
+    node = f.nodes[0]
+    stored = {t.name: t for t in model.graph.initializer}
+    weights = {k: numpy_helper.to_array(stored[n], str(folder)) for k, n in enumerate(node.input) if n in stored}
+    count = len(program.sources)
+    extra: list[Extra] = [weights[k] if k in weights else f.spec.inputs[k] for k in range(count, len(node.input))]
+    names = tuple(f"in{k}" for k in range(len(node.input)))
+    constants = {k: w for k, w in weights.items() if k < count}
+    proto = _fragment_model(f, model, names, [o.name for o in program.outputs]).SerializeToString()
+    return CheckJob(program, f.spec, library, proto, names, constants, tuple(extra), seed, {})
+
+
+def _fragment_model(
+    f: Fragment, model: onnx.ModelProto, inputs: tuple[str, ...], outputs: list[str]
+) -> onnx.ModelProto:
+    """One call of the operator, with its function."""
+
+    def info(name: str, t: TensorSpec) -> onnx.ValueInfoProto:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(runtime.numpy_type(t.dtype)))
+        return helper.make_tensor_value_info(name, kind, [d if isinstance(d, int) else str(d) for d in t.dims])
+
+    node = helper.make_node(f.op_type, inputs, outputs, domain=patch.DOMAIN)
+    graph = helper.make_graph(
+        [node],
+        f.op_type,
+        [info(n, t) for n, t in zip(inputs, f.spec.inputs, strict=True)],
+        [info(n, t) for n, t in zip(outputs, f.spec.outputs, strict=True)],
+    )
+    functions = [x for x in model.functions if (x.domain, x.name) == (patch.DOMAIN, f.op_type)]
+    return helper.make_model(graph, opset_imports=model.opset_import, functions=functions, ir_version=model.ir_version)
+
+
+# --- symbols of the inputs --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """The names of a model's symbolic dimensions, and the numbers that given shapes make of them."""
+
+    names: frozenset[str]
+    numbers: dict[str, int]
+
+
+def external(imported: Imported, shapes: Mapping[str, tuple[int, ...]]) -> Symbols:
+    """The symbols of a model's inputs. Raises UsageError for shapes of inputs that there are not, or that do not fit."""
+    names: set[str] = set()
+    numbers: dict[str, int] = {}
+    inputs = {v.name or "": v for v in imported.model.graph.inputs}
+    for name in shapes:
+        if name not in inputs:
+            raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(inputs)}")
+    for name, value in inputs.items():
+        declared = [d if isinstance(d, int) else d.value for d in value.shape or ()]
+        given = shapes.get(name)
+        if given is not None and len(given) != len(declared):
+            raise UsageError(f"--shape {name}: the input has {len(declared)} dimensions, {len(given)} are given")
+        for k, d in enumerate(declared):
+            size = sizes.named(f"{name}.{k}") if d is None else sizes.parse(d) if isinstance(d, str) else d
+            symbols = sizes.names(size)
+            names.update(symbols)
+            if given is not None:
+                numbers.update(_solved(name, size, symbols, given[k]))
+    return Symbols(frozenset(names), numbers)
+
+
+def _solved(name: str, size: sizes.Size, symbols: list[str], number: int) -> dict[str, int]:
+    """The symbol of a dimension that is a sum or multiple of one symbol."""
+    if not symbols and size != number:
+        raise UsageError(f"--shape {name}: the model says {size}, which cannot be {number}")
+    if len(symbols) != 1:
+        return {}
+    base, more = (sizes.substitute(size, {symbols[0]: n}) for n in (0, 1))
+    if not isinstance(base, int) or not isinstance(more, int) or more == base or (number - base) % (more - base):
+        raise UsageError(f"--shape {name}: the model says {size}, which cannot be {number}")
+    return {symbols[0]: (number - base) // (more - base)}

@@ -1,0 +1,320 @@
+"""`mirage verify`: an untouched folder passes, everything that is tampered with is found and named."""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.recheck import Verification, VerifyOptions, verify_folder, verify_pair
+from tests.optimized import Optimized, sample
+
+OPERATOR, OTHER, MODEL = "rmsnorm_linear_fp32", "lora_fp32", "llama_fp32"
+
+
+def checked(folder: Path, **options: Any) -> Verification:
+    found = verify_folder(folder, VerifyOptions(**options))
+    json.dumps(found.to_json(), allow_nan=False)
+    assert found.passed == ("differs" not in found.text())
+    return found
+
+
+def failed(found: Verification, check: str) -> set[str]:
+    return {f.where for f in found.of(check) if not f.passed}
+
+
+def mugraph(folder: Path) -> Path:
+    (path,) = (folder / "mugraphs").glob("*.json")
+    return path
+
+
+def source(folder: Path) -> Path:
+    return folder / "src" / f"{mugraph(folder).stem}.cpp"
+
+
+def match_hashes(folder: Path) -> None:
+    """Let report.json say of every file what is there, as one would who hides a change."""
+    path = folder / "report.json"
+    report = json.loads(path.read_text())
+    for name in report["files"]:
+        if (folder / name).exists():
+            report["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    path.write_text(json.dumps(report))
+
+
+def edit(path: Path, change: Callable[[str], str]) -> None:
+    before = path.read_text()
+    after = change(before)
+    assert after != before
+    path.write_text(after)
+
+
+def rebuild(folder: Path) -> None:
+    subprocess.run([str(folder / "src" / "build.sh")], check=True, capture_output=True)
+    shutil.rmtree(folder / "src" / "build")
+
+
+# --- what passes ------------------------------------------------------------------------------------------------------
+def test_an_untouched_folder_passes(optimized: Optimized) -> None:
+    folder = optimized(OPERATOR)
+    found = checked(folder)
+    assert found.passed, found.text()
+    assert not found.culprits
+    assert not found.notes
+    (proof,) = found.of("proof")
+    assert proof.data["verdict"]["log2_bound"] < -40
+    stored = json.loads((folder / "report.json").read_text())["fragments"][0]["verification"]
+    assert proof.data["verdict"]["primes"] != stored["primes"]  # other random points
+    assert {c.output for c in found.outputs} == {"output"}
+    assert all(c.reference == "float64" and c.accuracy.rmse > 0 for c in found.outputs)
+    assert all(
+        f"{c.accuracy.rmse:.2e} (original {c.accuracy.original_rmse:.2e})" in found.text() for c in found.outputs
+    )
+
+
+def test_a_model_passes_and_every_fragment_is_named(optimized: Optimized) -> None:
+    folder = optimized(MODEL)
+    found = checked(folder, seed=2)
+    assert found.passed, found.text()
+    replaced = [f for f in json.loads((folder / "report.json").read_text())["fragments"] if f["status"] == "replaced"]
+    names = {f"{f['name']}_{f['id']}" for f in replaced}
+    for check in ("model", "function", "original", "kernel"):
+        assert {f.where for f in found.of(check)} == names
+    assert {f.where for f in found.of("proof")} == {f["mugraph"]["file"] for f in replaced}
+
+
+def test_without_the_original_the_functions_take_its_place(copied: Optimized) -> None:
+    folder = copied(OPERATOR)
+    edit(folder / "report.json", lambda text: text.replace(json.loads(text)["model"]["path"], "/nowhere/model.onnx"))
+    found = checked(folder)
+    assert found.passed, found.text()
+    assert not found.of("original")
+    assert "/nowhere/model.onnx" in found.text()
+
+
+def test_a_pair_passes(optimized: Optimized) -> None:
+    folder = optimized(OPERATOR)
+    found = verify_pair(sample(OPERATOR), folder / "model.onnx", folder / "libmirage.so", VerifyOptions())
+    assert found.passed, found.text()
+    assert found.of("proof")
+    assert found.outputs
+
+
+def test_a_lone_pair_passes(optimized: Optimized, tmp_path: Path) -> None:
+    folder = optimized(OPERATOR)
+    shutil.copy(folder / "model.onnx", tmp_path / "patched.onnx")
+    found = verify_pair(sample(OPERATOR), tmp_path / "patched.onnx", folder / "libmirage.so", VerifyOptions())
+    assert found.passed, found.text()
+    assert not found.of("proof")
+
+
+# --- what does not ----------------------------------------------------------------------------------------------------
+def test_a_changed_constant_in_a_mugraph(copied: Optimized) -> None:
+    folder = copied(OPERATOR)
+    path = mugraph(folder)
+    data = json.loads(path.read_text())
+    for kernel in data["targets"]["cpu"]["graph"]["kernels"]:
+        for op in kernel["block"]["ops"]:
+            for node in op.get("thread", ()):
+                if "value" in node:
+                    node["value"] = "1/3"
+    path.write_text(json.dumps(data))
+    match_hashes(folder)
+    found = checked(folder)
+    assert not found.passed
+    assert failed(found, "proof") == {f"mugraphs/{path.name}"}
+    assert failed(found, "source") == {f"src/{path.stem}.cpp"}
+    assert not failed(found, "function")  # the program is still the model's
+
+
+def test_a_changed_constant_in_mugraph_and_program(copied: Optimized) -> None:
+    """Program and muGraph agree with each other, but not with the model."""
+    folder = copied(OPERATOR)
+    path = mugraph(folder)
+    program = json.loads(path.read_text())["program"]
+    constants = [n["value"] for n in program["nodes"] if n["op"] == "const"]
+    assert constants
+    edit(path, lambda text: text.replace(f'"{constants[0]}"', '"5/7"'))
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "function")
+    assert failed(found, "proof") == {f"mugraphs/{path.name}"}
+
+
+def test_a_changed_schedule(copied: Optimized) -> None:
+    folder = copied(OPERATOR)
+    path = mugraph(folder)
+    data = json.loads(path.read_text())
+    tiles = data["targets"]["cpu"]["schedules"][0]["tiles"]
+    tiles[next(iter(tiles))] += 1
+    path.write_text(json.dumps(data))
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "source") == {f"src/{path.stem}.cpp"}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"id": 3}'])
+def test_a_damaged_mugraph(copied: Optimized, content: str) -> None:
+    folder = copied(OPERATOR)
+    mugraph(folder).write_text(content)
+    found = checked(folder)
+    assert failed(found, "model") == {f"mugraphs/{mugraph(folder).name}"}
+
+
+def test_a_changed_source_rebuilt(copied: Optimized) -> None:
+    folder = copied(OPERATOR)
+    edit(source(folder), _other_literal)
+    rebuild(folder)
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "source") == {f"src/{source(folder).name}"}
+    assert failed(found, "library") == {"libmirage.so"}
+    assert failed(found, "kernel")
+
+
+def test_a_changed_source_rebuilt_and_put_back(copied: Optimized) -> None:
+    """Only the library is another one, and only its kernels show it."""
+    folder = copied(OPERATOR)
+    kept = source(folder).read_text()
+    edit(source(folder), _other_literal)
+    rebuild(folder)
+    source(folder).write_text(kept)
+    match_hashes(folder)
+    found = checked(folder)
+    assert not failed(found, "source")
+    assert len(failed(found, "kernel")) == 1
+    assert not checked(folder, bisect=True).passed
+
+
+def _other_literal(text: str) -> str:
+    """Twice the first number that the kernel multiplies by or adds (written as a hexadecimal float)."""
+    (head, body) = text.split("namespace", 1)
+    return head + "namespace" + re.sub(r"0x1(\.\w+)?p([-+]\d+)", lambda m: f"0x1{m[1] or ''}p{int(m[2]) + 9:+d}", body)
+
+
+def test_a_foreign_library(optimized: Optimized, copied: Optimized) -> None:
+    folder = copied(OPERATOR)
+    shutil.copy(optimized(OTHER) / "libmirage.so", folder / "libmirage.so")
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "library") == {"libmirage.so"}
+    assert failed(found, "kernel")
+
+
+def test_a_file_that_is_no_library(copied: Optimized) -> None:
+    folder = copied(OPERATOR)
+    (folder / "libmirage.so").write_text("text")
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "library") == {"libmirage.so"}
+
+
+def test_a_changed_function_body(copied: Optimized) -> None:
+    folder = copied(OPERATOR)
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    (function,) = model.functions
+    added = [n for n in function.node if n.op_type == "Mul"]
+    added[0].op_type = "Add"
+    onnx.save(model, path)
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "function") == {function.name}
+    assert failed(found, "proof") == {f"mugraphs/{mugraph(folder).name}"}
+    assert failed(found, "outputs")
+
+
+def test_a_changed_weight_is_found_in_the_outputs(copied: Optimized) -> None:
+    folder = copied(MODEL)
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    weight = max(model.graph.initializer, key=lambda t: len(t.raw_data))
+    weight.raw_data = (numpy_helper.to_array(weight) * np.float32(1.01)).tobytes()
+    onnx.save(model, path)
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "outputs") == {"logits"}
+    assert not failed(found, "proof")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.onnx", "libmirage.so", "src/library.cpp", "report.json", "mugraph", "source"]
+)
+def test_a_missing_file(copied: Optimized, name: str) -> None:
+    folder = copied(OPERATOR)
+    path = {"mugraph": mugraph(folder), "source": source(folder)}.get(name, folder / name)
+    where = path.relative_to(folder).as_posix()
+    path.unlink()
+    found = checked(folder)
+    assert where in failed(found, "files")
+    assert where in found.culprits
+
+
+def test_a_changed_file_is_named(copied: Optimized) -> None:
+    folder = copied(OPERATOR)
+    edit(folder / "src" / "include" / "mirage" / "entry.h", lambda text: text + "// more\n")
+    found = checked(folder)
+    assert found.culprits == ["src/include/mirage/entry.h"]
+
+
+def test_bisection_names_the_fragment_and_keeps_what_failed(copied: Optimized, tmp_path: Path) -> None:
+    folder = copied(MODEL)
+    report = json.loads((folder / "report.json").read_text())
+    (odd,) = [f for f in report["fragments"] if f["name"] == "norm_gated_mlp"]
+    path = folder / "src" / f"{odd['id']}.cpp"
+    kept = path.read_text()
+    edit(path, lambda text: re.sub(r"m_silu\(", "m_abs(", text))
+    rebuild(folder)
+    path.write_text(kept)
+    found = checked(folder, bisect=True, save_failing=str(tmp_path / "failing"))
+    operator = f"{odd['name']}_{odd['id']}"
+    assert operator in failed(found, "outputs")
+    assert failed(found, "kernel") == {operator}
+    saved = {p.name for p in (tmp_path / "failing").iterdir()}
+    assert saved >= {"inputs.npz", "original.npz", "patched.npz", "operator.onnx", "operator_inputs.npz"}
+    small = onnx.load(tmp_path / "failing" / "operator.onnx")
+    assert [n.op_type for n in small.graph.node] == [operator]
+    right, wrong = (np.load(tmp_path / "failing" / f"operator_{w}.npz") for w in ("original", "patched"))
+    assert not all(np.allclose(right[k], wrong[k], rtol=1e-3) for k in right)
+
+
+# --- clean errors -----------------------------------------------------------------------------------------------------
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(UsageError, match="output folder"):
+            verify_folder(folder, VerifyOptions())
+
+
+def test_unknown_dimensions_and_inputs(optimized: Optimized) -> None:
+    for options in (VerifyOptions(dim=("bat=2",)), VerifyOptions(shape=("nothing=1x2",)), VerifyOptions(dim=("x",))):
+        with pytest.raises(UsageError):
+            verify_folder(optimized(OPERATOR), options)
+
+
+def test_pairs_that_do_not_fit(optimized: Optimized, tmp_path: Path) -> None:
+    folder = optimized(OPERATOR)
+    library = folder / "libmirage.so"
+    with pytest.raises(UsageError, match="same inputs"):
+        verify_pair(sample(OTHER), folder / "model.onnx", library, VerifyOptions())
+    with pytest.raises(ModelError):
+        verify_pair(tmp_path / "none.onnx", folder / "model.onnx", library, VerifyOptions())
+    text = tmp_path / "text.so"
+    text.write_text("text")
+    for wrong in (text, tmp_path / "none.so"):
+        with pytest.raises(ModelError, match=wrong.name):
+            verify_pair(sample(OPERATOR), folder / "model.onnx", wrong, VerifyOptions())
+
+
+def test_a_pair_with_a_foreign_library(optimized: Optimized) -> None:
+    folder = optimized(OPERATOR)
+    found = verify_pair(sample(OPERATOR), folder / "model.onnx", optimized(OTHER) / "libmirage.so", VerifyOptions())
+    assert failed(found, "library") == {"libmirage.so"}
