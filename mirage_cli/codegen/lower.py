@@ -161,8 +161,9 @@ class _Lowering:
             if keep is None or (f.rows, f.cols) != (keep.rows, keep.cols):
                 name = f"{f.name}_spill"
                 if name not in self.buffers:
-                    self.buffer(replace(f, name=name, place=SHARED, pitch=0, pad_rows=0, phase=phase))
-                    self.emit(phase, Compute(name, Ref(f.name)))
+                    here = PROLOGUE if f.phase == PROLOGUE else phase
+                    self.buffer(replace(f, name=name, place=SHARED, pitch=0, pad_rows=0, phase=here))
+                    self.emit(here, Compute(name, Ref(f.name)))
                 e = _substitute(e, f.name, Ref(name))
         return e
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,10 @@ from mirage_cli.search.tiling import schedules
 HERE = Path(__file__).parent
 GAP = 256  #: bytes between buffers that are laid out apart
 ROOMY = 1 << 24  #: shared memory of a target in the emulator when buffers are laid out apart
-ULPS = 40.0  #: how many times the precision of its coarsest type, at the size of the largest result, a result may be off
+ULPS = 64.0  #: how many times the precision of its coarsest type, at the size of the largest result, a result may be off
 SYMBOLS = {"rows": 19, "keys": 37}
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
-CPU_FLAGS = ("-std=c++17", "-O1", "-g1", "-mavx2", "-mfma", "-mf16c", *WARNINGS)
+CPU_FLAGS = ("-std=c++17", "-O1", "-g1", *WARNINGS)
 EMULATOR_FLAGS = ("-std=c++17", "-O1", "-g1", "-Wno-unknown-pragmas", "-ftrivial-auto-var-init=pattern")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 ADDRESSES = ("-fsanitize=address", "--param", "asan-stack=0")  #: for fibers, whose stacks the sanitizer does not know
@@ -74,12 +74,13 @@ class Case:
         return {s: SYMBOLS[s] for s in self.program.symbols}
 
     def inputs(self) -> list[NDArray[Any]]:
-        """Random arrays, the same ones for a name."""
+        """Random arrays, the same ones for a name; small numbers, so that nothing overflows."""
         random = np.random.default_rng(int.from_bytes(self.name.encode(), "little") % 2**32)
-        return [
-            check.draw(s, [extents.value(e, self.symbols) for e in s.dims], "random", random)
-            for s in self.program.sources
-        ]
+        arrays = []
+        for s in self.program.sources:
+            a = check.draw(s, [extents.value(e, self.symbols) for e in s.dims], "random", random)
+            arrays.append((a * 0.5).astype(a.dtype) if s.dtype.is_float else a)
+        return arrays
 
     def reference(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float64]]:
         """What float64 makes of the arrays."""
@@ -92,8 +93,9 @@ class Case:
         types += [n.dtype for n in self.program.nodes if n.dtype is not None]
         coarsest = max(t.epsilon for t in (*types, F32))
         for k, (found, wanted) in enumerate(zip(results, self.reference(arrays), strict=True)):
-            error = np.abs(found.astype(np.float64) - wanted)
-            bound = ULPS * coarsest * max(1e-3, float(np.abs(wanted).max()))
+            known = np.isfinite(wanted)
+            error = np.where(known, np.abs(found.astype(np.float64) - wanted), np.where(np.isfinite(found), np.inf, 0.0))
+            bound = ULPS * coarsest * max(1e-3, float(np.abs(wanted).max(where=known, initial=0.0)))
             if not (error <= bound).all():
                 at = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
                 return f"output {k} at {[int(i) for i in at]}: {found[at]} instead of {wanted[at]}; {self.schedules}"
@@ -101,12 +103,13 @@ class Case:
 
 
 def cases(
-    name: str, program: Program, target: str, count: int, seed: int = 0, options: SearchOptions | None = None
+    name: str, program: Program, target: str, count: int, seed: int = 0, kind: Callable[[BlockGraph], bool] | None = None
 ) -> Iterator[Case]:
-    """`count` random pairs of a block graph and a schedule that the target takes (fewer where there are no more)."""
+    """`count` random pairs of a block graph (of a `kind`) and a schedule that the target takes, or fewer where there are
+    no more."""
     random = np.random.default_rng(seed)
     machine = load_target(target)
-    graphs, _ = Searcher(options or SearchOptions()).blocks(program)
+    graphs = [g for g in Searcher(SearchOptions()).blocks(program)[0] if kind is None or kind(g)]
     pairs = [(g, s) for g in graphs if not g.split or machine.kind == "cuda" for s in schedules(program, g, machine)]
     made = 0
     for k in random.permutation(len(pairs)):

@@ -19,12 +19,13 @@ ODD = (1, 3, 5, 17, 33, 65)
 ROWS: Extent = symbol("rows")
 
 
-def program(build: Build, dtype: DType) -> Program:
-    """The program of what `build` records, in normal form; its inputs are those of the graph."""
+def program(build: Build, dtype: DType, name: str = "t") -> Program:
+    """The program of what `build` records, in normal form; its inputs are those of the graph. Tensors of the model are
+    called `name` and a number."""
     graph = Graph()
     outputs = list(build(graph, dtype))
     inputs = [v for v, step in enumerate(graph.steps) if isinstance(step, Input)]
-    names = {v: f"t{v}" for v in [*inputs, *outputs]}
+    names = {v: f"{name}{v}" for v in [*inputs, *outputs]}
     return canonical(instantiate(graph, outputs, inputs, names))
 
 
@@ -108,6 +109,11 @@ def _symbolic(g: Graph, t: DType) -> Sequence[int]:
     return [compose.linear(g, compose.rms_norm(g, x, [1], 1e-5), g.input("w", (33, 18), t))]
 
 
+def _deep(g: Graph, t: DType) -> Sequence[int]:
+    x = compose.rms_norm(g, g.input("x", (3, 200), t), [1], 1e-5)
+    return [compose.linear(g, x, g.input("w", (200, 21), t))]
+
+
 NAMED: dict[str, Build] = {
     "matmul": _matmul,
     "vector": _vector,
@@ -128,7 +134,10 @@ NAMED: dict[str, Build] = {
     "broadcast": _broadcast,
     "integers": _integers,
     "symbolic": _symbolic,
+    "deep": _deep,
+    "deep_attention": lambda g, t: _attention(g, t, keys=150, masked="boolean"),
 }
+SPLIT = ("deep", "deep_attention", "two_outputs", "softmax")  #: programs whose reductions may be split over blocks
 TYPES = (F32, F16, BF16)
 
 
