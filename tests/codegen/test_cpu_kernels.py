@@ -1,0 +1,63 @@
+"""CPU kernels of odd extents under several schedules, compiled with all warnings and run under sanitizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mirage_cli import runtime
+from mirage_cli.backends import toolchain
+from mirage_cli.backends.library import build_library
+from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
+from mirage_cli.lax.dtypes import BF16, F16, F32
+
+from . import kernels
+from .kernels import Case
+from .programs import NAMED, TYPES, program, random_build
+
+RANDOM = 24
+
+
+def _cases() -> list[Case]:
+    found: list[Case] = []
+    for k, (name, build) in enumerate(NAMED.items()):
+        for dtype in TYPES:
+            found += kernels.cases(f"{name.replace('_', '')}{dtype.name}", program(build, dtype), "cpu", 1, seed=k)
+    for seed in range(RANDOM):
+        build, dtype = random_build(1000 + seed)
+        found += kernels.cases(f"random{seed}", program(build, dtype), "cpu", 2, seed=seed)
+    return found
+
+
+@pytest.mark.parametrize("flags", [(), ("-mavx2", "-mfma", "-mf16c")], ids=["base", "avx2"])
+def test_kernels_agree_with_float64(flags: tuple[str, ...], tmp_path: Path) -> None:
+    if flags and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("no AVX2 on this machine")
+    every = _cases()
+    assert len(every) >= len(TYPES) * len(NAMED) + RANDOM
+    some = every[bool(flags) :: 2]
+    texts = {c.name: c.render().text for c in some}
+    harness = kernels.build(texts, tmp_path, [*kernels.CPU_FLAGS, *flags, *kernels.SANITIZERS], cuda=False)
+    assert kernels.run(harness, some) == []
+
+
+def test_library_on_several_threads(tmp_path: Path) -> None:
+    """The flags of a real build, the best instruction set of this machine, three threads."""
+    picked = [("attention", F16), ("rms_linear", F32), ("symbolic", BF16), ("gated", F16)]
+    found = [next(kernels.cases(f"k{k}", program(NAMED[n], t), "cpu", 1, seed=5)) for k, (n, t) in enumerate(picked)]
+    sources = {c.name: KernelSource(c.name, c.render().text) for c in found}
+    specs = {c.name: _spec(c) for c in found}
+    built = build_library(tuple(specs.values()), sources, tmp_path, toolchain.Toolchain(toolchain.find_cxx()))
+    assert not built.failed and built.library is not None
+    for case in found:
+        arrays = case.inputs()
+        results = runtime.Kernel(built.library, specs[case.name], threads=3)(*arrays)
+        assert case.problem([np.asarray(r) for r in results], arrays) == ""
+
+
+def _spec(case: Case) -> OperatorSpec:
+    inputs = tuple(TensorSpec(f"x{k}", s.dtype, s.dims) for k, s in enumerate(case.program.sources))
+    outputs = tuple(TensorSpec(f"y{k}", o.dtype, o.dims) for k, o in enumerate(case.program.outputs))
+    return OperatorSpec(case.name, f"kernel_{case.name}", inputs, outputs, case.program.symbols)
