@@ -4,7 +4,16 @@ from fractions import Fraction
 
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.program import Axis, Input, Node, Output, Program, Slot, Source
-from mirage_cli.search.mugraph import BODY, EPILOGUE, BlockGraph, BlockOp, CustomKernel, KernelGraph, ThreadGraph, ThreadNode
+from mirage_cli.search.mugraph import (
+    BODY,
+    EPILOGUE,
+    BlockGraph,
+    BlockOp,
+    CustomKernel,
+    KernelGraph,
+    ThreadGraph,
+    ThreadNode,
+)
 
 
 def norm_linear(x: str = "x", w: str = "w", y: str = "y") -> Program:
@@ -32,7 +41,13 @@ def looped(program: Program) -> KernelGraph:
     """The graph of the paper's first example: two accumulators, the division after the loop."""
     square = ThreadGraph(1, (ThreadNode("mul", (0, 0)),))
     finish = ThreadGraph(
-        2, (ThreadNode("const", (), Fraction(1, 48)), ThreadNode("mul", (1, 2)), ThreadNode("sqrt", (3,)), ThreadNode("div", (0, 4)))
+        2,
+        (
+            ThreadNode("const", (), Fraction(1, 48)),
+            ThreadNode("mul", (1, 2)),
+            ThreadNode("sqrt", (3,)),
+            ThreadNode("div", (0, 4)),
+        ),
     )
     ops = (
         BlockOp("t0", "load", (), BODY, source_value="x0"),

@@ -91,8 +91,23 @@ def report(*fragments: FragmentReport, path: str = "models/decoder.onnx", **chan
             {"nodes": [f"node_Reshape_{k}" for k in range(30)], "reason": "layout only"},
         ],
         "coverage": {"flops": 0.9712, "weight_bytes": 0.92, "nodes": 0.8},
-        "seconds": {"read": 0.26, "search": 0.06, "verify": 0.12, "tune": 0.0, "render": 0.01, "compile": 7.13, "total": 8.17},
+        "seconds": {
+            "read": 0.26,
+            "search": 0.06,
+            "verify": 0.12,
+            "tune": 0.0,
+            "render": 0.01,
+            "compile": 7.13,
+            "total": 8.17,
+        },
         "notes": ["converted from opset 11 to opset 13"],
     }
-    model = {"path": path, "sha256": "69fb30af", "external_data": {"w.data": "0123"}, "format": "onnx", "opset": 20, "nodes": 137}
+    model = {
+        "path": path,
+        "sha256": "69fb30af",
+        "external_data": {"w.data": "0123"},
+        "format": "onnx",
+        "opset": 20,
+        "nodes": 137,
+    }
     return Report(model, options.to_json(), fragments=list(fragments), **{**data, **changed})

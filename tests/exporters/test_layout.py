@@ -49,7 +49,9 @@ def test_boxes_and_lines_keep_clear_of_each_other(seed: int) -> None:
         for (x1, y1), (x2, y2) in pairwise(line):
             assert y2 >= y1 - 1e-6
             for k, (left, top, right, bottom) in enumerate(places):
-                if k not in (source, target) and min(y2, bottom) - max(y1, top) > 1e-6:  # beside a box: vertical and clear
+                if (
+                    k not in (source, target) and min(y2, bottom) - max(y1, top) > 1e-6
+                ):  # beside a box: vertical and clear
                     assert x1 == pytest.approx(x2)
                     assert x1 <= left or x1 >= right
 

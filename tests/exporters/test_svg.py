@@ -98,7 +98,9 @@ def test_the_three_levels_are_there() -> None:
         assert wanted in shown, wanted
     assert "prologue" not in shown
     assert "prefers-color-scheme:dark" in (root.find(SVG + "style").text or "")  # type: ignore[union-attr]
-    kernel, block, thread = (next(g for g in root.iter(SVG + "rect") if g.attrib["class"] == c) for c in ("kernel", "block", "thread"))
+    kernel, block, thread = (
+        next(g for g in root.iter(SVG + "rect") if g.attrib["class"] == c) for c in ("kernel", "block", "thread")
+    )
     sizes = [float(r.attrib["width"]) for r in (kernel, block, thread)]
     assert sizes == sorted(sizes, reverse=True)
 
