@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
 from mirage_cli.contestant import Place
 from mirage_cli.errors import CheckFailed, UsageError
+from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
@@ -27,10 +28,10 @@ from mirage_cli.options import Options
 from mirage_cli.output import check_target, replaced
 from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.report import FragmentReport, Report
+from mirage_cli.search.cost import TYPICAL
 from mirage_cli.search.search import SearchOptions
 from mirage_cli.work import Work
 
-MEASURED_SIZE = 128  #: what a symbol without a typical value is when kernels are timed
 STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that every report gives the seconds of
 
 
@@ -137,7 +138,7 @@ class Run:
 
     def plan(self) -> None:
         """Search, render and prove each distinct fragment, in processes of their own when there are several."""
-        options = plan_options(self.options, self.tools)
+        options = plan_options(self.options, self.tools, {s for w in self.work for s in w.program.symbols})
         self.progress.stage("search and prove", len(self.work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators, options) for w in self.work]
@@ -205,8 +206,7 @@ class Run:
             typical = dims.typical(self.ranges)
             models = {}
             for w in self.chosen:
-                sizes = {s: typical.get(s, MEASURED_SIZE) for s in w.program.symbols}
-                models[w.id] = fragment_models.from_work(self.imported, w, sizes)
+                models[w.id] = fragment_models.from_work(self.imported, w, typical_sizes(w.spec().symbols, typical))
             place = Place("cuda", self.options.gpu)
             found = measure_fragments(
                 models, self.built.library, place, seed=self.options.seed, step=self.progress.step
@@ -260,11 +260,23 @@ def select(names: Sequence[str], options: Options) -> bool:
     return wanted and not any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)
 
 
-def plan_options(options: Options, tools: Toolchain) -> PlanOptions:
-    """Targets, bounds and proof options of a run."""
-    sizes = tuple(sorted(dims.typical(dims.parse(options.dim)).items()))
-    bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget, sizes)
+def plan_options(options: Options, tools: Toolchain, symbols: Iterable[str]) -> PlanOptions:
+    """Targets, bounds and proof options of a run whose programs have these symbols."""
+    typical = tuple(sorted(typical_sizes(symbols, dims.typical(dims.parse(options.dim))).items()))
+    bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical)
     return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence)
+
+
+def typical_sizes(symbols: Iterable[str], given: Mapping[str, int]) -> dict[str, int]:
+    """What symbols, sums such as `(past+1)` among them, are taken to be: what was `given`, else 1 for a batch and
+    `TYPICAL` for the rest."""
+    found = {}
+    for s in symbols:
+        size = sizes.from_extent(ex.symbol(s))
+        base = {n: given.get(n, 1 if "batch" in n.lower() else TYPICAL) for n in sizes.names(size)}
+        number = sizes.substitute(size, base)
+        found[s] = number if isinstance(number, int) else TYPICAL
+    return found
 
 
 def enforce(report: Report, options: Options) -> None:

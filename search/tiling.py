@@ -73,7 +73,7 @@ def _options(program: Program, axis: str, batch: bool, target: Target) -> list[i
         return [1]
     extent = program.extent(axis)
     if not isinstance(extent, int):
-        return [t for t in TILES[target.kind] if t >= 16]
+        return list(TILES[target.kind])
     found = {t for t in TILES[target.kind] if t < extent}
     if extent <= WHOLE:
         found.add(extent if target.kind == "cpu" or extent < 16 else -(-extent // 16) * 16)
