@@ -14,8 +14,8 @@ integer.
 every monomial of x to monomials of e (x times a product, a quotient or a sum stands inside e as a summand); or x is part
 of the argument of an atom of e, or of a product of denominators. No part of a term is missed, because distribution has
 been carried out in the normal form, with these exceptions: exp(x) as a part of exp(x + y), and sqrt(x) of sqrt(xy), which
-the theory equates with products; and products of two sums below a line, which are not factored again. Answering yes where
-no term contains x costs only pruning.
+the theory equates with products; products of two sums of terms below a line, which are not factored again; and products
+that hold a sum over an axis below a line, which stay whole. Answering yes where no term contains x costs only pruning.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class Expressions:
         return self._unders[key]
 
     def _make_below(self, y: Expr, tag: Hashable) -> int:
-        if tag is not None:
-            return self._atom("under", (tag,), (y,))
         terms = self._forms[y]
+        if tag is not None or any(self._symbol[p][0] == "sum" for m, _ in terms for p in self._factors(m)):
+            return self._atom("under", (tag,), (y,))
         common, count = math.gcd(*(m for m, _ in terms)), math.gcd(*(n for _, n in terms))
         rest = self._form((m // common, n // count) for m, n in terms)
         product = 1 if self._forms[rest] == ((1, 1),) else self._atom("under", (None,), (rest,))

@@ -77,9 +77,16 @@ def number(t: Term) -> float:
     raise AssertionError(t)
 
 
-def is_sum(t: Term) -> bool:
-    """Whether a term has several monomials: products of two such below a line are not factored again (see `lax.expr`)."""
-    return t[0] == "add" or (t[0] in ("sum", "mul", "div") and any(is_sum(x) for x in t[1:] if isinstance(x, tuple)))
+def separable(y: Term, z: Term) -> bool:
+    """Whether y * z below a line is found to be a product: the exceptions that `lax.expr` states."""
+    return not (holds(y, "sum") or holds(z, "sum") or (holds(y, "add") and holds(z, "add")))
+
+
+def holds(t: Term, kind: str) -> bool:
+    """Whether the normal form has several monomials ("add"), or one with sum factors ("sum")."""
+    return t[0] == kind or (
+        t[0] in ("add", "sum", "mul", "div") and any(holds(x, kind) for x in t[1:] if isinstance(x, tuple))
+    )
 
 
 def rewrites(t: Term, merging: bool) -> Iterator[Term]:
@@ -96,9 +103,9 @@ def rewrites(t: Term, merging: bool) -> Iterator[Term]:
         case ("add", ("mul" | "div" as op, x, z), (other, y, w)) if other == op and z == w:
             yield (op, ("add", x, y), z)
     match t:
-        case ("div", ("div", x, y), z) if not (is_sum(y) and is_sum(z)):
+        case ("div", ("div", x, y), z) if separable(y, z):
             yield ("div", x, ("mul", y, z))
-        case ("div", x, ("mul", y, z)) if not (is_sum(y) and is_sum(z)):
+        case ("div", x, ("mul", y, z)) if separable(y, z):
             yield ("div", ("div", x, y), z)
     match t:
         case ("mul", x, ("div", y, z)):
