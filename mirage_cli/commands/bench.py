@@ -21,11 +21,7 @@ from mirage_cli.commands.common import Voice
 @common.settings_options("dim", "shape", gpu="Measure on this GPU.")
 @click.option("--runs", type=click.IntRange(1), metavar="N", help="Runs of each [as many as --seconds allow].")
 @click.option(
-    "--seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=3.0,
-    metavar="S",
-    help="Time for each measurement, about [3].",
+    "--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Time for each measurement, about [2]."
 )
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads of ONNX Runtime [its own choice].")
 @common.settings_options("seed")

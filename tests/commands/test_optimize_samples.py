@@ -1,0 +1,78 @@
+"""Every sample, optimized by force: each fragment is replaced and the answers agree by the accuracy rule, with the library
+and without it.
+
+Kernels are compiled for this machine's best instruction set only (a third of the time); other tests compile all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+
+from mirage_cli import frontends, pipeline, runtime, whole
+from mirage_cli.accuracy import compare
+from mirage_cli.backends import cpu
+from mirage_cli.lax.dtypes import from_numpy
+from mirage_cli.options import Options
+from samples.inputs import example_inputs
+from tests.optimized import SAMPLES
+
+PATHS = sorted((SAMPLES / "models").glob("*.onnx")) + sorted((SAMPLES / "operators").glob("*.onnx"))
+DIMS = ({"batch": 2, "sequence": 12, "past": 9}, {"batch": 1, "sequence": 33, "past": 70})
+
+
+def best_isa() -> str:
+    """The newest instruction set for which kernels are made and that this machine has."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return "base"
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        return "avx512"
+    return "avx2" if {"avx2", "fma", "f16c"} <= flags else "base"
+
+
+@pytest.fixture(autouse=True)
+def one_isa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "isas", lambda: tuple(dict.fromkeys(("base", best_isa()))))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
+def test_sample(path: Path, tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "out"
+    options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
+    report = pipeline.optimize(str(path), out, options)
+    assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}
+    assert report.coverage["flops"] == pytest.approx(1.0) or "norm" in {f.name for f in report.fragments}
+    agree(path, out)
+    replaced(out)
+
+
+def agree(path: Path, out: Path) -> None:
+    """Compare the patched model, with the library and without it, with the original and its float64 run."""
+    symbolic = any(d.dim_param for v in onnx.load(path).graph.input for d in v.type.tensor_type.shape.dim)
+    for dims in DIMS if symbolic else DIMS[:1]:
+        inputs = example_inputs(path, dims=dims)
+        wanted = whole.float64_run(frontends.load(str(path)), inputs)
+        original = runtime.run(runtime.session(path), inputs)
+        for library in (out / "libmirage.so", None):
+            found = runtime.run(runtime.session(out / "model.onnx", library), inputs)
+            assert list(found) == list(original)
+            for name, value in original.items():
+                dtype = from_numpy(value.dtype)
+                assert dtype is not None
+                accuracy = compare(found[name], value, wanted[name], dtype)
+                assert accuracy.passed, (path.stem, name, library, str(accuracy))
+
+
+def replaced(out: Path) -> None:
+    """The patched model has every fragment that the report says as an operator, as often as it says."""
+    report = json.loads((out / "report.json").read_text())
+    model = onnx.load(out / "model.onnx", load_external_data=False)
+    used = Counter(n.op_type for n in model.graph.node if n.domain == "mirage")
+    assert used == Counter({f"{f['name']}_{f['id']}": f["occurrences"] for f in report["fragments"]})
+    assert {f.name for f in model.functions if f.domain == "mirage"} == set(used)
