@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import mirage_cli
-from mirage_cli import errors, settings
+from mirage_cli import config, errors, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 500
@@ -246,3 +246,12 @@ def test_the_guide_explains_every_option() -> None:
     table = guide[guide.index("## Options") : guide.index("## Configuration file")]
     names = settings.keys()
     assert [name for name in names if f"`--{name}" not in table] == []
+
+
+def test_the_guides_configuration_file_is_read(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/guide.md").read_text(), flags=re.DOTALL)
+    file = tmp_path / "mirage.yaml"
+    file.write_text(block)
+    options = settings.options(config.read(str(file)))
+    assert options.dim == ("batch=1", "sequence=1:128:4096")
+    assert (options.target, options.confidence) == (("cpu", "cuda"), 60)
