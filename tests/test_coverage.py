@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -45,7 +46,7 @@ def model(
     return path
 
 
-def node(op: str, inputs: Sequence[str], output: str, **attributes: object) -> onnx.NodeProto:
+def node(op: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(op, list(inputs), [output], name=f"n_{output}", **attributes)
 
 

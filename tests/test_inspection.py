@@ -147,12 +147,12 @@ def test_hostile_names(tmp_path: Path) -> None:
 def deep(layers: int, path: Path) -> None:
     """A model of `layers` gated MLPs with norms and residuals, all different."""
     random = np.random.default_rng(0)
-    nodes, weights = [], [numpy_helper.from_array(np.float32(1e-5).reshape(()), "eps")]
+    nodes, weights = [], [numpy_helper.from_array(np.array(1e-5, np.float32), "eps")]
     x = "x"
     for k in range(layers):
         for name in ("a", "b"):
             weights.append(numpy_helper.from_array(random.standard_normal((8, 8)).astype(np.float32), f"{k}{name}"))
-        steps = (
+        steps: tuple[tuple[str, tuple[str, ...], str, dict[str, Any]], ...] = (
             ("Mul", (x, x), "sq", {}),
             ("ReduceMean", (f"{k}_sq",), "mean", {"axes": [-1]}),
             ("Add", (f"{k}_mean", "eps"), "shifted", {}),

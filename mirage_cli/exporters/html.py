@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from mirage_cli.codegen.render import render
 from mirage_cli.exporters import wording
-from mirage_cli.exporters.labels import counted, microseconds, percent, visible
+from mirage_cli.exporters.labels import counted, microseconds, percent, short, visible
 
 _NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'  #: only a file of its own needs it
 _LOAD = """\
@@ -51,7 +51,7 @@ def page(report: Mapping[str, Any], mugraphs: Mapping[str, Mapping[str, Any]], d
     cards = [card(f, clean(mugraphs.get(f["id"], {})), drawings.get(f["id"], "")) for f in shown["fragments"]]
     return render(
         "report.html.j2",
-        title=f"mirage: {shown['model']['path']}",
+        title=f"mirage: {short(report['model']['path'], 80)}",
         outcome=wording.outcome(shown),
         tiles=_tiles(shown),
         facts=_facts(shown),
