@@ -48,8 +48,8 @@ class FragmentReport:
     measured: list[dict[str, Any]] = field(default_factory=list)
     reason: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """The contract's form, with all keys; `mugraph.file` is null where no file is written."""
+    def to_json(self, written: bool = True) -> dict[str, Any]:
+        """The contract's form, with all keys; `mugraph.file` is null for what is not replaced or not `written`."""
         proof = _VERIFICATION | self.verification
         graph = _MUGRAPH | self.mugraph
         data = {
@@ -60,7 +60,7 @@ class FragmentReport:
             "nodes": self.nodes,
             "program": self.program,
             "search": _SEARCH | self.search,
-            "mugraph": graph if self.status == REPLACED else graph | {"file": None},
+            "mugraph": graph if written and self.status == REPLACED else graph | {"file": None},
             "verification": proof | {"float": _FLOAT | proof.get("float", {})},
             "schedule": self.schedule,
             "predicted_us": round(self.predicted_us, 3),
@@ -93,7 +93,7 @@ class Report:
             "model": self.model,
             "options": self.options,
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
-            "fragments": [f.to_json() for f in self.fragments],
+            "fragments": [f.to_json(not self.options.get("dry_run")) for f in self.fragments],
             "unchanged": self.unchanged,
             "coverage": {k: round(v, 4) for k, v in self.coverage.items()},
             "notes": self.notes,

@@ -94,6 +94,9 @@ def test_the_schema_checker_notices() -> None:
 def test_a_mugraph_file_is_named_only_where_it_is_written() -> None:
     files = [f["mugraph"]["file"] for f in reports.report(reports.replaced(), reports.kept()).to_json()["fragments"]]
     assert files == ["mugraphs/a6660ab85df12c2a.json", None]
+    dry = reports.report(reports.replaced())
+    dry.options["dry_run"] = True
+    assert dry.to_json()["fragments"][0]["mugraph"]["file"] is None
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
