@@ -50,10 +50,10 @@ _SEPARATE = 1 << 46  #: bytes of address space: as good as no limit, but it asks
 def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | None = None) -> Verification:
     """Verify an output folder of `optimize`. A difference is a finding and no error.
 
-    Raises UsageError for a folder that is none and for options that do not fit the model.
+    Raises ModelError for a folder that is none, UsageError for options that do not fit the model.
     """
     if not (folder / MODEL).exists() and not (folder / "report.json").exists():
-        raise UsageError(f"{folder}: expected an output folder of mirage optimize, found no report.json and no {MODEL}")
+        raise ModelError(f"{folder}: expected an output folder of mirage optimize, found no report.json and no {MODEL}")
     return _Recheck(folder, folder / LIBRARY, options, progress or Silent()).folder_run()
 
 
@@ -225,44 +225,41 @@ class _Recheck:
     # --- 5. sources, library, kernels -----------------------------------------------------------------------------------
     def sources(self) -> None:
         """Render everything again and compare it with src/ byte by byte."""
-        src = self.folder / SOURCES
-        rendered: dict[str, str] = {}
+        rendered: dict[str, bytes] = {}
         for f in self.fragments:
             for kind, (target, graph, schedules) in f.stored.targets.items():
                 name = f"{f.id}{_SUFFIX.get(kind, '.txt')}"
                 try:
-                    rendered[name] = source_text(f.id, f.stored.program, graph, schedules, load_target(target))
+                    text = source_text(f.id, f.stored.program, graph, schedules, load_target(target))
+                    rendered[name] = text.encode()
                 except (MirageError, KeyError, ValueError, IndexError) as error:
                     self.result.add("source", f.file, f"{kind}: the muGraph cannot be rendered: {error}")
-        if self.fragments:
+        for name, content in sorted(rendered.items()):
+            self.same(f"{SOURCES}/{name}", content)
+        if self.fragments and all(f.passed for f in self.result.of("model")):
             self.tables(rendered)
             for path in sorted(p for p in include_dir().rglob("*") if p.is_file()):
-                name = (Path("include") / path.relative_to(include_dir())).as_posix()
-                self.same(src / name, f"{SOURCES}/{name}", path.read_bytes())
-        for name, text in sorted(rendered.items()):
-            self.same(src / name, f"{SOURCES}/{name}", text.encode())
+                self.same(f"{SOURCES}/include/{path.relative_to(include_dir()).as_posix()}", path.read_bytes())
 
-    def tables(self, rendered: dict[str, str]) -> None:
-        """Add library.cpp to what is rendered, and compare mirage.h."""
+    def tables(self, rendered: Mapping[str, bytes]) -> None:
+        """Compare library.cpp and mirage.h; of sources that are not those rendered, library.cpp may have either's hash."""
         with_cpu, with_cuda = ({Path(n).stem for n in rendered if n.endswith(s)} for s in (".cpp", ".cu"))
-        try:
-            lines = source_digests({name: text.encode() for name, text in rendered.items()})
-            specs = [f.spec for f in self.fragments]
-            order = {name: k for k, name in enumerate(self.report_order())}
-            specs.sort(key=lambda s: order.get(s.id, len(order)))
-            rendered[TABLES], header = tables(specs, with_cpu, with_cuda, lines)
-        except MirageError as error:
-            self.result.add("source", f"{SOURCES}/{TABLES}", str(error))
-            return
-        self.same(self.folder / HEADER, HEADER, header.encode())
+        order = {name: k for k, name in enumerate(self.report_order())}
+        specs = sorted((f.spec for f in self.fragments), key=lambda s: order.get(s.id, len(order)))
+        src = self.folder / SOURCES
+        there = {n: (src / n).read_bytes() if (src / n).is_file() else c for n, c in rendered.items()}
+        texts = [tables(specs, with_cpu, with_cuda, source_digests(r)) for r in (rendered, there)]
+        self.same(f"{SOURCES}/{TABLES}", *(text.encode() for text, _ in texts))
+        self.same(HEADER, texts[0][1].encode())
 
     def report_order(self) -> list[str]:
         """The fragments in the order in which the library has them."""
         return [f.get("id", "") for f in self.report.get("fragments", ())]
 
-    def same(self, path: Path, name: str, wanted: bytes) -> None:
+    def same(self, name: str, *wanted: bytes) -> None:
+        """Take down whether a file is one of those wanted."""
         try:
-            problem = "" if path.read_bytes() == wanted else "the file is not what its muGraph gives"
+            problem = "" if (self.folder / name).read_bytes() in wanted else "the file is not what its muGraph gives"
         except OSError:
             problem = "the file is missing"
         self.result.add("source", name, problem)
