@@ -1,0 +1,144 @@
+"""Composite operators against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mirage_cli.lax import compose
+from mirage_cli.lax.domain import Float64
+from mirage_cli.lax.dtypes import BOOL, F32
+from mirage_cli.lax.evaluate import evaluate_graph
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.graph import Graph
+
+X = np.random.default_rng(0).uniform(0.2, 2.0, (2, 3, 4))
+Y = np.random.default_rng(1).uniform(-2.0, 2.0, (4, 5))
+Z = np.random.default_rng(2).uniform(-2.0, 2.0, (2, 5, 4))
+MASK = np.random.default_rng(3).uniform(size=(3, 4)) < 0.5
+Array = NDArray[Any]
+
+
+def centred(x: Array) -> Array:
+    """Minus the mean of the last dimension."""
+    return x - x.mean(-1, keepdims=True)
+
+
+def softmax(x: Array) -> Array:
+    """Along the last dimension."""
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def rms(x: Array) -> Array:
+    """Divided by the root of the mean square plus 1/2."""
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 0.5)
+
+
+CASES: dict[str, tuple[Callable[[Graph, int, int, int, int], int], Callable[[], Array]]] = {
+    "scale": (lambda g, x, y, z, m: compose.scale(g, x, 0.3), lambda: 0.3 * X),
+    "shift": (lambda g, x, y, z, m: compose.shift(g, x, -2), lambda: X - 2),
+    "mean": (lambda g, x, y, z, m: compose.mean(g, x, [0, 2]), lambda: X.mean((0, 2), keepdims=True)),
+    "power 3": (lambda g, x, y, z, m: compose.power(g, x, 3), lambda: X**3),
+    "power 1/2": (lambda g, x, y, z, m: compose.power(g, x, 0.5), lambda: X**0.5),
+    "power -1/2": (lambda g, x, y, z, m: compose.power(g, x, -0.5), lambda: X**-0.5),
+    "power -1": (lambda g, x, y, z, m: compose.power(g, x, -1), lambda: 1 / X),
+    "power 1.7": (lambda g, x, y, z, m: compose.power(g, x, 1.7), lambda: X**1.7),
+    "softmax": (lambda g, x, y, z, m: compose.softmax(g, x, [-1]), lambda: softmax(X)),
+    "log softmax": (lambda g, x, y, z, m: compose.log_softmax(g, x, [-1]), lambda: np.log(softmax(X))),
+    "log sum exp": (
+        lambda g, x, y, z, m: compose.log_sum_exp(g, x, [1]),
+        lambda: np.log(np.exp(X).sum(1, keepdims=True)),
+    ),
+    "rms norm": (lambda g, x, y, z, m: compose.rms_norm(g, x, [-1], 0.5), lambda: rms(X)),
+    "layer norm": (lambda g, x, y, z, m: compose.layer_norm(g, x, [-1], 0.5), lambda: rms(centred(X))),
+    "affine": (
+        lambda g, x, y, z, m: compose.affine(g, z, g.slice(x, 1, 0, 1), g.slice(x, 1, 2, 1)),
+        lambda: Z * X[:, :1] + X[:, 2:],
+    ),
+    "matmul": (lambda g, x, y, z, m: compose.matmul(g, x, y), lambda: X @ Y),
+    "matmul of a vector": (
+        lambda g, x, y, z, m: compose.matmul(g, g.reshape(g.slice(g.slice(x, 0, 1, 1), 1, 2, 1), (4,)), y),
+        lambda: X[1, 2] @ Y,
+    ),
+    "matmul with a vector": (
+        lambda g, x, y, z, m: compose.matmul(g, x, g.reshape(g.slice(y, 1, 3, 1), (4,))),
+        lambda: X @ Y[:, 3],
+    ),
+    "batched matmul": (lambda g, x, y, z, m: compose.matmul(g, z, g.transpose(x, (0, 2, 1))), lambda: Z @ X.mT),
+    "linear": (
+        lambda g, x, y, z, m: compose.linear(g, x, g.transpose(y, (1, 0)), transposed=True),
+        lambda: X @ Y,
+    ),
+    "boolean mask": (
+        lambda g, x, y, z, m: compose.attention_mask(g, x, m),
+        lambda: np.where(MASK, X, -np.inf),
+    ),
+    "additive mask": (lambda g, x, y, z, m: compose.attention_mask(g, x, x), lambda: 2 * X),
+    "causal": (
+        lambda g, x, y, z, m: compose.causal(g, x, 1),
+        lambda: np.where(np.arange(4) <= np.arange(3)[:, None] + 1, X, -np.inf),
+    ),
+    "soft cap": (lambda g, x, y, z, m: compose.soft_cap(g, x, 5), lambda: 5 * np.tanh(X / 5)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    build, wanted = CASES[name]
+    g = Graph()
+    args = [g.input(n, a.shape, F32) for n, a in (("x", X), ("y", Y), ("z", Z))]
+    g.outputs.append(build(g, *args, g.input("m", MASK.shape, BOOL)))
+    feeds = {"x": X, "y": Y, "z": Z, "m": MASK.astype(float)}
+    (found,) = evaluate_graph(g, Float64(), feeds)
+    np.testing.assert_allclose(found, wanted(), rtol=1e-12)
+    assert found.shape == wanted().shape == g.dims(g.outputs[0])
+
+
+def test_mean_of_a_symbolic_number() -> None:
+    g = Graph()
+    g.outputs.append(compose.mean(g, g.input("x", (symbol("b"), 3, 4), F32), [0, 1]))
+    (found,) = evaluate_graph(g, Float64(), {"x": X}, {"b": 2})
+    np.testing.assert_allclose(found, X.mean((0, 1), keepdims=True))
+
+
+def quotient(g: Graph) -> tuple[int, int]:
+    """a / b and a zero."""
+    return g.map("div", g.input("a", (4,), F32), g.input("b", (4,), F32)), g.fill(0, F32)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g, q, zero: compose.select(g, g.map("isnan", q), zero, q),
+        lambda g, q, zero: compose.select(g, g.map("not", g.map("isnan", q)), q, zero),
+        lambda g, q, zero: compose.select(g, g.map("eq", q, q), q, zero),
+        lambda g, q, zero: compose.select(g, g.map("not", g.map("eq", q, q)), zero, q),
+    ],
+)
+def test_quotients_without_nan(build: Callable[[Graph, int, int], int]) -> None:
+    g = Graph()
+    g.outputs.append(build(g, *quotient(g)))
+    assert [s for s in map(str, g.steps) if "div0" in s]
+    a, b = np.array([0.0, 1.0, 3.0, -1.0]), np.array([0.0, 0.0, 2.0, 0.0])
+    (found,) = evaluate_graph(g, Float64(), {"a": a, "b": b})
+    np.testing.assert_array_equal(found, [0.0, np.inf, 1.5, -np.inf])
+
+
+def test_other_choices_stay() -> None:
+    """A test of another value, or another replacement than 0, is an ordinary choice."""
+    g = Graph()
+    q, zero = quotient(g)
+    other = g.map("exp", q)
+    one = g.fill(1, F32)
+    for v in (
+        compose.select(g, g.map("isnan", other), zero, q),
+        compose.select(g, g.map("isnan", q), one, q),
+        compose.select(g, g.map("isnan", q), q, zero),
+        compose.select(g, g.map("isnan", other), zero, other),
+    ):
+        assert "where" in str(g.steps[v])
