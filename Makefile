@@ -43,7 +43,7 @@ dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(BIN)/python -m build --outdir dist .
 
 clean: ## Remove the environment and everything that is made
-	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist out/demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml
