@@ -270,7 +270,7 @@ def test_bisection_names_the_fragment_and_keeps_what_failed(copied: Optimized, t
     odd, _ = report["fragments"]
     path = folder / "src" / f"{odd['id']}.cpp"
     kept = path.read_text()
-    edit(path, lambda text: text.replace("m_silu(", "m_abs("))
+    edit(path, lambda text: text.replace("m_exp(", "m_abs("))
     rebuild(folder)
     path.write_text(kept)
     found = checked(folder, bisect=True, save_failing=str(tmp_path / "failing"))
