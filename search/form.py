@@ -118,7 +118,8 @@ class _Builder:
         return d.op if isinstance(d, Node) else "read"
 
     def is_elementwise(self, v: str) -> bool:
-        return self.op(v) in OPS or self.op(v) == "const"
+        d = self.defs[v]
+        return isinstance(d, Node) and (d.op == "const" or (d.op in OPS and not d.over))
 
     def cut(self, v: str) -> int:
         """The term of a value that ends an elementwise region."""
