@@ -184,7 +184,7 @@ class _Walk:
         if number in self.equal:
             self.same[v] = self.equal[number]
             return True
-        if producer is None and v.const_value is not None and _is_embedded(v.const_value):
+        if not v.is_graph_input() and v.const_value is not None and _is_embedded(v.const_value):
             self.constants[v] = None
             return True
         shape = self.shape(self.facts.shapes[name]) if name in self.facts.shapes else None

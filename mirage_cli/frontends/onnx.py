@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from mirage_cli.errors import ModelError
 from mirage_cli.frontends import onnx_file
 from mirage_cli.frontends.imported import Imported, Options
 from mirage_cli.frontends.onnx_external import DataFiles, inline_inner
@@ -28,6 +29,13 @@ def from_proto(proto: onnx.ModelProto, options: Options, path: str = "-", sha256
 
     Raises ModelError or UsageError.
     """
+    try:
+        return _read(proto, options, path, sha256)
+    except UnicodeDecodeError as error:  # the texts of a message are decoded when they are looked at
+        raise ModelError(f"{path}: a name in the model is not UTF-8: {error.object[:64]!r}") from None
+
+
+def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> Imported:
     notes: list[str] = []
     node_count = len(proto.graph.node)
     files = DataFiles(path)

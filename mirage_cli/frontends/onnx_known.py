@@ -109,6 +109,13 @@ def _divide(a: Any, b: Any) -> Any:
     return UNKNOWN
 
 
+def _modulo(node: ir.Node, operands: list[Any]) -> Known:
+    if _int(node, "fmod", 0):
+        raise TypeError
+    remainder = _elementwise(lambda a, b: a % b if isinstance(a, int) and isinstance(b, int) and b else UNKNOWN)
+    return remainder(node, operands)
+
+
 def _equal(a: Any, b: Any) -> Any:
     if isinstance(a, _Unknown) or isinstance(b, _Unknown):
         return UNKNOWN
@@ -229,7 +236,7 @@ _RULES: dict[str, Callable[[ir.Node, list[Any]], Known | list[Known]]] = {
     "Sub": _elementwise(lambda a, b: a - b),
     "Mul": _elementwise(lambda a, b: a * b),
     "Div": _elementwise(_divide),
-    "Mod": _elementwise(lambda a, b: a % b if isinstance(a, int) and isinstance(b, int) and b else UNKNOWN),
+    "Mod": _modulo,
     "Neg": _elementwise(lambda a: -a),
     "Abs": _elementwise(_absolute),
     "Equal": _elementwise(_equal),

@@ -55,6 +55,8 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
 def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
     """Raise ModelError for weights whose stored data do not fit their shape: the checker does not see the large ones."""
     for tensor in proto.graph.initializer:
+        if any(d < 0 for d in tensor.dims):
+            raise ModelError(f"{path}: weight {tensor.name!r} has a negative dimension: {list(tensor.dims)}")
         bits, elements = _bits(tensor), math.prod(tensor.dims)
         if tensor.data_location == onnx.TensorProto.EXTERNAL or not bits:
             continue
@@ -117,9 +119,9 @@ def skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
             graph.initializer.append(tensor)
         if tensor.name not in declared and (not kept or proto.ir_version < 4):  # there weights have to be inputs too
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    for output in graph.output:  # the checker wants a shape, runtimes do not
-        if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
-            output.type.tensor_type.shape.SetInParent()
+    for value in (*graph.input, *graph.output):  # the checker wants a shape, runtimes do not
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.SetInParent()
     opset = default_opset(proto) or OLDEST_OPSET
     extra = {n for n in _TOLERATED if not onnx.defs.has(n, opset) or onnx.defs.get_schema(n, opset).deprecated}
     tolerated = [node for node in graph.node if node.domain == "" and node.op_type in extra]
@@ -240,7 +242,7 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 # --- simplifying ------------------------------------------------------------------------------------------------------
 def simplify(model: ir.Model, notes: list[str]) -> None:
     """Inline functions, fold constants and infer shapes, in place; every node gets a name of its own."""
-    with _quiet():
+    with _quiet(), _without_defaults(model):
         _inline(model)
         try:
             optimizer.fold_constants(
@@ -254,9 +256,25 @@ def simplify(model: ir.Model, notes: list[str]) -> None:
             notes.append(f"constants are folded in part only: {error}")
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         passes.RemoveUnusedNodesPass()(model)
-        passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+        # without data propagation: it writes a ConstantOfShape of any size out as a list
+        passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
         _name_nodes(model)
         passes.NameFixPass()(model)
+
+
+@contextlib.contextmanager
+def _without_defaults(model: ir.Model) -> Iterator[None]:
+    """Hide the stored values of inputs: they are defaults that a caller may override, which the passes overlook."""
+    defaults = [(v, v.const_value) for v in model.graph.inputs if v.const_value is not None]
+    for value, _ in defaults:
+        del model.graph.initializers[value.name or ""]
+        value.const_value = None
+    try:
+        yield
+    finally:
+        for value, tensor in defaults:
+            value.const_value = tensor
+            model.graph.register_initializer(value)
 
 
 def _inline(model: ir.Model) -> None:

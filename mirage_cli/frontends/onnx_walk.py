@@ -321,8 +321,9 @@ class _Walk:
             tensor = self.graph.tensors[self.values[value.name]]
             shape = [e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims]
             types[value.name] = onnx.helper.make_tensor_type_proto(_ONNX_TYPES[tensor.dtype], shape)
-            if value.const_value is not None and value.const_value.size <= onnx_known.MAX_ELEMENTS:
-                data[value.name] = ir.serde.serialize_tensor(value.const_value)
+            fixed = value.const_value if not value.is_graph_input() else None
+            if fixed is not None and fixed.size <= onnx_known.MAX_ELEMENTS:
+                data[value.name] = ir.serde.serialize_tensor(fixed)
         schema = onnx.defs.get_schema(node.op_type, version, node.domain)
         try:
             found = onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data)

@@ -117,7 +117,7 @@ def exact_quotient(a: Size, b: Size) -> Size | None:
 
 
 def content(size: Poly) -> Size:
-    """The largest monomial that divides every term, with the sign of the first one."""
+    """The largest monomial that divides every term."""
     factor = math.gcd(*(f for _, f in size.terms))
     common = Counter(size.terms[0][0])
     for monomial, _ in size.terms[1:]:
@@ -132,10 +132,10 @@ def to_extent(size: Size) -> Extent:
         if size < 0:
             raise ValueError(f"a dimension cannot be {size}")
         return size
+    if all(factor < 0 for _, factor in size.terms):
+        raise ValueError(f"a dimension cannot be {size}")
     outside = content(size)
     inside = exact_quotient(size, outside)
-    if isinstance(inside, int) and inside < 0:
-        raise ValueError(f"a dimension cannot be {size}")
     name = f"({inside})".replace("*", _TIMES)
     factors = [] if inside == 1 else [ex.symbol(name)]
     return ex.product([*factors, *(ex.product([f, *map(ex.symbol, m)]) for m, f in _terms(outside).items())])

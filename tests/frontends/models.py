@@ -1,0 +1,58 @@
+"""Models for the tests of the reader, from onnx's text form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+from mirage_cli.frontends import onnx as front_end
+from mirage_cli.frontends.imported import Imported, Options
+from tests.frontends import evaluation
+
+Tensor = NDArray[Any]
+
+
+def parsed(text: str, *, opset: int = 18, ir_version: int = 9, **weights: Any) -> onnx.ModelProto:
+    """A model of one graph (or with a header of its own, from `<` on) and its weights."""
+    head = f'<ir_version: {ir_version}, opset_import: ["" : {opset}]>'
+    model: onnx.ModelProto = parser.parse_model(text if text.lstrip().startswith("<") else f"{head} {text}")
+    for name, value in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return model
+
+
+def read(model: onnx.ModelProto, options: Options | None = None) -> Imported:
+    """The model through the reader, which works on a copy."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return front_end.from_proto(copy, options or Options(), "model.onnx")
+
+
+def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The outputs in onnxruntime."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(inputs)))
+
+
+def agrees(model: onnx.ModelProto, **inputs: Any) -> Imported:
+    """Assert that the model is read as a whole and that its float64 value is onnxruntime's; return the reading."""
+    arrays = {name: np.asarray(x) for name, x in inputs.items()}
+    imported = read(model)
+    assert imported.reasons == {}
+    for ours, theirs in zip(evaluation.run(imported, arrays), run(model, arrays), strict=True):
+        assert ours.shape == theirs.shape
+        assert np.allclose(ours, theirs.astype(np.float64), rtol=1e-4, atol=1e-5, equal_nan=True)
+    return imported
+
+
+def noise(*shape: int) -> Tensor:
+    """Normal noise, always the same."""
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)

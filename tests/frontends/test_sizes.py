@@ -1,0 +1,97 @@
+"""Sizes: exact arithmetic on polynomials of named dimensions, against evaluation with numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mirage_cli.frontends import sizes
+from mirage_cli.frontends.sizes import Poly, Size, named, parse
+
+B, S = named("b"), named("s")
+NUMBERS = {"b": 3, "s": 7, "past": 11}
+known = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+
+
+def at(size: Size) -> int:
+    found = sizes.substitute(size, NUMBERS)
+    assert isinstance(found, int)
+    return found
+
+
+@st.composite
+def polynomials(draw: st.DrawFn) -> Size:
+    total: Size = draw(st.integers(-3, 3))
+    for names in draw(st.lists(st.lists(st.sampled_from(sorted(NUMBERS)), max_size=3), max_size=4)):
+        term: Size = draw(st.integers(-4, 4))
+        for name in names:
+            term = term * named(name)
+        total = total + term
+    return total
+
+
+@known
+@given(polynomials(), polynomials())
+def test_arithmetic_commutes_with_evaluation(a: Size, b: Size) -> None:
+    assert at(a + b) == at(a) + at(b)
+    assert at(a - b) == at(a) - at(b)
+    assert at(a * b) == at(a) * at(b)
+    assert a - b + b == a and a * b == b * a
+    assert a - a == 0
+
+
+@known
+@given(polynomials(), polynomials())
+def test_quotients_are_exact(a: Size, b: Size) -> None:
+    quotient = sizes.exact_quotient(a, b)
+    if quotient is not None:
+        assert quotient * b == a
+    if isinstance(b, int) and b:
+        assert sizes.exact_quotient(a * b, b) == a
+
+
+@known
+@given(polynomials())
+def test_texts_and_extents_are_read_back(a: Size) -> None:
+    assert parse(str(a)) == a
+    try:
+        extent = sizes.to_extent(a)
+    except ValueError:
+        return
+    assert sizes.from_extent(extent) == a
+
+
+def test_sums_cancel() -> None:
+    assert parse("past + 1") - parse("past") == 1
+    assert parse("s") - parse("s") == 0
+    assert parse("2*b*s") == 2 * B * S
+    assert parse("b*(s+1)-b") == B * S
+    assert str(parse("1 + past - past*2")) == "-past+1"
+
+
+@pytest.mark.parametrize("text", ["floor(s/2)", "s // 2", "batch-size!", "", "past +", "(b", "3b", "Max(1, s)", "unk__0 %"])
+def test_other_texts_are_symbols(text: str) -> None:
+    size = parse(text)
+    assert isinstance(size, Poly) and len(sizes.names(size)) == 1
+    assert sizes.from_extent(sizes.to_extent(size)) == size
+    assert parse(text) == size
+
+
+def test_equal_texts_are_equal_symbols() -> None:
+    assert parse("floor(s / 2)") == parse("floor(s/2)") != parse("floor(s/3)")
+
+
+def test_extents_have_no_negative_size() -> None:
+    for size in (-1, -B, -2 * B * S, -B - 1):
+        with pytest.raises(ValueError, match="cannot be"):
+            sizes.to_extent(size)
+
+
+def test_quotients_that_are_none() -> None:
+    assert sizes.exact_quotient(B + 1, B) is None
+    assert sizes.exact_quotient(B, 2) is None
+    assert sizes.exact_quotient(B, 0) is None
+    assert sizes.exact_quotient(0, 0) is None
+    assert sizes.exact_quotient(B + 1, B + 1) == 1
+    assert sizes.exact_quotient(B * S + 2 * B, B) == S + 2
