@@ -189,8 +189,21 @@ def _short(v: Fraction | float | None) -> Any:
 
 
 # --- validity ---------------------------------------------------------------------------------------------------------
-_BEFORE = {PROLOGUE: (PROLOGUE,), BODY: (PROLOGUE, BODY), EPILOGUE: (PROLOGUE, EPILOGUE), GRID: PHASES}
-_CROSSING = {"accum": BODY, "grid_sum": EPILOGUE, "grid_top": EPILOGUE}
+_BEFORE = {
+    PROLOGUE: (PROLOGUE,),
+    BODY: (PROLOGUE, BODY),
+    EPILOGUE: (PROLOGUE, EPILOGUE),
+    GRID: (PROLOGUE, EPILOGUE, GRID),
+}
+_HOME = {"accum": EPILOGUE, "running": BODY, "shrink": BODY, "grid_sum": GRID, "grid_top": GRID}
+_OPERANDS = {
+    "load": (0,),
+    "iota": (0,),
+    "extent": (0,),
+    "contract": (2,),
+    "accum": (1, 2),
+    "grid_sum": (1, 3),
+}
 
 
 def _validate(b: BlockGraph, p: Program) -> None:
@@ -200,11 +213,18 @@ def _validate(b: BlockGraph, p: Program) -> None:
     for a in (*b.grid, *([b.loop] if b.loop else [])):
         if a not in known:
             raise InvalidGraph(f"block graph: unknown axis {a!r}")
+    if len(set(b.grid)) != len(b.grid) or not set(b.split) <= set(b.grid):
+        raise InvalidGraph(f"block graph: grid {b.grid} and its split axes {b.split} do not fit")
+    if len(b.outputs) != len(p.outputs):
+        raise InvalidGraph(f"block graph: {len(b.outputs)} outputs, its program has {len(p.outputs)}")
     seen: dict[str, BlockOp] = {}
     for o in b.ops:
         _validate_op(o, b, seen)
+        _validate_reading(o, p, known)
         seen[o.name] = o
     axes = b.axes_of(p)
+    for o in b.ops:
+        _validate_axes(o, b, axes)
     for value, out in zip(b.outputs, p.outputs, strict=True):
         if value not in seen or seen[value].phase == BODY:
             raise InvalidGraph(f"output {value!r} is not available after the loop")
@@ -216,9 +236,36 @@ def _validate(b: BlockGraph, p: Program) -> None:
             raise InvalidGraph(f"output {value} is a partial result of the split axis {', '.join(b.split)}")
 
 
+def _validate_reading(o: BlockOp, p: Program, known: set[str]) -> None:
+    """What an operator names of the program exists."""
+    if o.op == "load" and o.source_value not in {i.name for i in p.inputs}:
+        raise InvalidGraph(f"{o.name}: loads {o.source_value!r}, which is no input of the program")
+    if o.op in ("iota", "extent") and o.axis not in known:
+        raise InvalidGraph(f"{o.name}: unknown axis {o.axis!r}")
+
+
+def _validate_axes(o: BlockOp, b: BlockGraph, axes: Mapping[str, frozenset[str]]) -> None:
+    """Reductions take axes that their operands have and blocks hold; accumulators take no part of an iteration."""
+    own = frozenset[str]().union(*(axes[i] for i in o.inputs))
+    if o.op in REDUCING and not set(o.over) <= own:
+        raise InvalidGraph(f"{o.name}: {o.op} over {', '.join(sorted(set(o.over) - own))}, which its operands lack")
+    if o.op in REDUCING and (parts := set(o.over) & set(b.grid) - set(b.split)):
+        raise InvalidGraph(f"{o.name}: {o.op} over {', '.join(sorted(parts))}, of which a block holds a part")
+    if o.op in ("accum", "running") and b.loop in own:
+        raise InvalidGraph(f"{o.name}: accumulates a value along the loop axis {b.loop} itself")
+
+
 def _validate_op(o: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) -> None:
     if o.op not in BLOCK_OPS:
         raise InvalidGraph(f"{o.name}: unknown block operator {o.op!r}")
+    if o.name in seen:
+        raise InvalidGraph(f"{o.name}: two operators have this name")
+    if o.phase not in _BEFORE or o.phase != _HOME.get(o.op, o.phase):
+        raise InvalidGraph(f"{o.name}: {o.op} does not stand in the {o.phase}")
+    if o.op != "thread" and len(o.inputs) not in (allowed := _OPERANDS.get(o.op, (1,))):
+        raise InvalidGraph(f"{o.name}: {o.op} takes {' or '.join(map(str, allowed))} operands, got {len(o.inputs)}")
+    if (o.op == "thread") != (o.thread is not None):
+        raise InvalidGraph(f"{o.name}: {o.op} {'without a' if o.thread is None else 'with a'} thread graph")
     if o.thread is not None:
         o.thread.validate()
         if len(o.inputs) != o.thread.arity:
@@ -228,15 +275,11 @@ def _validate_op(o: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) -> None
     for i in o.inputs:
         if i not in seen:
             raise InvalidGraph(f"{o.name} = {o.op}: operand {i!r} is not defined before it")
-        before = seen[i]
-        if before.op == "running" and o.phase in (BODY, EPILOGUE):
-            continue
-        if o.op in _CROSSING:
-            if o.op == "accum" and before.phase != BODY:
-                raise InvalidGraph(f"{o.name}: accumulates {i}, which is not computed in the body")
-            continue
-        if before.phase not in _BEFORE[o.phase]:
-            raise InvalidGraph(f"{o.name} ({o.phase}) reads {i}, which lives in the {before.phase}")
+        phase = seen[i].phase
+        if o.op == "accum" and phase != BODY:
+            raise InvalidGraph(f"{o.name}: accumulates {i}, which is not computed in the body")
+        if o.op != "accum" and seen[i].op != "running" and phase not in _BEFORE[o.phase]:
+            raise InvalidGraph(f"{o.name} ({o.phase}) reads {i}, which lives in the {phase}")
 
 
 def _partial(b: BlockGraph, p: Program) -> dict[str, bool]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirage_cli.errors import Refused
+from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.closure import MAX_VALUES, Closure
 from mirage_cli.search.extract import block_graphs
@@ -109,7 +109,7 @@ class Searcher:
             for graph in graphs:
                 try:
                     finished = thread_graphs(stabilise(graph, program), program)
-                except Refused as e:
+                except (Refused, InvalidGraph) as e:
                     statistics.refused.append(f"{mapping}: {e}")
                     continue
                 if operators(finished) <= self.options.max_ops:
