@@ -87,7 +87,10 @@ class Program(click.Group):
 
     def _invoke(self, arguments: list[str], **extra: Any) -> int:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            if {"-q", "--quiet"}.isdisjoint(arguments):
+                warnings.showwarning = _show_warning
+            else:
+                warnings.simplefilter("ignore")
             try:
                 with self.make_context("mirage", list(arguments), **extra) as ctx:
                     if not arguments:

@@ -64,16 +64,6 @@ class Voice:
         elif not self.quiet:
             click.echo(printable(text().rstrip("\n")))
 
-    def say(self, text: str) -> None:
-        """Tell something beside the data."""
-        if not self.quiet:
-            tell(text)
-
-    def warn(self, text: str) -> None:
-        """Tell something that may be wrong."""
-        if not self.quiet:
-            tell(text, "Warning: ", "yellow")
-
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress | None]:
         """Show progress while the block runs: lines with --verbose, bars on a terminal, else nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper
 import mirage_cli
 from mirage_cli import errors, pipeline
 from mirage_cli.errors import MirageError
+from mirage_cli.report import Report
 from tests.commands.conftest import Run, error_of
 from tests.optimized import sample
 
@@ -263,6 +265,18 @@ def test_other_exceptions(
     error = error_of(result)
     assert (result.exit_code, error["code"], error["message"]) == (exit_code, code, message)
     assert ("the log is" in error["hint"]) == (exit_code == 5)
+
+
+def test_warnings_are_told_in_a_line_unless_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(model: str, *_: Any) -> Report:
+        warnings.warn("take care", stacklevel=2)
+        return Report({"path": model}, {})
+
+    monkeypatch.setattr(pipeline, "optimize", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run("optimize", MODEL, "--dry-run", "--json").stderr == "Warning: take care\n"
+        assert run("optimize", MODEL, "--dry-run", "--json", "-q").stderr == ""
 
 
 def test_names_cannot_steer_the_terminal(run: Run, tmp_path: Path) -> None:
