@@ -127,7 +127,7 @@ class Float64(ArrayDomain):
         return result
 
     def exp_minus(self, x: Floats, maximum: Floats) -> Floats:
-        return np.exp(x - maximum)
+        return np.where(maximum == -np.inf, 0.0, np.exp(x - maximum))  # nothing but -inf so far: no contribution
 
     def exp_difference(self, old: Floats, new: Floats) -> Floats:
         same = old == new  # both -inf: nothing was accumulated yet

@@ -52,16 +52,23 @@ def _expand(graph: BlockGraph, e: BlockOp) -> BlockGraph:
         if o.op == "accum" and weighted and e.phase == BODY:
             if not walks or power[o.inputs[0]] != 1:
                 raise Refused(f"{o.name} accumulates power {power[o.inputs[0]]} of a factor that changes")
+            _first_weight(o)
             o = replace(o, inputs=(o.inputs[0], f"{e.name}_shrink"))
         elif o.op == "grid_sum" and weighted:
             if power[o.inputs[0]] != 1 or (e.phase == BODY and not walks):
                 raise Refused(f"{o.name} sums power {power[o.inputs[0]]} of a factor that differs between blocks")
+            _first_weight(o)
             if common is None:
                 common = f"{e.name}_common"
                 ops.append(BlockOp(common, "grid_top", (maximum,), GRID))
             o = replace(o, inputs=(o.inputs[0], maximum, common))
         ops.append(o)
     return replace(graph, ops=tuple(ops))
+
+
+def _first_weight(o: BlockOp) -> None:
+    if len(o.inputs) > 1:
+        raise Refused(f"{o.name} holds the factors of two exponentials, which change at different times")
 
 
 def factor_powers(graph: BlockGraph, e: str) -> dict[str, int]:
