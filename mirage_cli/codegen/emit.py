@@ -191,7 +191,8 @@ class Emitter:
         extent, step = self.p.extent(self.g.loop), self.t.schedule.loop
         if self.g.loop in self.g.split:
             share = self.t.schedule.tile(self.g.loop) or 1
-            return f"(min({self.g.loop}_at + {share}, {extent}) - {self.g.loop}_at + {step - 1}) / {step}"
+            end = f"min(offset_t({self.g.loop}_at + {share}), offset_t({extent}))"
+            return f"static_cast<int>(({end} - {self.g.loop}_at + {step - 1}) / {step})"
         if isinstance(extent, int):
             return str(-(-extent // step))
         return f"static_cast<int>(({self.extent(extent)} + {step - 1}) / {step})"

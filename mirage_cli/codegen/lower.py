@@ -20,7 +20,6 @@ from mirage_cli.codegen.tile import (
     FRAGMENT,
     RING,
     SHARED,
-    Apply,
     Buffer,
     Compute,
     Contract,
@@ -32,7 +31,6 @@ from mirage_cli.codegen.tile import (
     GridTop,
     Init,
     Load,
-    Number,
     Position,
     Reduce,
     Ref,
@@ -43,13 +41,15 @@ from mirage_cli.codegen.tile import (
     TileNode,
     TileProgram,
     count,
+    from_thread,
     globals_of,
     refs,
+    substitute,
 )
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.program import Input, Program
-from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp, ThreadGraph
+from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
@@ -164,7 +164,7 @@ class _Lowering:
                     here = PROLOGUE if f.phase == PROLOGUE else phase
                     self.buffer(replace(f, name=name, place=SHARED, pitch=0, pad_rows=0, phase=here))
                     self.emit(here, Compute(name, Ref(f.name)))
-                e = _substitute(e, f.name, Ref(name))
+                e = substitute(e, f.name, Ref(name))
         return e
 
     def main_fragment(self, e: Expr, domain: Sizes) -> Buffer | None:
@@ -269,12 +269,9 @@ class _Lowering:
         target, add = self.accumulator(o)
         place = FRAGMENT if self.on_gpu else SHARED
         phase = EPILOGUE if add else o.phase
-        out = Buffer(target, F32, rows, cols, place, phase, 0, count(rows))
-        if not self.on_gpu:
-            out = replace(out, pitch=max(1, count(cols)))
-        self.buffer(out)
+        self.buffer(Buffer(target, F32, rows, cols, place, phase, 0, count(rows)))
         if add:
-            self.start_accumulator(self.ops[target], out)
+            self.start_accumulator(self.ops[target])
         self.emit(o.phase, Contract(target, a, b, summed, add))
         self.value[o.name] = Ref(target)
 
@@ -362,9 +359,8 @@ class _Lowering:
             return readers[0].name, True
         return o.name, False
 
-    def start_accumulator(self, accum: BlockOp, b: Buffer) -> None:
+    def start_accumulator(self, accum: BlockOp) -> None:
         """Zero before the loop, shrink at the start of an iteration's contribution."""
-        del b
         self.emit(PROLOGUE, Init(accum.name, 0.0))
         if len(accum.inputs) > 1:
             self.emit(BODY, Scale(accum.name, self.value[accum.inputs[1]]))
@@ -375,17 +371,17 @@ class _Lowering:
             domain = self.domain_of(e, self.axes[o.name], BODY)
             f = self.main_fragment(e, domain)
             if f is not None:
-                b = self.buffer(replace(f, name=o.name, phase=EPILOGUE))
+                self.buffer(replace(f, name=o.name, phase=EPILOGUE))
             else:
-                b = self.shared(o.name, domain, EPILOGUE)
-            self.start_accumulator(o, b)
+                self.shared(o.name, domain, EPILOGUE)
+            self.start_accumulator(o)
             self.emit(BODY, Compute(o.name, self.readable(e, BODY, domain), add=True))
         self.value[o.name] = Ref(o.name)
 
     # --- rule 3: elementwise ------------------------------------------------------------------------------------------------
     def do_thread(self, o: BlockOp) -> None:
         assert o.thread is not None
-        e = _expression(o.thread, [self.value[i] for i in o.inputs])
+        e = from_thread(o.thread, [self.value[i] for i in o.inputs])
         self.value[o.name] = e
         readers = [r for r in self.readers[o.name] if r.op != "contract"]
         contracted = len(readers) < len(self.readers[o.name])
@@ -433,14 +429,13 @@ class _Lowering:
         phase = EPILOGUE if add else o.phase
         b = self.vector(target, self.axes[o.name], phase)
         if add:
-            self.start_accumulator(self.ops[target], b)
+            self.start_accumulator(self.ops[target])
         f = self.main_fragment(e, domain)
         wide = tuple(a for a, _ in domain if a in over)
         scratch = ""
         if f is not None and wide in (tuple(a for a, _ in f.cols), tuple(a for a, _ in f.rows)) and wide:
             scratch = self.scratch(o, f, wide == tuple(a for a, _ in f.cols))
         elif f is not None:
-            domain = tuple(domain)
             spilled = replace(f, name=f"{o.name}_spill", place=SHARED, pitch=0, pad_rows=0, phase=o.phase)
             self.buffer(spilled)
             self.emit(o.phase, Compute(spilled.name, self.readable(e, o.phase, domain)))
@@ -502,21 +497,3 @@ class _Lowering:
 
 def _storage_order(source: Input) -> list[str]:
     return [s.axis for s in source.access if s.axis is not None]
-
-
-def _expression(thread: ThreadGraph, args: Sequence[Expr]) -> Expr:
-    values = list(args)
-    for n in thread.nodes:
-        if n.op == "const":
-            values.append(Number(n.value if n.value is not None else 0.0))
-        else:
-            values.append(Apply(n.op, tuple(values[i] for i in n.inputs)))
-    return values[-1]
-
-
-def _substitute(e: Expr, buffer: str, by: Expr) -> Expr:
-    if isinstance(e, Ref):
-        return by if e.buffer == buffer else e
-    if isinstance(e, Apply):
-        return replace(e, args=tuple(_substitute(a, buffer, by) for a in e.args))
-    return e

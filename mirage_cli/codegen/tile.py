@@ -8,14 +8,15 @@ are row-major. Axes of which a block holds one position have no place in buffers
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeAlias
 
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import BlockGraph
+from mirage_cli.search.mugraph import BlockGraph, ThreadGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
@@ -133,6 +134,26 @@ def globals_of(e: Expr) -> list[str]:
     if isinstance(e, Apply):
         return list(dict.fromkeys(v for a in e.args for v in globals_of(a)))
     return []
+
+
+def from_thread(thread: ThreadGraph, args: Sequence[Expr]) -> Expr:
+    """The result of a thread graph on operands."""
+    values = list(args)
+    for n in thread.nodes:
+        if n.op == "const":
+            values.append(Number(n.value if n.value is not None else 0.0))
+        else:
+            values.append(Apply(n.op, tuple(values[i] for i in n.inputs)))
+    return values[-1]
+
+
+def substitute(e: Expr, buffer: str, by: Expr) -> Expr:
+    """The expression with `by` in place of a buffer."""
+    if isinstance(e, Ref):
+        return by if e.buffer == buffer else e
+    if isinstance(e, Apply):
+        return replace(e, args=tuple(substitute(a, buffer, by) for a in e.args))
+    return e
 
 
 # --- nodes --------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ from mirage_cli.search.tiling import schedules
 HERE = Path(__file__).parent
 GAP = 256  #: bytes between buffers that are laid out apart
 ROOMY = 1 << 24  #: shared memory of a target in the emulator when buffers are laid out apart
-ULPS = 64.0  #: how many times the precision of its coarsest type, at the size of the largest result, a result may be off
+ULPS = (
+    64.0  #: how many times the precision of its coarsest type, at the size of the largest result, a result may be off
+)
 SYMBOLS = {"rows": 19, "keys": 37}
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 CPU_FLAGS = ("-std=c++17", "-O1", "-g1", *WARNINGS)
@@ -89,12 +91,14 @@ class Case:
 
     def problem(self, results: Sequence[NDArray[Any]], arrays: Sequence[NDArray[Any]]) -> str:
         """What is wrong with the results, or nothing."""
-        types = [x.dtype for x in (*self.program.sources, *self.program.outputs) if x.dtype.is_float]
-        types += [n.dtype for n in self.program.nodes if n.dtype is not None]
-        coarsest = max(t.epsilon for t in (*types, F32))
+        p = self.program
+        types = [s.dtype for s in p.sources] + [o.dtype for o in p.outputs] + [n.dtype or F32 for n in p.nodes]
+        coarsest = max(t.epsilon for t in types)
         for k, (found, wanted) in enumerate(zip(results, self.reference(arrays), strict=True)):
             known = np.isfinite(wanted)
-            error = np.where(known, np.abs(found.astype(np.float64) - wanted), np.where(np.isfinite(found), np.inf, 0.0))
+            error = np.where(
+                known, np.abs(found.astype(np.float64) - wanted), np.where(np.isfinite(found), np.inf, 0.0)
+            )
             bound = ULPS * coarsest * max(1e-3, float(np.abs(wanted).max(where=known, initial=0.0)))
             if not (error <= bound).all():
                 at = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
@@ -103,7 +107,12 @@ class Case:
 
 
 def cases(
-    name: str, program: Program, target: str, count: int, seed: int = 0, kind: Callable[[BlockGraph], bool] | None = None
+    name: str,
+    program: Program,
+    target: str,
+    count: int,
+    seed: int = 0,
+    kind: Callable[[BlockGraph], bool] | None = None,
 ) -> Iterator[Case]:
     """`count` random pairs of a block graph (of a `kind`) and a schedule that the target takes, or fewer where there are
     no more."""
@@ -172,7 +181,11 @@ def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bo
     for k in range(parts):
         lines = ['#include "cuda_runtime.h"' if cuda else '#include "mirage/cpu/tile.hpp"']
         lines += ['#include "cuda_fp16.h"', '#include "cuda_bf16.h"', '#include "mirage/cuda/tile.cuh"'] if cuda else []
-        lines += ["#include <cstdlib>", '#include "mirage/entry.h"', '#include "mirage/cuda/launch.cuh"' if cuda else ""]
+        lines += [
+            "#include <cstdlib>",
+            '#include "mirage/entry.h"',
+            '#include "mirage/cuda/launch.cuh"' if cuda else "",
+        ]
         for name in names[k::parts]:
             lines += [f"namespace of_{name} {{", texts[name], "}"]
         (folder / f"part{k}.cpp").write_text("\n".join(lines))

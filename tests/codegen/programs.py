@@ -58,7 +58,9 @@ def _rms_linear(g: Graph, t: DType) -> Sequence[int]:
 
 def _layer_norm_gelu(g: Graph, t: DType) -> Sequence[int]:
     x = g.input("x", (3, 33), t)
-    normal = compose.affine(g, compose.layer_norm(g, x, [1], 1e-5), g.input("gain", (33,), t), g.input("bias", (33,), t))
+    normal = compose.affine(
+        g, compose.layer_norm(g, x, [1], 1e-5), g.input("gain", (33,), t), g.input("bias", (33,), t)
+    )
     return [g.map("gelu", g.map("add", compose.linear(g, normal, g.input("w", (33, 17), t)), g.input("c", (17,), t)))]
 
 
@@ -165,7 +167,9 @@ def _random_attention(random: np.random.Generator) -> Build:
         elif mask == "cap":
             scores = compose.soft_cap(g, scores, 3.0)
         elif mask in ("boolean", "additive"):
-            scores = compose.attention_mask(g, scores, g.input("mask", (queries, keys), BOOL if mask == "boolean" else t))
+            scores = compose.attention_mask(
+                g, scores, g.input("mask", (queries, keys), BOOL if mask == "boolean" else t)
+            )
         weights = scores if mask == "plain" else compose.softmax(g, scores, [2])
         return [compose.matmul(g, weights, v)]
 

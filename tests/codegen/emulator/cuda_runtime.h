@@ -35,8 +35,6 @@
 using std::isnan;
 using std::max;
 using std::min;
-inline int64_t min(int x, int64_t y) { return std::min<int64_t>(x, y); }
-inline int64_t min(int64_t x, int y) { return std::min<int64_t>(x, y); }
 
 typedef int cudaError_t;
 typedef void* cudaStream_t;

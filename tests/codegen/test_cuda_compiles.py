@@ -1,0 +1,108 @@
+"""CUDA sources under nvcc: kernels of samples and of full size, without a warning, a spilled register or a local array."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mirage_cli import frontends, work
+from mirage_cli.backends import toolchain
+from mirage_cli.codegen import render
+from mirage_cli.errors import ToolMissing
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import F16, DType
+from mirage_cli.lax.fragment import partition
+from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.program import Program
+from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.target import load_target
+from tests.optimized import sample
+
+from .kernels import Case, cases
+from .programs import Build, program
+
+pytestmark = pytest.mark.nvcc
+SAMPLES = {
+    "sm_80": ("attention_masked_fp16", "gated_mlp_fp32", "lora_scaled_fp16", "moe_fp32", "rmsnorm_gain_linear_fp16"),
+    "sm_90a": ("gqa_fp32", "layer_norm_linear_gelu_fp16", "norm_gated_mlp_fp32", "ntrans_fp16", "qknorm_gqa_fp16"),
+}
+INCLUDES = ("mirage/cuda/launch.cuh", "mirage/cuda/tile.cuh", "mirage/entry.h")
+OPTIONS = ("-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v")
+
+
+def _rms_linear(g: Graph, t: DType) -> Sequence[int]:
+    x = compose.rms_norm(g, g.input("x", (16, 4096), t), [1], 1e-5)
+    return [compose.linear(g, x, g.input("w", (4096, 6144), t))]
+
+
+def _attention(g: Graph, t: DType) -> Sequence[int]:
+    q, k, v = (g.input(n, e, t) for n, e in (("q", (8, 64, 128)), ("k", (8, 128, 4096)), ("v", (8, 4096, 128))))
+    scores = compose.scale(g, compose.matmul(g, q, k), 0.0884)
+    return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
+
+
+def _wide(g: Graph, t: DType) -> Sequence[int]:
+    """A weight that 32-bit offsets do not reach."""
+    return [compose.linear(g, g.input("x", (16, 1 << 20), t), g.input("w", (1 << 20, 4096), t))]
+
+
+FULL_SIZE: dict[str, Build] = {"rmslinear": _rms_linear, "attention": _attention}
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> toolchain.Tool:
+    try:
+        return toolchain.find_nvcc()
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+def _best(name: str, fragment: Program, target: str) -> Case:
+    """The best candidate that renders."""
+    machine = load_target(target)
+    candidates, _ = Searcher(SearchOptions()).candidates(fragment, machine)
+    made = (Case(name, fragment, c.graph, c.schedules, machine) for c in candidates)
+    return next(c for c in made if c.renders())
+
+
+def _fragments(target: str) -> Iterator[tuple[str, Program]]:
+    for name in SAMPLES[target]:
+        imported = frontends.load(str(sample(name)))
+        for k, fragment in enumerate(partition(imported.graph, work.tensor_names(imported)).fragments):
+            yield f"{name.replace('_', '')}x{k}", fragment.program
+    if target == "sm_90a":
+        for name, build in FULL_SIZE.items():
+            yield name, program(build, F16)
+
+
+def _compile(nvcc: toolchain.Tool, text: str, folder: Path, target: str) -> str:
+    (folder / "all.cu").write_text(text)
+    command = [*nvcc.command, *nvcc.compile_flags, *OPTIONS, "-arch", target, f"-I{render.include_dir()}"]
+    command += ["-c", "all.cu", "-o", "all.o"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:8000]
+    return done.stderr
+
+
+@pytest.mark.parametrize("target", list(SAMPLES))
+def test_kernels_of_samples_compile(target: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
+    found = [_best(name, fragment, target) for name, fragment in _fragments(target)]
+    found += cases("wide", program(_wide, F16), target, 1, kind=lambda g: g.loop in g.split)
+    assert len(found) > len(SAMPLES[target])
+    lines = [f'#include "{header}"' for header in INCLUDES]
+    for case in found:
+        lines += [f"namespace of_{case.name} {{", case.render().text, "}"]
+    said = _compile(nvcc, "\n".join(lines), tmp_path, target)
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
+    assert len(registers) == sum(len(c.graph.kernels) for c in found)
+    assert max(registers) < 255
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", said)) == {"0"}
+
+
+@pytest.mark.parametrize("header", sorted(p.name for p in (render.include_dir() / "mirage" / "cuda").iterdir()))
+def test_header_compiles_alone(header: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
+    _compile(nvcc, f'#include "mirage/cuda/{header}"\n', tmp_path, "sm_80")
