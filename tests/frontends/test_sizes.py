@@ -70,7 +70,9 @@ def test_sums_cancel() -> None:
     assert str(parse("1 + past - past*2")) == "-past+1"
 
 
-@pytest.mark.parametrize("text", ["floor(s/2)", "s // 2", "batch-size!", "", "past +", "(b", "3b", "Max(1, s)", "unk__0 %"])
+@pytest.mark.parametrize(
+    "text", ["floor(s/2)", "s // 2", "batch-size!", "", "past +", "(b", "3b", "Max(1, s)", "unk__0 %"]
+)
 def test_other_texts_are_symbols(text: str) -> None:
     size = parse(text)
     assert isinstance(size, Poly) and len(sizes.names(size)) == 1

@@ -127,6 +127,8 @@ def _conv(call: Call) -> int:
     """A contraction over the channels, when the kernel has one element, without stride, padding and groups."""
     g, x, w = call.graph, call.arg(0), call.arg(1)
     rank = len(g.dims(x))
+    if rank < 3 or len(g.dims(w)) != rank:
+        raise Refused(f"a kernel of rank {len(g.dims(w))} for a tensor of rank {rank}")
     plain = call.integer("group", 1) == 1 and not any(call.integers("pads", ()))
     if not plain or any(s != 1 for s in call.integers("strides", ())) or any(e != 1 for e in g.dims(w)[2:]):
         raise Refused("a convolution with more than one kernel element, stride, padding or groups")
