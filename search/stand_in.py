@@ -19,7 +19,7 @@ from mirage_cli.search.evaluate import Tiles
 from mirage_cli.search.mugraph import BODY, BlockOp, CustomKernel, KernelGraph
 
 AFFORDABLE = 4e8  #: nanoseconds that one evaluation of program and kernels may take, for each field
-HOPELESS = 20.0  #: a stand-in above this many times the affordable is not evaluated
+HOPELESS = 5.0  #: a stand-in above this many times the affordable is not evaluated
 STATEMENT = 1.5e4  #: nanoseconds of an operator on a tile however small
 WIDE = 64  #: positions that are kept of an axis which blocks hold whole
 _MULTIPLY_ADD, _ELEMENT, _DRAW, _CALL = 2.0, 6.0, 12.0, 60.0  #: nanoseconds
@@ -129,37 +129,27 @@ def _volume(axes: Iterable[str], size: Mapping[str, int]) -> float:
 # --- shorter axes ---------------------------------------------------------------------------------------------------------
 def _sizes(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int]) -> dict[str, int]:
     """The extent of every axis. Axes that walk a part of a stored run keep theirs, since its place would change; axes that
-    walk one dimension of a stored tensor in different reads have one extent."""
+    walk one dimension of a tensor in different reads have one extent."""
     programs = [program, *(k.program for k in graph.kernels)]
     extent = {a.name: ex.value(a.extent, symbols) for p in programs for a in p.axes}
-    sizes = {a: _reduced(a, n, graph, tiles) for a, n in extent.items()}
-    for p in programs:
-        for access in [i.access for i in p.inputs] + [o.access for o in p.outputs]:
-            for s in access:
-                if s.axis is not None and (s.offset or s.extent != p.extent(s.axis)):
-                    sizes[s.axis] = extent[s.axis]
-    while _agree(program, graph, sizes, extent):
-        pass
-    return sizes
-
-
-def _agree(program: Program, graph: KernelGraph, sizes: dict[str, int], extent: Mapping[str, int]) -> bool:
-    """Make the sizes of axes that walk one tensor agree; whether any changed."""
-    changed = False
+    fixed: set[str | None] = {
+        s.axis
+        for p in programs
+        for access in [i.access for i in p.inputs] + [o.access for o in p.outputs]
+        for s in access
+        if s.axis is not None and (s.offset or s.extent != p.extent(s.axis))
+    }
+    group = {a: frozenset([a]) for a in extent}
     for accesses in _accesses(program, graph).values():
-        first = accesses[0]
         for other in accesses[1:]:
-            same = [(s.axis, s.extent) for s in first], [(s.axis, s.extent) for s in other]
-            aligned = [e for _, e in same[0]] == [e for _, e in same[1]]
-            for (a, _), (b, _) in zip(*same, strict=True) if aligned else ():
-                if a is not None and b is not None and sizes[a] != sizes[b]:
-                    sizes[a] = sizes[b] = max(sizes[a], sizes[b])
-                    changed = True
-            for s in (*first, *other) if not aligned else ():
-                if s.axis is not None and sizes[s.axis] != extent[s.axis]:
-                    sizes[s.axis] = extent[s.axis]
-                    changed = True
-    return changed
+            if [s.extent for s in accesses[0]] != [s.extent for s in other]:
+                fixed.update(s.axis for s in (*accesses[0], *other))
+                continue
+            for s, t in zip(accesses[0], other, strict=True):
+                if s.axis is not None and t.axis is not None:
+                    joined = group[s.axis] | group[t.axis]
+                    group.update(dict.fromkeys(joined, joined))
+    return {a: n if group[a] & fixed else _reduced(group[a], n, graph, tiles) for a, n in extent.items()}
 
 
 def _accesses(program: Program, graph: KernelGraph) -> dict[int, list[tuple[Slot, ...]]]:
@@ -177,20 +167,17 @@ def _accesses(program: Program, graph: KernelGraph) -> dict[int, list[tuple[Slot
     return found
 
 
-def _reduced(axis: str, extent: int, graph: KernelGraph, tiles: Sequence[Tiles]) -> int:
+def _reduced(axes: frozenset[str], extent: int, graph: KernelGraph, tiles: Sequence[Tiles]) -> int:
     """A shorter extent: two whole tiles and the partial one along a grid axis, three iterations and the partial one along
     a loop, so that first, later and last iterations and blocks differ as they do in earnest."""
-    wanted = 2
+    wanted, steps = 2, {1}
     for kernel, tile in zip(graph.kernels, tiles, strict=True):
-        step = tile.get(axis, 0) if axis in kernel.block.grid else 0
-        if kernel.block.loop == axis:
-            inner = tile.get("loop", extent)
-            wanted = max(wanted, 3 * inner + extent % inner, 2 * step + extent % step if step else 0)
-        elif step:
-            wanted = max(wanted, 2 * step + extent % step)
-        elif any(a.name == axis for a in kernel.program.axes):
-            wanted = max(wanted, WIDE)
-    return min(extent, wanted)
+        for axis in axes & {a.name for a in kernel.program.axes}:
+            inner = tile.get("loop", extent) if kernel.block.loop == axis else 0
+            step = tile.get(axis, 0) if axis in kernel.block.grid else 0
+            wanted = max(wanted, 3 * inner, 2 * step, 0 if inner or step else WIDE)
+            steps |= {inner or 1, step or 1}
+    return min(extent, wanted + (extent - wanted) % math.lcm(*steps))
 
 
 def _resize(program: Program, sizes: Mapping[str, int]) -> Program:

@@ -1,6 +1,5 @@
 """The verifier: accepts what is equal, rejects what is not, says with what probability it errs, and takes its time."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -268,26 +267,25 @@ def test_the_confidence_is_reached_or_refused() -> None:
 
 
 # --- extents ------------------------------------------------------------------------------------------------------------
-def test_large_extents_are_proved_on_a_stand_in_within_seconds() -> None:
+@pytest.mark.parametrize("name", ["cpu", "sm_90a"])
+def test_large_extents_are_proved_on_a_stand_in(name: str) -> None:
     p = large_norm()
-    searcher = Searcher(SearchOptions(candidates=1))
-    for name in ("cpu", "sm_90a"):
-        best = searcher.candidates(p, load_target(name))[0][0]
-        tiles = [s.as_tiles() for s in best.schedules]
-        start = time.process_time()
-        verdict = verify(p, best.graph, tiles)
-        assert time.process_time() - start < 20  # two seconds and what other work on the machine takes
-        assert verdict.passed, verdict.reason
-        assert verdict.extents == "stand-in"
-        assert verdict.log2_bound < -40
-        rejected = 0
-        for k, (_, mutant, own) in enumerate(mutants(best.graph, tiles)):
-            if k % 9 == 0:
-                try:
-                    rejected += not verify(p, mutant, own).passed
-                except InvalidGraph:
-                    rejected += 1
-        assert rejected > 5
+    best = Searcher(SearchOptions(candidates=1)).candidates(p, load_target(name))[0][0]
+    tiles = [s.as_tiles() for s in best.schedules]
+    assert stand_in.cost(p, best.graph, tiles, {}) > 100 * stand_in.AFFORDABLE
+    (point,) = stand_in.points(p, best.graph, tiles)
+    assert stand_in.cost(point.program, point.graph, tiles, {}) < 2 * stand_in.AFFORDABLE
+    verdict = verify(p, best.graph, tiles)
+    assert verdict.passed, verdict.reason
+    assert verdict.extents == "stand-in"
+    assert verdict.log2_bound < -40
+    some = [m for m in mutants(best.graph, tiles) if "left out" in m[0] or "is " in m[0]][::20]
+    assert len(some) > 3
+    for what, mutant, own in some:
+        try:
+            assert not verify(p, mutant, own).passed, what
+        except InvalidGraph:
+            continue
 
 
 def test_a_stand_in_keeps_whole_and_partial_tiles() -> None:
@@ -298,10 +296,8 @@ def test_a_stand_in_keeps_whole_and_partial_tiles() -> None:
     assert not point.real
     assert stand_in.cost(point.program, point.graph, tiles, {}) < stand_in.AFFORDABLE
     for kernel, real, tile in zip(point.graph.kernels, best.graph.kernels, tiles, strict=True):
-        for axis in (*kernel.block.grid, kernel.block.loop or ""):
-            if axis not in tile and axis != kernel.block.loop:
-                continue
-            step = tile["loop"] if axis == kernel.block.loop else tile[axis]
+        walked = [(kernel.block.loop, tile["loop"])] if kernel.block.loop else []
+        for axis, step in (*((a, tile[a]) for a in kernel.block.grid), *walked):
             short, full = (value(q.extent(axis), {}) for q in (kernel.program, real.program))
             assert short % step == full % step
             assert short // step >= min(2, full // step)
@@ -333,15 +329,15 @@ def test_a_number_in_the_place_of_a_symbol_is_found() -> None:
     graph, tiles = found(p)[0]
     assert verify(p, graph, tiles).passed
     for number in (1, 3, *(a["n"] for a in stand_in.assignments(p, graph, tiles))):
-        (kernel,) = graph.kernels
-        ops = tuple(
-            replace(o, op="thread", axis=None, thread=ThreadGraph(0, (ThreadNode("const", (), Fraction(number)),)))
-            if o.op == "extent"
-            else o
-            for o in kernel.block.ops
-        )
-        assert ops != kernel.block.ops
-        wrong = replace(graph, kernels=(replace(kernel, block=replace(kernel.block, ops=ops)),))
+        count = ThreadGraph(0, (ThreadNode("const", (), Fraction(number)),))
+        kernels = []
+        for kernel in graph.kernels:
+            ops = [
+                replace(o, op="thread", axis=None, thread=count) if o.op == "extent" else o for o in kernel.block.ops
+            ]
+            kernels.append(replace(kernel, block=replace(kernel.block, ops=tuple(ops))))
+        wrong = replace(graph, kernels=tuple(kernels))
+        assert wrong != graph
         assert not verify(p, wrong, tiles).passed
 
 
@@ -395,7 +391,7 @@ def test_figures_of_running_maxima_cover_what_is_multiplied_out() -> None:
 
 def _tiny() -> Program:
     def build(g: Graph) -> int:
-        x, w = g.input("x", (1, 3), F32), g.input("w", (3, 1), F32, True)
+        x, w = g.input("x", (2, 3), F32), g.input("w", (3, 1), F32, True)
         return compose.matmul(g, compose.rms_norm(g, x, [-1], 0.5), w)
 
     return built(build)
