@@ -1,0 +1,164 @@
+"""The accuracy rule, on errors whose size is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mirage_cli.accuracy import ILL_CONDITIONED, SMALL, compare
+from mirage_cli.lax.dtypes import F16, F32, I64, DType
+
+Floats = NDArray[np.float64]
+NAN, INF = float("nan"), float("inf")
+
+
+def _true(count: int) -> Floats:
+    return np.linspace(1.0, 1.9, count)
+
+
+def _off(count: int, error: float) -> Floats:
+    """Alternately above and below the true values, so that the root mean square of the error is `error` too."""
+    return _true(count) + error * np.where(np.arange(count) % 2, -1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "own", "error", "dtype", "passed"),
+    [
+        (SMALL, 1e-3, 1.99e-3, F32, True),
+        (SMALL, 1e-3, 2.01e-3, F32, False),
+        (SMALL - 1, 1e-3, 2.99e-3, F32, True),
+        (SMALL - 1, 1e-3, 3.01e-3, F32, False),
+        (SMALL, 0.0, 1.9 * 2.0**-23, F32, True),
+        (SMALL, 0.0, 2.1 * 2.0**-23, F32, False),
+        (SMALL, 0.0, 1.9 * 2.0**-10, F16, True),
+        (SMALL, 0.0, 2.1 * 2.0**-10, F16, False),
+    ],
+)
+def test_twice_the_original_and_two_units(count: int, own: float, error: float, dtype: DType, passed: bool) -> None:
+    found = compare(_off(count, error), _off(count, own), _true(count), dtype)
+    assert found.passed is passed
+    assert found.rmse == pytest.approx(error)
+    assert found.max_error == pytest.approx(error)
+    assert found.original_rmse == pytest.approx(own)
+    assert found.original_max_error == pytest.approx(own)
+
+
+def test_one_element_far_off_is_enough() -> None:
+    """The root mean square alone would let it pass."""
+    result = _off(100000, 1e-3)
+    result[7] += 0.01
+    found = compare(result, _off(100000, 1e-3), _true(100000), F32)
+    assert found.rmse < 1.1e-3
+    assert not found.passed
+
+
+def test_many_elements_slightly_off_are_enough() -> None:
+    """The greatest error alone would let it pass."""
+    original = _true(SMALL)
+    original[0] += 1e-3
+    found = compare(_off(SMALL, 9e-4), original, _true(SMALL), F32)
+    assert found.max_error < found.original_max_error
+    assert not found.passed
+
+
+def test_the_unit_grows_with_the_values() -> None:
+    error = 1000 * 2.0**-23
+    assert compare(_off(SMALL, error) * 1024, _true(SMALL) * 1024, _true(SMALL) * 1024, F32).passed is False
+    shifted = compare(_true(SMALL) * 1024 + error, _true(SMALL) * 1024, _true(SMALL) * 1024, F32)
+    assert shifted.passed
+
+
+def test_a_larger_factor_takes_the_place_of_the_rules_own() -> None:
+    arguments = _off(SMALL, 9e-3), _off(SMALL, 1e-3), _true(SMALL), F32
+    assert not compare(*arguments).passed
+    assert compare(*arguments, ILL_CONDITIONED).passed
+    small = _off(10, 2.9e-3), _off(10, 1e-3), _true(10), F32
+    assert compare(*small, 1.0).passed
+
+
+@pytest.mark.parametrize(
+    ("result", "original", "true", "note"),
+    [
+        (NAN, 1.0, 1.0, "1 values are not finite where the original's are"),
+        (INF, 1.0, 1.0, "1 values are not finite where the original's are"),
+        (INF, 1.0, INF, "1 values are not finite where the original's are"),
+        (1.0, INF, INF, "1 values are finite where the original's are not"),
+        (1.0, NAN, NAN, "1 values are finite where the original's are not"),
+        (1.0, -INF, INF, "1 values are finite where the original's are not"),
+        (-INF, INF, INF, "infinities or NaNs differ from the original's"),
+        (NAN, INF, INF, "infinities or NaNs differ from the original's"),
+        (NAN, INF, 1.0, "infinities or NaNs differ from the original's"),
+    ],
+)
+def test_patterns_that_fail(result: float, original: float, true: float, note: str) -> None:
+    found = compare(*_with(result, original, true), F32)
+    assert not found.passed
+    assert found.note == note
+
+
+@pytest.mark.parametrize(
+    ("result", "original", "true", "note"),
+    [
+        (NAN, NAN, NAN, ""),
+        (-INF, -INF, -INF, ""),
+        (INF, INF, 1.0, ""),
+        (NAN, NAN, 1.0, ""),
+        (NAN, NAN, INF, ""),
+        (1.0, 1.0, INF, ""),
+        (1.0, INF, 1.0, "better: the original overflows, this does not"),
+        (1.0, NAN, 1.0, "better: the original overflows, this does not"),
+        (INF, NAN, INF, "better: the original overflows, this does not"),
+    ],
+)
+def test_patterns_that_pass(result: float, original: float, true: float, note: str) -> None:
+    found = compare(*_with(result, original, true), F32)
+    assert found.passed
+    assert found.note == note
+    assert found.rmse == 0.0
+
+
+def _with(*values: float) -> tuple[Any, Any, Any]:
+    arrays = [np.ones(5) for _ in values]
+    for a, value in zip(arrays, values, strict=True):
+        a[3] = value
+    return arrays[0], arrays[1], arrays[2]
+
+
+def test_integers_are_equal_or_wrong() -> None:
+    big = np.array([2**60, 2**60 + 1])
+    assert compare(big, big, big.astype(np.float64), I64).passed
+    other = compare(big + 1, big, big.astype(np.float64), I64)
+    assert not other.passed
+    assert other.note == "integers differ"
+
+
+def test_shapes_differ() -> None:
+    found = compare(np.ones((2, 3)), np.ones((3, 2)), np.ones((3, 2)), F32)
+    assert not found.passed
+    assert found.note == "shape (2, 3) instead of (3, 2)"
+
+
+@pytest.mark.parametrize("value", [np.zeros((0, 4)), np.full(3, NAN), np.zeros(())])
+def test_nothing_to_measure_passes(value: Floats) -> None:
+    assert compare(value, value, value, F16).passed
+
+
+def test_zeros_are_compared_with_the_smallest_unit() -> None:
+    assert compare(np.zeros(4), np.zeros(4), np.zeros(4), F32).passed
+    assert not compare(np.full(4, 1e-30), np.zeros(4), np.zeros(4), F32).passed
+
+
+def test_both_figures_are_told() -> None:
+    found = compare(_off(4, 1e-3), _off(4, 2e-3), _true(4), F32)
+    assert str(found) == "rmse 1.00e-03 (original 2.00e-03), max 1.00e-03 (original 2.00e-03)"
+    assert found.to_json() == {
+        "passed": True,
+        "rmse": found.rmse,
+        "original_rmse": found.original_rmse,
+        "max_error": found.max_error,
+        "original_max_error": found.original_max_error,
+        "note": "",
+    }

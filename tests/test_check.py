@@ -1,0 +1,167 @@
+"""The float check, with kernels that are right, slightly wrong, or wrong in one case only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mirage_cli import check as checks
+from mirage_cli.check import Runner, check
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import BF16, BOOL, F16, F32, I64, DType
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.program import Program, Source
+from tests.codegen.programs import NAMED, program
+
+Arrays = Sequence[NDArray[Any]]
+
+
+def _norm(g: Graph, t: DType) -> Sequence[int]:
+    return [compose.rms_norm(g, g.input("x", (symbol("rows"), 33), t), [1], 1e-5)]
+
+
+def _reference(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+    (x,) = arrays
+    assert x.shape == (symbols["rows"], 33)
+    wide = x.astype(np.float32)
+    return [(wide / np.sqrt((wide**2).mean(1, keepdims=True) + np.float32(1e-5))).astype(x.dtype)]
+
+
+@pytest.fixture(scope="module")
+def norm() -> Program:
+    return program(_norm, F32)
+
+
+def test_a_right_kernel_passes(norm: Program) -> None:
+    found = check(norm, _reference, _reference, {}, 1)
+    assert found.passed
+    assert found.worst is not None
+    assert 0 < found.worst.rmse < 1e-6
+    assert found.case in checks.PLAIN
+    assert found.to_json()["error"] == found.worst.rmse
+    assert found.to_json()["original_error"] == found.worst.original_rmse
+
+
+def test_every_case_is_tried(norm: Program) -> None:
+    seen: list[tuple[float, int]] = []
+
+    def record(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+        seen.append((float(np.abs(arrays[0]).max()), symbols["rows"]))
+        return _reference(arrays, symbols)
+
+    assert check(norm, record, _reference, {}, 1).passed
+    assert len(seen) == len(checks.CASES)
+    largest, rows = dict(zip(checks.CASES, seen, strict=True)), [n for _, n in seen]
+    assert (
+        largest["large"][0] > 50 > 10 > largest["random"][0] > 1 > 1e-2 > largest["tiny"][0] > largest["zero"][0] == 0
+    )
+    assert max(rows) == largest["longer"][1] > 2 * largest["random"][1]
+
+
+@pytest.mark.parametrize("case", checks.CASES)
+def test_a_kernel_that_is_wrong_in_one_case_fails_there(norm: Program, case: str) -> None:
+    number = iter(range(len(checks.CASES)))
+
+    def wrong(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+        (y,) = _reference(arrays, symbols)
+        if checks.CASES[next(number)] == case:
+            y[-1, -1] += 1e-2
+        return [y]
+
+    found = check(norm, wrong, _reference, {}, 1)
+    assert not found.passed
+    assert found.case == case
+    assert found.worst is not None
+    assert found.worst.max_error == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_sums_in_another_order_may_be_worse_on_extreme_inputs(norm: Program) -> None:
+    """Five times the original's error: too much for random inputs, allowed for large ones."""
+
+    def noisy(error: float, among: Sequence[str]) -> Runner:
+        number = iter(range(len(checks.CASES)))
+
+        def run(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+            here = checks.CASES[next(number)] in among
+            return [y * np.float32(1 + error * here) for y in _reference(arrays, symbols)]
+
+        return run
+
+    assert check(norm, noisy(5e-4, ["large"]), noisy(1e-4, ["large"]), {}, 1).passed
+    assert not check(norm, noisy(5e-4, ["random"]), noisy(1e-4, ["random"]), {}, 1).passed
+
+
+def test_a_result_that_is_not_finite_fails(norm: Program) -> None:
+    def infinite(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+        return [np.full_like(y, np.inf) for y in _reference(arrays, symbols)]
+
+    found = check(norm, infinite, _reference, {}, 1)
+    assert not found.passed
+    assert found.worst is not None
+    assert "not finite" in found.worst.note
+
+
+def test_weights_are_the_models_own() -> None:
+    matmul = program(NAMED["matmul"], F32)
+    weight = next(k for k, s in enumerate(matmul.sources) if s.dims == (33, 65))
+    own = np.full((33, 65), 0.25, np.float32)
+
+    def product(arrays: Arrays, _: Mapping[str, int]) -> list[NDArray[Any]]:
+        assert arrays[weight] is own
+        return [arrays[1 - weight] @ own]
+
+    assert check(matmul, product, product, {weight: own}, 1).passed
+
+
+def test_what_is_too_large_is_skipped_and_says_so(monkeypatch: pytest.MonkeyPatch, norm: Program) -> None:
+    monkeypatch.setattr(checks, "MAX_ELEMENTS", 100)
+    found = check(norm, _reference, _reference, {}, 1)
+    assert found.passed
+    assert found.worst is None
+    assert "too large for a float64 run" in found.skipped
+    assert found.to_json() == {"target": "cpu", "skipped": found.skipped}
+
+
+def test_symbols_fit_each_other_and_their_limits() -> None:
+    values = checks.symbol_values(["past", "(past+1)", "batch"])
+    assert values["(past+1)"] == values["past"] + 1
+    assert values["batch"] != values["past"]
+    limited = checks.symbol_values(["batch", "past"], "longer", {"batch": (1, 2), "past": (500, None)})
+    assert limited == {"batch": 2, "past": 500}
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+def test_drawn_numbers_are_normal_and_of_their_type(dtype: DType) -> None:
+    drawn = checks.draw(Source("x", (1000,), dtype), [1000], "random", np.random.default_rng(1))
+    wide = drawn.astype(np.float64)
+    assert drawn.dtype.itemsize == dtype.bytes
+    assert abs(wide.mean()) < 0.1
+    assert abs(wide.std() - 1) < 0.1
+
+
+def test_drawn_masks_leave_no_row_empty_and_integers_are_small() -> None:
+    random = np.random.default_rng(1)
+    mask = checks.draw(Source("m", (50, 7), BOOL), [50, 7], "random", random)
+    assert mask.dtype == bool
+    assert mask.any(axis=1).all()
+    assert not mask.all()
+    numbers = checks.draw(Source("n", (50,), I64), [50], "large", random)
+    assert numbers.dtype == np.int64
+    assert set(numbers.tolist()) == {0, 1, 2, 3}
+
+
+def test_constants_are_not_scaled() -> None:
+    drawn = checks.draw(Source("w", (100,), F32, constant=True), [100], "zero", np.random.default_rng(1))
+    assert np.abs(drawn).max() > 1
+
+
+def test_the_seed_decides() -> None:
+    fragment = program(NAMED["matmul"], F32)
+    first, again, other = (checks.inputs(fragment, "random", seed, {}, {}) for seed in (1, 1, 2))
+    assert all(np.array_equal(first[k], again[k]) for k in first)
+    assert not any(np.array_equal(first[k], other[k]) for k in first)

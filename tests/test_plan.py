@@ -1,0 +1,141 @@
+"""Planning a fragment: what is chosen renders and is proved; reasons where nothing is; files that can be read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from mirage_cli import plan as plans
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import F16, F32
+from mirage_cli.lax.program import Program
+from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, source_text, target_of
+from mirage_cli.search.target import load_target
+from mirage_cli.search.verify import Verdict, verify
+from tests.codegen.programs import NAMED, program
+
+BOTH = PlanOptions({"cpu": ("cpu",), "cuda": ("sm_80", "sm_90a")})
+CPU = PlanOptions({"cpu": ("cpu",)})
+
+
+@pytest.fixture(scope="module")
+def fragment() -> Program:
+    return program(NAMED["rms_linear"], F16)
+
+
+@pytest.fixture(scope="module")
+def planned(fragment: Program) -> plans.FragmentPlan:
+    return plan_fragment("abc", "norm_linear", fragment, 6, BOTH)
+
+
+def test_both_targets_are_planned_rendered_and_proved(fragment: Program, planned: plans.FragmentPlan) -> None:
+    assert not planned.reasons
+    assert {kind: p.target for kind, p in planned.plans.items()} == {"cpu": "cpu", "cuda": "sm_90a"}
+    for kind, p in planned.plans.items():
+        target = target_of(BOTH.targets[kind])
+        assert p.text == source_text("abc", fragment, p.graph, p.schedules, target)
+        assert p.verdict.passed
+        assert len(p.schedules) == len(p.graph.kernels)
+        assert 0 < p.floor_us <= p.predicted_us
+        assert p.faster == (p.predicted_us < p.original_us)
+    assert "mirage_parallel" in planned.plans["cpu"].text
+    assert "__global__" in planned.plans["cuda"].text
+
+
+def test_a_source_suits_every_architecture() -> None:
+    both = target_of(("sm_90a", "sm_80"))
+    assert both.name == "sm_80"
+    assert target_of(("sm_80", "sm_90a")).name == "sm_90a"
+    assert target_of(("sm_80", "sm_90a")).shared_bytes == load_target("sm_80").shared_bytes
+
+
+def test_a_plan_is_the_same_whenever_it_is_made(fragment: Program, planned: plans.FragmentPlan) -> None:
+    again = plan_fragment("abc", "norm_linear", fragment, 6, BOTH)
+    assert again.to_json() == planned.to_json()
+    assert {k: p.text for k, p in again.plans.items()} == {k: p.text for k, p in planned.plans.items()}
+
+
+def test_files_are_read_back(fragment: Program, planned: plans.FragmentPlan) -> None:
+    stored = plan_from_json(json.loads(json.dumps(planned.to_json())))
+    assert (stored.id, stored.name) == ("abc", "norm_linear")
+    assert stored.program.key() == fragment.key()
+    for kind, p in planned.plans.items():
+        assert stored.targets[kind] == (p.target, p.graph, p.schedules)
+
+
+@pytest.mark.parametrize("missing", ["id", "program", "targets"])
+def test_files_that_lack_something_are_refused(planned: plans.FragmentPlan, missing: str) -> None:
+    data = planned.to_json()
+    del data[missing]
+    with pytest.raises(InvalidGraph, match=missing):
+        plan_from_json(data)
+
+
+def test_files_with_a_broken_graph_are_refused(planned: plans.FragmentPlan) -> None:
+    data = json.loads(json.dumps(planned.to_json()))
+    data["targets"]["cpu"]["graph"]["kernels"][0]["inputs"] = [99]
+    with pytest.raises(InvalidGraph, match="99"):
+        plan_from_json(data)
+
+
+def test_a_candidate_that_does_not_render_is_passed_over(fragment: Program) -> None:
+    refused: list[tuple[Any, ...]] = []
+
+    def first_refused(*arguments: Any) -> str:
+        if not refused:
+            refused.append(arguments)
+            raise Refused("not this one")
+        return source_text(*arguments)
+
+    with mock.patch.object(plans, "source_text", first_refused):
+        found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)
+    assert not found.reasons
+    chosen = found.plans["cpu"]
+    assert (chosen.graph, chosen.schedules) != (refused[0][2], refused[0][3])
+
+
+def test_reasons_are_kept_where_nothing_renders(fragment: Program) -> None:
+    with mock.patch.object(plans, "source_text", side_effect=Refused("too wide")) as tried:
+        found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)
+    assert not found.plans
+    assert found.reasons == {"cpu": "too wide"}
+    assert 1 < tried.call_count <= plans.MAX_TRIES
+
+
+def test_nothing_unproved_is_chosen(fragment: Program) -> None:
+    def failed(*arguments: Any) -> Verdict:
+        return replace(verify(*arguments), passed=False, reason="output 0 differs")
+
+    with mock.patch.object(plans, "verify", failed):
+        found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)
+    assert not found.plans
+    assert found.reasons == {"cpu": "the proof failed: output 0 differs"}
+
+
+def test_each_target_has_its_own_reason(fragment: Program) -> None:
+    def cpu_only(*arguments: Any) -> str:
+        if arguments[-1].kind == "cuda":
+            raise Refused("too wide")
+        return source_text(*arguments)
+
+    with mock.patch.object(plans, "source_text", cpu_only):
+        found = plan_fragment("abc", "norm_linear", fragment, 6, BOTH)
+    assert set(found.plans) == {"cpu"}
+    assert found.reasons == {"cuda": "too wide"}
+
+
+def test_more_operators_cost_more(fragment: Program) -> None:
+    few, many = (plan_fragment("abc", "n", fragment, n, CPU).plans["cpu"].original_us for n in (1, 9))
+    assert many - few == pytest.approx(8 * load_target("cpu").kernel_us)
+
+
+def test_programs_without_a_form_have_a_reason() -> None:
+    product = program(lambda g, t: [g.reduce("prod", compose.square(g, g.input("x", (4, 33), t)), [1])], F32)
+    found = plan_fragment("abc", "product", product, 2, CPU)
+    assert not found.plans
+    assert found.reasons["cpu"].startswith("no muGraph was found: ")
