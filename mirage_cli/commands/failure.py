@@ -38,7 +38,7 @@ def _translated(raised: BaseException) -> MirageError:
         return raised
     if isinstance(raised, click.ClickException):
         return _usage(raised)
-    if isinstance(raised, KeyboardInterrupt | click.Abort):
+    if _interrupted(raised):
         return Interrupted("interrupted")
     if isinstance(raised, MemoryError):
         return OutOfResources("out of memory", "try fewer --jobs, or --only for a part of the model")
@@ -48,6 +48,16 @@ def _translated(raised: BaseException) -> MirageError:
         return kind(f"{named}{raised.strerror}")
     text = str(raised).strip()
     return InternalError(f"internal error: {type(raised).__name__}{f': {text}' if text else ''}")
+
+
+def _interrupted(raised: BaseException) -> bool:
+    """Whether an interrupt is behind it: libraries that are interrupted while they load tell of an import that failed."""
+    link: BaseException | None = raised
+    while link is not None:
+        if isinstance(link, KeyboardInterrupt | click.Abort):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
 
 
 def _usage(raised: click.ClickException) -> UsageError:

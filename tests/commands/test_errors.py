@@ -267,6 +267,13 @@ def test_other_exceptions(
     assert ("the log is" in error["hint"]) == (exit_code == 5)
 
 
+def test_an_interrupt_behind_another_exception(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = ImportError("a library could not be loaded")
+    raised.__context__ = KeyboardInterrupt()
+    result = raising(monkeypatch, run, raised, "--json")
+    assert (result.exit_code, error_of(result)["code"]) == (130, "interrupted")
+
+
 def test_warnings_are_told_in_a_line_unless_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def warn(model: str, *_: Any) -> Report:
         warnings.warn("take care", stacklevel=2)

@@ -1,0 +1,81 @@
+"""How progress is shown: bars on a terminal, lines with --verbose, nothing otherwise."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mirage_cli import progress
+from mirage_cli.commands.common import Voice
+from mirage_cli.progress import Bars, Lines, bars
+
+
+@contextmanager
+def standard_error(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> Iterator[None]:
+    """Standard error is a terminal, or a file."""
+    ours, theirs = pty.openpty()
+    with open(os.devnull, "w") as nowhere, os.fdopen(theirs, "w") as device, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", device if terminal else nowhere)
+        patch.setenv("TERM", "xterm-256color")
+        yield
+    os.close(ours)
+
+
+def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standard_error(monkeypatch, True):
+        check_terminal(monkeypatch)
+
+
+def check_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert progress.on_terminal()
+    with Voice().progress() as shown:
+        assert isinstance(shown, Bars)
+    with Voice(as_json=True).progress() as shown:
+        assert isinstance(shown, Bars)
+    with Voice(quiet=True).progress() as shown:
+        assert shown is None
+    with Voice(verbose=True).progress() as shown:
+        assert isinstance(shown, Lines)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not progress.on_terminal()
+    with Voice().progress() as shown:
+        assert shown is None
+
+
+def test_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standard_error(monkeypatch, False):
+        assert not progress.on_terminal()
+        monkeypatch.setattr(sys, "stderr", None)
+        assert not progress.on_terminal()
+        with Voice().progress() as shown:
+            assert shown is None
+
+
+def test_lines() -> None:
+    told: list[str] = []
+    lines = Lines(told.append)
+    lines.stage("compile", 2)
+    lines.step("a")
+    lines.stage("read", 1)
+    lines.step("b")
+    assert [line.partition(" s] ")[2] for line in told] == [
+        "compile (2 steps)",
+        "compile: a",
+        "read (1 step)",
+        "read: b",
+    ]
+
+
+def test_bars_finish_the_stage_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standard_error(monkeypatch, False), bars() as shown:
+        shown.step("before any stage")
+        shown.stage("compile", 3)
+        shown.step("[bold]a[/bold]")
+        assert [(t.description, t.completed, t.total) for t in shown._progress.tasks] == [("compile", 1, 3)]
+        shown.stage("read", 1)
+        assert [(t.description, t.completed) for t in shown._progress.tasks] == [("compile", 3), ("read", 0)]
