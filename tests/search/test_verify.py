@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -458,3 +459,40 @@ def test_the_verdict_is_data() -> None:
     assert data["error_bound"] == pytest.approx(2.0**verdict.log2_bound)
     assert {"mode", "primes", "degree", "applications", "rounds", "seconds"} <= data.keys()
     assert issubclass(InvalidGraph, MirageError)
+
+
+def test_the_worked_example_of_the_documentation() -> None:
+    """docs/proof.md tells the figures of this muGraph."""
+
+    def build(g: Graph) -> int:
+        q, k = g.input("q", (3, 10, 16), F32), g.input("k", (3, 16, 48), F32)
+        scores = compose.scale(g, compose.matmul(g, q, k), 0.25)
+        weights = compose.softmax(g, g.map("add", scores, g.input("m", (10, 48), F32)), [-1])
+        return compose.matmul(g, weights, g.input("v", (3, 48, 16), F32))
+
+    p = built(build)
+    (scores,) = [n for n in p.nodes if n.op == "contract" and not set(n.inputs) - {i.name for i in p.inputs}]
+    (mask,) = [i.name for i in p.inputs if len(i.access) == 2]
+    (values,) = [i.name for i in p.inputs if i.name not in (*scores.inputs, mask)]
+    (keys,) = next(n.over for n in p.nodes if n.op == "stable_exp")
+    score = ThreadGraph(
+        2, (ThreadNode("const", (), Fraction(1, 4)), ThreadNode("mul", (1, 2)), ThreadNode("add", (0, 3)))
+    )
+    ops = (
+        *(BlockOp(f"l{i.name}", "load", (), PROLOGUE, source_value=i.name) for i in p.inputs),
+        BlockOp("t4", "contract", tuple(f"l{i}" for i in scores.inputs), PROLOGUE, scores.over),
+        BlockOp("t5", "thread", (f"l{mask}", "t4"), PROLOGUE, thread=score),
+        BlockOp("top", "top", ("t5",), PROLOGUE, (keys,)),
+        BlockOp("t6", "thread", ("t5", "top"), PROLOGUE, thread=MINUS),
+        BlockOp("t7", "sum", ("t6",), PROLOGUE, (keys,)),
+        BlockOp("t8", "contract", (f"l{values}", "t6"), PROLOGUE, (keys,)),
+        BlockOp("t9", "thread", ("t8", "t7"), PROLOGUE, thread=QUOTIENT),
+    )
+    verdict = verify(p, one_kernel(p, BlockGraph((), (), None, ops, ("t9",))), [{}])
+    assert verdict.passed
+    assert (verdict.degree, verdict.argument_degree, verdict.applications, len(verdict.primes)) == (5, 2, 2448, 3)
+    text = (Path(__file__).parents[2] / "docs" / "proof.md").read_text()
+    assert "d = 3 + 2 = 5" in text
+    assert f"n = {verdict.applications}" in text
+    assert f"h = {verdict.coefficient_bits} bits" in text
+    assert f"**2^{verdict.log2_bound:.2f}**" in text
