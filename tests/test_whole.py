@@ -1,0 +1,146 @@
+"""Whole models in float64 against onnxruntime, and the comparison of outputs."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from mirage_cli import frontends, whole
+from mirage_cli.errors import ModelError, Refused, UsageError
+from mirage_cli.example import example_inputs
+from mirage_cli.frontends.onnx import from_proto
+from mirage_cli.whole import Job, compare_outputs, float64_run, run_job
+from tests.optimized import Optimized, sample
+
+MODELS = (
+    "llama_fp32",
+    "llama_decode_dynamic_fp32",
+    "bert_masked_fp32",
+    "gpt2_fp32",
+    "gemma2_fp32",
+    "qwen3_moe_fp32",
+    "vit_fp32",
+    "attention_boolean_fp32",
+    "group_norm_linear_fp32",
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float64_is_what_onnxruntime_computes(name: str) -> None:
+    path = str(sample(name))
+    imported = frontends.load(path)
+    inputs = example_inputs(imported.model, {}, 1)
+    exact, found = float64_run(imported, inputs), run_job(Job(path, inputs))
+    assert exact.keys() == found.keys()
+    for n, own in found.items():
+        scale = np.sqrt(np.mean(exact[n] ** 2))
+        error = np.sqrt(np.mean((own - exact[n]) ** 2)) / scale
+        assert error < 3e-6
+        assert error > 1e-9 or name.endswith("boolean_fp32")  # it is float64, not the same run again
+
+
+def test_float64_knows_sizes_from_its_inputs() -> None:
+    path = str(sample("llama_dynamic_fp32"))
+    imported = frontends.load(path)
+    for dims in ({"batch": 1, "sequence": 3}, {"batch": 3, "sequence": 1}):
+        inputs = example_inputs(imported.model, dims, 0)
+        exact, found = float64_run(imported, inputs), run_job(Job(path, inputs))
+        for n in found:
+            assert exact[n].shape == found[n].shape
+            assert np.allclose(exact[n], found[n], rtol=1e-3, atol=1e-4)
+
+
+def two_products(size: int, op: str = "MatMul") -> onnx.ModelProto:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [size, size])
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [size, size])
+    nodes = [helper.make_node(op, ["x", "x"], ["y"], name="first"), helper.make_node("MatMul", ["y", "x"], ["out"])]
+    return helper.make_model(helper.make_graph(nodes, "g", [x], [out]), opset_imports=[helper.make_opsetid("", 18)])
+
+
+def test_what_is_too_large_is_not_run() -> None:
+    imported = from_proto(two_products(1 << 13), frontends.Options({}, {}))
+    with pytest.raises(Refused, match="too large"):
+        float64_run(imported, {"x": np.broadcast_to(np.float32(1), (1 << 13, 1 << 13))})
+
+
+def test_inputs_of_another_shape_are_an_error() -> None:
+    imported = from_proto(two_products(4), frontends.Options({}, {}))
+    for inputs in ({}, {"x": np.zeros(4, np.float32)}):
+        with pytest.raises(UsageError, match="'x'"):
+            float64_run(imported, inputs)
+
+
+def test_nodes_that_are_not_read_are_evaluated_by_the_onnx_package() -> None:
+    imported = frontends.load(str(sample("vit_fp32")))
+    assert any(node.op_type == "Conv" for node in imported.model.graph if node.name in imported.reasons)
+
+
+def test_nodes_that_nobody_knows_have_no_value() -> None:
+    proto = two_products(4)
+    proto.graph.node[0].op_type, proto.graph.node[0].domain = "Secret", "elsewhere"
+    proto.opset_import.append(helper.make_opsetid("elsewhere", 1))
+    proto.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4]))
+    imported = from_proto(proto, frontends.Options({}, {}))
+    with pytest.raises(Refused, match="first"):
+        float64_run(imported, {"x": np.ones((4, 4), np.float32)})
+
+
+def outputs(scale: float = 0.0, shape: tuple[int, ...] = (50, 50), dtype: str = "float32") -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    rng = np.random.default_rng(1)
+    return {"y": (rng.standard_normal(shape) + scale * rng.standard_normal(shape)).astype(dtype)}
+
+
+def test_outputs_are_judged_against_float64() -> None:
+    exact = outputs(dtype="float64")
+    own = {"y": (exact["y"] + 1e-6 * outputs(1.0, dtype="float64")["y"]).astype(np.float32)}
+    same, far = (exact["y"] + f * (own["y"] - exact["y"]) for f in (1.5, 4.0))
+    (good,) = compare_outputs({"y": same.astype(np.float32)}, own, exact)
+    (bad,) = compare_outputs({"y": far.astype(np.float32)}, own, exact)
+    assert good.accuracy.passed
+    assert good.reference == "float64"
+    assert not bad.accuracy.passed
+
+
+@pytest.mark.parametrize(("dtype", "close", "far"), [("float32", 1e-6, 1e-3), ("float16", 2e-3, 0.1)])
+def test_without_float64_outputs_may_be_so_far_apart(dtype: str, close: float, far: float) -> None:
+    original = outputs(dtype=dtype)
+    (near,) = compare_outputs(outputs(close, dtype=dtype), original, None)
+    (wrong,) = compare_outputs(outputs(far, dtype=dtype), original, None)
+    assert near.accuracy.passed
+    assert near.reference == "original"
+    assert not wrong.accuracy.passed
+    broken = {"y": np.full_like(original["y"], np.nan)}
+    assert not compare_outputs(broken, original, None)[0].accuracy.passed
+
+
+def test_only_some_operators_use_the_library(optimized: Optimized) -> None:
+    """Where nothing is kept the library makes no difference at all."""
+    folder = optimized("llama_fp32")
+    model = onnx.load(folder / "model.onnx")
+    inputs = example_inputs(model, {}, 2)
+    library = folder / "libmirage.so"
+    names = [n.name for n in model.graph.node if n.domain == "mirage"]
+    plain = run_job(Job(str(folder / "model.onnx"), inputs))
+    kept = {
+        k: run_job(Job(whole.keep(model, names[:k], "mirage").SerializeToString(), inputs, library))
+        for k in (0, 1, len(names))
+    }
+    assert np.array_equal(kept[0]["logits"], plain["logits"])
+    assert not np.array_equal(kept[len(names)]["logits"], plain["logits"])
+    assert np.allclose(kept[1]["logits"], plain["logits"], atol=1e-4)
+
+
+def test_libraries_tell_their_sources(optimized: Optimized, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    folder = optimized("rmsnorm_linear_fp32")
+    (line,) = whole.library_sources(folder / "libmirage.so").splitlines()
+    assert (folder / "src" / line.split()[0]).is_file()
+    other = tmp_path / "other.so"
+    other.write_text("none")
+    with pytest.raises(ModelError, match="shared library"):
+        whole.library_sources(other)
+
+
+def test_a_model_gets_the_inputs_that_it_has(optimized: Optimized) -> None:
+    folder = optimized("rmsnorm_linear_fp32")
+    with pytest.raises(ModelError, match="expected inputs"):
+        run_job(Job(str(folder / "model.onnx"), {"z": np.zeros(1)}))
