@@ -192,9 +192,9 @@ class Graph:
 
     def fill_value(self, v: int) -> Fraction | float | None:
         """The number that every element of `v` is, when that is known."""
+        while isinstance(self.steps[v], (*VIEWS, Cast)):
+            (v,) = self.inputs[v]
         step = self.steps[v]
-        if isinstance(step, (*VIEWS, Cast)):
-            return self.fill_value(self.inputs[v][0])
         return step.value if isinstance(step, Fill) else None
 
     def map(self, op: str, *args: int, dtype: DType | None = None) -> int:

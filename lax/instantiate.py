@@ -12,7 +12,7 @@ across the joint) is refused with its reason: the fragment ends there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -37,6 +37,8 @@ class Digit:
 
 
 Index: TypeAlias = tuple[tuple[Digit, ...], ...]  #: for each dimension its digits; none where the extent is 1
+#: the making of a value: yields (graph value, index) for each operand, is sent the operand's name, returns its own
+Making: TypeAlias = Generator[tuple[int, Index], str, str]
 
 
 class _Split(Exception):
@@ -159,13 +161,24 @@ class _Builder:
         return name
 
     def demand(self, v: int, index: Index) -> str:
-        """The program value that is graph value `v` at `index`."""
-        key = (v, index)
-        if key not in self.memo:
-            self.memo[key] = self.make(v, index)
-        return self.memo[key]
+        """The program value that is graph value `v` at `index`; without recursion, since chains may be long."""
+        name = self.memo.get((v, index))
+        unfinished = [((v, index), self.make(v, index))] if name is None else []
+        while unfinished:
+            key, making = unfinished[-1]
+            try:
+                wanted = next(making) if name is None else making.send(name)
+            except StopIteration as made:
+                self.memo[key] = name = made.value
+                unfinished.pop()
+                continue
+            name = self.memo.get(wanted)
+            if name is None:
+                unfinished.append((wanted, self.make(*wanted)))
+        assert name is not None
+        return name
 
-    def make(self, v: int, index: Index) -> str:
+    def make(self, v: int, index: Index) -> Making:
         step, inputs = self.graph.steps[v], self.graph.inputs[v]
         if v in self.stops:
             return self.stored(v, index)
@@ -173,22 +186,25 @@ class _Builder:
             case g.Fill(value):
                 return self.node("const", value=value)
             case g.Cast():
-                return self.demand(inputs[0], index)
+                return (yield inputs[0], index)
             case g.Map(op):
-                return self.node(op, [self.demand(a, self.operand(v, a, index)) for a in inputs])
+                operands = []
+                for a in inputs:
+                    operands.append((yield a, self.operand(v, a, index)))
+                return self.node(op, operands)
             case g.StableExp(dims):
                 over = self.whole([d for i in dims for d in index[i]], "a softmax is read in part")
-                return self.node("stable_exp", [self.demand(inputs[0], index)], over=over)
+                return self.node("stable_exp", [(yield inputs[0], index)], over=over)
             case g.Reduce(kind, dims):
-                return self.reduction(v, kind, dims, index)
+                return (yield from self.reduction(v, kind, dims, index))
             case g.Contract(lhs, rhs, out):
-                return self.contraction(v, lhs, rhs, dict(zip(out, index, strict=True)))
+                return (yield from self.contraction(v, lhs, rhs, dict(zip(out, index, strict=True))))
             case g.Iota(dim):
                 return self.iota(index[dim])
             case g.Concat(dim):
-                return self.concat(v, dim, index)
+                return (yield from self.concat(v, dim, index))
             case g.Reshape() | g.Transpose() | g.Expand() | g.Slice():
-                return self.demand(inputs[0], self.view(v, step, index))
+                return (yield inputs[0], self.view(v, step, index))
             case g.Input(name):
                 raise Refused(f"input {name!r} lies inside the fragment")
             case g.Opaque(label):
@@ -223,16 +239,18 @@ class _Builder:
             names.append(d.axis)
         return tuple(names)
 
-    def reduction(self, v: int, kind: str, dims: tuple[int, ...], index: Index) -> str:
+    def reduction(self, v: int, kind: str, dims: tuple[int, ...], index: Index) -> Making:
         a = self.graph.inputs[v][0]
         inner, over = list(index), list[str]()
         for i in dims:
             inner[i] = self.fresh(f"r{v}.{i}@{_text(index)}", self.graph.dims(a)[i])
             over += [d.axis for d in inner[i] if d.axis is not None]
-        operand = self.demand(a, tuple(inner))
+        operand = yield a, tuple(inner)
         return self.node(kind, [operand], over=tuple(over)) if over else operand
 
-    def contraction(self, v: int, lhs: tuple[int, ...], rhs: tuple[int, ...], at: dict[int, tuple[Digit, ...]]) -> str:
+    def contraction(
+        self, v: int, lhs: tuple[int, ...], rhs: tuple[int, ...], at: dict[int, tuple[Digit, ...]]
+    ) -> Making:
         x, y = self.graph.inputs[v]
         size: dict[int, Extent] = {}
         for labels, a in ((lhs, x), (rhs, y)):
@@ -247,7 +265,7 @@ class _Builder:
         def pick(labels: tuple[int, ...], a: int) -> Index:
             return tuple(() if e == 1 else known[k] for k, e in zip(labels, self.graph.dims(a), strict=True))
 
-        operands = [self.demand(x, pick(lhs, x)), self.demand(y, pick(rhs, y))]
+        operands = [(yield x, pick(lhs, x)), (yield y, pick(rhs, y))]
         if not over:
             return self.node("mul", operands)
         return self.node("contract", operands, over=tuple(over), dtype=self.graph.dtype(x))
@@ -303,14 +321,14 @@ class _Builder:
             raise Refused(f"a slice from {start} of {extent} positions is not aligned to its inner run of {inner}")
         return (*self.shifted(digits[:1], runs, start // inner, 1), *digits[1:])
 
-    def concat(self, v: int, dim: int, index: Index) -> str:
+    def concat(self, v: int, dim: int, index: Index) -> Making:
         """One part where the index lies within it; else a choice between equal parts by the outer digit."""
         parts = self.graph.inputs[v]
         sizes = [self.graph.dims(a)[dim] for a in parts]
         inside = self.part(index[dim], sizes)
         if inside is not None:
             number, digits = inside
-            return self.demand(parts[number], (*index[:dim], digits, *index[dim + 1 :]))
+            return (yield parts[number], (*index[:dim], digits, *index[dim + 1 :]))
         if len(set(sizes)) != 1:
             raise Refused(f"a concatenation of {', '.join(map(str, sizes))} positions is read across its joint")
         outer, inner = self.regroup(index[dim], (len(parts), sizes[0]))
@@ -318,10 +336,10 @@ class _Builder:
             raise Refused("a concatenation is read across its joints in another grouping")
         at = (*index[:dim], inner, *index[dim + 1 :])
         which = self.add(self.node("iota", axis=outer[0].axis), outer[0].offset)
-        chosen = self.demand(parts[-1], at)
+        chosen = yield parts[-1], at
         for number in range(len(parts) - 2, -1, -1):
             test = self.node("eq", [which, self.node("const", value=Fraction(number))])
-            chosen = self.node("where", [test, self.demand(parts[number], at), chosen])
+            chosen = self.node("where", [test, (yield parts[number], at), chosen])
         return chosen
 
     def part(self, digits: tuple[Digit, ...], sizes: Sequence[Extent]) -> tuple[int, tuple[Digit, ...]] | None:
