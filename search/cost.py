@@ -56,6 +56,9 @@ class CostModel:
         self.contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
         self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
         self.once = self._bytes_once()
+        self._schedule: Schedule | None = None  # what the memos below are for
+        self._counts: dict[tuple[frozenset[str], bool], int] = {}
+        self._task: float | None = None
 
     def _bytes_once(self) -> float:
         total = 0.0
@@ -78,10 +81,18 @@ class CostModel:
 
     def elements(self, axes: frozenset[str], phase: str, s: Mapping[str, int], loop: int) -> int:
         """Elements of a tile."""
-        return math.prod(self.tile(a, phase, s, loop) for a in axes)
+        key = (axes, phase == BODY)
+        if key not in self._counts:
+            self._counts[key] = math.prod(self.tile(a, phase, s, loop) for a in axes)
+        return self._counts[key]
+
+    def _turn_to(self, schedule: Schedule) -> None:
+        if schedule is not self._schedule:
+            self._schedule, self._counts, self._task = schedule, {}, None
 
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
+        self._turn_to(schedule)
         s, loop = dict(schedule.tiles), schedule.loop
         steps, blocks = self._steps(schedule), self._blocks(schedule)
         traffic = work = shared = fragment = 0.0
@@ -132,6 +143,7 @@ class CostModel:
 
     def parallel(self, schedule: Schedule) -> bool:
         """Whether the blocks of a schedule are worth more than one thread of a CPU."""
+        self._turn_to(schedule)
         steps, blocks = self._steps(schedule), self._blocks(schedule)
         return blocks > 1 and blocks * self._task_us(schedule, steps) > 2 * self.t.fork_us
 
@@ -145,6 +157,8 @@ class CostModel:
 
     def _task_us(self, schedule: Schedule, steps: int) -> float:
         """One block on one core: vector work, conversions of loaded operands, fixed time of every statement."""
+        if self._task is not None:
+            return self._task
         s, loop, t = dict(schedule.tiles), schedule.loop, self.t
         seconds = 0.0
         for o in self.g.ops:
@@ -165,7 +179,8 @@ class CostModel:
                 seconds += repeat * n * o.thread.flops() / t.special
             elif o.op in ("sum", "top"):
                 seconds += repeat * self.elements(self.axes[o.inputs[0]], o.phase, s, loop) / t.special
-        return seconds * 1e6
+        self._task = seconds * 1e6
+        return self._task
 
     def _cpu_time(self, schedule: Schedule, shared: float, traffic: float) -> float:
         steps, blocks = self._steps(schedule), self._blocks(schedule)

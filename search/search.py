@@ -25,7 +25,7 @@ from mirage_cli.search.stabilise import stabilise
 from mirage_cli.search.target import Target
 from mirage_cli.search.tiling import Ranked, ranked
 
-FAR_FROM_FLOOR = 10.0  #: a kernel above the floor by this many launches is worth replacing by several
+FAR_FROM_FLOOR = 10.0  #: a kernel above the floor by this many launches, and above twice the floor, may be several
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Searcher:
         total = SearchStatistics()
         found: list[Candidate] = []
         for stored in cuts(program, self.options.max_kernels):
-            if stored and found and min(c.predicted_us - c.floor_us for c in found) < FAR_FROM_FLOOR * target.launch_us:
+            if stored and found and any(near_floor(c, target) for c in found):
                 break
             found += self._with_cut(program, target, stored, total)
         found.sort(key=lambda c: c.order)
@@ -168,6 +168,11 @@ class Searcher:
                 max(r.prediction.floor_us for r in best),
                 (sum(r.score for r in best), sum(r.prediction.moved for r in best)),
             )
+
+
+def near_floor(c: Candidate, target: Target) -> bool:
+    """Whether several kernels in the place of one would gain little."""
+    return c.predicted_us - c.floor_us < max(FAR_FROM_FLOOR * target.launch_us, c.floor_us)
 
 
 def operators(graph: BlockGraph) -> int:
