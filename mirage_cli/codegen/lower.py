@@ -2,7 +2,7 @@
 
 Rules, in order of the operators:
 1. A load becomes a buffer where a contraction reads it or where it is read more than once (on the CPU: where its type
-   needs converting); otherwise expressions read it where it is stored.
+   needs converting, which is done once); otherwise expressions read it where it is stored.
 2. A contraction's result is a fragment; one that is only accumulated is the accumulator itself.
 3. An elementwise value is part of its only reader's expression when both range over the same axes in the same phase;
    otherwise it gets a buffer: a fragment when it is made of fragments, a shared tile when not. What a contraction reads
@@ -181,6 +181,9 @@ class _Lowering:
         keep = bool(contractions) and not small
         if self.on_gpu:
             keep = keep or (len(self.readers[o.name]) > 1 and len(self.axes[o.name]) > 1 and not small)
+        elif dtype in (F16, BF16):
+            spread = any(self.axes[r.name] - self.axes[o.name] for r in self.readers[o.name])
+            keep = keep or ((spread or len(self.readers[o.name]) > 1) and not small)
         elif keep and dtype == F32 and all(self.direct(source, o, c) for c in contractions):
             keep = False
         self.value[o.name] = self.kept_load(o, source, dtype, contractions) if keep else Global(source.name)
@@ -216,9 +219,8 @@ class _Lowering:
         if not order:
             return (), ()
         inner = next((g for g in groups if order[-1] in g), None)
-        if inner is None and groups:
-            inner = frozenset(order) - groups[0]
-        inner = inner if inner is not None else frozenset(order[-1:])
+        if inner is None:
+            inner = frozenset(order) - groups[0] if groups else frozenset(order[-1:])
         rows = self.group([a for a in order if a not in inner], groups)
         cols = self.group([a for a in order if a in inner], groups)
         return tuple((a, sizes[a]) for a in rows), tuple((a, sizes[a]) for a in cols)
@@ -388,9 +390,8 @@ class _Lowering:
         stored = o.name in self.g.outputs
         if not readers and not stored:
             return  # only contractions read it: computed into their operands
-        if not contracted and len(readers) + stored == 1 and (stored or self.same_place(o, readers[0])):
-            return
-        if not contracted and not o.inputs:
+        alone = len(readers) + stored == 1 and (stored or self.same_place(o, readers[0]))
+        if not contracted and (alone or not o.inputs):
             return
         if o.thread.flops() <= CHEAP_FLOPS and not contracted and len(self.axes[o.name]) == 0:
             return
@@ -427,7 +428,7 @@ class _Lowering:
         domain = self.domain_of(e, source, o.phase)
         target, add = self.accumulator(o)
         phase = EPILOGUE if add else o.phase
-        b = self.vector(target, self.axes[o.name], phase)
+        self.vector(target, self.axes[o.name], phase)
         if add:
             self.start_accumulator(self.ops[target])
         f = self.main_fragment(e, domain)
@@ -484,8 +485,7 @@ class _Lowering:
             domain = self.domain_of(e, self.axes[v], EPILOGUE)
             f = self.main_fragment(e, domain)
             name = f"{v}_share"
-            b = replace(f, name=name, phase=EPILOGUE) if f is not None else None
-            self.buffer(b) if b is not None else self.shared(name, domain, EPILOGUE)
+            self.buffer(replace(f, name=name, phase=EPILOGUE)) if f else self.shared(name, domain, EPILOGUE)
             self.emit(EPILOGUE, Compute(name, self.readable(e, EPILOGUE, domain)))
             e = Ref(name)
         self.published.append(e.buffer)

@@ -65,16 +65,11 @@ MIRAGE_INLINE void to_halves(half* p, const float* from) {
 
 MIRAGE_INLINE float to_float(float x) { return x; }
 MIRAGE_INLINE float to_float(bfloat x) { return as_float(static_cast<uint32_t>(x.bits) << 16); }
-MIRAGE_INLINE float to_float(half x) {
-#if defined(__F16C__)
-    const half all[8] = {x, {0}, {0}, {0}, {0}, {0}, {0}, {0}};
-    return from_halves(all)[0];
-#else
+MIRAGE_INLINE float to_float(half x) {  // in integers: compilers turn a loop of these into vector code, not of builtins
     const uint32_t sign = (x.bits & 0x8000u) << 16, body = x.bits & 0x7fffu;
-    const float subnormal = static_cast<float>(body) * 5.9604644775390625e-8f;
+    const float subnormal = static_cast<float>(static_cast<int32_t>(body)) * 5.9604644775390625e-8f;
     const uint32_t normal = (body << 13) + (body >= 0x7c00u ? 0x70000000u : 0x38000000u);
     return as_float(as_bits(body < 0x0400u ? subnormal : as_float(normal)) | sign);
-#endif
 }
 MIRAGE_INLINE float to_float(int64_t x) { return static_cast<float>(x); }
 MIRAGE_INLINE float to_float(int32_t x) { return static_cast<float>(x); }

@@ -177,7 +177,7 @@ MIRAGE_INLINE float reduce(int n, F f) {
         MIRAGE_VECTOR_LOOP
         for (int l = 0; l < PARTS; ++l) part[l] = R::join(part[l], f(k + l));
     }
-    for (int l = 0; k < n; ++k, ++l) part[l] = R::join(part[l], f(k));
+    for (int l = 0, rest = n - k; l < rest; ++l) part[l] = R::join(part[l], f(k + l));
     for (int width = PARTS / 2; width > 0; width /= 2)
         for (int l = 0; l < width; ++l) part[l] = R::join(part[l], part[l + width]);
     return part[0];
