@@ -2,75 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper
 
 from mirage_cli import patch
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends import onnx as front_end
-from mirage_cli.frontends.imported import Imported, Options
-from mirage_cli.lax.fragment import partition
+from mirage_cli.frontends.imported import Options
 from mirage_cli.regions import Regions
-from mirage_cli.work import group, regions_of, tensor_names
-
-Tensor = NDArray[Any]
-HEAD = '<ir_version: 9, opset_import: ["" : 18]>'
-
-
-def parsed(text: str, **weights: Any) -> onnx.ModelProto:
-    """A model from onnx's text form, with weights added."""
-    model: onnx.ModelProto = parser.parse_model(f"{HEAD} {text}" if not text.lstrip().startswith("<") else text)
-    for name, value in weights.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-    return model
-
-
-def read(model: onnx.ModelProto) -> Imported:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return front_end.from_proto(copy, Options())
-
-
-def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The outputs in onnxruntime, without any library."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(inputs)))
-
-
-def patched(imported: Imported, *places: tuple[str, Sequence[str], Sequence[str]]) -> onnx.ModelProto:
-    """The model with operators in the place of regions (operator, inputs, outputs), checked."""
-    regions = regions_of(imported)
-    replacements = [patch.Replacement(op, regions.of(inputs, outputs)) for op, inputs, outputs in places]
-    patch.patch(imported.model, replacements, {"mirage.version": "test"})
-    model: onnx.ModelProto = ir.to_proto(imported.model)
-    onnx.checker.check_model(model, full_check=True)
-    names = [v for node in model.graph.node for v in node.output if v]
-    assert len(set(names)) == len(names)
-    assert len({node.name for node in model.graph.node}) == len(model.graph.node)
-    return model
-
-
-def operators(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    return [node for node in model.graph.node if node.domain == patch.DOMAIN]
-
-
-def noise(*shape: int) -> Tensor:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-
+from mirage_cli.work import regions_of
+from tests.frontends.models import noise, parsed, read
+from tests.patching import operators, patched, run
 
 # --- single places ----------------------------------------------------------------------------------------------------
 CHAIN = """g (float[b,4] x) => (float[b,3] y) {
@@ -167,7 +115,7 @@ def test_a_result_that_is_an_output_of_the_model_twice() -> None:
 def test_neighbours_in_any_order() -> None:
     model = parsed("g (float[2] x) => (float[2] y) { a = Exp(x) b = Neg(a) c = Abs(b) y = Sqrt(c) }")
     for places in ([("f_1", ["x"], ["b"]), ("f_2", ["b"], ["y"])], [("f_2", ["b"], ["y"]), ("f_1", ["x"], ["b"])]):
-        made = patched(read(model), *places)  # type: ignore[arg-type]
+        made = patched(read(model), *places)
         assert [n.op_type for n in made.graph.node] == ["f_1", "f_2"]
         assert list(operators(made)[1].input) == list(operators(made)[0].output)
         x = noise(2)
@@ -400,128 +348,3 @@ def test_weights_that_a_file_cannot_hold_go_outside(tmp_path: Path, monkeypatch:
     imported = read(parsed("g (float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", w=noise(64, 64)))
     patch.save(imported.model, tmp_path / "model.onnx", external=False)
     assert (tmp_path / "model.onnx.data").stat().st_size >= 64 * 64 * 4
-
-
-# --- any graph --------------------------------------------------------------------------------------------------------
-UNARY = ("Exp", "Neg", "Tanh", "Relu", "Identity", "Abs")
-BINARY = ("Add", "Mul", "Sub", "Max", "MatMul")
-
-
-@st.composite
-def graphs(draw: st.DrawFn) -> onnx.ModelProto:
-    """Random graphs of square matrices with one or two inputs, weights, and up to twelve nodes."""
-    known = ["x", "z", "w", "k"]
-    nodes = []
-    for i in range(draw(st.integers(1, 12))):
-        pick = st.sampled_from(known)
-        if draw(st.booleans()):
-            node = helper.make_node(draw(st.sampled_from(UNARY)), [draw(pick)], [f"t{i}"])
-        else:
-            node = helper.make_node(draw(st.sampled_from(BINARY)), [draw(pick), draw(pick)], [f"t{i}"])
-        nodes.append(node)
-        known.append(f"t{i}")
-    ends = {f"t{i}" for i in range(len(nodes))} - {name for node in nodes for name in node.input}
-    ends |= set(draw(st.lists(st.sampled_from([f"t{i}" for i in range(len(nodes))]), max_size=2)))
-
-    def declared(name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3] if name == "z" else [3, 3])
-
-    weights = [
-        numpy_helper.from_array(noise(3, 3), "w"),
-        numpy_helper.from_array(np.full((3, 3), 0.5, np.float32), "k"),
-    ]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 3]) for name in ("x", "z")]
-    graph = helper.make_graph(nodes, "g", inputs, [declared(name) for name in sorted(ends)], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
-def intervals(draw: st.DrawFn, count: int) -> list[range]:
-    """Runs of nodes that do not overlap: convex, whatever the graph."""
-    cuts = sorted(draw(st.lists(st.integers(0, count), min_size=2, max_size=6, unique=True)))
-    return [range(a, b) for a, b in zip(cuts[::2], cuts[1::2], strict=False)]
-
-
-def around(model: ir.Model, run_of: range) -> tuple[list[str], list[str]]:
-    """The tensors that a run of nodes reads from outside (weights too) and those that are read outside."""
-    nodes = [list(model.graph)[i] for i in run_of]
-    inside = {v for node in nodes for v in node.outputs}
-    read_here = dict.fromkeys(v.name or "" for node in nodes for v in node.inputs if v is not None and v not in inside)
-    results = [
-        v.name or ""
-        for node in nodes
-        for v in node.outputs
-        if v in model.graph.outputs or any(user not in nodes for user, _ in v.uses())
-    ]
-    return list(read_here), results
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(st.data())
-def test_any_graph_with_any_runs_of_nodes_replaced(data: st.DataObject) -> None:
-    model = data.draw(graphs())
-    feed = {"x": noise(3, 3), "z": noise(3, 3)[::-1].copy()}
-    imported = read(model)
-    count = len(list(imported.model.graph))
-    runs = data.draw(st.composite(lambda draw: intervals(draw, count))()) if count >= 1 else []
-    places = [(f"f_{k}", *around(imported.model, r)) for k, r in enumerate(runs)]
-    before: onnx.ModelProto = ir.to_proto(imported.model)
-    made = patched(imported, *[p for p in places if p[2]])
-    assert list(made.graph.input) == list(before.graph.input)
-    assert list(made.graph.output) == list(before.graph.output)
-    assert len(operators(made)) == len([p for p in places if p[2]])
-    for ours, theirs, original in zip(run(made, feed), run(before, feed), run(model, feed), strict=True):
-        assert np.array_equal(ours, theirs, equal_nan=True)
-        assert np.allclose(ours, original, rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
-# --- whole models -----------------------------------------------------------------------------------------------------
-def layers(count: int) -> onnx.ModelProto:
-    """RMS norm, two products and a residual sum, `count` times."""
-    nodes: list[onnx.NodeProto] = []
-    weights = {"two": np.float32(2), "eps": np.float32(1e-5), "axes": np.array([-1])}
-    x = "x"
-    for i in range(count):
-
-        def step(op: str, *inputs: str, to: str, layer: int = i) -> str:
-            nodes.append(helper.make_node(op, list(inputs), [f"{to}{layer}"], f"{op}_{layer}_{to}"))
-            return f"{to}{layer}"
-
-        weights |= {f"u{i}": noise(8, 16), f"v{i}": noise(16, 8)}
-        mean = step("ReduceMean", step("Pow", x, "two", to="sq"), "axes", to="mean")
-        normed = step("Div", x, step("Sqrt", step("Add", mean, "eps", to="eps"), to="root"), to="norm")
-        hidden = step("Relu", step("MatMul", normed, f"u{i}", to="up"), to="relu")
-        x = step("Add", x, step("MatMul", hidden, f"v{i}", to="down"), to="x")
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", 8]) for n in ("x", x)]
-    stored = [numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
-def test_many_layers_share_their_functions() -> None:
-    model = layers(20)
-    imported = read(model)
-    work = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
-    assert sum(len(w.occurrences) for w in work) >= 20
-    assert len(work) <= 4
-    patch.patch(imported.model, [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences], {})
-    made: onnx.ModelProto = ir.to_proto(imported.model)
-    onnx.checker.check_model(made)
-    assert len(made.functions) == len(work)
-    x = noise(3, 8)
-    assert np.allclose(run(made, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5, atol=1e-5)
-
-
-def test_the_model_is_not_searched_for_every_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
-    walks = []
-    original = ir.Graph.__iter__
-    monkeypatch.setattr(ir.Graph, "__iter__", lambda graph: walks.append(graph) or original(graph))
-    counts = []
-    for count in (5, 20):
-        imported = read(layers(count))
-        fragments = partition(imported.graph, tensor_names(imported)).fragments
-        walks.clear()
-        work = group(fragments, imported)
-        replacements = [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences]
-        patch.patch(imported.model, replacements, {})
-        counts.append(len(walks))
-    assert counts[0] == counts[1]
