@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from mirage_cli import patch, whole
+from mirage_cli import patch, runs, whole
 from mirage_cli.errors import MirageError, UsageError
-from mirage_cli.whole import Arrays, Job
+from mirage_cli.runs import Arrays, Job
 
 Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; raises MirageError
 
@@ -123,5 +123,5 @@ def tensors(case: Case, names: Sequence[str]) -> Arrays:
     probe.CopyFrom(case.model)
     there = {o.name for o in probe.graph.output}
     probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in wanted if n not in there)
-    made = whole.run_job(Job(probe.SerializeToString(), case.inputs, None, case.path.parent))
+    made = runs.run_job(Job(probe.SerializeToString(), case.inputs, None, case.path.parent))
     return found | {n: made[n] for n in wanted}

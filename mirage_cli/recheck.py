@@ -22,7 +22,7 @@ from typing import Any
 
 import onnx
 
-from mirage_cli import __version__, check, culprit, derive, dims, frontends, isolation, patch, whole
+from mirage_cli import __version__, culprit, derive, dims, frontends, isolation, patch, runs, whole
 from mirage_cli.assemble import HEADER, LIBRARY, MODEL, MUGRAPHS, SOURCES, digests
 from mirage_cli.backends.library import TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
@@ -35,16 +35,15 @@ from mirage_cli.lax.program import Program
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import source_text
 from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model, read_report
+from mirage_cli.runs import Arrays, Job, Task
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
 from mirage_cli.verification import Finding, Verification, VerifyOptions
-from mirage_cli.whole import Arrays, Job
 
 __all__ = ["Finding", "Verification", "VerifyOptions", "verify_folder", "verify_pair"]
 
 OTHER_SEED = 1_000_000  #: added to the seed, so that points and inputs are not those of the run that is checked
 _SUFFIX = {"cpu": ".cpp", "cuda": ".cu"}
-_SEPARATE = 1 << 46  #: bytes of address space: as good as no limit, but it asks for a process
 
 
 def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | None = None) -> Verification:
@@ -322,7 +321,7 @@ class _Recheck:
         case = self.case(model, imported, original)
         operators = sorted({n.op_type for n in model.graph.node if n.domain == patch.DOMAIN})
         uses = bool(operators) or self.library.exists()
-        jobs: list[Path | CheckJob | Job] = [self.library, *(job for _, job in kernels)] if uses else []
+        jobs: list[Task] = [self.library, *(job for _, job in kernels)] if uses else []
         if case is not None and uses:
             jobs.append(Job(str(self.folder / self.name), case.inputs, self.library))
         self.progress.stage("check", len(jobs))
@@ -340,8 +339,8 @@ class _Recheck:
         """Inputs, what the original makes of them, and a float64 run; the model without the library is judged here."""
         inputs = example_inputs(imported.model, self.sizes(imported), self.seed)
         try:
-            inlined = whole.run_job(Job(str(self.folder / self.name), inputs))
-            own = inlined if original is None else whole.run_job(Job(original.path, inputs))
+            inlined = runs.run_job(Job(str(self.folder / self.name), inputs))
+            own = inlined if original is None else runs.run_job(Job(original.path, inputs))
         except MirageError as error:
             self.result.add("outputs", self.name, f"it does not run without the library: {error}")
             return None
@@ -398,30 +397,19 @@ class _Recheck:
         return told | symbols.numbers | dims.typical(asked)
 
     # --- processes ------------------------------------------------------------------------------------------------------
-    def separate(self, jobs: Sequence[Path | CheckJob | Job]) -> list[Any]:
+    def separate(self, tasks: Sequence[Task]) -> list[Any]:
         """Results (or Lost) of what runs code of the library, in a process of its own."""
-        found: dict[int, Any] = {}
-        for k, result in isolation.each(perform, [(job,) for job in jobs], 1, _SEPARATE):
-            found[k] = result
-            self.progress.step(getattr(jobs[k], "name", "compare"))
-        return [found[k] for k in range(len(jobs))]
+        return runs.separate(tasks, lambda task: self.progress.step(getattr(task, "name", "compare")))
 
     def run(self, job: Job) -> Arrays:
         """The outputs of a model. Raises MirageError."""
         if self.survived:
-            return whole.run_job(job)
+            return runs.run_job(job)
         (found,) = self.separate([job])
         if isinstance(found, isolation.Lost):
             raise MirageError(found.reason)
         result: Arrays = found
         return result
-
-
-def perform(job: Path | CheckJob | Job) -> str | FloatCheck | Arrays | None:
-    """What a library says of itself, the float check of a kernel, or the outputs of a model. Raises MirageError."""
-    if isinstance(job, Path):
-        return whole.library_sources(job)
-    return check.run_job(job) if isinstance(job, CheckJob) else whole.run_job(job)
 
 
 def _against_original(f: Fragment, original: Imported) -> str:

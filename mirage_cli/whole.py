@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +22,7 @@ from onnx.reference import ReferenceEvaluator
 
 from mirage_cli import runtime
 from mirage_cli.accuracy import Accuracy, compare
-from mirage_cli.errors import MirageError, ModelError, Refused, UsageError
+from mirage_cli.errors import Refused, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
@@ -241,45 +240,3 @@ def single(
     )
     functions = [f for f in model.functions if (f.domain, f.name) == (node.domain, node.op_type)]
     return helper.make_model(graph, opset_imports=model.opset_import, functions=functions, ir_version=model.ir_version)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A run of a model in onnxruntime on the CPU, in a form that another process can take; `data` is the folder of the
-    external data of a model given as bytes."""
-
-    model: str | bytes
-    inputs: Mapping[str, Array]
-    library: Path | None = None
-    data: Path | None = None
-
-
-def run_job(job: Job) -> Arrays:
-    """The outputs by name. Raises ModelError, MirageError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        session = runtime.session(job.model, job.library, provider="cpu", data=job.data)
-    known = {i.name for i in session.get_inputs()}
-    if known != set(job.inputs):
-        raise ModelError(f"expected inputs {sorted(known)}, found {sorted(job.inputs)}")
-    return runtime.run(session, job.inputs)
-
-
-def library_sources(library: Path) -> str:
-    """What a library says of the sources that it was built from. Raises MirageError for a file that is no library of ours."""
-    import ctypes  # noqa: PLC0415
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        path = runtime.check_library(library)
-    try:
-        function = ctypes.CDLL(str(path)).mirage_sources
-    except OSError as error:
-        raise ModelError(f"{library}: expected a shared library: {error}") from None
-    except AttributeError:
-        raise ModelError(f"{library}: expected a library that mirage built, found one without mirage_sources") from None
-    function.restype = ctypes.c_char_p
-    text = function()
-    if not isinstance(text, bytes):
-        raise MirageError(f"{library}: mirage_sources returns nothing")
-    return text.decode(errors="replace")

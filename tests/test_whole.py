@@ -9,7 +9,8 @@ from mirage_cli import frontends, whole
 from mirage_cli.errors import ModelError, Refused, UsageError
 from mirage_cli.example import example_inputs
 from mirage_cli.frontends.onnx import from_proto
-from mirage_cli.whole import Job, compare_outputs, float64_run, run_job
+from mirage_cli.runs import Job, library_sources, run_job
+from mirage_cli.whole import compare_outputs, float64_run
 from tests.optimized import Optimized, sample
 
 MODELS = (
@@ -132,12 +133,12 @@ def test_only_some_operators_use_the_library(optimized: Optimized) -> None:
 
 def test_libraries_tell_their_sources(optimized: Optimized, tmp_path) -> None:  # type: ignore[no-untyped-def]
     folder = optimized("rmsnorm_linear_fp32")
-    (line,) = whole.library_sources(folder / "libmirage.so").splitlines()
+    (line,) = library_sources(folder / "libmirage.so").splitlines()
     assert (folder / "src" / line.split()[0]).is_file()
     other = tmp_path / "other.so"
     other.write_text("none")
     with pytest.raises(ModelError, match="shared library"):
-        whole.library_sources(other)
+        library_sources(other)
 
 
 def test_a_model_gets_the_inputs_that_it_has(optimized: Optimized) -> None:

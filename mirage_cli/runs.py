@@ -1,0 +1,78 @@
+"""Everything that runs code of a library, in a form that another process can do. Imports little, so that it starts fast."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from mirage_cli import check, isolation, runtime
+from mirage_cli.check import CheckJob, FloatCheck
+from mirage_cli.errors import MirageError, ModelError
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+_SEPARATE = 1 << 46  #: bytes of address space: as good as no limit, but it asks for a process
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run of a model in onnxruntime on the CPU, in a form that another process can take; `data` is the folder of the
+    external data of a model given as bytes."""
+
+    model: str | bytes
+    inputs: Mapping[str, NDArray[Any]]
+    library: Path | None = None
+    data: Path | None = None
+
+
+def run_job(job: Job) -> Arrays:
+    """The outputs by name. Raises ModelError, MirageError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = runtime.session(job.model, job.library, provider="cpu", data=job.data)
+    known = {i.name for i in session.get_inputs()}
+    if known != set(job.inputs):
+        raise ModelError(f"expected inputs {sorted(known)}, found {sorted(job.inputs)}")
+    return runtime.run(session, job.inputs)
+
+
+def library_sources(library: Path) -> str:
+    """What a library says of the sources that it was built from. Raises MirageError for a file that is no library of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = runtime.check_library(library)
+    try:
+        function = ctypes.CDLL(str(path)).mirage_sources
+    except OSError as error:
+        raise ModelError(f"{library}: expected a shared library: {error}") from None
+    except AttributeError:
+        raise ModelError(f"{library}: expected a library that mirage built, found one without mirage_sources") from None
+    function.restype = ctypes.c_char_p
+    text = function()
+    if not isinstance(text, bytes):
+        raise MirageError(f"{library}: mirage_sources returns nothing")
+    return text.decode(errors="replace")
+
+
+Task: TypeAlias = Path | CheckJob | Job
+
+
+def perform(task: Task) -> str | FloatCheck | Arrays | None:
+    """What a library says of itself, the float check of a kernel, or the outputs of a model. Raises MirageError."""
+    if isinstance(task, Path):
+        return library_sources(task)
+    return check.run_job(task) if isinstance(task, CheckJob) else run_job(task)
+
+
+def separate(tasks: Sequence[Task], done: Callable[[Task], None] = lambda task: None) -> list[Any]:
+    """The results (or Lost) of tasks, done one after the other in a process of their own: what crashes it is lost alone."""
+    found: dict[int, Any] = {}
+    for k, result in isolation.each(perform, [(task,) for task in tasks], 1, _SEPARATE):
+        found[k] = result
+        done(tasks[k])
+    return [found[k] for k in range(len(tasks))]
