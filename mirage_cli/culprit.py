@@ -77,8 +77,10 @@ def _smallest(items: list[str], differs: Callable[[Sequence[str]], bool]) -> lis
 
 
 # --- keeping what failed ----------------------------------------------------------------------------------------------
-def save(case: Case, node: onnx.NodeProto | None, folder: Path, run: Runner) -> list[str]:
+def save(case: Case, node: onnx.NodeProto | None, shown: Arrays, folder: Path, run: Runner) -> list[str]:
     """Write the model's inputs and outputs, and the model of the failing operator with its own; the files' names.
+
+    `shown` are inputs of the operator that are known to show the difference; others are those that it has in the model.
 
     Raises UsageError for a folder that cannot be written to.
     """
@@ -87,7 +89,7 @@ def save(case: Case, node: onnx.NodeProto | None, folder: Path, run: Runner) -> 
         written = {"inputs.npz": case.inputs, "original.npz": case.original}
         written |= _outputs("patched.npz", Job(str(case.path), case.inputs, case.library), run)
         if node is not None:
-            written |= _operator(case, node, folder, run)
+            written |= _operator(case, node, shown, folder, run)
         for name, arrays in written.items():
             np.savez(folder / name, allow_pickle=False, **{key.replace("/", "|"): a for key, a in arrays.items()})
     except OSError as error:
@@ -102,10 +104,10 @@ def _outputs(name: str, job: Job, run: Runner) -> dict[str, Arrays]:
         return {}
 
 
-def _operator(case: Case, node: onnx.NodeProto, folder: Path, run: Runner) -> dict[str, Arrays]:
-    """The operator as a model of its own, with the tensors that it gets in the whole one."""
-    values = tensors(case, [*node.input, *node.output])
-    model = whole.single(case.model, node, values, values)
+def _operator(case: Case, node: onnx.NodeProto, shown: Arrays, folder: Path, run: Runner) -> dict[str, Arrays]:
+    """The operator as a model of its own, with the tensors that it gets in the whole one or that are `shown`."""
+    values = tensors(case, [*node.input, *node.output]) | shown
+    model = whole.single(case.model, node, values)
     onnx.save(model, folder / "operator.onnx")
     read = {n: values[n] for n in node.input if n}
     made = {"operator_inputs.npz": read}

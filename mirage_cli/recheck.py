@@ -22,7 +22,7 @@ from typing import Any
 
 import onnx
 
-from mirage_cli import __version__, culprit, derive, dims, frontends, isolation, patch, runs, whole
+from mirage_cli import __version__, check, culprit, derive, dims, frontends, isolation, patch, runs, whole
 from mirage_cli.assemble import HEADER, LIBRARY, MODEL, MUGRAPHS, SOURCES, digests
 from mirage_cli.backends.library import TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
@@ -81,6 +81,7 @@ class _Recheck:
     report: dict[str, Any] = field(default_factory=dict)
     fragments: list[Fragment] = field(default_factory=list)
     programs: dict[str, Program] = field(default_factory=dict)  #: that the model states, by fragment
+    shown: dict[str, check.Arrays] = field(default_factory=dict)  #: inputs that a kernel failed on, by fragment
     odd: list[onnx.NodeProto] = field(default_factory=list)  #: operators that bisection found
     survived: bool = False  #: whether the library ran to the end, so that no further run of it needs its own process
     start: float = field(default_factory=time.perf_counter)
@@ -328,8 +329,10 @@ class _Recheck:
         done = self.separate(jobs)
         if uses:
             self.built_from(done[0], operators)
-        for (f, _), outcome in zip(kernels, done[1:], strict=False):
+        for (f, job), outcome in zip(kernels, done[1:], strict=False):
             self.agrees(f, outcome)
+            if isinstance(outcome, FloatCheck) and not outcome.passed and not job.program.symbols:
+                self.shown[f.id] = check.inputs(job.program, outcome.case, job.seed, job.constants, {})
         if case is not None and uses:
             self.with_library(case, done[-1])
         if self.options.save_failing is not None and not self.result.passed and case is not None:
@@ -372,7 +375,11 @@ class _Recheck:
         """Keep what failed."""
         assert self.options.save_failing is not None
         node = self.odd[0] if self.odd else self.suspect(case)
-        culprit.save(case, node, Path(self.options.save_failing), self.run)
+        shown: Arrays = {}
+        if node is not None:
+            failed = self.shown.get(node.op_type.rpartition("_")[2], {})
+            shown = {node.input[k]: a for k, a in failed.items()}
+        culprit.save(case, node, shown, Path(self.options.save_failing), self.run)
         self.result.saved = self.options.save_failing
 
     def judge(self, which: str, compared: Sequence[whole.Compared]) -> None:
@@ -386,7 +393,8 @@ class _Recheck:
             names = {f.op_type, f.file, *(f"{SOURCES}/{f.id}{s}" for s in _SUFFIX.values())}
             if names & set(self.result.culprits):
                 return f.nodes[0]
-        return next(iter(case.operators()), None) if len(case.operators()) == 1 else None
+        nodes = case.operators()
+        return nodes[0] if len(nodes) == 1 else None
 
     def sizes(self, imported: Imported) -> dict[str, int]:
         """Sizes for the symbols of the inputs: as asked for now, else as asked for when the model was optimized."""

@@ -223,20 +223,15 @@ def keep(model: onnx.ModelProto, kept: Sequence[str], domain: str) -> onnx.Model
     return copy
 
 
-def single(
-    model: onnx.ModelProto, node: onnx.NodeProto, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
-) -> onnx.ModelProto:
-    """A model of one operator with its function; `inputs` and `outputs` are examples that tell types and shapes."""
+def single(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> onnx.ModelProto:
+    """A model of one operator with its function; `values` are examples of its tensors that tell their types and ranks."""
 
-    def info(name: str, a: Array) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+    def info(name: str) -> onnx.ValueInfoProto:
+        a = values[name]
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), [None] * a.ndim)
 
     read = list(dict.fromkeys(n for n in node.input if n))
-    graph = helper.make_graph(
-        [node],
-        re.sub(r"\W", "_", node.op_type),
-        [info(n, inputs[n]) for n in read],
-        [info(n, outputs[n]) for n in node.output],
-    )
+    name = re.sub(r"\W", "_", node.op_type)
+    graph = helper.make_graph([node], name, [info(n) for n in read], [info(n) for n in node.output])
     functions = [f for f in model.functions if (f.domain, f.name) == (node.domain, node.op_type)]
     return helper.make_model(graph, opset_imports=model.opset_import, functions=functions, ir_version=model.ir_version)
