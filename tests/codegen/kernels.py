@@ -6,6 +6,7 @@ CUDA kernels run there too, in the emulator beside this file.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 import subprocess
@@ -44,6 +45,7 @@ SYMBOLS = {"rows": 19, "keys": 37}
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 CPU_FLAGS = ("-std=c++17", "-O1", "-g1", *WARNINGS)
 EMULATOR_FLAGS = ("-std=c++17", "-O1", "-g1", "-Wno-unknown-pragmas", "-ftrivial-auto-var-init=pattern")
+OPTIONAL = ("-ftrivial-auto-var-init=pattern",)  #: flags of newer compilers
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 ADDRESSES = ("-fsanitize=address", "--param", "asan-stack=0")  #: for fibers, whose stacks the sanitizer does not know
 
@@ -194,10 +196,17 @@ def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bo
     (folder / "table.inc").write_text("\n".join(table) + "\n")
     (folder / "harness.cpp").write_text((HERE / "harness.cpp").read_text())
     kind = ["-DHARNESS_CUDA"] if cuda else []
+    flags = [f for f in flags if f not in OPTIONAL or _knows(f)]
     command = ["g++", *flags, *include, "-I.", *kind, "harness.cpp", *files, "-o", "harness"]
     made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[:8000]
     return folder / "harness"
+
+
+@functools.cache
+def _knows(flag: str) -> bool:
+    command = ["g++", flag, "-x", "c++", "-fsyntax-only", "/dev/null"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def run(harness: Path, all_cases: Iterable[Case], mode: str = "") -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from mirage_cli import runtime
 from mirage_cli.backends import toolchain
-from mirage_cli.backends.cpu import ISA_FLAGS
+from mirage_cli.backends.cpu import FLAGS, ISA_FLAGS
 from mirage_cli.backends.library import build_library
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.lax.dtypes import BF16, F16, F32
@@ -39,7 +39,7 @@ def every() -> list[Case]:
 
 def test_sanitizers_have_nothing_to_report(every: list[Case], tmp_path: Path) -> None:
     assert len(every) >= 2 * len(NAMED) + RANDOM
-    some = every[::2]
+    some = every[::3]
     texts = {c.name: c.render().text for c in some}
     harness = kernels.build(texts, tmp_path, [*kernels.CPU_FLAGS, *kernels.SANITIZERS], cuda=False)
     assert kernels.run(harness, some) == []
@@ -47,17 +47,18 @@ def test_sanitizers_have_nothing_to_report(every: list[Case], tmp_path: Path) ->
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_vector_kernels_agree_with_float64(isa: str, every: list[Case], tmp_path: Path) -> None:
+    """As a library is built, but warnings are errors."""
     if {"avx2": "avx2", "avx512": "avx512dq"}[isa] not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip(f"no {isa} on this machine")
-    some = every[1 + 2 * (isa == "avx512") :: 4]
+    some = every[1 + (isa == "avx512") :: 4]
     texts = {c.name: c.render().text for c in some}
-    harness = kernels.build(texts, tmp_path, [*kernels.CPU_FLAGS, *ISA_FLAGS[isa]], cuda=False)
+    harness = kernels.build(texts, tmp_path, [*FLAGS, *kernels.WARNINGS, *ISA_FLAGS[isa]], cuda=False)
     assert kernels.run(harness, some) == []
 
 
 def test_library_on_several_threads(tmp_path: Path) -> None:
     """The flags of a real build, the best instruction set of this machine, three threads."""
-    picked = [("attention", F16), ("rms_linear", F32), ("symbolic", BF16)]
+    picked = [("attention", F16), ("symbolic", BF16)]
     found = [next(kernels.cases(f"k{k}", program(NAMED[n], t), "cpu", 1, seed=5)) for k, (n, t) in enumerate(picked)]
     sources = {c.name: KernelSource(c.name, c.render().text) for c in found}
     specs = {c.name: _spec(c) for c in found}

@@ -20,7 +20,7 @@ from .kernels import Case
 from .programs import NAMED, SPLIT, program, random_build
 
 LAZY, BACKWARDS = "l", "b"
-RANDOM = 12
+RANDOM = 8
 PHASES = ("prologue", "body", "epilogue")
 
 
