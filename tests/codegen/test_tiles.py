@@ -86,6 +86,15 @@ def test_too_much_memory_is_refused() -> None:
         tile_program(kernel.program, kernel.block, case.schedules[0], small)
 
 
+def test_a_split_reduction_leaves_room_for_its_counter() -> None:
+    (case,) = cases("k", program(NAMED["deep"], F16), "sm_80", 1, 0, lambda g: bool(g.split))
+    (kernel,) = case.graph.kernels
+    (tile,) = case.render().tiles
+    exact = replace(case.target, shared_bytes=tile.shared_bytes)
+    with pytest.raises(Refused, match="bytes of shared memory"):
+        tile_program(kernel.program, kernel.block, case.schedules[0], exact)
+
+
 def test_a_schedule_of_another_grid_is_invalid() -> None:
     (case,) = cases("k", program(NAMED["rms_linear"], F16), "sm_80", 1)
     (kernel,) = case.graph.kernels
