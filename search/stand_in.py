@@ -61,18 +61,19 @@ def _step(axis: str, kernel: CustomKernel, tile: Tiles) -> int:
 
 
 def _point(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: dict[str, int]) -> Point:
-    if cost(program, graph, tiles, symbols) <= AFFORDABLE:
-        return Point(program, graph, symbols, True)
-    sizes = _sizes(program, graph, tiles, symbols)
-    small = _resize(program, sizes)
-    kernels = tuple(replace(k, program=_resize(k.program, sizes)) for k in graph.kernels)
-    reduced = Point(small, replace(graph, kernels=kernels), symbols, False)
-    work = cost(reduced.program, reduced.graph, tiles, symbols)
+    point = Point(program, graph, symbols, True)
+    for whole in (2, 1):
+        if cost(point.program, point.graph, tiles, symbols) <= AFFORDABLE:
+            return point
+        sizes = _sizes(program, graph, tiles, symbols, whole)
+        kernels = tuple(replace(k, program=_resize(k.program, sizes)) for k in graph.kernels)
+        point = Point(_resize(program, sizes), replace(graph, kernels=kernels), symbols, False)
+    work = cost(point.program, point.graph, tiles, symbols)
     if work > HOPELESS * AFFORDABLE:
         raise Refused(
             f"a proof would take about {work * 3e-9:.0f} s even on the smallest extents with the same structure"
         )
-    return reduced
+    return point
 
 
 # --- work -----------------------------------------------------------------------------------------------------------------
@@ -127,9 +128,14 @@ def _volume(axes: Iterable[str], size: Mapping[str, int]) -> float:
 
 
 # --- shorter axes ---------------------------------------------------------------------------------------------------------
-def _sizes(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int]) -> dict[str, int]:
-    """The extent of every axis. Axes that walk a part of a stored run keep theirs, since its place would change; axes that
-    walk one dimension of a tensor in different reads have one extent."""
+def _sizes(
+    program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int], whole: int
+) -> dict[str, int]:
+    """The extent of every axis, with so many whole tiles.
+
+    Axes that walk a part of a stored run keep theirs, since its place would change; axes that walk one dimension of a
+    tensor in different reads have one extent.
+    """
     programs = [program, *(k.program for k in graph.kernels)]
     extent = {a.name: ex.value(a.extent, symbols) for p in programs for a in p.axes}
     fixed: set[str | None] = {
@@ -149,7 +155,7 @@ def _sizes(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols
                 if s.axis is not None and t.axis is not None:
                     joined = group[s.axis] | group[t.axis]
                     group.update(dict.fromkeys(joined, joined))
-    return {a: n if group[a] & fixed else _reduced(group[a], n, graph, tiles) for a, n in extent.items()}
+    return {a: n if group[a] & fixed else _reduced(group[a], n, graph, tiles, whole) for a, n in extent.items()}
 
 
 def _accesses(program: Program, graph: KernelGraph) -> dict[int, list[tuple[Slot, ...]]]:
@@ -167,15 +173,16 @@ def _accesses(program: Program, graph: KernelGraph) -> dict[int, list[tuple[Slot
     return found
 
 
-def _reduced(axes: frozenset[str], extent: int, graph: KernelGraph, tiles: Sequence[Tiles]) -> int:
-    """A shorter extent: two whole tiles and the partial one along a grid axis, three iterations and the partial one along
-    a loop, so that first, later and last iterations and blocks differ as they do in earnest."""
+def _reduced(axes: frozenset[str], extent: int, graph: KernelGraph, tiles: Sequence[Tiles], whole: int) -> int:
+    """A shorter extent: `whole` tiles (2 or 1) and a part along a grid axis, an iteration more and a part along a loop, the
+    part as long as in earnest or, where that is nothing, a whole tile: first, later and last ones differ as they do there."""
     wanted, steps = 2, {1}
     for kernel, tile in zip(graph.kernels, tiles, strict=True):
         for axis in axes & {a.name for a in kernel.program.axes}:
             inner = tile.get("loop", extent) if kernel.block.loop == axis else 0
             step = tile.get(axis, 0) if axis in kernel.block.grid else 0
-            wanted = max(wanted, 3 * inner, 2 * step, 0 if inner or step else WIDE)
+            blocks = step + 1 if whole == 1 else whole * step
+            wanted = max(wanted, (whole + 1) * inner, blocks if step else 0, 0 if inner or step else WIDE)
             steps |= {inner or 1, step or 1}
     return min(extent, wanted + (extent - wanted) % math.lcm(*steps))
 

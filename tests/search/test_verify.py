@@ -280,8 +280,8 @@ def test_large_extents_are_proved_on_a_stand_in(name: str) -> None:
     assert verdict.passed, verdict.reason
     assert verdict.extents == "stand-in"
     assert verdict.log2_bound < -40
-    some = [m for m in mutants(best.graph, tiles) if "left out" in m[0] or "is " in m[0]][::20]
-    assert len(some) > 3
+    some = [m for m in mutants(best.graph, tiles) if "left out" in m[0] or "is " in m[0]][::12]
+    assert len(some) > 2
     for what, mutant, own in some:
         try:
             assert not verify(p, mutant, own).passed, what
