@@ -193,11 +193,13 @@ MIRAGE_INLINE float m_div0(float x, float y) {
 }
 // exp(x - maximum); a row whose maximum is -inf has nothing to weigh
 MIRAGE_INLINE float m_exp_minus(float x, float maximum) {
-    return maximum == -INFINITY ? 0.0f : m_exp(x - maximum);
+    const float e = m_exp(x - maximum);  // first: a loop with a call in one branch is not vectorised
+    return maximum == -INFINITY ? 0.0f : e;
 }
 // exp(old - new) for a running maximum; 1 while both are -inf
 MIRAGE_INLINE float m_exp_difference(float old_max, float new_max) {
-    return old_max == new_max ? 1.0f : m_exp(old_max - new_max);
+    const float e = m_exp(old_max - new_max);
+    return old_max == new_max ? 1.0f : e;
 }
 
 }  // namespace MIRAGE_ISA
