@@ -205,3 +205,24 @@ def test_equal_input_gives_equal_bytes(tmp_path: Path, cache: Path) -> None:
     second = optimize_apart("bert_fp32", tmp_path / "b", cache, 2, 2)
     assert first.keys() == second.keys()
     assert [k for k in first if first[k] != second[k]] == []
+
+
+# --- sizes of real models ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rows", [1, 5])
+def test_long_sums_are_as_accurate_as_the_originals(rows: int, tmp_path: Path, cache: Path) -> None:
+    rng = np.random.default_rng(0)
+    weight = onnx.numpy_helper.from_array(rng.standard_normal((8192, 48), np.float32), "w")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
+        "long",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [rows, 8192])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [rows, 48])],
+        [weight],
+    )
+    onnx.save(
+        onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 20)]),
+        tmp_path / "m.onnx",
+    )
+    options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
+    report = pipeline.optimize(str(tmp_path / "m.onnx"), tmp_path / "out", options)
+    assert [(f.status, f.reason) for f in report.fragments] == [("replaced", "")]

@@ -13,7 +13,7 @@ constexpr int LANES = 8, BLOCK_ROWS = 6;
 constexpr int LANES = 4, BLOCK_ROWS = 4;
 #endif
 constexpr int BLOCK_COLS = 2 * LANES;  // two vectors
-constexpr int PACK_DEPTH = 256;        // positions of a transposed operand that are turned at a time
+constexpr int DEPTH = 256;             // products that are added up before they join the result: long sums stay accurate
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 
 MIRAGE_INLINE Vector load_vector(const float* p) {
@@ -65,9 +65,7 @@ struct Operand {
 // ROWS x (2 or 1 vectors) of c += a * b, b stored with its columns side by side
 template <int ROWS, int VECTORS>
 MIRAGE_INLINE void multiply_block(float* c, int64_t ldc, Operand a, const float* b, int64_t ldb, int depth) {
-    Vector sum[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) sum[r][v] = load_vector(c + r * ldc + v * LANES);
+    Vector sum[ROWS][VECTORS] = {};
     for (int k = 0; k < depth; ++k) {
         Vector x[VECTORS];
         for (int v = 0; v < VECTORS; ++v) x[v] = load_vector(b + k * ldb + v * LANES);
@@ -77,7 +75,10 @@ MIRAGE_INLINE void multiply_block(float* c, int64_t ldc, Operand a, const float*
         }
     }
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) store_vector(c + r * ldc + v * LANES, sum[r][v]);
+        for (int v = 0; v < VECTORS; ++v) {
+            float* const to = c + r * ldc + v * LANES;
+            store_vector(to, load_vector(to) + sum[r][v]);
+        }
 }
 template <int ROWS>
 [[maybe_unused]] static void multiply_rows(float* c, int64_t ldc, Operand a, const float* b, int64_t ldb, int cols,
@@ -89,9 +90,9 @@ template <int ROWS>
     for (; j + LANES <= cols; j += LANES) multiply_block<ROWS, 1>(c + j, ldc, a, b + j, ldb, depth);
     for (; j < cols; ++j)
         for (int r = 0; r < ROWS; ++r) {
-            float sum = c[r * ldc + j];
+            float sum = 0.0f;
             for (int k = 0; k < depth; ++k) sum += a.data[r * a.row + k * a.depth] * b[k * ldb + j];
-            c[r * ldc + j] = sum;
+            c[r * ldc + j] += sum;
         }
 }
 // c += a * b, b with its columns side by side
@@ -130,29 +131,33 @@ template <int ROWS>
         c[j] += total;
     }
 }
+// c += a * b for columns that lie in any other way: some of them at a time are turned
+[[maybe_unused]] static void multiply_turned(float* c, int64_t ldc, int rows, int cols, int depth, Operand a,
+                                             Operand b) {
+    alignas(64) float turned[DEPTH * BLOCK_COLS];
+    for (int j = 0; j < cols; j += BLOCK_COLS) {
+        const int width = cols - j < BLOCK_COLS ? cols - j : BLOCK_COLS;
+        for (int q = 0; q < width; ++q)
+            for (int t = 0; t < depth; ++t) turned[t * BLOCK_COLS + q] = b.data[(j + q) * b.row + t * b.depth];
+        multiply_plain(c + j, ldc, rows, width, depth, a, turned, BLOCK_COLS);
+    }
+}
 // c[rows][cols] += (or = without `add`) sum over depth of a(i, k) * b(j, k)
 [[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Operand a, Operand b,
                                       bool add) {
     if (!add)
         for (int i = 0; i < rows; ++i)
             for (int j = 0; j < cols; ++j) c[i * ldc + j] = 0.0f;
-    if (b.row == 1) {
-        multiply_plain(c, ldc, rows, cols, depth, a, b.data, b.depth);
-        return;
-    }
-    if (rows <= 2 && a.depth == 1 && b.depth == 1) {
-        for (int i = 0; i < rows; ++i) multiply_dots(c + i * ldc, cols, depth, a.data + i * a.row, b);
-        return;
-    }
-    alignas(64) float turned[PACK_DEPTH * BLOCK_COLS];
-    for (int j = 0; j < cols; j += BLOCK_COLS) {
-        const int width = cols - j < BLOCK_COLS ? cols - j : BLOCK_COLS;
-        for (int k = 0; k < depth; k += PACK_DEPTH) {
-            const int part = depth - k < PACK_DEPTH ? depth - k : PACK_DEPTH;
-            for (int q = 0; q < width; ++q)
-                for (int t = 0; t < part; ++t)
-                    turned[t * BLOCK_COLS + q] = b.data[(j + q) * b.row + (k + t) * b.depth];
-            multiply_plain(c + j, ldc, rows, width, part, {a.data + k * a.depth, a.row, a.depth}, turned, BLOCK_COLS);
+    const bool dots = rows <= 2 && a.depth == 1 && b.depth == 1;
+    for (int k = 0; k < depth; k += DEPTH) {
+        const int part = depth - k < DEPTH ? depth - k : DEPTH;
+        const Operand x = {a.data + k * a.depth, a.row, a.depth}, y = {b.data + k * b.depth, b.row, b.depth};
+        if (b.row == 1) {
+            multiply_plain(c, ldc, rows, cols, part, x, y.data, y.depth);
+        } else if (dots) {
+            for (int i = 0; i < rows; ++i) multiply_dots(c + i * ldc, cols, part, x.data + i * x.row, y);
+        } else {
+            multiply_turned(c, ldc, rows, cols, part, x, y);
         }
     }
 }
