@@ -208,21 +208,21 @@ def test_equal_input_gives_equal_bytes(tmp_path: Path, cache: Path) -> None:
 
 
 # --- sizes of real models ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("rows", [1, 5])
-def test_long_sums_are_as_accurate_as_the_originals(rows: int, tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 8192, 48), (5, 8192, 48), (3, 700, 1100), (7, 600, 2050)])
+def test_long_and_wide_products_are_as_accurate_as_the_originals(
+    rows: int, depth: int, columns: int, tmp_path: Path, cache: Path
+) -> None:
     rng = np.random.default_rng(0)
-    weight = onnx.numpy_helper.from_array(rng.standard_normal((8192, 48), np.float32), "w")
+    weight = onnx.numpy_helper.from_array(rng.standard_normal((depth, columns), np.float32), "w")
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
-        "long",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [rows, 8192])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [rows, 48])],
+        "product",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [rows, depth])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [rows, columns])],
         [weight],
     )
-    onnx.save(
-        onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 20)]),
-        tmp_path / "m.onnx",
-    )
+    model = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 20)])
+    onnx.save(model, tmp_path / "m.onnx")
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
     report = pipeline.optimize(str(tmp_path / "m.onnx"), tmp_path / "out", options)
     assert [(f.status, f.reason) for f in report.fragments] == [("replaced", "")]
