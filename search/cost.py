@@ -26,6 +26,9 @@ CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
 MATRIX_EFFICIENCY = 0.35  #: share of the matrix rate that generated CUDA loops reach
 STEP_US = 0.35  #: fixed time of one iteration on a GPU: barriers, first bytes
 STATEMENT_US = 0.03  #: fixed time of one statement over a tile on a CPU
+STREAMED = (
+    0.65  #: share of a CPU's memory bandwidth that generated loops reach; onnxruntime's packed weights set the rate
+)
 CONVERT_FLOPS = 3.0  #: converting an element of another type to float32
 EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
 BARRIER_OPS = ("top", "sum", "running", "contract")
@@ -188,7 +191,7 @@ class CostModel:
         time = blocks * task
         if self.parallel(schedule):
             time = self.t.fork_us + -(-blocks // self.t.units) * task
-        memory = max(self.once, traffic * blocks / CACHE_FACTOR) / self.t.bandwidth * 1e6
+        memory = max(self.once, traffic * blocks / CACHE_FACTOR) / (self.t.bandwidth * STREAMED) * 1e6
         return float(self.t.launch_us + max(time, memory))
 
     def _time(

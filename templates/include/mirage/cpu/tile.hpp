@@ -13,8 +13,6 @@ constexpr int LANES = 8, BLOCK_ROWS = 6;
 constexpr int LANES = 4, BLOCK_ROWS = 4;
 #endif
 constexpr int BLOCK_COLS = 2 * LANES;  // two vectors
-constexpr int FEW_ROWS = 8;            // up to this many rows a product takes as long as reading the other operand
-constexpr int PAGE = 1024;             // floats; a narrow block of columns would touch one page for every product
 constexpr int DEPTH = 256;             // products that are added up before they join the result: long sums stay accurate
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 
@@ -108,46 +106,6 @@ template <int ROWS>
     for (; i < rows; ++i)
         multiply_rows<1>(c + i * ldc, ldc, {a.data + i * a.row, a.row, a.depth}, b, ldb, cols, depth);
 }
-// few rows: b is read row by row, as memory likes it, while the sums stay in the first-level cache
-template <int ROWS>
-[[maybe_unused]] static void multiply_streamed(float* c, int64_t ldc, int cols, int depth, Operand a, const float* b,
-                                               int64_t ldb) {
-    constexpr int WIDTH = 256, STEP = 8;
-    alignas(64) float sum[ROWS][WIDTH];
-    for (int j = 0; j < cols; j += WIDTH) {
-        const int width = cols - j < WIDTH ? cols - j : WIDTH, whole = width / LANES * LANES;
-        for (int r = 0; r < ROWS; ++r)
-            for (int i = 0; i < width; ++i) sum[r][i] = 0.0f;
-        int k = 0;
-        for (; k + STEP <= depth; k += STEP) {
-            const float* const from = b + k * ldb + j;
-            for (int i = 0; i < whole; i += LANES) {
-                Vector total[ROWS];
-                for (int r = 0; r < ROWS; ++r) total[r] = load_vector(&sum[r][i]);
-                for (int q = 0; q < STEP; ++q) {
-                    const Vector x = load_vector(from + q * ldb + i);
-                    for (int r = 0; r < ROWS; ++r) total[r] += a.data[r * a.row + (k + q) * a.depth] * x;
-                }
-                for (int r = 0; r < ROWS; ++r) store_vector(&sum[r][i], total[r]);
-            }
-        }
-        for (int t = 0; t < depth; ++t)
-            for (int i = t < k ? whole : 0; i < width; ++i)
-                for (int r = 0; r < ROWS; ++r) sum[r][i] += a.data[r * a.row + t * a.depth] * b[t * ldb + j + i];
-        for (int r = 0; r < ROWS; ++r)
-            for (int i = 0; i < width; ++i) c[r * ldc + j + i] += sum[r][i];
-    }
-}
-// the first four of these rows at most
-[[maybe_unused]] static void multiply_few(float* c, int64_t ldc, int rows, int cols, int depth, Operand a,
-                                          const float* b, int64_t ldb) {
-    switch (rows) {
-        case 1: return multiply_streamed<1>(c, ldc, cols, depth, a, b, ldb);
-        case 2: return multiply_streamed<2>(c, ldc, cols, depth, a, b, ldb);
-        case 3: return multiply_streamed<3>(c, ldc, cols, depth, a, b, ldb);
-        default: return multiply_streamed<4>(c, ldc, cols, depth, a, b, ldb);
-    }
-}
 // one row times columns that lie depth-first in memory: dot products, four at a time
 [[maybe_unused]] static void multiply_dots(float* c, int cols, int depth, const float* a, Operand b) {
     int j = 0;
@@ -194,11 +152,7 @@ template <int ROWS>
     for (int k = 0; k < depth; k += DEPTH) {
         const int part = depth - k < DEPTH ? depth - k : DEPTH;
         const Operand x = {a.data + k * a.depth, a.row, a.depth}, y = {b.data + k * b.depth, b.row, b.depth};
-        if (b.row == 1 && rows > 1 && rows <= FEW_ROWS && b.depth >= PAGE) {
-            for (int i = 0; i < rows; i += 4)
-                multiply_few(c + i * ldc, ldc, rows - i, cols, part, {x.data + i * x.row, x.row, x.depth}, y.data,
-                             y.depth);
-        } else if (b.row == 1) {
+        if (b.row == 1) {
             multiply_plain(c, ldc, rows, cols, part, x, y.data, y.depth);
         } else if (dots) {
             for (int i = 0; i < rows; ++i) multiply_dots(c + i * ldc, cols, part, x.data + i * x.row, y);
