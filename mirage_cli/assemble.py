@@ -18,12 +18,12 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import Partition
 from mirage_cli.options import Options
-from mirage_cli.output import write_text
+from mirage_cli.output import MARK, write_text
 from mirage_cli.plan import FragmentPlan, TargetPlan, plan_from_json
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.work import Work
 
-MODEL, LIBRARY, HEADER, MUGRAPHS, SOURCES = "model.onnx", "libmirage.so", "mirage.h", "mugraphs", "src"
+MODEL, MUGRAPHS, SOURCES = "model.onnx", "mugraphs", "src"
 
 
 def compilations(work: Work, tools: Toolchain) -> int:
@@ -97,7 +97,7 @@ def digests(folder: Path) -> dict[str, str]:
 def write_report(summary: Report, draft: Path) -> None:
     """report.json, report.html and the drawing of every muGraph file in the draft."""
     summary.files = digests(draft)
-    write_text(draft / "report.json", summary.text())
+    write_text(draft / MARK, summary.text())
     graphs: dict[str, dict[str, Any]] = {}
     drawings: dict[str, str] = {}
     for path in sorted((draft / MUGRAPHS).glob("*.json")):

@@ -14,7 +14,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from mirage_cli import devices, dims, example, fragment_models, runtime
-from mirage_cli.assemble import LIBRARY, MODEL
+from mirage_cli.assemble import MODEL
+from mirage_cli.backends.library import LIBRARY
 from mirage_cli.bench_report import BenchReport, FragmentRow
 from mirage_cli.contestant import Contestant, OrtContestant, Place
 from mirage_cli.errors import ModelError, UsageError

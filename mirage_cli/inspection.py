@@ -21,6 +21,7 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import LaxFragment, partition
 from mirage_cli.options import Options
+from mirage_cli.output import MARK
 from mirage_cli.report import SCHEMA_VERSION, finite
 
 SHOWN = 24  #: names of nodes that the text lists for one reason
@@ -178,7 +179,7 @@ def _left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
 
 # --- an output folder ---------------------------------------------------------------------------------------------------
 def _folder(folder: Path) -> Inspection:
-    report = _read(folder / "report.json")
+    report = _read(folder / MARK)
     try:
         document = {
             "mirage": report["mirage"],

@@ -138,7 +138,8 @@ class Run:
 
     def plan(self) -> None:
         """Search, render and prove each distinct fragment, in processes of their own when there are several."""
-        options = plan_options(self.options, self.tools, {s for w in self.work for s in w.program.symbols})
+        symbols = {s for w in self.work for s in w.program.symbols}
+        options = plan_options(self.options, self.tools, typical_sizes(symbols, dims.typical(self.ranges)))
         self.progress.stage("search and prove", len(self.work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators, options) for w in self.work]
@@ -260,9 +261,9 @@ def select(names: Sequence[str], options: Options) -> bool:
     return wanted and not any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)
 
 
-def plan_options(options: Options, tools: Toolchain, symbols: Iterable[str]) -> PlanOptions:
-    """Targets, bounds and proof options of a run whose programs have these symbols."""
-    typical = tuple(sorted(typical_sizes(symbols, dims.typical(dims.parse(options.dim))).items()))
+def plan_options(options: Options, tools: Toolchain, typical_values: Mapping[str, int]) -> PlanOptions:
+    """Targets, bounds and proof options of a run; `typical_values` says what the symbols of its programs are typically."""
+    typical = tuple(sorted(typical_values.items()))
     bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical)
     return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence)
 

@@ -23,8 +23,8 @@ from typing import Any
 import onnx
 
 from mirage_cli import __version__, check, culprit, derive, dims, frontends, isolation, patch, runs, whole
-from mirage_cli.assemble import HEADER, LIBRARY, MODEL, MUGRAPHS, SOURCES, digests
-from mirage_cli.backends.library import TABLES, source_digests, tables
+from mirage_cli.assemble import MODEL, MUGRAPHS, SOURCES, digests
+from mirage_cli.backends.library import HEADER, LIBRARY, TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.culprit import Case
@@ -32,6 +32,7 @@ from mirage_cli.errors import MirageError, ModelError, UsageError
 from mirage_cli.example import example_inputs
 from mirage_cli.frontends import Imported
 from mirage_cli.lax.program import Program
+from mirage_cli.output import MARK
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import source_text
 from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model, read_report
@@ -51,7 +52,7 @@ def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | Non
 
     Raises ModelError for a folder that is none, UsageError for options that do not fit the model.
     """
-    if not (folder / MODEL).exists() and not (folder / "report.json").exists():
+    if not (folder / MODEL).exists() and not (folder / MARK).exists():
         raise ModelError(f"{folder}: expected an output folder of mirage optimize, found no report.json and no {MODEL}")
     return _Recheck(folder, folder / LIBRARY, options, progress or Silent()).folder_run()
 
@@ -140,9 +141,9 @@ class _Recheck:
         try:
             self.report = read_report(self.folder)
         except ModelError as error:
-            self.result.add("files", "report.json", str(error))
+            self.result.add("files", MARK, str(error))
             return
-        self.result.add("files", "report.json")
+        self.result.add("files", MARK)
         if self.report.get("mirage") != __version__:
             self.result.notes.append(f"made by mirage {self.report.get('mirage')}, verified by {__version__}")
         wanted: Mapping[str, str] = self.report.get("files") or {}

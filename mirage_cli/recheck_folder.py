@@ -20,6 +20,7 @@ from mirage_cli.errors import InvalidGraph, MirageError, ModelError, UsageError
 from mirage_cli.fragment_models import operator_spec
 from mirage_cli.frontends import Imported, onnx_file, sizes
 from mirage_cli.lax.program import Program
+from mirage_cli.output import MARK
 from mirage_cli.plan import StoredPlan, plan_from_json
 from mirage_cli.verification import Verification
 
@@ -46,7 +47,7 @@ class Fragment:
 
 def read_report(folder: Path) -> dict[str, Any]:
     """report.json. Raises ModelError when it is missing or none."""
-    path = folder / "report.json"
+    path = folder / MARK
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

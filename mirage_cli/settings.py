@@ -175,11 +175,6 @@ BY_NAME = {s.name: s for s in SETTINGS}
 OPPOSITES: dict[str, tuple[str, Any, Any]] = {"keep_going": ("strict", False, True), "no_cache": ("cache", "", None)}
 
 
-def setting_of(key: str) -> Setting | None:
-    """The option that is written `key`, with dashes or underscores."""
-    return BY_NAME.get(key.replace("-", "_"))
-
-
 def unknown(key: str, known: Sequence[str]) -> tuple[str, str]:
     """(message, hint) for a name that is none of the known ones."""
     close = difflib.get_close_matches(key, known, 1)
