@@ -71,6 +71,13 @@ def partition(graph: g.Graph, names: Mapping[int, str]) -> Partition:
     return _Partitioner(graph, names).run()
 
 
+def whole_program(graph: g.Graph, names: Mapping[int, str]) -> Program:
+    """The program in normal form of everything that a graph computes, not cut into fragments: from its inputs to its
+    outputs. Raises Refused when some operator or view is not expressible."""
+    inputs = [v for v, step in enumerate(graph.steps) if isinstance(step, g.Input)]
+    return canonical(instantiate(graph, graph.outputs, inputs, dict(names)))
+
+
 class _Partitioner:
     def __init__(self, graph: g.Graph, names: Mapping[int, str]) -> None:
         self.graph, self.names = graph, names

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -27,6 +27,7 @@ from samples.inputs import MEAN, STD, random_inputs
 OPSET, IR_VERSION = 20, 10
 DTYPES = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}
 EPSILON = 1e-5
+Made: TypeAlias = str | tuple[str, ...]  #: what an operator's function returns: its output, or its outputs
 
 
 class Net:
@@ -78,13 +79,15 @@ class Net:
         self.constants[name] = numpy_helper.from_array(np.asarray(values, np.int64), name)
         return name
 
-    def model(self, name: str, output: str) -> onnx.ModelProto:
-        """The finished, checked model, with shapes inferred."""
-        renamed = self.nodes[-1]
-        assert renamed.output[0] == output, "an operator returns its last node"
-        renamed.output[0] = "output"
-        value = helper.make_tensor_value_info("output", self.dtype, None)
-        graph = helper.make_graph(self.nodes, name, self.inputs, [value], [*self.constants.values()])
+    def model(self, name: str, made: Made) -> onnx.ModelProto:
+        """The finished, checked model, with shapes inferred; its outputs are called `output`, or `output_0` and so on."""
+        values = (made,) if isinstance(made, str) else made
+        new = {v: "output" if isinstance(made, str) else f"output_{k}" for k, v in enumerate(values)}
+        for node in self.nodes:
+            node.input[:] = [new.get(v, v) for v in node.input]
+            node.output[:] = [new.get(v, v) for v in node.output]
+        outputs = [helper.make_tensor_value_info(new[v], self.dtype, None) for v in values]
+        graph = helper.make_graph(self.nodes, name, self.inputs, outputs, [*self.constants.values()])
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="mirage samples")
         model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
@@ -174,6 +177,42 @@ def qknorm_artifact(net: Net, h: int, q: int, k: int, d: int) -> str:
     return _softmax_values(net, net("MatMul", query, key), value)
 
 
+def qknorm_k_gain(net: Net, h: int, q: int, k: int, d: int) -> str:
+    """softmax((rms(Q) g) (rms(K) g') / sqrt(d)) V, norms over the head dimension, one gain for all heads."""
+    query, key, value = _heads(net, h, q, k, d)
+    query = net("Mul", _rms(net, query), net.gain("gq", d))
+    key = net("Mul", net("Mul", _rms(net, key, axis=1), net.gain("gk", d, 1)), net.number(d**-0.5))
+    return _softmax_values(net, net("MatMul", query, key), value)
+
+
+def _latent(net: Net, h: int, q: int, k: int, nope: int, rope: int, c: int) -> tuple[str, str, str, str, str, str]:
+    """Queries without and with positions, latents, keys with positions, and the weights to keys and to values."""
+    query = net.input("q", h, q, nope), net.input("q_rope", h, q, rope)
+    cached = net.input("latent", 1, k, c), net.input("k_rope", 1, rope, k)
+    return *query, *cached, net.input("w_uk", h, nope, c, std=round(c**-0.5, 6)), net.weight("w_uv", h, c, nope)
+
+
+def _latent_scores(net: Net, a: str, b: str, nope: int, rope: int) -> str:
+    return net("Mul", net("Add", a, b), net.number((nope + rope) ** -0.5))
+
+
+def mla(net: Net, h: int, q: int, k: int, nope: int, rope: int, c: int) -> str:
+    """Latent attention, softmax((Q (C U)^T + R K_R) / sqrt(d)) (C W): keys and values are made from the latents C."""
+    query, rotated, latent, key, up, out = _latent(net, h, q, k, nope, rope, c)
+    keys = net("MatMul", up, net("Transpose", latent, perm=[0, 2, 1]))
+    scores = _latent_scores(net, net("MatMul", query, keys), net("MatMul", rotated, key), nope, rope)
+    return _softmax_values(net, scores, net("MatMul", latent, out))
+
+
+def mla_absorbed(net: Net, h: int, q: int, k: int, nope: int, rope: int, c: int) -> str:
+    """The same with the linears absorbed, (softmax(((Q U) C^T + R K_R) / sqrt(d)) C) W: the latents are keys and values."""
+    query, rotated, latent, key, up, out = _latent(net, h, q, k, nope, rope, c)
+    keys = net("Transpose", latent, perm=[0, 2, 1])
+    inner = net("MatMul", net("MatMul", query, up), keys)
+    scores = _latent_scores(net, inner, net("MatMul", rotated, key), nope, rope)
+    return net("MatMul", _softmax_values(net, scores, latent), out)
+
+
 def rmsnorm_linear(net: Net, n: int, h: int, d: int) -> str:
     """rms(X) W."""
     return net("MatMul", _rms(net, net.input("x", n, h)), net.weight("w", h, d))
@@ -183,6 +222,13 @@ def rmsnorm_gain_linear(net: Net, n: int, h: int, d: int) -> str:
     """(rms(X) g) W."""
     normal = net("Mul", _rms(net, net.input("x", n, h)), net.gain("g", h))
     return net("MatMul", normal, net.weight("w", h, d))
+
+
+def residual_norm_qkv(net: Net, n: int, h: int, q: int, kv: int) -> Made:
+    """S = X + R, N = rms(S) g: N W_q, N W_k, N W_v and S itself."""
+    total = net("Add", net.input("x", n, h), net.input("r", n, h))
+    normal = net("Mul", _rms(net, total), net.gain("g", h))
+    return *(net("MatMul", normal, net.weight(f"w_{k}", h, d)) for k, d in (("q", q), ("k", kv), ("v", kv))), total
 
 
 def layer_norm_linear_gelu(net: Net, n: int, h: int, d: int) -> str:
@@ -223,6 +269,17 @@ def norm_gated_mlp(net: Net, n: int, h: int, d: int) -> str:
     return net("Mul", _silu(net, gate), up)
 
 
+def rmsnorm_mlp(net: Net, n: int, h: int, d: int) -> str:
+    """(rms(X) W1) * (rms(X) W2)."""
+    normal = _rms(net, net.input("x", n, h))
+    return net("Mul", net("MatMul", normal, net.weight("w1", h, d)), net("MatMul", normal, net.weight("w2", h, d)))
+
+
+def gated_mlp_down(net: Net, n: int, h: int, d: int) -> str:
+    """(silu(X W1) * (X W2)) W3."""
+    return net("MatMul", gated_mlp(net, n, h, d), net.weight("w3", d, h))
+
+
 def gated_down(net: Net, n: int, h: int, d: int) -> str:
     """(silu(X) * Y) W, a gated MLP's second half."""
     x, y = net.input("x", n, h), net.input("y", n, h)
@@ -247,6 +304,16 @@ def lora_scaled(net: Net, n: int, h: int, r: int, d: int) -> str:
     x, w = net.input("x", n, h), net.weight("w", h, d)
     low = net("MatMul", net("MatMul", x, net.weight("a", h, r)), net.weight("b", r, d))
     return net("Add", net("MatMul", x, w), net("Mul", low, net.number(2.0)))
+
+
+def lora_adapters(net: Net, n: int, h: int, r: int, d: int, a: int) -> str:
+    """X W + sum_i s_i (X A_i) B_i with s = 2, 1, 1/2, ... for a adapters."""
+    x = net.input("x", n, h)
+    total = net("MatMul", x, net.weight("w", h, d))
+    for i in range(a):
+        low = net("MatMul", net("MatMul", x, net.weight(f"a{i}", h, r)), net.weight(f"b{i}", r, d))
+        total = net("Add", total, net("Mul", low, net.number(2.0 ** (1 - i))))
+    return total
 
 
 def ntrans(net: Net, n: int, h: int) -> str:
@@ -274,11 +341,18 @@ def moe_gated(net: Net, e: int, n: int, h: int, d: int) -> str:
     return net("MatMul", net("Mul", _silu(net, gate), up), net.weight("w3", e, d, h))
 
 
+def jit_demo(net: Net, n: int, h: int) -> Made:
+    """M = A + B: A + M and exp(M)."""
+    a = net.input("a", n, h)
+    middle = net("Add", a, net.input("b", n, h))
+    return net("Add", a, middle), net("Exp", middle)
+
+
 @dataclass(frozen=True, slots=True)
 class Builder:
     """One operator: its graph function and its dimensions; those in `per_batch` are for a batch of one."""
 
-    graph: Callable[..., str]
+    graph: Callable[..., Made]
     small: Mapping[str, int]
     paper: Mapping[str, int]
     per_batch: str = ""
@@ -312,9 +386,15 @@ def _linear(graph: Callable[..., str], small: Sequence[int], paper: Sequence[int
 
 
 _GQA = (2, 256, 4096, 64)
+_MLA_SMALL = {"h": 3, "q": 2, "k": 40, "nope": 16, "rope": 8, "c": 24}
+_MLA = {"h": 128, "q": 1, "k": 4096, "nope": 128, "rope": 64, "c": 512}
+#: the operators that are stored
 OPERATORS: dict[str, Builder] = {
     "rmsnorm_linear": _linear(rmsnorm_linear, (5, 48, 40), (2, 4096, 6144)),
     "rmsnorm_gain_linear": _linear(rmsnorm_gain_linear, (1, 64, 56), (1, 3584, 4608)),
+    "residual_norm_qkv": Builder(
+        residual_norm_qkv, {"n": 5, "h": 48, "q": 32, "kv": 16}, {"n": 8, "h": 4096, "q": 4096, "kv": 1024}, "n"
+    ),
     "layer_norm_linear_gelu": _linear(layer_norm_linear_gelu, (6, 48, 64), (8, 4096, 4096)),
     "group_norm_linear": Builder(
         group_norm_linear,
@@ -329,6 +409,11 @@ OPERATORS: dict[str, Builder] = {
     "mlp": _linear(mlp, (9, 64, 8), (16, 8192, 8), ""),
     "lora": Builder(lora, {"n": 6, "h": 32, "r": 4, "d": 72}, {"n": 16, "h": 256, "r": 16, "d": 4096}),
     "lora_scaled": Builder(lora_scaled, {"n": 6, "h": 32, "r": 4, "d": 72}, {"n": 16, "h": 256, "r": 16, "d": 4096}),
+    "lora_adapters": Builder(
+        lora_adapters,
+        {"n": 6, "h": 32, "r": 4, "d": 72, "a": 2},
+        {"n": 16, "h": 256, "r": 16, "d": 4096, "a": 2},
+    ),
     "gqa": _attention(attention, (2, 24, 40, 16), _GQA),
     "gqa_exp": _attention(attention_exp, (2, 24, 40, 16), _GQA),
     "gqa_decode": _attention(attention, (2, 4, 96, 16), (2, 8, 4096, 64)),
@@ -336,6 +421,8 @@ OPERATORS: dict[str, Builder] = {
     "mqa": _attention(attention, (1, 48, 64, 16), (1, 1024, 4096, 64)),
     "qknorm_gqa": _attention(qknorm, (2, 12, 40, 16), _GQA),
     "qknorm_gqa_artifact": _attention(qknorm_artifact, (2, 12, 40, 16), _GQA),
+    "mla": Builder(mla, _MLA_SMALL, _MLA),
+    "mla_absorbed": Builder(mla_absorbed, _MLA_SMALL, _MLA),
     "attention_scaled": _attention(attention_scaled, (3, 10, 50, 24), _GQA),
     "attention_masked": _attention(attention_masked, (3, 10, 48, 16), _GQA),
     "attention_boolean": _attention(attention_boolean, (3, 10, 48, 16), _GQA),
@@ -346,13 +433,23 @@ OPERATORS: dict[str, Builder] = {
     "moe_gated": Builder(moe_gated, {"e": 4, "n": 3, "h": 32, "d": 40}, {"e": 8, "n": 8, "h": 4096, "d": 1536}),
 }
 
+#: every operator's function: the stored ones' and those of relatives that only `cases.py` uses
+GRAPHS: dict[str, Callable[..., Made]] = {name: builder.graph for name, builder in OPERATORS.items()} | {
+    f.__name__: f for f in (attention, gated_mlp_down, jit_demo, qknorm_k_gain, rmsnorm_mlp)
+}
+
+
+def model(name: str, dims: Mapping[str, int], dtype: str) -> onnx.ModelProto:
+    """The operator `name` with these dimensions."""
+    net = Net(dtype)
+    return net.model(name, GRAPHS[name](net, **dims))
+
 
 def build(name: str, size: str = "small", dtype: str = "fp32", *, batch: int = 1) -> onnx.ModelProto:
     """The operator `name` as a model; `batch` is the paper's B and leaves small sizes alone."""
     if name not in OPERATORS:
         raise ValueError(f"no operator {name!r}; there are {', '.join(OPERATORS)}")
-    builder, net = OPERATORS[name], Net(dtype)
-    return net.model(name, builder.graph(net, **builder.dims(size, batch)))
+    return model(name, OPERATORS[name].dims(size, batch), dtype)
 
 
 def inputs(model: onnx.ModelProto, seed: int) -> dict[str, NDArray[Any]]:
