@@ -97,8 +97,9 @@ def plan_fragment(identifier: str, name: str, program: Program, operators: int, 
     result = FragmentPlan(identifier, name, program)
     for kind, names in options.targets.items():
         target = target_of(names)
-        candidates, result.statistics = searcher.candidates(program, target)
-        plan, reason = _choose(identifier, program, candidates, target, operators, options)
+        found = searcher.search(program, target)
+        result.statistics = found.statistics
+        plan, reason = _choose(identifier, program, found.candidates, target, operators, options)
         if plan is not None:
             result.plans[kind] = plan
         else:

@@ -72,6 +72,15 @@ class Candidate:
     order: tuple[float, float]  #: what candidates are ranked by: score, bytes moved
 
 
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What the search of a program for a target found: candidates, cheapest first."""
+
+    program: Program
+    candidates: list[Candidate]
+    statistics: SearchStatistics
+
+
 class Searcher:
     """Searches programs; equal parts are searched once. One instance serves one run."""
 
@@ -120,7 +129,7 @@ class Searcher:
         statistics.seconds = time.perf_counter() - start
         return list(found), statistics
 
-    def candidates(self, program: Program, target: Target) -> tuple[list[Candidate], SearchStatistics]:
+    def search(self, program: Program, target: Target) -> SearchResult:
         """Kernel graphs for a program on a target, cheapest first, with the statistics of the search.
 
         Several kernels are tried where one does not do, or where the best one is far from the floor.
@@ -133,7 +142,7 @@ class Searcher:
             found += self._with_cut(program, target, stored, total)
         found.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))
-        return found, total
+        return SearchResult(program, found, total)
 
     def _with_cut(
         self, program: Program, target: Target, stored: tuple[str, ...], total: SearchStatistics

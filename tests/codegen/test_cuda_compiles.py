@@ -64,7 +64,7 @@ def nvcc() -> toolchain.Tool:
 def _best(name: str, fragment: Program, target: str) -> Case:
     """The best candidate that renders."""
     machine = load_target(target)
-    candidates, _ = Searcher(SearchOptions()).candidates(fragment, machine)
+    candidates = Searcher(SearchOptions()).search(fragment, machine).candidates
     made = (Case(name, fragment, c.graph, c.schedules, machine) for c in candidates)
     return next(c for c in made if c.renders())
 

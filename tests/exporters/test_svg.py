@@ -118,7 +118,7 @@ def test_searched_graphs(name: str) -> None:
     imported = frontends.load(str(sample(name)))
     kinds = set()
     for fragment in partition(imported.graph, works.tensor_names(imported)).fragments:
-        candidates, _ = Searcher(SearchOptions()).candidates(fragment.program, target_of(("sm_80",)))
+        candidates = Searcher(SearchOptions()).search(fragment.program, target_of(("sm_80",))).candidates
         for c in candidates:
             block = c.graph.kernels[-1].block
             kind = (len(c.graph.kernels), block.loop is None, not block.split)

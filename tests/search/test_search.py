@@ -221,12 +221,15 @@ def test_split_programs(name: str) -> None:
 def test_candidates_are_ranked() -> None:
     searcher = Searcher(SearchOptions())
     for target in ("cpu", "sm_90a"):
-        found, statistics = searcher.candidates(program_of("rmsnorm_linear_fp32"), load_target(target))
+        result = searcher.search(program_of("rmsnorm_linear_fp32"), load_target(target))
+        found, statistics = result.candidates, result.statistics
         assert [c.predicted_us for c in found] == sorted(c.predicted_us for c in found)
         assert all(c.floor_us <= c.predicted_us for c in found)
         assert statistics.mugraphs >= len({c.graph for c in found}) > 0
         assert statistics.to_json()["values"] == statistics.values > 0
-    assert not any(k.block.split for c in searcher.candidates(normed(), load_target("cpu"))[0] for k in c.graph.kernels)
+    assert not any(
+        k.block.split for c in searcher.search(normed(), load_target("cpu")).candidates for k in c.graph.kernels
+    )
 
 
 # --- determinism ----------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ QUOTIENT = ThreadGraph(2, (ThreadNode("div", (0, 1)),))
 def found(p: Program, kind: str = "cpu", count: int = 3) -> list[tuple[KernelGraph, list[Tiles]]]:
     """The best candidates of the search, with partial tiles."""
     searcher = Searcher(SearchOptions(candidates=2))
-    candidates, _ = searcher.candidates(p, load_target("cpu" if kind == "cpu" else "sm_80"))
+    candidates = searcher.search(p, load_target("cpu" if kind == "cpu" else "sm_80")).candidates
     made = []
     for c in candidates[:count]:
         tiles = [tilings(k.program, k.block, dict.fromkeys(p.symbols, 5))[1] for k in c.graph.kernels]
@@ -271,7 +271,7 @@ def test_the_confidence_is_reached_or_refused() -> None:
 @pytest.mark.parametrize("name", ["cpu", "sm_90a"])
 def test_large_extents_are_proved_on_a_stand_in(name: str) -> None:
     p = large_norm()
-    best = Searcher(SearchOptions(candidates=1)).candidates(p, load_target(name))[0][0]
+    best = Searcher(SearchOptions(candidates=1)).search(p, load_target(name)).candidates[0]
     tiles = [s.as_tiles() for s in best.schedules]
     assert stand_in.cost(p, best.graph, tiles, {}) > 100 * stand_in.AFFORDABLE
     (point,) = stand_in.points(p, best.graph, tiles)
@@ -291,7 +291,7 @@ def test_large_extents_are_proved_on_a_stand_in(name: str) -> None:
 
 def test_a_stand_in_keeps_whole_and_partial_tiles() -> None:
     p = large_norm(4096 + 5, 4096 + 24, 6144 + 3)
-    best = Searcher(SearchOptions(candidates=1)).candidates(p, load_target("sm_90a"))[0][0]
+    best = Searcher(SearchOptions(candidates=1)).search(p, load_target("sm_90a")).candidates[0]
     tiles = [s.as_tiles() for s in best.schedules]
     (point,) = stand_in.points(p, best.graph, tiles)
     assert not point.real
@@ -350,7 +350,7 @@ def test_a_tensor_read_twice_keeps_one_shape() -> None:
         return compose.matmul(g, x, g.transpose(x, (1, 0)))
 
     p = built(build)
-    best = Searcher(SearchOptions(candidates=1)).candidates(p, load_target("cpu"))[0][0]
+    best = Searcher(SearchOptions(candidates=1)).search(p, load_target("cpu")).candidates[0]
     verdict = verify(p, best.graph, [s.as_tiles() for s in best.schedules])
     assert verdict.passed, verdict.reason
     assert verdict.extents == "stand-in"
