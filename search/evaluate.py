@@ -67,7 +67,8 @@ class BlockRun:
                 for portion in itertools.product(*(self.ranges(a) for a in self.g.split)):
                     at = own | dict(zip(self.g.split, portion, strict=True))
                     parts.append(self.block(at))
-                self.store(own, self.grid_phase(own, parts))
+                    self.store(at, parts[-1], True)
+                self.store(own, self.grid_phase(own, parts), False)
         return [self.written(k) for k in range(len(self.results))]
 
     def ranges(self, axis: str) -> list[Range]:
@@ -193,8 +194,12 @@ class BlockRun:
                 values[o.name] = self.op(o, values, own, None)
         return values
 
-    def store(self, own: Mapping[str, Range], values: Mapping[str, Array]) -> None:
+    def store(self, own: Mapping[str, Range], values: Mapping[str, Array], shares: bool) -> None:
+        """Store the outputs of a block: those that have a split axis (`shares`), of which each block stores its part, or
+        the other ones."""
         for k, (name, out) in enumerate(zip(self.g.outputs, self.p.outputs, strict=True)):
+            if bool(self.axes[name] & set(self.g.split)) != shares:
+                continue
             axes = {s.axis for s in out.access}
             tile = values[name]
             full = self.results[k]

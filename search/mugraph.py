@@ -27,7 +27,7 @@ from mirage_cli.lax.program import (
 
 PROLOGUE, BODY, EPILOGUE, GRID = "prologue", "body", "epilogue", "grid"
 PHASES = (PROLOGUE, BODY, EPILOGUE, GRID)
-SPECIAL = ("const", "exp_minus")  #: thread operators that are not in the registry
+SPECIAL = {"const": 0, "exp_minus": 2}  #: arities of the thread operators that are not in the registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,14 @@ class ThreadGraph:
 
     def validate(self) -> ThreadGraph:
         """The graph itself. Raises InvalidGraph naming the node that breaks a rule."""
+        if not self.nodes and self.arity != 1:
+            raise InvalidGraph(f"thread graph: no operators for {self.arity} operands")
         for k, n in enumerate(self.nodes):
             if n.op not in OPS and n.op not in SPECIAL:
                 raise InvalidGraph(f"thread graph: unknown operator {n.op!r}")
-            if n.op in OPS and len(n.inputs) != OPS[n.op].arity:
-                raise InvalidGraph(f"thread graph: {n.op} takes {OPS[n.op].arity} operands, got {len(n.inputs)}")
+            arity = SPECIAL[n.op] if n.op in SPECIAL else OPS[n.op].arity
+            if len(n.inputs) != arity:
+                raise InvalidGraph(f"thread graph: {n.op} takes {arity} operands, got {len(n.inputs)}")
             if any(not 0 <= i < self.arity + k for i in n.inputs):
                 raise InvalidGraph(f"thread graph: node {k} ({n.op}) reads a value that is not defined before it")
         return self
@@ -102,6 +105,7 @@ class BlockOp:
 
 
 REDUCING = ("contract", "sum", "top")  #: block operators that consume the tile parts of `over`
+MAXIMA = ("top", "running", "grid_top")  #: block operators whose values stand below exp only, see `_validate_maxima`
 BLOCK_OPS = (
     "load",
     "iota",
@@ -204,11 +208,18 @@ _OPERANDS = {
     "accum": (1, 2),
     "grid_sum": (1, 3),
 }
+_TAKEN_AWAY = {("exp_minus", 1), ("grid_sum", 1), ("grid_sum", 2)}  #: operands that are maxima
 
 
 def _validate(b: BlockGraph, p: Program) -> None:
     """Definition 2.1 on named axes: operands exist and are visible in their phase, every path from a body value to an
-    output passes one accumulator, values that depend on a split reduction leave only through a grid reduction."""
+    output passes one accumulator, values that depend on a split reduction leave only through a grid reduction, maxima
+    stand below exp only. What a valid graph computes does not depend on the sizes of tiles.
+
+    An output may lack a grid axis, since no value of a block depends on which part of an axis it holds unless the value
+    has that axis or is partial: only the block at position 0 of that axis stores it. An output that has a split axis is
+    stored by each block, its own part.
+    """
     known = {a.name for a in p.axes}
     for a in (*b.grid, *([b.loop] if b.loop else [])):
         if a not in known:
@@ -221,17 +232,22 @@ def _validate(b: BlockGraph, p: Program) -> None:
     for o in b.ops:
         _validate_op(o, b, seen)
         _validate_reading(o, p, known)
+        _validate_maxima(o, seen)
         seen[o.name] = o
     axes = b.axes_of(p)
     for o in b.ops:
         _validate_axes(o, b, axes)
+    if b.loop in set(b.grid) - set(b.split):
+        raise InvalidGraph(f"block graph: the loop walks {b.loop}, of which a block holds a part")
+    partial = _partial(b, axes)
+    _validate_sums(b, axes, partial)
     for value, out in zip(b.outputs, p.outputs, strict=True):
         if value not in seen or seen[value].phase == BODY:
             raise InvalidGraph(f"output {value!r} is not available after the loop")
+        if seen[value].op in MAXIMA:
+            raise InvalidGraph(f"output {value} is a maximum, which only keeps exponentials small")
         if not axes[value] <= {s.axis for s in out.access}:
             raise InvalidGraph(f"output {value} has axes {sorted(axes[value])} that its tensor lacks")
-    partial = _partial(b, p)
-    for value in b.outputs:
         if partial[value]:
             raise InvalidGraph(f"output {value} is a partial result of the split axis {', '.join(b.split)}")
 
@@ -278,14 +294,50 @@ def _validate_op(o: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) -> None
         phase = seen[i].phase
         if o.op == "accum" and phase != BODY:
             raise InvalidGraph(f"{o.name}: accumulates {i}, which is not computed in the body")
-        if o.op != "accum" and seen[i].op != "running" and phase not in _BEFORE[o.phase]:
+        after = seen[i].op == "running" and o.phase != PROLOGUE  # the loop's last one
+        if o.op != "accum" and not after and phase not in _BEFORE[o.phase]:
             raise InvalidGraph(f"{o.name} ({o.phase}) reads {i}, which lives in the {phase}")
 
 
-def _partial(b: BlockGraph, p: Program) -> dict[str, bool]:
+def _validate_maxima(o: BlockOp, seen: Mapping[str, BlockOp]) -> None:
+    """A maximum stands for any number that keeps exponentials small and is proved as such, so nothing else may depend on
+    it: other maxima read it, `shrink`, the weights of `grid_sum`, and `exp_minus` as what it takes away. Nothing else
+    stands in these places."""
+    if o.op == "accum" and len(o.inputs) > 1 and seen[o.inputs[1]].op != "shrink":
+        raise InvalidGraph(f"{o.name}: accumulates times {o.inputs[1]}, which is no shrink")
+    if o.op == "shrink" and seen[o.inputs[0]].op != "running":
+        raise InvalidGraph(f"{o.name}: shrink of {o.inputs[0]}, which is no running maximum")
+    if o.op in (*MAXIMA, "shrink"):
+        return
+    places = [(o.op, k, k) for k in range(len(o.inputs))]
+    if o.thread is not None and o.thread.nodes:
+        places = [(n.op, k, i) for n in o.thread.nodes for k, i in enumerate(n.inputs)]
+    for op, k, i in places:
+        maximum = i < len(o.inputs) and seen[o.inputs[i]].op in MAXIMA
+        if maximum and (op, k) not in _TAKEN_AWAY:
+            raise InvalidGraph(f"{o.name}: {op} of the maximum {o.inputs[i]}, which may only keep exponentials small")
+        if not maximum and (op, k) in _TAKEN_AWAY:
+            raise InvalidGraph(f"{o.name}: operand {k} of {op} is no maximum")
+
+
+def _validate_sums(b: BlockGraph, axes: Mapping[str, frozenset[str]], partial: Mapping[str, bool]) -> None:
+    """What is summed over iterations and over blocks differs between them; else the number of tiles would count."""
+    varies: dict[str, bool] = {}
+    for o in b.ops:
+        own = axes[o.name].union(*(axes[i] for i in o.inputs))
+        again = o.op in ("running", "shrink") or b.loop in own or any(varies[i] for i in o.inputs)
+        varies[o.name] = o.phase == BODY and again
+        if o.op == "accum" and not varies[o.inputs[0]]:
+            raise InvalidGraph(f"{o.name}: accumulates {o.inputs[0]}, which is the same in every iteration")
+        if o.op == "grid_sum" and not partial[o.inputs[0]]:
+            raise InvalidGraph(f"{o.name}: sums {o.inputs[0]} over blocks, which is no partial result")
+        if o.op == "grid_sum" and (parts := axes[o.inputs[0]] & set(b.split)):
+            raise InvalidGraph(f"{o.name}: sums along {', '.join(sorted(parts))}, of which every block holds its own part")
+
+
+def _partial(b: BlockGraph, axes: Mapping[str, frozenset[str]]) -> dict[str, bool]:
     """Whether a value misses the contributions of other blocks along a split reduction axis."""
     split = set(b.split)
-    axes = b.axes_of(p)
     partial: dict[str, bool] = {}
     for o in b.ops:
         inherited = any(partial[i] for i in o.inputs)
