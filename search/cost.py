@@ -8,9 +8,13 @@ candidates matters, and the comparison with what the original operators would co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
@@ -32,6 +36,8 @@ STREAMED = (
 CONVERT_FLOPS = 3.0  #: converting an element of another type to float32
 EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
 BARRIER_OPS = ("top", "sum", "running", "contract")
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,37 @@ class Prediction:
     moved: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Many schedules of one block graph at once: element k of every array belongs to schedule k."""
+
+    tiles: dict[str, Floats]
+    loop: Floats
+    warps: Floats
+    stages: Floats
+
+    def at(self, k: int) -> Schedule:
+        """Schedule number k."""
+        tiles = tuple((a, int(t[k])) for a, t in self.tiles.items())
+        return Schedule(tiles, int(self.loop[k]), int(self.warps[k]), int(self.stages[k]))
+
+
+def batch(schedules: Sequence[Schedule]) -> Batch:
+    """Schedules that tile the same axes as one batch."""
+    tiles = {a: np.array([dict(s.tiles)[a] for s in schedules], float) for a, _ in schedules[0].tiles}
+    loop, warps, stages = (np.array([getattr(s, n) for s in schedules], float) for n in ("loop", "warps", "stages"))
+    return Batch(tiles, loop, warps, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Microseconds, shared memory of a block and bytes moved for each schedule of a batch."""
+
+    us: Floats
+    shared: Floats
+    moved: Floats
+
+
 class CostModel:
     """Predictions for one block graph on one target; `sizes` says what symbols count as."""
 
@@ -55,184 +92,205 @@ class CostModel:
         self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.axes = graph.axes_of(program)
         self.source = {i.name: program.sources[i.source] for i in program.inputs}
-        self.source_number = {i.name: i.source for i in program.inputs}
         self.contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
         self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
-        self.once = self._bytes_once()
-        self._schedule: Schedule | None = None  # what the memos below are for
-        self._counts: dict[tuple[frozenset[str], bool], int] = {}
-        self._task: float | None = None
-
-    def _bytes_once(self) -> float:
-        total = 0.0
-        seen: set[int] = set()
-        for i in self.p.inputs:
-            if i.source not in seen:
-                seen.add(i.source)
-                read = math.prod(self.extents[a] for a in self.p.axes_of(i.name))
-                total += read * self.p.sources[i.source].dtype.bytes
-        for o in self.p.outputs:
-            total += math.prod(number(e, self.sizes) for e in o.dims) * o.dtype.bytes
-        return total
-
-    # --- sizes --------------------------------------------------------------------------------------------------------
-    def tile(self, axis: str, phase: str, s: Mapping[str, int], loop: int) -> int:
-        """Positions of an axis in a tile."""
-        if axis == self.g.loop and phase == BODY:
-            return loop
-        return min(s.get(axis, self.extents[axis]), -(-self.extents[axis] // 16) * 16)
-
-    def elements(self, axes: frozenset[str], phase: str, s: Mapping[str, int], loop: int) -> int:
-        """Elements of a tile."""
-        key = (axes, phase == BODY)
-        if key not in self._counts:
-            self._counts[key] = math.prod(self.tile(a, phase, s, loop) for a in axes)
-        return self._counts[key]
-
-    def _turn_to(self, schedule: Schedule) -> None:
-        if schedule is not self._schedule:
-            self._schedule, self._counts, self._task = schedule, {}, None
+        self.once = bytes_once(program, sizes)
 
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
-        self._turn_to(schedule)
-        s, loop = dict(schedule.tiles), schedule.loop
-        steps, blocks = self._steps(schedule), self._blocks(schedule)
-        traffic = work = shared = fragment = 0.0
-        matrix: dict[str, float] = {}
-        for o in self.g.ops:
-            repeat = steps if o.phase == BODY else 1
-            n = self.elements(self.axes[o.name], o.phase, s, loop)
-            if o.op == "load":
-                bytes_ = n * self.source[o.source_value or ""].dtype.bytes
-                traffic += bytes_ * repeat
-                stages = schedule.stages if o.phase == BODY else 1
-                shared += bytes_ * stages
-            elif o.op == "contract":
-                m, k = self._matrix(o, s, loop)
-                name = o.dtype.name if o.dtype else "f32"
-                matrix[name] = matrix.get(name, 0.0) + 2.0 * m * k * repeat
-                fragment += m
-            elif o.op == "thread" and o.thread is not None:
-                work += n * o.thread.flops() * repeat
-            elif o.op in ("sum", "top"):
-                work += self.elements(self.axes[o.inputs[0]], o.phase, s, loop) * repeat
-                shared += 4 * n
-            elif o.op == "accum":
-                work += 0.5 * n * repeat
-        for o in self.staged:
-            n = self.elements(self.axes[o.name], o.phase, s, loop)
-            shared += 2 * n if self.t.kind == "cuda" else 4 * n
-            work += 2.0 * n * (steps if o.phase == BODY else 1)
-        if self.t.kind == "cpu":
-            shared += 4 * fragment
-        if self.g.split:  # shares are written once and read once by the last block
-            traffic += 8 * sum(
-                self.elements(self.axes[o.name], o.phase, s, loop) for o in self.g.ops if o.op == "grid_sum"
-            )
-        us = self._time(schedule, blocks, steps, traffic, work, matrix, shared, fragment)
-        us += EXCHANGE_US if self.g.split else 0.0
-        return Prediction(us, int(shared), self.floor(), traffic * blocks)
+        found = self.predict_all(batch([schedule]))
+        return Prediction(float(found.us[0]), int(found.shared[0]), self.floor(), float(found.moved[0]))
 
-    def _matrix(self, o: BlockOp, s: Mapping[str, int], loop: int) -> tuple[float, float]:
-        """(elements of the result with padding to whole matrices, depth)."""
-        over = frozenset(o.over)
-        sides = [self.elements(self.axes[i] - over, o.phase, s, loop) for i in o.inputs]
-        depth = self.elements(over, o.phase, s, loop)
-        if self.t.kind == "cuda":
-            small, large = sorted(sides)
-            return -(-small // 16) * 16 * (-(-large // 16) * 16), -(-depth // 16) * 16
-        return float(sides[0] * sides[1]), float(depth)
+    def predict_all(self, schedules: Batch) -> Predictions:
+        """The predictions for a batch of schedules."""
+        return _Estimate(self, schedules).run()
 
     def parallel(self, schedule: Schedule) -> bool:
         """Whether the blocks of a schedule are worth more than one thread of a CPU."""
-        self._turn_to(schedule)
-        steps, blocks = self._steps(schedule), self._blocks(schedule)
-        return blocks > 1 and blocks * self._task_us(schedule, steps) > 2 * self.t.fork_us
-
-    def _steps(self, schedule: Schedule) -> int:
-        if self.g.loop is None:
-            return 1
-        return -(-(schedule.tile(self.g.loop) or self.extents[self.g.loop]) // schedule.loop)
-
-    def _blocks(self, schedule: Schedule) -> int:
-        return math.prod(-(-self.extents[a] // t) for a, t in schedule.tiles)
-
-    def _task_us(self, schedule: Schedule, steps: int) -> float:
-        """One block on one core: vector work, conversions of loaded operands, fixed time of every statement."""
-        if self._task is not None:
-            return self._task
-        s, loop, t = dict(schedule.tiles), schedule.loop, self.t
-        seconds = 0.0
-        for o in self.g.ops:
-            repeat = steps if o.phase == BODY else 1
-            n = self.elements(self.axes[o.name], o.phase, s, loop)
-            if o.op == "load":
-                converted = self.source[o.source_value or ""].dtype.name != "f32" and o.name in self.contracted
-                seconds += repeat * n / t.special * (CONVERT_FLOPS if converted else 0.2)
-                continue
-            seconds += repeat * STATEMENT_US * 1e-6
-            if o.op == "contract":
-                over = frozenset(o.over)
-                sides = [self.elements(self.axes[i] - over, o.phase, s, loop) for i in o.inputs]
-                few = min(1.0, 0.2 + 0.15 * min(sides))  # few rows: operands come from memory for every product
-                depth = self.elements(over, o.phase, s, loop)
-                seconds += repeat * 2.0 * sides[0] * sides[1] * depth / (t.rate(o.dtype) * few)
-            elif o.op == "thread" and o.thread is not None:
-                seconds += repeat * n * o.thread.flops() / t.special
-            elif o.op in ("sum", "top"):
-                seconds += repeat * self.elements(self.axes[o.inputs[0]], o.phase, s, loop) / t.special
-        self._task = seconds * 1e6
-        return self._task
-
-    def _cpu_time(self, schedule: Schedule, shared: float, traffic: float) -> float:
-        steps, blocks = self._steps(schedule), self._blocks(schedule)
-        task = self._task_us(schedule, steps) * (1.0 if shared <= self.t.shared_bytes / 2 else 2.0)
-        time = blocks * task
-        if self.parallel(schedule):
-            time = self.t.fork_us + -(-blocks // self.t.units) * task
-        memory = max(self.once, traffic * blocks / CACHE_FACTOR) / (self.t.bandwidth * STREAMED) * 1e6
-        return float(self.t.launch_us + max(time, memory))
-
-    def _time(
-        self,
-        schedule: Schedule,
-        blocks: int,
-        steps: int,
-        traffic: float,
-        work: float,
-        matrix: Mapping[str, float],
-        shared: float,
-        fragment: float,
-    ) -> float:
-        t = self.t
-        if t.kind == "cpu":
-            return self._cpu_time(schedule, shared, traffic)
-        resident = max(1, min(int(t.shared_total // max(shared, 1)), t.threads // (32 * schedule.warps), 8))
-        slots = t.units * resident
-        waves = -(-blocks // slots)
-        used = min(1.0, blocks / t.units)
-        memory = self.once / t.bandwidth / max(used, 1e-9) ** 0.5 * 1e6
-        cache = traffic * blocks / (t.bandwidth * CACHE_FACTOR) / used * 1e6
-        compute = sum(f * blocks / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY) for name, f in matrix.items())
-        compute = (compute + work * blocks / t.special) / used * 1e6
-        barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
-        chain = waves * (t.latency_us + steps * (STEP_US / min(resident, 2) + 0.05 * barriers))
-        registers = fragment / (32 * schedule.warps)
-        spill = 1.0 if registers <= 128 else 4.0
-        return float(t.launch_us + max(memory, cache, compute * spill, chain))
+        estimate = _Estimate(self, batch([schedule]))
+        return bool(estimate.parallel(estimate.task_us())[0])
 
     def floor(self) -> float:
-        """The least time that the fragment can take: its bytes once, or its matrix products at the full rate."""
-        flops: dict[str, float] = {}
-        for n in self.p.nodes:
-            if n.op == "contract":
-                axes = frozenset(n.over).union(*(self.p.axes_of(i) for i in n.inputs))
-                name = n.dtype.name if n.dtype else "f32"
-                flops[name] = flops.get(name, 0.0) + 2.0 * math.prod(self.extents[a] for a in axes)
-        cores = self.t.units if self.t.kind == "cpu" else 1  # a CPU's rates are those of one core
-        compute = sum(f / (self.t.rate(_dtype(name)) * cores) for name, f in flops.items())
-        return max(self.once / self.t.bandwidth, compute) * 1e6
+        """The least time that the fragment can take."""
+        return floor_us(self.p, self.t, self.sizes)
+
+
+class _Estimate:
+    """The terms of the model for a batch of schedules. Numbers of elements are floats that hold integers."""
+
+    def __init__(self, model: CostModel, schedules: Batch) -> None:
+        self.m, self.t, self.g, self.axes, self.s = model, model.t, model.g, model.axes, schedules
+        self.extents, self.ones = model.extents, np.ones_like(schedules.loop)
+        self.counts: dict[tuple[frozenset[str], bool], Floats] = {}
+        self.blocks = self.ones
+        for a, t in schedules.tiles.items():
+            self.blocks = self.blocks * np.ceil(self.extents[a] / t)
+        self.steps = self.ones
+        if (loop := self.g.loop) is not None:
+            self.steps = np.ceil(schedules.tiles.get(loop, self.extents[loop] * self.ones) / schedules.loop)
+
+    def tile(self, axis: str, phase: str) -> Floats | float:
+        """Positions of an axis in a tile."""
+        if axis == self.g.loop and phase == BODY:
+            return self.s.loop
+        whole = float(-(-self.extents[axis] // 16) * 16)
+        if axis in self.s.tiles:
+            return np.minimum(self.s.tiles[axis], whole)
+        return float(self.extents[axis])
+
+    def elements(self, axes: frozenset[str], phase: str) -> Floats:
+        """Elements of a tile."""
+        key = (axes, phase == BODY)
+        if key not in self.counts:
+            found = self.ones
+            for a in sorted(axes):
+                found = found * self.tile(a, phase)
+            self.counts[key] = found
+        return self.counts[key]
+
+    def own(self, o: BlockOp) -> Floats:
+        """Elements of what an operator makes."""
+        return self.elements(self.axes[o.name], o.phase)
+
+    def read(self, o: BlockOp) -> Floats:
+        """Elements of what an operator with one operand reads."""
+        return self.elements(self.axes[o.inputs[0]], o.phase)
+
+    def repeat(self, o: BlockOp) -> Floats:
+        """How often a block runs an operator."""
+        return self.steps if o.phase == BODY else self.ones
+
+    def run(self) -> Predictions:
+        """Time, memory and traffic."""
+        traffic = work = shared = fragment = 0.0 * self.ones
+        matrix: dict[str, Floats] = {}
+        for o in self.g.ops:
+            repeat, n = self.repeat(o), self.own(o)
+            if o.op == "load":
+                bytes_ = n * self.m.source[o.source_value or ""].dtype.bytes
+                traffic = traffic + bytes_ * repeat
+                shared = shared + bytes_ * (self.s.stages if o.phase == BODY else 1)
+            elif o.op == "contract":
+                size, depth = self.matrix(o)
+                name = o.dtype.name if o.dtype else "f32"
+                matrix[name] = matrix.get(name, 0.0) + 2.0 * size * depth * repeat
+                fragment = fragment + size
+            elif o.op == "thread" and o.thread is not None:
+                work = work + n * o.thread.flops() * repeat
+            elif o.op in ("sum", "top"):
+                work = work + self.read(o) * repeat
+                shared = shared + 4 * n
+            elif o.op == "accum":
+                work = work + 0.5 * n * repeat
+        for o in self.m.staged:
+            n = self.own(o)
+            shared = shared + (2 * n if self.t.kind == "cuda" else 4 * n)
+            work = work + 2.0 * n * self.repeat(o)
+        if self.t.kind == "cpu":
+            shared = shared + 4 * fragment
+        exchange = 0.0
+        if self.g.split:  # shares are written once and read once by the last block
+            traffic = traffic + 8 * sum(self.own(o) for o in self.g.ops if o.op == "grid_sum")
+            exchange = EXCHANGE_US
+        if self.t.kind == "cpu":
+            us = self.cpu_time(shared, traffic)
+        else:
+            us = self.cuda_time(traffic, work, matrix, shared, fragment)
+        return Predictions(us + exchange, np.floor(shared), traffic * self.blocks)
+
+    def matrix(self, o: BlockOp) -> tuple[Floats, Floats]:
+        """(elements of the result with padding to whole matrices, depth)."""
+        over = frozenset(o.over)
+        x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
+        depth = self.elements(over, o.phase)
+        if self.t.kind == "cuda":
+            return np.ceil(x / 16) * 16 * (np.ceil(y / 16) * 16), np.ceil(depth / 16) * 16
+        return x * y, depth
+
+    # --- CPU ----------------------------------------------------------------------------------------------------------
+    def task_us(self) -> Floats:
+        """One block on one core: vector work, conversions of loaded operands, fixed time of every statement."""
+        t, seconds = self.t, 0.0 * self.ones
+        for o in self.g.ops:
+            repeat, n = self.repeat(o), self.own(o)
+            if o.op == "load":
+                half = self.m.source[o.source_value or ""].dtype.name != "f32" and o.name in self.m.contracted
+                seconds = seconds + repeat * n / t.special * (CONVERT_FLOPS if half else 0.2)
+                continue
+            seconds = seconds + repeat * STATEMENT_US * 1e-6
+            if o.op == "contract":
+                over = frozenset(o.over)
+                x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
+                few = np.minimum(1.0, 0.2 + 0.15 * np.minimum(x, y))  # few rows: operands come from memory every time
+                seconds = seconds + repeat * 2.0 * x * y * self.elements(over, o.phase) / (t.rate(o.dtype) * few)
+            elif o.op == "thread" and o.thread is not None:
+                seconds = seconds + repeat * n * o.thread.flops() / t.special
+            elif o.op in ("sum", "top"):
+                seconds = seconds + repeat * self.read(o) / t.special
+        return seconds * 1e6
+
+    def parallel(self, task: Floats) -> Bools:
+        """Whether blocks that take so long are worth more than one thread."""
+        return (self.blocks > 1) & (self.blocks * task > 2 * self.t.fork_us)
+
+    def cpu_time(self, shared: Floats, traffic: Floats) -> Floats:
+        """Microseconds on a CPU."""
+        t, task = self.t, self.task_us()
+        slowed = task * np.where(shared <= t.shared_bytes / 2, 1.0, 2.0)
+        shares = t.fork_us + np.ceil(self.blocks / t.units) * slowed
+        time = np.where(self.parallel(task), shares, self.blocks * slowed)
+        memory = np.maximum(self.m.once, traffic * self.blocks / CACHE_FACTOR) / (t.bandwidth * STREAMED) * 1e6
+        return t.launch_us + np.maximum(time, memory)
+
+    # --- CUDA ---------------------------------------------------------------------------------------------------------
+    def cuda_time(
+        self, traffic: Floats, work: Floats, matrix: Mapping[str, Floats], shared: Floats, fragment: Floats
+    ) -> Floats:
+        """Microseconds on a GPU."""
+        t, blocks, warps = self.t, self.blocks, self.s.warps
+        resident = np.minimum(t.shared_total // np.maximum(shared, 1), np.minimum(t.threads // (32 * warps), 8))
+        resident = np.maximum(1, resident)
+        waves = np.ceil(blocks / (t.units * resident))
+        used = np.minimum(1.0, blocks / t.units)
+        memory = self.m.once / t.bandwidth / np.maximum(used, 1e-9) ** 0.5 * 1e6
+        cache = traffic * blocks / (t.bandwidth * CACHE_FACTOR) / used * 1e6
+        compute = 0.0 * blocks
+        for name, f in matrix.items():
+            compute = compute + f * blocks / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY)
+        compute = (compute + work * blocks / t.special) / used * 1e6
+        barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
+        chain = waves * (t.latency_us + self.steps * (STEP_US / np.minimum(resident, 2) + 0.05 * barriers))
+        spill = np.where(fragment / (32 * warps) <= 128, 1.0, 4.0)
+        return t.launch_us + np.maximum(np.maximum(memory, cache), np.maximum(compute * spill, chain))
+
+
+def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
+    """Bytes of what a program reads and writes, each source once."""
+    extents = {a.name: number(a.extent, sizes) for a in program.axes}
+    total = 0.0
+    seen: set[int] = set()
+    for i in program.inputs:
+        if i.source not in seen:
+            seen.add(i.source)
+            read = math.prod(extents[a] for a in program.axes_of(i.name))
+            total += read * program.sources[i.source].dtype.bytes
+    for o in program.outputs:
+        total += math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes
+    return total
+
+
+def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
+    """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
+    extents = {a.name: number(a.extent, sizes) for a in program.axes}
+    flops: dict[str, float] = {}
+    for n in program.nodes:
+        if n.op == "contract":
+            axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
+            name = n.dtype.name if n.dtype else "f32"
+            flops[name] = flops.get(name, 0.0) + 2.0 * math.prod(extents[a] for a in axes)
+    cores = target.units if target.kind == "cpu" else 1  # a CPU's rates are those of one core
+    compute = sum(f / (target.rate(_dtype(name)) * cores) for name, f in flops.items())
+    return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
 
 
 def original_us(

@@ -7,14 +7,14 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 from mirage_cli.lax.program import Program
-from mirage_cli.search.cost import SMALL, CostModel, Prediction, number
+from mirage_cli.search.cost import SMALL, Batch, CostModel, Prediction, number
 from mirage_cli.search.mugraph import BODY, BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
@@ -39,24 +39,30 @@ def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
 
 def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
     """All schedules that are worth a prediction."""
-    batch = batch_axes(program, graph)
+    space = schedule_space(program, graph, target)
+    return (space.at(k) for k in range(len(space.loop)))
+
+
+def schedule_space(program: Program, graph: BlockGraph, target: Target) -> Batch:
+    """All schedules that are worth a prediction, as one batch."""
+    together = batch_axes(program, graph)
     options = [
-        _shares(program, a, graph) if a in graph.split else _options(program, a, a in batch, target) for a in graph.grid
+        _shares(program, a, graph) if a in graph.split else _options(program, a, a in together, target)
+        for a in graph.grid
     ]
     loops = [0]
     if graph.loop is not None:
         extent = number(program.extent(graph.loop))
         loops = sorted({min(x, -(-extent // 16) * 16 if target.kind == "cuda" else extent) for x in LOOPS[target.kind]})
-    for tiles in itertools.product(*options):
-        for loop in loops:
-            pairs = tuple(zip(graph.grid, tiles, strict=True))
-            if graph.loop in graph.split and dict(pairs)[graph.loop or ""] % loop:
-                continue
-            if target.kind == "cpu":
-                yield Schedule(pairs, loop, 1, 1)
-                continue
-            for warps, stages in itertools.product(WARPS, STAGES if graph.loop else (2,)):
-                yield Schedule(pairs, loop, warps, stages)
+    warps: Sequence[int] = (1,) if target.kind == "cpu" else WARPS
+    stages: Sequence[int] = (1,) if target.kind == "cpu" else STAGES if graph.loop else (2,)
+    choices = np.meshgrid(*(np.array(x, float) for x in (*options, loops, warps, stages)), indexing="ij")
+    *tiles, loop, warp, stage = (c.ravel() for c in choices)
+    kept = np.ones(loop.shape, bool)
+    if graph.loop in graph.split:
+        kept = tiles[graph.grid.index(graph.loop or "")] % loop == 0
+    parts = {a: t[kept] for a, t in zip(graph.grid, tiles, strict=True)}
+    return Batch(parts, loop[kept], warp[kept], stage[kept])
 
 
 def _shares(program: Program, axis: str, graph: BlockGraph) -> list[int]:
@@ -109,15 +115,26 @@ def ranked(
     """
     if holds_symbolic(program, graph):
         return []
+    space = schedule_space(program, graph, target)
+    if not len(space.loop):
+        return []
     model = CostModel(program, graph, target, sizes)
-    small = CostModel(program, graph, target, dict.fromkeys(program.symbols, SMALL)) if program.symbols else None
-    found = []
-    for s in schedules(program, graph, target):
-        prediction = model.predict(s)
-        if prediction.shared <= target.shared_bytes:
-            score = prediction.us if small is None else math.sqrt(prediction.us * small.predict(s).us)
-            found.append(Ranked(s, prediction, score))
-    return sorted(found, key=lambda r: r.order)[:count]
+    found = model.predict_all(space)
+    scores = found.us
+    if program.symbols:
+        small = CostModel(program, graph, target, dict.fromkeys(program.symbols, SMALL)).predict_all(space)
+        scores = np.sqrt(found.us * small.us)
+    keys = (space.warps, space.loop, *reversed(space.tiles.values()), found.shared, found.moved, scores)
+    fitting = [int(k) for k in np.lexsort(keys) if found.shared[k] <= target.shared_bytes]
+    floor = model.floor()
+    return [
+        Ranked(
+            space.at(k),
+            Prediction(float(found.us[k]), int(found.shared[k]), floor, float(found.moved[k])),
+            float(scores[k]),
+        )
+        for k in fitting[:count]
+    ]
 
 
 def holds_symbolic(program: Program, graph: BlockGraph) -> bool:
