@@ -101,3 +101,8 @@ def assemble(
             made = (count + outputs + k,)
         kernels.append(CustomKernel(part, block, inputs, made))
     return KernelGraph(count, outputs, count + outputs + len(parts) - 1, tuple(kernels)).validate()
+
+
+def operators(graph: BlockGraph) -> int:
+    """Operators of a block that count against the bound: not loads, nor what a stabiliser adds."""
+    return sum(o.op not in ("load", "iota", "extent", "top", "running", "shrink", "grid_top") for o in graph.ops)

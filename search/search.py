@@ -17,7 +17,7 @@ from mirage_cli.search.closure import MAX_VALUES, Closure
 from mirage_cli.search.extract import block_graphs
 from mirage_cli.search.form import search_form
 from mirage_cli.search.fuse import thread_graphs
-from mirage_cli.search.kernels import assemble, cuts, split
+from mirage_cli.search.kernels import assemble, cuts, operators, split
 from mirage_cli.search.mapping import mappings
 from mirage_cli.search.mugraph import BlockGraph, KernelGraph
 from mirage_cli.search.schedule import Schedule
@@ -182,8 +182,3 @@ class Searcher:
 def near_floor(c: Candidate, target: Target) -> bool:
     """Whether several kernels in the place of one would gain little."""
     return c.predicted_us - c.floor_us < max(FAR_FROM_FLOOR * target.launch_us, c.floor_us)
-
-
-def operators(graph: BlockGraph) -> int:
-    """Operators of a block that count against the bound: not loads, nor what a stabiliser adds."""
-    return sum(o.op not in ("load", "iota", "extent", "top", "running", "shrink", "grid_top") for o in graph.ops)
