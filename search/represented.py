@@ -176,7 +176,9 @@ class _Walk:
         e = None if x.expr is None or y.expr is None else self.expressions.mul(x.expr, y.expr)
         product = self.value(phase, live, x.array * y.array % P, e)
         result = self.summed(product, over)
-        if self.has_way(product.number, "mul", numbers) and self.has_way(result.number, "sum", (product.number or 0,), over):
+        if self.has_way(product.number, "mul", numbers) and self.has_way(
+            result.number, "sum", (product.number or 0,), over
+        ):
             return result
         return self.made_by(o, result, "contract", numbers, over)
 
@@ -200,7 +202,9 @@ class _Walk:
         kind, phase = ("l", AFTER) if o.op == "accum" else ("g", GRID)
         axis = self.block.loop if o.op == "accum" else next(iter(self.block.split), None)
         if axis is None or not self.space.depends(x.array, axis, kind):
-            raise Refused(f"{o.name} sums {o.inputs[0]}, which is the same in every {'iteration' if kind == 'l' else 'block'}")
+            raise Refused(
+                f"{o.name} sums {o.inputs[0]}, which is the same in every {'iteration' if kind == 'l' else 'block'}"
+            )
         expr = None if x.expr is None else self.expressions.sum(x.expr, [(axis, kind)])
         return self.made_by(o, self.value(phase, x.live, self.space.total(x.array, axis, kind), expr), o.op, (number,))
 
