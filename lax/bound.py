@@ -8,19 +8,39 @@ and denominator, and the size of their coefficients; docs/proof.md states the th
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.domain import Axes, Number
+from mirage_cli.lax.domain import Axes, Domain, Number
 from mirage_cli.lax.field import LOWEST, PRIME_COUNT
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Program
 
-_LIMIT = 1 << 60  #: degrees and bits from which on no bound is worth having; larger ones count as this
-_NONE: frozenset[Hashable] = frozenset()
+LIMIT = 1 << 60  #: degrees and bits from which on no bound is worth having; larger ones count as this
+NONE: frozenset[Hashable] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PrimeRange:
+    """Primes of which one is drawn, each with the same probability: `count` ones, none below `lowest`."""
+
+    lowest: int
+    count: int
+
+    def divides(self, bits: float) -> float:
+        """The chance that a prime divides a number other than 0 that is at most 2**bits."""
+        return math.floor(bits / math.log2(self.lowest)) / self.count
+
+    def root(self, degree: int) -> float:
+        """The chance that a point of one field is a root of a polynomial that is not 0 there. Values are uniform among
+        at least p - 1, up to a bias that p - 2 covers."""
+        return degree / (self.lowest - 2)
+
+
+PRIMES = PrimeRange(LOWEST, PRIME_COUNT)  #: those of `field.random_primes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +55,15 @@ class Degree:
     num: int
     den: int
     axes: frozenset[Hashable]
-    den_axes: frozenset[Hashable] = _NONE
+    den_axes: frozenset[Hashable] = NONE
     applications: int = 0
     num_bits: float = 0.0
     den_bits: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("num", "den", "applications", "num_bits", "den_bits"):
-            if getattr(self, name) > _LIMIT:
-                object.__setattr__(self, name, _LIMIT)
+            if getattr(self, name) > LIMIT:
+                object.__setattr__(self, name, LIMIT)
 
 
 @dataclass(slots=True)
@@ -82,17 +102,17 @@ class Degrees:
 
     def const(self, value: Number) -> Degree:
         if isinstance(value, float) and not math.isfinite(value):
-            return self.variable(_NONE)
+            return self.variable(NONE)
         exact = Fraction(value)
-        return Degree(0, 0, _NONE, _NONE, 0, math.log2(max(abs(exact.numerator), 1)), math.log2(exact.denominator))
+        return Degree(0, 0, NONE, NONE, 0, math.log2(max(abs(exact.numerator), 1)), math.log2(exact.denominator))
 
     def variable(self, axes: frozenset[Hashable], applications: int = 0) -> Degree:
         """An input, a function's value or an arbitrary factor."""
-        return Degree(1, 0, axes, _NONE, applications)
+        return Degree(1, 0, axes, NONE, applications)
 
     def add(self, x: Degree, y: Degree) -> Degree:
         num = max(x.num + y.den, y.num + x.den)
-        bits = _log_sum(x.num_bits + y.den_bits, y.num_bits + x.den_bits)
+        bits = log_sum(x.num_bits + y.den_bits, y.num_bits + x.den_bits)
         return self._join(x, y, num, x.den + y.den, bits, x.den_bits + y.den_bits)
 
     sub = add
@@ -113,7 +133,7 @@ class Degrees:
         return self.mul(self.exp(x), self.variable(x.axes - set(over)))
 
     def call(self, name: str, *args: Degree) -> Degree:
-        axes, applications = _NONE, len(args)
+        axes, applications = NONE, len(args)
         for a in args:
             self.arguments.add(name, a)
             axes, applications = axes | a.axes, applications + a.applications
@@ -143,6 +163,10 @@ class Degrees:
 
     def iota(self, axis: Hashable, extent: int, offset: int = 0) -> Degree:
         return self.variable(frozenset([axis]))
+
+    def stored(self, x: Degree, axes: frozenset[Hashable]) -> Degree:
+        """A stored value read again along `axes`."""
+        return replace(x, axes=axes, den_axes=axes)
 
     def running_max(self, previous: Degree | None, x: Degree, over: Axes) -> Degree:
         return self.variable(x.axes - set(over))
@@ -176,7 +200,12 @@ class Degrees:
         return Degree(num, den, x.axes | y.axes, x.den_axes | y.den_axes, applications, num_bits, den_bits)
 
 
-def _log_sum(x: float, y: float) -> float:
+def log2(chance: float) -> float:
+    """log2 of what bounds a probability, at most 0."""
+    return min(0.0, math.log2(chance)) if chance > 0 else -math.inf
+
+
+def log_sum(x: float, y: float) -> float:
     """log2(2**x + 2**y)."""
     top = max(x, y)
     if top == -math.inf:
@@ -184,21 +213,31 @@ def _log_sum(x: float, y: float) -> float:
     return top + math.log2(1.0 + 2.0 ** (min(x, y) - top))
 
 
-def program_degrees(p: Program, symbols: Mapping[str, int], arguments: Arguments | None = None) -> list[Degree]:
-    """The degrees of a program's outputs at given extents; `arguments` takes note of what its functions get."""
-    domain = Degrees({a.name: ex.value(a.extent, symbols) for a in p.axes}, arguments)
-    values: dict[str, Degree] = {i.name: domain.variable(frozenset(p.axes_of(i.name))) for i in p.inputs}
+DomainOf = Callable[[Mapping[Hashable, int]], Any]  #: a domain of figures for given extents of the axes
+
+
+def program_figures(p: Program, symbols: Mapping[str, int], domain_of: DomainOf) -> list[Any]:
+    """The figures of a program's outputs at given extents, in the domain of `Degrees` or one like it."""
+    extents: dict[Hashable, int] = {a.name: ex.value(a.extent, symbols) for a in p.axes}
+    domain = domain_of(extents)
+    values: dict[str, Any] = {i.name: domain.variable(frozenset(p.axes_of(i.name))) for i in p.inputs}
     for n in p.nodes:
         if n.op == "const":
             values[n.name] = domain.const(0 if n.value is None else n.value)
         elif n.op == "extent":
-            values[n.name] = domain.const(domain.extents[n.axis])
+            values[n.name] = domain.const(extents[n.axis])
         else:
             values[n.name] = _apply(domain, n.op, n.over, n.axis, [values[i] for i in n.inputs])
     return [values[o.value] for o in p.outputs]
 
 
-def _apply(d: Degrees, op: str, over: Sequence[str], axis: str | None, args: list[Degree]) -> Degree:
+def program_degrees(p: Program, symbols: Mapping[str, int], arguments: Arguments | None = None) -> list[Degree]:
+    """The degrees of a program's outputs at given extents; `arguments` takes note of what its functions get."""
+    noted = Arguments() if arguments is None else arguments
+    return program_figures(p, symbols, lambda extents: Degrees(extents, noted))
+
+
+def _apply(d: Domain[Any], op: str, over: Sequence[str], axis: str | None, args: list[Any]) -> Any:
     match op:
         case "iota":
             return d.iota(axis, 0)
@@ -211,9 +250,7 @@ def _apply(d: Degrees, op: str, over: Sequence[str], axis: str | None, args: lis
         case "max" | "min" | "prod" if over:
             return d.extreme(op, args[0], over)
         case _:
-            result: Any = lookup(op).apply(d, *args)
-            assert isinstance(result, Degree)
-            return result
+            return lookup(op).apply(d, *args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +265,22 @@ class Difference:
 def difference(x: Degree, y: Degree) -> Difference:
     """The figures of `x - y`."""
     degree = max(x.num + y.den, y.num + x.den)
-    bits = _log_sum(x.num_bits + y.den_bits, y.num_bits + x.den_bits)
+    bits = log_sum(x.num_bits + y.den_bits, y.num_bits + x.den_bits)
     return Difference(degree, bits, x.applications + y.applications)
+
+
+def largest_difference(found: Sequence[Difference]) -> Difference:
+    """Figures that cover all."""
+    return Difference(
+        max((d.degree for d in found), default=0),
+        max((d.bits for d in found), default=0.0),
+        max((d.applications for d in found), default=0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The theorem of docs/proof.md: `fields` random primes, up to `draws` random points.
+    """The theorem of docs/proof.md: `fields` random primes of the range `primes`, up to `draws` random points.
 
     `degree` and `bits` are those of a difference of outputs, `argument` and `argument_bits` of a difference of function
     arguments, of which there are `applications`.
@@ -247,24 +293,22 @@ class Bound:
     applications: int
     fields: int
     draws: int = 1
+    primes: PrimeRange = PRIMES
 
     @property
     def log2(self) -> float:
         """log2 of the error bound (at most 0)."""
-        vanish = self.fields * _log_chance(self.degree, self.bits)
-        total = vanish
+        total = self._vanish(self.degree, self.bits)
         if self.applications > 1:
-            pairs = math.log2(self.applications) + math.log2(self.applications - 1) - 1
-            total = _log_sum(vanish, pairs + self.fields * _log_chance(self.argument, self.argument_bits))
+            total = log_sum(total, log_pairs(self.applications) + self._vanish(self.argument, self.argument_bits))
         return min(0.0, total + math.log2(self.draws))
 
+    def _vanish(self, degree: int, bits: float) -> float:
+        """log2 of the chance that a polynomial other than 0 vanishes in all fields: in each one a prime divides all its
+        coefficients, or the point is a root."""
+        return self.fields * log2(self.primes.root(degree) + self.primes.divides(bits))
 
-def _log_chance(degree: int, bits: float) -> float:
-    """log2 of the chance that a nonzero polynomial vanishes in one field: all its coefficients do, or the point is a root.
 
-    A coefficient below 2**bits has at most bits / 30 prime factors above 2**30. Values are uniform among at least p - 1,
-    up to a bias that p - 2 covers.
-    """
-    factors = math.floor(bits / math.log2(LOWEST))
-    chance = degree / (LOWEST - 2) + factors / PRIME_COUNT
-    return min(0.0, math.log2(chance)) if chance > 0 else -math.inf
+def log_pairs(count: int) -> float:
+    """log2 of the number of pairs of `count` things, two at least."""
+    return math.log2(count) + math.log2(count - 1) - 1

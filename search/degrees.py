@@ -1,13 +1,23 @@
-"""The figures of the error bound for a muGraph: the domain of degrees over blocks, iterations and kernels."""
+"""The figures of the error bound for a muGraph: the domains of degrees over blocks, iterations and kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.bound import Arguments, Bound, Degree, Degrees, Difference, difference, program_degrees
+from mirage_cli.lax.bound import (
+    Arguments,
+    Bound,
+    Degrees,
+    Difference,
+    DomainOf,
+    difference,
+    largest_difference,
+    program_figures,
+)
+from mirage_cli.lax.exponentials import Exponentials, Gap, gap, largest
 from mirage_cli.lax.program import Program
 from mirage_cli.search.evaluate import Tiles, run_thread
 from mirage_cli.search.mugraph import BODY, GRID, BlockOp, CustomKernel, KernelGraph
@@ -20,18 +30,8 @@ def figures(
 ) -> tuple[Difference, Arguments]:
     """The largest difference of an output of `program` and of `graph`, and the arguments of the functions of both."""
     arguments = Arguments()
-    wanted = program_degrees(program, symbols, arguments)
-    tensors: dict[int, Degree] = {}
-    for kernel, tile in zip(graph.kernels, tiles, strict=True):
-        found = _Kernel(kernel, tile, symbols, arguments).run(tensors)
-        tensors.update(zip(kernel.outputs, found, strict=True))
-    pairs = [difference(w, tensors[graph.sources + k]) for k, w in enumerate(wanted)]
-    most = Difference(
-        max((p.degree for p in pairs), default=0),
-        max((p.bits for p in pairs), default=0.0),
-        max((p.applications for p in pairs), default=0),
-    )
-    return most, arguments
+    pairs = _outputs(program, graph, tiles, symbols, lambda extents: Degrees(extents, arguments))
+    return largest_difference([difference(w, f) for w, f in pairs]), arguments
 
 
 def bound(worst: Difference, arguments: Arguments, fields: int, draws: int) -> Bound:
@@ -39,10 +39,31 @@ def bound(worst: Difference, arguments: Arguments, fields: int, draws: int) -> B
     return Bound(worst.degree, worst.bits, arguments.degree, arguments.bits, worst.applications, fields, draws)
 
 
+def exponential_figures(
+    program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int]
+) -> tuple[Gap, Arguments]:
+    """The same where exp(a) exp(b) = exp(a + b). Raises Refused where the homomorphic test does not apply."""
+    arguments = Arguments()
+    pairs = _outputs(program, graph, tiles, symbols, lambda extents: Exponentials(extents, arguments))
+    return largest([gap(w, f) for w, f in pairs]), arguments
+
+
+def _outputs(
+    program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int], domain_of: DomainOf
+) -> list[tuple[Any, Any]]:
+    """The figures of each output, of the program and of the muGraph."""
+    wanted = program_figures(program, symbols, domain_of)
+    tensors: dict[int, Any] = {}
+    for kernel, tile in zip(graph.kernels, tiles, strict=True):
+        found = _Kernel(kernel, tile, symbols, domain_of).run(tensors)
+        tensors.update(zip(kernel.outputs, found, strict=True))
+    return [(w, tensors[graph.sources + k]) for k, w in enumerate(wanted)]
+
+
 class _Kernel:
     """One custom kernel."""
 
-    def __init__(self, kernel: CustomKernel, tile: Tiles, symbols: Mapping[str, int], arguments: Arguments) -> None:
+    def __init__(self, kernel: CustomKernel, tile: Tiles, symbols: Mapping[str, int], domain_of: DomainOf) -> None:
         self.kernel, self.p, self.g = kernel, kernel.program, kernel.block
         self.axes = self.g.axes_of(self.p)
         self.source = {i.name: i.source for i in self.p.inputs}
@@ -55,13 +76,13 @@ class _Kernel:
             walked = part[self.g.loop]
             inner = min(tile.get("loop", walked), walked)
             body, steps = part | {self.g.loop: inner}, -(-walked // max(inner, 1))
-        self.body = Degrees(body, arguments)
-        self.block = Degrees(part | {_STEP: steps}, arguments)
-        self.grid = Degrees(whole | {_BLOCK: blocks}, arguments)
+        self.body = domain_of(body)
+        self.block = domain_of(part | {_STEP: steps})
+        self.grid = domain_of(whole | {_BLOCK: blocks})
 
-    def run(self, tensors: Mapping[int, Degree]) -> list[Degree]:
+    def run(self, tensors: Mapping[int, Any]) -> list[Any]:
         """The degrees of the outputs; `tensors` has those of stored intermediate values."""
-        values: dict[str, Degree] = {}
+        values: dict[str, Any] = {}
         for o in self.g.ops:
             domain = {BODY: self.body, GRID: self.grid}.get(o.phase, self.block)
             values[o.name] = self.op(o, domain, [values[i] for i in o.inputs], tensors)
@@ -77,15 +98,11 @@ class _Kernel:
             found.add(_BLOCK)
         return frozenset(found)
 
-    def op(self, o: BlockOp, d: Degrees, args: list[Degree], tensors: Mapping[int, Degree]) -> Degree:
+    def op(self, o: BlockOp, d: Any, args: list[Any], tensors: Mapping[int, Any]) -> Any:
         match o.op:
             case "load":
                 stored = tensors.get(self.kernel.inputs[self.source[o.source_value or ""]])
-                return (
-                    d.variable(self.own(o))
-                    if stored is None
-                    else replace(stored, axes=self.own(o), den_axes=self.own(o))
-                )
+                return d.variable(self.own(o)) if stored is None else d.stored(stored, self.own(o))
             case "iota" | "top" | "running" | "grid_top":
                 return d.variable(self.own(o))
             case "extent":
@@ -102,5 +119,4 @@ class _Kernel:
                 term = d.mul(args[0], d.exp_difference(args[1], args[2])) if len(args) > 1 else args[0]
                 return self.grid.sum(term, [_BLOCK])
         assert o.thread is not None
-        value: Degree = run_thread(o.thread, d, args)
-        return value
+        return run_thread(o.thread, d, args)

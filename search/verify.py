@@ -6,35 +6,48 @@ maxima). `stand_in` chooses the extents, `degrees` computes what the error bound
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.errors import InvalidGraph, Refused, UsageError
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.exponentials import HomomorphicBound, exponential
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.field import Residues, ZeroDenominator, random_primes
+from mirage_cli.lax.homomorphic import Homomorphic, random_pair
+from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Program, evaluate_program
 from mirage_cli.search import degrees
 from mirage_cli.search.evaluate import Tiles, evaluate_kernels
 from mirage_cli.search.mugraph import CustomKernel, KernelGraph
 from mirage_cli.search.stand_in import Point, points
 
+Mode = Literal["auto", "uninterpreted", "homomorphic"]
+Extents = Literal["auto", "real"]
+UNINTERPRETED, HOMOMORPHIC = "uninterpreted", "homomorphic"
 DEFAULT_CONFIDENCE = 40  #: bits: the bound is to be below 2 ** -confidence
 SYMBOL_LIMIT = 1 << 20  #: what a symbol is taken to be at most when the bound is computed
 MAX_DRAWS = 8  #: random points that are tried when denominators vanish
 MIN_FIELDS, MAX_FIELDS = 3, 16
+MAX_ROUNDS = 64  #: of the homomorphic test
+MAX_REDRAWS = 3  #: points of all its rounds that may be drawn again when denominators vanish
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of a proof: `passed`, and with what error bound (2 ** `log2_bound`)."""
+    """The outcome of a proof: `passed`, and with what error bound (2 ** `log2_bound`).
+
+    Of a homomorphic one, `primes` are the pairs of all rounds, `terms` the number of exponentials behind an entry,
+    `exponent_degree` the degree of a difference of their exponents, and `paper_log2_bound` what the paper's own theorem says.
+    """
 
     passed: bool
     mode: str
@@ -48,10 +61,13 @@ class Verdict:
     extents: str  #: "real" or "stand-in"
     seconds: float
     reason: str = ""
+    terms: int | None = None
+    exponent_degree: int | None = None
+    paper_log2_bound: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The report's form."""
-        data = asdict(self)
+        data = {k: v for k, v in asdict(self).items() if v is not None}
         data["primes"] = list(self.primes)
         data["error_bound"] = 2.0**self.log2_bound if self.log2_bound > -1000 else 0.0
         return data
@@ -63,54 +79,171 @@ def verify(
     tiles: Sequence[Tiles],
     seed: int = 0,
     confidence: int = DEFAULT_CONFIDENCE,
+    mode: Mode = "auto",
+    extents: Extents = "auto",
 ) -> Verdict:
     """Prove or refute that `graph`, run with `tiles`, computes `program` for every input.
 
-    A refutation is certain; an acceptance errs with at most the probability stated. Raises InvalidGraph for a graph that
-    is not well-formed or not one for this program.
+    A refutation is certain for the mode's reading of exp; an acceptance errs with at most the probability stated. `mode`
+    "auto" takes exponentials for arbitrary functions, and where that finds a difference, uses exp(a) exp(b) = exp(a + b)
+    as well. `extents` "real" compares at the real extents however long that takes. Raises InvalidGraph for a graph that
+    is not well-formed or not one for this program, UsageError for an unknown mode.
     """
-    start = time.perf_counter()
+    _check_choice("mode", mode, get_args(Mode))
+    _check_choice("extents", extents, get_args(Extents))
     check_tensors(program, graph.validate(), tiles)
-    worst, arguments = degrees.figures(program, graph, tiles, dict.fromkeys(program.symbols, SYMBOL_LIMIT))
-    fields = MIN_FIELDS
-    while degrees.bound(worst, arguments, fields, MAX_DRAWS).log2 > -confidence and fields < MAX_FIELDS:
-        fields += 1
-    bound = degrees.bound(worst, arguments, fields, MAX_DRAWS)
-    primes: tuple[int, ...] = ()
-    reason, real = "", True
-    if bound.log2 > -confidence:
-        reason = f"the error bound 2^{bound.log2:.1f} is above the 2^-{confidence} asked for"
-    try:
-        for point in () if reason else points(program, graph, tiles):
-            real = real and point.real
-            reason, primes = _compare(point, tiles, seed, fields)
-            if reason:
-                break
-    except Refused as e:
-        reason = str(e)
-    return Verdict(
-        not reason,
-        "uninterpreted",
-        primes,
-        worst.degree,
-        arguments.degree,
-        round(max(worst.bits, arguments.bits), 1),
-        worst.applications,
-        1,
-        bound.log2,
-        "real" if real else "stand-in",
-        time.perf_counter() - start,
-        reason,
-    )
+    job = _Job(program, graph, tiles, seed, confidence, extents)
+    if mode == HOMOMORPHIC:
+        return job.homomorphic()
+    verdict, refuted = job.uninterpreted()
+    if not refuted or mode == UNINTERPRETED or not merges_exponentials(program, graph):
+        return verdict
+    other = job.homomorphic()
+    seconds = verdict.seconds + other.seconds
+    if other.passed:
+        return replace(other, seconds=seconds)
+    reason = f"{verdict.reason}; with exp(a) exp(b) = exp(a + b): {other.reason}"
+    return replace(verdict, seconds=seconds, reason=reason)
 
 
-def _compare(point: Point, tiles: Sequence[Tiles], seed: int, fields: int) -> tuple[str, tuple[int, ...]]:
-    """Why the two differ at a random point (or nothing), and the primes."""
-    primes: tuple[int, ...] = ()
-    for draw in range(MAX_DRAWS):
-        key = int.from_bytes(hashlib.sha256(f"mirage proof, seed {seed}, draw {draw}".encode()).digest()[:16], "little")
-        primes = random_primes(key, fields)
-        shared = _Shared(key, primes)
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"{name}: expected one of {', '.join(known)}, found {value!r}")
+
+
+def merges_exponentials(program: Program, graph: KernelGraph) -> bool:
+    """Whether the program or the muGraph has an exponential that is not a stabilised one."""
+    ops = {n.op for n in program.nodes}
+    for kernel in graph.kernels:
+        ops.update(n.op for o in kernel.block.ops if o.thread is not None for n in o.thread.nodes)
+    return any(exponential(op) for op in ops if op in OPS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One proof."""
+
+    program: Program
+    graph: KernelGraph
+    tiles: Sequence[Tiles]
+    seed: int
+    confidence: int
+    extents: str
+
+    def uninterpreted(self) -> tuple[Verdict, bool]:
+        """The verdict where exp is an arbitrary function, and whether a difference was found."""
+        start = time.perf_counter()
+        worst, arguments = degrees.figures(self.program, self.graph, self.tiles, self.symbols)
+        fields = MIN_FIELDS
+        while degrees.bound(worst, arguments, fields, MAX_DRAWS).log2 > -self.confidence and fields < MAX_FIELDS:
+            fields += 1
+        bound = degrees.bound(worst, arguments, fields, MAX_DRAWS)
+        found = _Found(self.above(bound.log2))
+        if not found.reason:
+            found = self.run(lambda point: self.fields(point, fields))
+        verdict = Verdict(
+            not found.reason,
+            UNINTERPRETED,
+            found.primes,
+            worst.degree,
+            arguments.degree,
+            round(max(worst.bits, arguments.bits), 1),
+            worst.applications,
+            1,
+            bound.log2,
+            found.extents,
+            time.perf_counter() - start,
+            found.reason,
+        )
+        return verdict, found.refuted
+
+    def homomorphic(self) -> Verdict:
+        """The verdict where exp(a) exp(b) = exp(a + b)."""
+        start = time.perf_counter()
+        try:
+            gap, arguments = degrees.exponential_figures(self.program, self.graph, self.tiles, self.symbols)
+        except Refused as e:
+            return Verdict(False, HOMOMORPHIC, (), 0, 0, 0.0, 0, 0, 0.0, "", time.perf_counter() - start, str(e))
+        bound = HomomorphicBound(gap, arguments.degree, arguments.bits, 1, MAX_REDRAWS)
+        while bound.log2 > -self.confidence and bound.rounds < MAX_ROUNDS:
+            bound = replace(bound, rounds=bound.rounds + 1)
+        found = _Found(self.above(bound.log2))
+        if found.reason:
+            found = _Found(f"{found.reason} ({gap.terms} exponentials in an entry, {bound.rounds} rounds)")
+        else:
+            found = self.run(lambda point: self.rounds(point, bound.rounds))
+        return Verdict(
+            not found.reason,
+            HOMOMORPHIC,
+            found.primes,
+            gap.sides.degree,
+            arguments.degree,
+            round(max(gap.sides.bits, gap.exponent_bits, arguments.bits), 1),
+            gap.sides.applications,
+            bound.rounds,
+            bound.log2,
+            found.extents,
+            time.perf_counter() - start,
+            found.reason,
+            gap.terms,
+            gap.exponent,
+            bound.paper,
+        )
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        return dict.fromkeys(self.program.symbols, SYMBOL_LIMIT)
+
+    def above(self, log2_bound: float) -> str:
+        """The reason why a bound does not do, or nothing."""
+        if log2_bound <= -self.confidence:
+            return ""
+        return f"the error bound 2^{log2_bound:.1f} is above the 2^-{self.confidence} asked for"
+
+    def run(self, compare: Callable[[Point], _Found]) -> _Found:
+        """What is found at all extents that are to be compared at."""
+        real, found = True, _Found()
+        try:
+            for point in points(self.program, self.graph, self.tiles):
+                real = real and point.real
+                found = compare(point)
+                if found.reason:
+                    break
+        except Refused as e:
+            found = _Found(str(e))
+        return replace(found, extents="real" if real else "stand-in")
+
+    def fields(self, point: Point, fields: int) -> _Found:
+        """Compare in so many prime fields at once, at another point where a denominator is zero."""
+        primes: tuple[int, ...] = ()
+        for draw in range(MAX_DRAWS):
+            key = _key(f"mirage proof, seed {self.seed}, draw {draw}")
+            primes = random_primes(key, fields)
+            try:
+                reason = self.compare(point, _Shared(functools.partial(Residues, seed=key, primes=primes)), draw)
+            except ZeroDenominator:
+                continue
+            return _Found(reason, primes, bool(reason))
+        return _Found(f"{MAX_DRAWS} random points met a division by zero", primes)
+
+    def rounds(self, point: Point, rounds: int) -> _Found:
+        """Compare in so many pairs of prime fields, one after the other."""
+        primes: list[int] = []
+        for draw in range(rounds + MAX_REDRAWS):
+            key = _key(f"mirage homomorphic proof, seed {self.seed}, draw {draw}")
+            pair = random_pair(np.random.default_rng(key))
+            try:
+                shared = _Shared(functools.partial(Homomorphic, seed=key, pair=pair))
+                reason = self.compare(point, shared, draw, 1)
+            except ZeroDenominator:
+                continue
+            primes += [pair.p, pair.q]
+            if reason or len(primes) == 2 * rounds:
+                return _Found(reason, tuple(primes), bool(reason))
+        return _Found(f"more than {MAX_REDRAWS} random points met a division by zero", tuple(primes))
+
+    def compare(self, point: Point, shared: _Shared, draw: int, rows: int | None = None) -> str:
+        """Why the two differ at a random point in the first `rows` fields (all of them), or nothing."""
         program, symbols = point.program, point.symbols
         try:
             domain = shared(program)
@@ -119,34 +252,43 @@ def _compare(point: Point, tiles: Sequence[Tiles], seed: int, fields: int) -> tu
                 for k, s in enumerate(program.sources)
             }
             wanted = evaluate_program(program, domain, arrays, symbols)
-            found = evaluate_kernels(point.graph, list(tiles), shared, arrays, symbols)
-        except ZeroDenominator:
-            continue
+            found = evaluate_kernels(point.graph, list(self.tiles), shared, arrays, symbols)
         except (ValueError, IndexError, KeyError) as e:
             raise InvalidGraph(f"the muGraph does not fit its program: {e}") from None
         for k, (w, f) in enumerate(zip(wanted, found, strict=True)):
             if w.shape != f.shape:
-                return f"output {k} has shape {f.shape[1:]} instead of {w.shape[1:]}", primes
-            if not np.array_equal(w, f):
-                where = np.argwhere((w != f).any(axis=0))[0]
-                return (
-                    f"output {k} differs at {tuple(int(i) for i in where)} (random point {draw}, seed {seed})",
-                    primes,
-                )
-        return "", primes
-    return f"{MAX_DRAWS} random points met a division by zero", primes
+                return f"output {k} has shape {f.shape[1:]} instead of {w.shape[1:]}"
+            if not np.array_equal(w[:rows], f[:rows]):
+                where = np.argwhere((w[:rows] != f[:rows]).any(axis=0))[0]
+                place = tuple(int(i) for i in where)
+                return f"output {k} differs at {place} (random point {draw}, seed {self.seed})"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The outcome of comparing: why not (or nothing), in which fields, and whether because of a difference."""
+
+    reason: str = ""
+    primes: tuple[int, ...] = ()
+    refuted: bool = False
+    extents: str = "real"
+
+
+def _key(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
 class _Shared:
     """Domains for a program and the kernels of a graph: the same functions, positions and constants, but arbitrary
     factors of exponentials that are each domain's own."""
 
-    def __init__(self, seed: int, primes: tuple[int, ...]) -> None:
-        self.seed, self.primes = seed, primes
+    def __init__(self, make: Callable[..., Residues]) -> None:
+        self.make = make
         self.count = itertools.count()
 
     def __call__(self, program: Program) -> Residues:
-        return Residues([a.name for a in program.axes], self.seed, self.primes, f"domain {next(self.count)}")
+        return self.make([a.name for a in program.axes], stream=f"domain {next(self.count)}")
 
 
 def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> None:
