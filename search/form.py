@@ -4,11 +4,15 @@ Inside a purely elementwise region, distributing and regrouping buys nothing (a 
 so such a region is one function (`Fn`), opened only where a reduction or contraction consumes it along operands in which
 it is linear: there it is a product of factors (`Reduction.num / Reduction.den`), which the search may apply before or
 after. Sums of several reductions stay open too (`Plus`): their accumulators can be merged (LoRA).
+
+An *open* form has no such regions: products, quotients and sums are terms of their own (`Open`), which the search
+distributes and regroups at will. Its closures can be larger by far, so it is used for programs with few of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TypeAlias
 
 from mirage_cli.errors import Refused
@@ -18,6 +22,8 @@ from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Input, Node, Program
 from mirage_cli.search.mugraph import ThreadGraph, ThreadNode
 
+MAX_OPEN = 4  #: open terms up to which a program is searched in the open form
+OPENED = ("mul", "div", "div0", "add")  #: elementwise operators that an open form has as terms of their own
 MIN_OPEN_ADDENDS = 2  #: sums of this many reductions are kept open
 
 
@@ -68,8 +74,17 @@ class Plus:
     axes: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Open:
+    """An elementwise operator of the algebra that the search may regroup: mul, div, div0 or add."""
+
+    op: str
+    args: tuple[int, int]
+    axes: frozenset[str]
+
+
 Place: TypeAlias = tuple[str, int]  #: ("arg", k) or ("node", k) of a thread graph under construction
-Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Plus
+Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Plus | Open
 
 
 @dataclass(slots=True)
@@ -77,6 +92,7 @@ class Form:
     """The terms of a program (in topological order) and the term of each output."""
 
     program: Program
+    opened: bool = False
     terms: list[Term] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     _number: dict[Term, int] = field(default_factory=dict, repr=False)
@@ -94,15 +110,23 @@ class Form:
         return tuple(sorted({a for t in self.terms if isinstance(t, Reduction) for a in t.over}))
 
 
-def search_form(program: Program) -> Form:
-    """The search form of a program. Raises Refused for reductions that are not sums, and for extents that a kernel could
-    not know."""
+def search_form(program: Program, opened: bool | None = None) -> Form:
+    """The search form of a program: the open one or the other as `opened` says, by default the open one where it has at
+    most `MAX_OPEN` open terms. Raises Refused for reductions that are not sums, and for extents that a kernel could not
+    know."""
     given = {n for s in program.sources for e in s.dims for n in ex.names(e)}
     if lost := [s for s in program.symbols if s not in given]:
         raise Refused(f"the value of {', '.join(lost)} cannot be computed from the shapes of what it reads")
-    form = Form(program)
-    builder = _Builder(form)
-    form.outputs = [builder.closed(o.value) for o in program.outputs]
+    if opened is not False:
+        form = _filled(_OpenBuilder(Form(program, True)))
+        if opened or sum(isinstance(t, Open) for t in form.terms) <= MAX_OPEN:
+            return form
+    return _filled(_Builder(Form(program)))
+
+
+def _filled(builder: _Builder) -> Form:
+    form = builder.form
+    form.outputs = [builder.closed(o.value) for o in form.program.outputs]
     return form
 
 
@@ -253,3 +277,33 @@ class _Builder:
             scaled = Reduction(tuple(sorted((*r.num, self.closed(constant)))), r.den, r.over, r.axes, r.dtype)
             terms.append(self.form.intern(scaled))
         return self.form.intern(Plus(tuple(sorted(terms)), self.form.program.axes_of(values[0])))
+
+
+class _OpenBuilder(_Builder):
+    """Every operator is a term of its own."""
+
+    def factors(self, v: str, num: list[int], den: list[tuple[int, bool]]) -> None:
+        num.append(self.closed(v))
+
+    def closed(self, v: str) -> int:
+        if v not in self.terms:
+            d = self.defs[v]
+            self.terms[v] = self.opened(d) if isinstance(d, Node) and self.is_elementwise(v) else self.cut(v)
+        return self.terms[v]
+
+    def opened(self, d: Node) -> int:
+        args = [self.closed(i) for i in d.inputs]
+        if d.op == "sub":  # x - y is x + (-1) y: the algebra has no subtraction
+            minus = ThreadGraph(0, (ThreadNode("const", (), Fraction(-1)),))
+            args[1] = self.binary("mul", [args[1], self.form.intern(Fn(minus, (), frozenset()))])
+            return self.binary("add", args)
+        if d.op in OPENED:
+            return self.binary(d.op, args)
+        distinct = tuple(dict.fromkeys(args))
+        node = ThreadNode(d.op, tuple(distinct.index(a) for a in args), d.value)
+        return self.form.intern(Fn(ThreadGraph(len(distinct), (node,)), distinct, self.p.axes_of(d.name)))
+
+    def binary(self, op: str, args: list[int]) -> int:
+        first, second = sorted(args) if OPS[op].commutative else args
+        axes = self.form.terms[first].axes | self.form.terms[second].axes
+        return self.form.intern(Open(op, (first, second), axes))

@@ -159,7 +159,7 @@ class _Walk:
                 continue
             if (t.value == o.source_value) if o.op == "load" else ((t.known, t.axis) == (o.op, o.axis)):
                 phase = BODY if o.phase == IN_BODY and self.block.loop in t.axes else BEFORE
-                return self.value(phase, t.axes, self.target.arrays[number], self.target.exprs[number])
+                return self.value(phase, t.axes, self.target.arrays[number], self.closure.wanted.exprs[number])
         raise Refused(f"{o.name} reads {o.source_value or f'{o.op} {o.axis}'}, which the fragment does not need")
 
     def phase(self, o: BlockOp, args: list[_Made]) -> int:

@@ -24,6 +24,7 @@ from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.stabilise import stabilise
 from mirage_cli.search.target import Target
 from mirage_cli.search.tiling import Ranked, ranked
+from mirage_cli.search.wanted import Wanted
 
 FAR_FROM_FLOOR = 10.0  #: a kernel above the floor by this many launches, and above twice the floor, may be several
 
@@ -103,13 +104,14 @@ class Searcher:
         except Refused as e:
             statistics.refused.append(str(e))
             return [], statistics
+        wanted = Wanted(form)
         for mapping in mappings(form):
             if self.options.budget and time.perf_counter() - start > self.options.budget:
                 statistics.refused.append(f"{mapping}: the budget of {self.options.budget:g} s was spent")
                 continue
             statistics.mappings += 1
             try:
-                closure = Closure(form, mapping, MAX_VALUES).run()
+                closure = Closure(form, mapping, MAX_VALUES, wanted).run()
                 statistics.values += len(closure.values)
                 graphs = block_graphs(closure, self.options.candidates)
             except Refused as e:

@@ -4,6 +4,7 @@ subexpression, is in it, with every way to make it."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,10 +14,11 @@ from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
-from mirage_cli.search.closure import AFTER, BEFORE, BODY, GRID, Closure, P, Value, apply_thread
+from mirage_cli.search.closure import Closure, Value
 from mirage_cli.search.extract import block_graphs
 from mirage_cli.search.form import Fn, Reduction, StableExp, search_form
 from mirage_cli.search.mapping import Mapping, mappings
+from mirage_cli.search.space import AFTER, BEFORE, BODY, GRID, P, apply_thread
 from tests.search.programs import attention, built, normed, program_of
 
 Made = tuple[int, frozenset[str], bytes, str, tuple[int, ...]]  #: phase, axes, array, operator, operands
@@ -53,18 +55,21 @@ class Naive:
     def __init__(self, closure: Closure) -> None:
         self.c = closure
         self.e = closure.expressions
-        self.space, self.target = closure.space, closure._target
+        self.space, self.target, self.exprs = closure.space, closure.target, closure.wanted.exprs
         self.groups = {(frozenset(t.over), t.dtype is not None) for t in closure.form.terms if isinstance(t, Reduction)}
         self.groups = {(g, any(m for h, m in self.groups if h == g)) for g, _ in self.groups}
 
     def wanted(self, expr: int) -> bool:
         """Whether an expression is a part of an output's."""
-        return any(self.e.is_part(expr, e) for e in self.target.output_exprs)
+        return any(self.e.is_part(expr, e) for e in self.c.wanted.outputs)
 
     def small(self, axes: frozenset[str]) -> bool:
-        """Whether some value of the program has these axes."""
+        """Whether some value of the program has these axes, or as many, and positions, as the largest."""
         p = self.c.form.program
-        return any(axes <= p.axes_of(n.name) for n in [*p.inputs, *p.nodes])
+        size = lambda a: math.prod(int(p.extent(x)) for x in a)  # type: ignore[call-overload]
+        own = [p.axes_of(n.name) for n in [*p.inputs, *p.nodes]]
+        few = len(axes) <= max(map(len, own)) and size(axes) <= max(map(size, own))
+        return few or any(axes <= o for o in own)
 
     def one(self, v: Value) -> Iterator[Made]:
         """What operators make of one value."""
@@ -111,9 +116,9 @@ class Naive:
             return
         if self.wanted(self.e.mul(u.expr, v.expr)):
             yield phase, axes, (u.array * v.array % P).tobytes(), "mul", both
-        if u.live == v.live and self.wanted(self.e.add(u.expr, v.expr)):
+        if (u.live == v.live or self.c.form.opened) and self.wanted(self.e.add(u.expr, v.expr)):
             yield phase, axes, ((u.array + v.array) % P).tobytes(), "add", both
-        if False in self.target.guards and self.wanted(self.e.div(u.expr, v.expr)):
+        if False in self.c.wanted.guards and self.wanted(self.e.div(u.expr, v.expr)):
             inverse = self.target.domain.inverse(v.array[None])[0]
             yield phase, axes, (u.array * inverse % P).tobytes(), "div", (u.number, v.number)
 
@@ -122,7 +127,7 @@ class Naive:
         for number, t in enumerate(self.c.form.terms):
             if not isinstance(t, Fn | StableExp):
                 continue
-            choices = [[v for v in self.c.values if v.expr == self.target.exprs[a]] for a in t.args]
+            choices = [[v for v in self.c.values if v.expr == self.exprs[a]] for a in t.args]
             for args in itertools.product(*choices):
                 axes = frozenset[str]().union(*(v.live for v in args))
                 phase = self.phase(args) if args else BEFORE
@@ -176,7 +181,7 @@ def test_outputs_are_the_fragment_s() -> None:
     form = search_form(normed())
     for mapping in mappings(form):
         closure = Closure(form, mapping).run()
-        goal = closure._target.arrays[form.outputs[0]]
+        goal = closure.target.arrays[form.outputs[0]]
         for number in closure.outputs[0]:
             value = closure.values[number]
             assert np.array_equal(value.array, goal)
