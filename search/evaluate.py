@@ -33,6 +33,8 @@ def run_thread(thread: ThreadGraph, domain: Domain[Any], args: list[Any]) -> Any
             values.append(domain.const(n.value if n.value is not None else 0))
         elif n.op == "exp_minus":
             values.append(domain.exp_minus(*operands))
+        elif n.op == "exp_difference":
+            values.append(domain.exp_difference(*operands))
         else:
             values.append(lookup(n.op).apply(domain, *operands))
     return values[-1]

@@ -10,7 +10,7 @@ that it has (imap) and along the loop axis if it has it (fmap), replicated along
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -27,7 +27,11 @@ from mirage_cli.lax.program import (
 
 PROLOGUE, BODY, EPILOGUE, GRID = "prologue", "body", "epilogue", "grid"
 PHASES = (PROLOGUE, BODY, EPILOGUE, GRID)
-SPECIAL = {"const": 0, "exp_minus": 2}  #: arities of the thread operators that are not in the registry
+SPECIAL = {
+    "const": 0,
+    "exp_minus": 2,
+    "exp_difference": 2,
+}  #: arities of the thread operators that are not in the registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +154,12 @@ class BlockGraph:
             axes[o.name] = joined - frozenset(o.over) if o.op in REDUCING else joined
         return axes
 
-    def validate(self, p: Program) -> BlockGraph:
-        """The graph itself. Raises InvalidGraph naming the operator that breaks a rule of the muGraph definition."""
-        _validate(self, p)
+    def validate(self, p: Program, maxima: Collection[str] | None = None) -> BlockGraph:
+        """The graph itself. Raises InvalidGraph naming the operator that breaks a rule of the muGraph definition.
+
+        `maxima` are the inputs of the program that are maxima of an earlier kernel, where that is known.
+        """
+        _validate(self, p, maxima)
         return self
 
     def maps(self, p: Program) -> list[str]:
@@ -208,10 +215,11 @@ _OPERANDS = {
     "accum": (1, 2),
     "grid_sum": (1, 3),
 }
-_TAKEN_AWAY = {("exp_minus", 1), ("grid_sum", 1), ("grid_sum", 2)}  #: operands that are maxima
+_DIFFERENCE = {("exp_difference", 0), ("exp_difference", 1)}
+_TAKEN_AWAY = {("exp_minus", 1), ("grid_sum", 1), ("grid_sum", 2), *_DIFFERENCE}  #: operands that are maxima
 
 
-def _validate(b: BlockGraph, p: Program) -> None:
+def _validate(b: BlockGraph, p: Program, maxima: Collection[str] | None) -> None:
     """Definition 2.1 on named axes: operands exist and are visible in their phase, every path from a body value to an
     output passes one accumulator, values that depend on a split reduction leave only through a grid reduction, maxima
     stand below exp only. What a valid graph computes does not depend on the sizes of tiles.
@@ -232,7 +240,7 @@ def _validate(b: BlockGraph, p: Program) -> None:
     for o in b.ops:
         _validate_op(o, b, seen)
         _validate_reading(o, p, known)
-        _validate_maxima(o, seen)
+        _validate_maxima(o, seen, maxima)
         seen[o.name] = o
     axes = b.axes_of(p)
     for o in b.ops:
@@ -242,9 +250,9 @@ def _validate(b: BlockGraph, p: Program) -> None:
     partial = _partial(b, axes)
     _validate_sums(b, axes, partial)
     for value, out in zip(b.outputs, p.outputs, strict=True):
-        if value not in seen or seen[value].phase == BODY:
+        if value not in seen or (seen[value].phase == BODY and seen[value].op != "running"):
             raise InvalidGraph(f"output {value!r} is not available after the loop")
-        if seen[value].op in MAXIMA:
+        if seen[value].op in MAXIMA and not _is_maximum(p, out.value):
             raise InvalidGraph(f"output {value} is a maximum, which only keeps exponentials small")
         if not axes[value] <= {s.axis for s in out.access}:
             raise InvalidGraph(f"output {value} has axes {sorted(axes[value])} that its tensor lacks")
@@ -299,10 +307,15 @@ def _validate_op(o: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) -> None
             raise InvalidGraph(f"{o.name} ({o.phase}) reads {i}, which lives in the {phase}")
 
 
-def _validate_maxima(o: BlockOp, seen: Mapping[str, BlockOp]) -> None:
+def _is_maximum(p: Program, value: str) -> bool:
+    """Whether a value of a program is a maximum along an axis."""
+    return any(n.name == value and n.op == "max" and n.over for n in p.nodes)
+
+
+def _validate_maxima(o: BlockOp, seen: Mapping[str, BlockOp], stored: Collection[str] | None) -> None:
     """A maximum stands for any number that keeps exponentials small and is proved as such, so nothing else may depend on
-    it: other maxima read it, `shrink`, the weights of `grid_sum`, and `exp_minus` as what it takes away. Nothing else
-    stands in these places."""
+    it: other maxima read it, `shrink`, the weights of `grid_sum`, `exp_minus` as what it takes away, `exp_difference`.
+    Nothing else stands in these places. `stored` are the program's inputs that are maxima (None: not known)."""
     if o.op == "accum" and len(o.inputs) > 1 and seen[o.inputs[1]].op != "shrink":
         raise InvalidGraph(f"{o.name}: accumulates times {o.inputs[1]}, which is no shrink")
     if o.op == "shrink" and seen[o.inputs[0]].op != "running":
@@ -313,7 +326,11 @@ def _validate_maxima(o: BlockOp, seen: Mapping[str, BlockOp]) -> None:
     if o.thread is not None and o.thread.nodes:
         places = [(n.op, k, i) for n in o.thread.nodes for k, i in enumerate(n.inputs)]
     for op, k, i in places:
-        maximum = i < len(o.inputs) and seen[o.inputs[i]].op in MAXIMA
+        operand = seen[o.inputs[i]] if i < len(o.inputs) else None
+        loaded = operand is not None and operand.op == "load"
+        if loaded and stored is None and (op, k) in _DIFFERENCE:
+            continue
+        maximum = operand is not None and (operand.op in MAXIMA or (loaded and operand.source_value in (stored or ())))
         if maximum and (op, k) not in _TAKEN_AWAY:
             raise InvalidGraph(f"{o.name}: {op} of the maximum {o.inputs[i]}, which may only keep exponentials small")
         if not maximum and (op, k) in _TAKEN_AWAY:
@@ -332,7 +349,9 @@ def _validate_sums(b: BlockGraph, axes: Mapping[str, frozenset[str]], partial: M
         if o.op == "grid_sum" and not partial[o.inputs[0]]:
             raise InvalidGraph(f"{o.name}: sums {o.inputs[0]} over blocks, which is no partial result")
         if o.op == "grid_sum" and (parts := axes[o.inputs[0]] & set(b.split)):
-            raise InvalidGraph(f"{o.name}: sums along {', '.join(sorted(parts))}, of which every block holds its own part")
+            raise InvalidGraph(
+                f"{o.name}: sums along {', '.join(sorted(parts))}, of which every block holds its own part"
+            )
 
 
 def _partial(b: BlockGraph, axes: Mapping[str, frozenset[str]]) -> dict[str, bool]:
@@ -374,12 +393,17 @@ class KernelGraph:
     def validate(self) -> KernelGraph:
         """The graph itself. Raises InvalidGraph."""
         ready = set(range(self.sources))
+        maxima: set[int] = set()
         for k in self.kernels:
             if not set(k.inputs) <= ready:
                 raise InvalidGraph(f"a kernel reads tensors {sorted(set(k.inputs) - ready)} before they are computed")
             k.program.validate()
-            k.block.validate(k.program)
+            held = {n for n, t in enumerate(k.inputs) if t in maxima}
+            k.block.validate(k.program, {i.name for i in k.program.inputs if i.source in held})
             ready |= set(k.outputs)
+            maxima |= {t for t, v in zip(k.outputs, k.block.outputs, strict=False) if k.block.op(v).op in MAXIMA}
+        if lost := {t - self.sources for t in maxima if t < self.sources + self.outputs}:
+            raise InvalidGraph(f"output {min(lost)} is a maximum, which only keeps exponentials small")
         missing = set(range(self.sources, self.sources + self.outputs)) - ready
         if missing:
             raise InvalidGraph(f"no kernel computes outputs {sorted(missing)}")

@@ -293,7 +293,7 @@ class _Shared:
 
 def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> None:
     """Check that a kernel graph is one for this program: it has its tensors and its axes, at their real extents, which
-    stand-ins could hide. Raises InvalidGraph."""
+    stand-ins could hide, and otherwise axes on which its kernels agree. Raises InvalidGraph."""
     if (graph.sources, graph.outputs, len(graph.kernels)) != (len(program.sources), len(program.outputs), len(tiles)):
         raise InvalidGraph(
             f"the muGraph has {graph.sources} inputs, {graph.outputs} outputs and {len(graph.kernels)} kernels; "
@@ -304,8 +304,10 @@ def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) 
     extents = {a.name: a.extent for a in program.axes}
     for number, kernel in enumerate(graph.kernels):
         for a in kernel.program.axes:
+            if isinstance(a.extent, int):
+                extents.setdefault(a.name, a.extent)  # an axis of the kernels alone: a part of one of the program's
             if extents.get(a.name) != a.extent:
-                raise InvalidGraph(f"kernel {number}: axis {a.name} = {a.extent}, in the program {extents.get(a.name)}")
+                raise InvalidGraph(f"kernel {number}: axis {a.name} = {a.extent}, elsewhere {extents.get(a.name)}")
         _check_kernel(number, kernel, tensors)
         for t, o in zip(kernel.outputs, kernel.program.outputs, strict=True):
             found = (ex.product(o.dims), o.dtype)
