@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mirage_cli.search.closure import AFTER, BEFORE, BODY, GRID, Closure, Derivation, Value
+from mirage_cli.search.closure import Closure, Derivation, Value
 from mirage_cli.search.form import Fn, Leaf, StableExp
 from mirage_cli.search.mapping import numeric
 from mirage_cli.search.mugraph import (
@@ -29,6 +29,7 @@ from mirage_cli.search.mugraph import (
 from mirage_cli.search.mugraph import (
     GRID as IN_GRID,
 )
+from mirage_cli.search.space import AFTER, BEFORE, BODY, GRID
 
 PHASE = {BEFORE: PROLOGUE, BODY: IN_BODY, AFTER: EPILOGUE, GRID: IN_GRID}
 MAX_STATES = 20000

@@ -24,10 +24,11 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.expr import Expr
 from mirage_cli.lax.field import Residue
 from mirage_cli.lax.ops import lookup
-from mirage_cli.search.closure import AFTER, BEFORE, BODY, GRID, Closure, P
+from mirage_cli.search.closure import Closure
 from mirage_cli.search.form import Fn, Leaf, StableExp
 from mirage_cli.search.mugraph import BODY as IN_BODY
 from mirage_cli.search.mugraph import BlockGraph, BlockOp, ThreadNode
+from mirage_cli.search.space import AFTER, BEFORE, BODY, GRID, P
 
 ELEMENTWISE = ("mul", "div", "div0", "add")
 Numbers: TypeAlias = tuple[int, ...]

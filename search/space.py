@@ -142,7 +142,8 @@ class Arrays:
     def quotient(self, array: Residue, inverse: Residue, guard: bool) -> Residue:
         """A quotient from the denominator's inverse; a guarded one is another function."""
         found: Residue = array * inverse % P
-        return found * self.guard_factor % P if guard else found
+        guarded: Residue = found * self.guard_factor % P
+        return guarded if guard else found
 
     def _reduction(self, t: Reduction) -> Residue:
         if not t.num:

@@ -82,7 +82,7 @@ class Wanted:
             case Open("add"):
                 return e.add(*args)
             case Open():
-                return e.div(*args, _tag(t.op == "div0"))
+                return e.div(args[0], args[1], _tag(t.op == "div0"))
             case Reduction():
                 return self._reduction(t)
 
