@@ -225,7 +225,7 @@ class _Partitioner:
             step = self.step(x)
             if isinstance(step, g.StableExp) and self.heavy[x]:
                 over = {self.graph.dims(x)[i] for i in step.dims}
-                return over == wanted and len(stops) == 1 and not self.shared(x, v, stops)
+                return over == wanted and not self.shared(x, v, stops)
         return False
 
     def shared(self, x: int, v: int, stops: set[int]) -> bool:

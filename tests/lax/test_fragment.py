@@ -72,6 +72,7 @@ OPERATORS = {
     "group_norm_linear": "norm_linear",
     "layer_norm_linear_gelu": "norm_mlp",
     "lora": "lora",
+    "lora_adapters": "lora",
     "lora_scaled": "lora",
     "mha": "attention",
     "mqa": "attention",
@@ -101,6 +102,12 @@ def test_every_layer_of_a_model_has_its_fragments(path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_an_operator_is_one_fragment(name: str, dtype: str) -> None:
     assert kinds(f"{name}_{dtype}") == {OPERATORS[name]: 1}
+
+
+@pytest.mark.parametrize("name", ["mla_fp32", "mla_fp16", "mla_absorbed_fp32", "mla_absorbed_fp16"])
+def test_scores_may_be_a_sum_of_contractions(name: str) -> None:
+    """Latent attention adds scores with positions to scores without; its two linears stay fragments of their own."""
+    assert kinds(name) == {"attention": 1, "linear": 2}
 
 
 @pytest.mark.parametrize("name", ["llama_fp32", "llama_dynamic_fp32", "gpt2_fp16", "bert_fp32"])
