@@ -38,23 +38,36 @@ def bound(verification: Mapping[str, Any]) -> str:
 
 def proof(verification: Mapping[str, Any]) -> list[str]:
     """Sentences about a proof: at which points, with which primes, and how wrong an acceptance may be."""
-    primes = verification["primes"]
+    primes, homomorphic = verification["primes"], verification["mode"] == "homomorphic"
     if not primes:
         return ["There is no proof: no muGraph was found for this fragment."]
+    fields = (
+        counted(len(primes) // 2, "pair") + " of prime fields" if homomorphic else counted(len(primes), "prime field")
+    )
     found = [
-        f"Original and muGraph were evaluated at random points of {counted(len(primes), 'prime field')} "
+        f"Original and muGraph were evaluated at random points of {fields} "
         f"({', '.join(map(str, primes))}), {counted(verification['rounds'], 'round')}, {_extents(verification)}."
     ]
     if verification.get("passed", True):
+        kind = (
+            f"quotient of sums of at most {verification['terms']} exponentials with polynomials"
+            if homomorphic
+            else "quotient of polynomials"
+        )
         found.append(
             "All outputs agreed in every field. If the two were different functions, this would have happened with a "
             f"probability of at most {bound(verification)} over the choice of the points: the difference would be a "
-            f"quotient of polynomials of degree at most {verification['degree']}, with at most "
+            f"{kind} of degree at most {verification['degree']}, with at most "
             f"{verification['applications']} function applications behind one element."
         )
     else:
         found.append(f"The proof failed: {verification.get('reason', '')}.")
-    if verification["mode"] == "uninterpreted":
+    if homomorphic:
+        found.append(
+            "exp(a) exp(b) = exp(a + b) was used; other scalar functions counted as arbitrary functions. The paper's own "
+            f"theorem bounds the error by {power_of_two(verification['paper_log2_bound'])} for as many rounds."
+        )
+    else:
         found.append(
             "Exponentials and other scalar functions counted as arbitrary functions, so the equality holds for the true ones."
         )
