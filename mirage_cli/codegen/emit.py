@@ -33,6 +33,7 @@ from mirage_cli.lax.program import Slot
 from mirage_cli.search.mugraph import BODY, PROLOGUE
 
 SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
+PAIRED = ("exp_minus", "exp_difference")  #: functions of two numbers that are not in the registry
 
 
 @dataclass(slots=True)
@@ -117,6 +118,10 @@ class Emitter:
             stride = ex.product([stride, s.extent])
         return " + ".join(reversed(terms)) or "0"
 
+    def first(self, axes: Sequence[str]) -> str:
+        """The condition that a block is the first one along grid axes; empty without axes."""
+        return " && ".join(f"{a}_at == 0" for a in axes)
+
     # --- expressions --------------------------------------------------------------------------------------------------
     def element(self, b: Buffer, phase: str) -> str:
         """An element of a buffer at the current position, as an lvalue."""
@@ -165,8 +170,8 @@ class Emitter:
                 return f"static_cast<float>({self.extent(self.p.extent(a))})"
             case Apply(op, args):
                 inner = [self.expression(a, phase, out, guard) for a in args]
-                if op == "exp_minus":
-                    return out.let(f"m_exp_minus({inner[0]}, {inner[1]})")
+                if op in PAIRED:
+                    return out.let(f"m_{op}({', '.join(inner)})")
                 return out.let(lookup(op).c.format(*inner))
 
     # --- parts of a kernel --------------------------------------------------------------------------------------------

@@ -68,10 +68,10 @@ class CpuEmitter(Emitter):
         parts = [self.valid(sizes[0][0], phase) if not inner else str(sizes[0][1]), *(str(n) for _, n in sizes[1:])]
         return " * ".join(x for x in parts if x != "1") or "1"
 
-    def nest(self, domain: Sizes, lines: list[str], phase: str) -> dict[str, Any]:
-        """Loops over the valid positions of `domain`."""
+    def nest(self, domain: Sizes, lines: list[str], phase: str, guard: str = "") -> dict[str, Any]:
+        """Loops over the valid positions of `domain`, where `guard` holds."""
         loops = [{"axis": a, "count": self.valid(a, phase)} for a, _ in domain]
-        return {"kind": "nest", "loops": loops, "lines": lines}
+        return {"kind": "nest", "loops": loops, "lines": lines, "guard": guard}
 
     # --- nodes --------------------------------------------------------------------------------------------------------
     def nodes(self, nodes: Sequence[TileNode], phase: str) -> list[dict[str, Any]]:
@@ -194,20 +194,19 @@ class CpuEmitter(Emitter):
         order = [s.axis for s in o.access if s.axis is not None and self.sized(s.axis, phase)]
         sizes = dict(n.domain)
         domain = tuple((a, sizes[a]) if a in sizes else (a, self.shapes.size(a, phase)) for a in order)
-        name = f"y{n.output}"
+        name, guard = f"y{n.output}", self.first(n.once)
         innermost = next((s.axis for s in reversed(o.access) if s.extent != 1), None)
         if o.dtype.name == "f32" or not domain or domain[-1][0] != innermost:
             value = self.expression(n.expr, phase, out)
             line = f"put({name}[{self.offset(o.access, phase)}], {value});"
-            return self.nest(domain, [*out.lines, line], phase)
+            return self.nest(domain, [*out.lines, line], phase, guard)
         axis, size = domain[-1]
         valid = self.valid(axis, phase)
         to = f"{name} + {self.offset(o.access, phase, [axis])}"
         row = self.contiguous(n.expr, axis)
         if row is not None:
-            return self.nest(
-                domain[:-1], [f"store_row({to}, {row.name} + {self.index(row, phase, [axis])}, {valid});"], phase
-            )
+            line = f"store_row({to}, {row.name} + {self.index(row, phase, [axis])}, {valid});"
+            return self.nest(domain[:-1], [line], phase, guard)
         value = self.expression(n.expr, phase, out)
         lines = [
             f"float row[{size}] = {{}};",
@@ -217,7 +216,7 @@ class CpuEmitter(Emitter):
             "}",
             f"store_row({to}, row, {valid});",
         ]
-        return self.nest(domain[:-1], lines, phase)
+        return self.nest(domain[:-1], lines, phase, guard)
 
     def contiguous(self, e: Expr, axis: str) -> Buffer | None:
         """The buffer that an expression just reads, with neighbours along `axis` side by side."""

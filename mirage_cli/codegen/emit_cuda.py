@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mirage_cli.codegen.access import chunk_bytes
 from mirage_cli.codegen.emit import Lines
 from mirage_cli.codegen.emit_fragment import FragmentEmitter
 from mirage_cli.codegen.render import c_float
@@ -33,8 +34,6 @@ from mirage_cli.codegen.tile import (
     refs,
 )
 from mirage_cli.errors import Refused
-from mirage_cli.lax import extents as ex
-from mirage_cli.lax.extents import Symbolic
 from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE
 
 MAX_FRAGMENT_FLOATS = 200  #: accumulator registers of a thread beyond which kernels spill
@@ -216,9 +215,8 @@ class CudaEmitter(FragmentEmitter):
     def store(self, n: Store, phase: str) -> dict[str, Any]:
         out, o = Lines(), self.p.outputs[n.output]
         f = self.main_fragment(n.expr, n.domain)
-        inside = self.inside([a for a, _ in n.domain], phase)
-        if f is not None:
-            inside = " && ".join(x for x in (self.fragment_inside(f), inside) if x)
+        tests = [self.first(n.once), self.fragment_inside(f) if f else "", self.inside([a for a, _ in n.domain], phase)]
+        inside = " && ".join(x for x in tests if x)
         value = self.expression(n.expr, phase, out)
         lines = [*out.lines, f"put(y{n.output}[{self.offset(o.access, phase)}], {value});"]
         if inside:
@@ -301,7 +299,7 @@ class CudaEmitter(FragmentEmitter):
         b, source = self.t.buffers[n.buffer], self.reads[n.value]
         dtype = self.p.sources[source.source].dtype
         inner = b.axes[-1:] if b.axes else ()
-        bytes_ = self.chunk(b, n) if inner else 0
+        bytes_ = chunk_bytes(self.p, b, n.value)
         if not bytes_:
             out = Lines()
             inside = self.inside([s.axis for s in source.access if s.axis is not None], phase)
@@ -335,30 +333,6 @@ class CudaEmitter(FragmentEmitter):
     def fill_phase(self, b: Buffer) -> str:
         """The phase in which a buffer is filled, so that its own indices start at 0."""
         return b.phase
-
-    def chunk(self, b: Buffer, n: Load) -> int:
-        """Bytes (16, 8 or 4) of the largest chunks in which rows can be copied; 0 when they are no aligned runs."""
-        source = self.reads[n.value]
-        dtype = self.p.sources[source.source].dtype
-        axis, size = b.axes[-1]
-        slots = [s for s in source.access if s.extent != 1]
-        if not slots or slots[-1].axis != axis:
-            return 0
-        for bytes_ in (16, 8, 4):
-            vector = bytes_ // dtype.bytes
-            if vector < 1 or size % vector or b.pitch % vector or slots[-1].offset % vector:
-                continue
-            inner_sizes = [b.stride(a) for a, _ in b.axes[:-1]]
-            if any(s % vector for s in inner_sizes):
-                continue
-            stride, aligned = slots[-1].extent, True
-            for s in reversed(slots[:-1]):
-                factor = stride.factor if isinstance(stride, Symbolic) else stride
-                aligned = aligned and factor % vector == 0
-                stride = ex.product([stride, s.extent])
-            if aligned:
-                return bytes_
-        return 0
 
     def ring_loads(self) -> list[dict[str, Any]]:
         """The loads that run ahead of the loop, into stage `slot`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mirage_cli.codegen.emit import Emitter
+from mirage_cli.codegen.shapes import fragment_shape
 from mirage_cli.codegen.tile import FRAGMENT, Buffer, Expr, Sizes, count, refs
 
 
@@ -18,20 +19,8 @@ class FragmentEmitter(Emitter):
 
     # --- fragments ----------------------------------------------------------------------------------------------------
     def fragment_shape(self, b: Buffer) -> tuple[int, int, int, int]:
-        """(M, N, warps along M, warps along N) of a fragment: as many warps as divide it, least operand traffic."""
-        m, n = -(-b.n_rows // 16) * 16, -(-b.n_cols // 8) * 8
-        best = (1, 1)
-        for wm in range(1, self.t.schedule.warps + 1):
-            wn = 1
-            for w in range(1, self.t.schedule.warps // wm + 1):
-                if (n // 8) % w == 0:
-                    wn = w
-            if (m // 16) % wm == 0 and (wm * wn, -(m // wm + n // wn)) > (
-                best[0] * best[1],
-                -(m // best[0] + n // best[1]),
-            ):
-                best = (wm, wn)
-        return m, n, *best
+        """(M, N, warps along M, warps along N) of a fragment."""
+        return fragment_shape(b, self.t.schedule.warps)
 
     def fragment_floats(self) -> int:
         """Accumulator registers of a thread, all fragments together."""

@@ -57,17 +57,18 @@ MATRIX_TYPES = (F16, BF16, F32)
 CHEAP_FLOPS = 1  #: an elementwise value of at most this price is computed again rather than kept
 
 
-def lower(program: Program, graph: BlockGraph, schedule: Schedule, target: Target) -> TileProgram:
-    """The tile program, without memory plan and barriers. Raises Refused where the target cannot run the graph."""
+def lower(program: Program, graph: BlockGraph, schedule: Schedule, target: Target, fusion: bool = True) -> TileProgram:
+    """The tile program, with plain layouts, without memory plan and barriers. Without `fusion` every elementwise value
+    that another operator reads becomes a shared tile. Raises Refused where the target cannot run the graph."""
     if graph.split and target.kind != "cuda":
         raise Refused("reductions over blocks are rendered for CUDA only")
     schedule.validate(graph)
-    return _Lowering(program, graph, schedule, target).run()
+    return _Lowering(program, graph, schedule, target, fusion).run()
 
 
 class _Lowering:
-    def __init__(self, program: Program, graph: BlockGraph, schedule: Schedule, target: Target) -> None:
-        self.p, self.g, self.s, self.t = program, graph, schedule, target
+    def __init__(self, program: Program, graph: BlockGraph, schedule: Schedule, target: Target, fusion: bool) -> None:
+        self.p, self.g, self.s, self.t, self.fusion = program, graph, schedule, target, fusion
         self.shapes = Shapes(program, graph, schedule, target)
         self.axes = graph.axes_of(program)
         self.ops = {o.name: o for o in graph.ops}
@@ -94,7 +95,10 @@ class _Lowering:
             final = GRID if self.ops[name].phase == GRID else EPILOGUE  # every block stores what is its own
             stored = frozenset(s.axis for s in self.p.outputs[k].access if s.axis is not None)
             domain = self.domain_of(self.value[name], self.axes[name] | stored, EPILOGUE)
-            self.emit(final, Store(k, self.readable(self.value[name], final, domain), domain))
+            value = self.readable(self.value[name], final, domain)
+            # Behind the reduction over blocks only one of those that share it is left.
+            own = stored | (frozenset(self.g.split) if final == GRID else frozenset())
+            self.emit(final, Store(k, value, domain, self.shapes.several_blocks(own)))
         epilogue = list(self.nodes[EPILOGUE])
         if self.g.split:
             epilogue += [Exchange(tuple(dict.fromkeys(self.published))), *self.nodes[GRID]]
@@ -235,16 +239,10 @@ class _Lowering:
         return axes
 
     def operand_buffer(self, name: str, dtype: DType, rows: Sizes, cols: Sizes, place: str, phase: str) -> Buffer:
-        """A tile that matrix instructions read: rows and columns padded to whole matrices (what is read there reaches
-        only the padding of results), pitch free of bank conflicts."""
-        pitch, pad = max(1, count(cols)), count(rows)
-        if self.on_gpu:
-            vector = 16 // dtype.bytes
-            pitch = -(-pitch // 16) * 16
-            if pitch * dtype.bytes % 128 == 0 or pitch * dtype.bytes in (32, 64):
-                pitch += vector
-            pad = -(-pad // 16) * 16
-        return self.buffer(Buffer(name, dtype, rows, cols, place, phase, pitch, pad))
+        """A tile that a contraction reads; for matrix instructions, rows and columns are padded to whole matrices (what is
+        read there reaches only the padding of results)."""
+        b = Buffer(name, dtype, rows, cols, place, phase, max(1, count(cols)), count(rows))
+        return self.buffer(b.whole_matrices() if self.on_gpu else b)
 
     def do_iota(self, o: BlockOp) -> None:
         self.value[o.name] = Position(o.axis or "")
@@ -390,6 +388,9 @@ class _Lowering:
         stored = o.name in self.g.outputs
         if not readers and not stored:
             return  # only contractions read it: computed into their operands
+        if o.inputs and not self.fusion and (readers or contracted):
+            self.value[o.name] = Ref(self.keep(o, e))
+            return
         alone = len(readers) + stored == 1 and (stored or self.same_place(o, readers[0]))
         if not contracted and (alone or not o.inputs):
             return
@@ -408,7 +409,7 @@ class _Lowering:
     def keep(self, o: BlockOp, e: Expr) -> str:
         domain = self.domain_of(e, self.axes[o.name], o.phase)
         f = self.main_fragment(e, domain)
-        if f is not None:
+        if f is not None and self.fusion:
             self.buffer(replace(f, name=o.name, phase=o.phase))
         else:
             self.shared(o.name, domain, o.phase)

@@ -1,82 +1,53 @@
-"""Memory plan: byte offsets of shared tiles so that tiles that are alive together do not overlap.
+"""Memory plan: byte offsets of shared tiles, so that tiles that are alive together do not overlap.
 
-Dynamic storage allocation over live ranges: largest first, each at the lowest offset that is free throughout its life.
+A tile's life is measured either in nodes or in *intervals* between barriers. Two tiles whose intervals are apart have a
+barrier between the last use of one and the first of the other, so sharing memory asks for no further barrier. Lives in
+nodes are shorter, so that less memory does, and barriers may have to be added (`order.barriers`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mirage_cli.codegen.tile import (
-    FRAGMENT,
-    RING,
-    Barrier,
-    Compute,
-    Contract,
-    Exchange,
-    GridSum,
-    GridTop,
-    Init,
-    Load,
-    Reduce,
-    Running,
-    Scale,
-    Store,
-    TileNode,
-    TileProgram,
-    refs,
-)
+from mirage_cli.codegen.access import is_shared, shared_halves, synchronises
+from mirage_cli.codegen.allocate import Allocation, Block, allocate, lower_bound
+from mirage_cli.codegen.tile import RING, Barrier, TileProgram
 
 ALIGNMENT = 128
 
 
-def accesses(n: TileNode) -> tuple[set[str], set[str]]:
-    """(buffers read, buffers written) by a node."""
-    match n:
-        case Load(b, _) | Init(b, _):
-            return set(), {b}
-        case Compute(b, e, _, add):
-            return set(refs(e)) | ({b} if add else set()), {b}
-        case Contract(out, a, b, _, add):
-            return {a, b} | ({out} if add else set()), {out}
-        case Reduce(b, _, e, _, _, _, add, scratch):
-            return set(refs(e)) | ({b} if add else set()), {b} | ({scratch} if scratch else set())
-        case Scale(b, e):
-            return set(refs(e)) | {b}, {b}
-        case Running(m, top, shrink):
-            return {m, top}, {m, shrink}
-        case Store(_, e, _):
-            return set(refs(e)), set()
-        case Exchange(buffers):
-            return set(buffers), set()
-        case GridTop(b, _):
-            return set(), {b}
-        case GridSum(b, _, _, common):
-            return {common} if common else set(), {b}
-        case Barrier():
-            return set(), set()
-
-
-def live_ranges(t: TileProgram) -> dict[str, tuple[int, int]]:
-    """First and last node (numbered through the phases) at which each shared buffer holds something.
+def live_ranges(t: TileProgram, intervals: bool = False) -> dict[str, tuple[int, int]]:
+    """The first and last time at which each shared buffer holds something: nodes numbered through the phases, or the
+    intervals between barriers.
 
     What is touched in the body and also before or after it lives through all iterations.
     """
-    first, last = len(t.prologue), len(t.prologue) + len(t.body)
     ranges: dict[str, tuple[int, int]] = {}
-    for k, n in enumerate([*t.prologue, *t.body, *t.epilogue]):
-        for b in set().union(*accesses(n)):
-            if b in t.buffers and t.buffers[b].place != FRAGMENT:
-                low, high = ranges.get(b, (k, k))
-                ranges[b] = (min(low, k), max(high, k))
+
+    def touch(names: frozenset[str], at: int) -> None:
+        for b in names:
+            low, high = ranges.get(b, (at, at))
+            ranges[b] = (min(low, at), max(high, at))
+
+    at = 0 if intervals else -1
+    starts = []
+    for k, nodes in enumerate((t.prologue, t.body, t.epilogue)):
+        # The loop has a barrier of its own at the start of each iteration, and one behind it.
+        at += bool(intervals and k > 0 and t.graph.loop)
+        starts.append(at if intervals else at + 1)
+        for n in nodes:
+            at += isinstance(n, Barrier) or not intervals
+            before, behind = shared_halves(t, n)
+            touch(before[0] | before[1], at)
+            at += intervals and synchronises(n)
+            touch(behind[0] | behind[1], at)
+    body, last = starts[1], starts[2] - 1
     for b, (low, high) in ranges.items():
-        in_body = low < last and high >= first and t.body
         if t.buffers[b].place == RING:
             ranges[b] = (0, max(high, last))
-        elif in_body and low < first:
-            ranges[b] = (low, max(high, last))
-        elif in_body and high >= last:
-            ranges[b] = (0, high)
+        elif t.body and low <= last and high >= body and (low < body or high > last):
+            ranges[b] = (min(low, body), max(high, last))
     return ranges
 
 
@@ -87,21 +58,35 @@ def nbytes(t: TileProgram, name: str) -> int:
     return -(-b.elements * b.dtype.bytes // ALIGNMENT) * ALIGNMENT * stages
 
 
-def plan(t: TileProgram) -> TileProgram:
+def blocks_of(t: TileProgram, ranges: dict[str, tuple[int, int]]) -> tuple[list[str], list[Block]]:
+    """The buffers of live ranges, in order of their names, as blocks of memory."""
+    names = sorted(ranges)
+    return names, [Block(nbytes(t, b), *ranges[b]) for b in names]
+
+
+def plan(
+    t: TileProgram, intervals: bool = False, method: Callable[[Sequence[Block]], Allocation] = allocate
+) -> TileProgram:
     """The program with offsets of its shared buffers and their total size."""
-    ranges = live_ranges(t)
-    placed: list[tuple[int, int, tuple[int, int]]] = []
-    offsets: dict[str, int] = {}
-    for name in sorted(ranges, key=lambda b: (-nbytes(t, b), b)):
-        low, high = ranges[name]
-        size = nbytes(t, name)
-        busy = sorted((o, s) for o, s, (a, z) in placed if not (z < low or high < a))
-        at = 0
-        for o, s in busy:
-            if at + size <= o:
-                break
-            at = max(at, o + s)
-        placed.append((at, size, (low, high)))
+    names, blocks = blocks_of(t, live_ranges(t, intervals))
+    found = method(blocks)
+    return replace(t, offsets=dict(zip(names, found.offsets, strict=True)), shared_bytes=found.total)
+
+
+def apart(t: TileProgram) -> TileProgram:
+    """The program with memory of its own for each shared buffer."""
+    offsets, at = {}, 0
+    for name in sorted(live_ranges(t)):
         offsets[name] = at
-    total = max((o + s for o, s, _ in placed), default=0)
-    return replace(t, offsets=offsets, shared_bytes=total)
+        at += nbytes(t, name)
+    return replace(t, offsets=offsets, shared_bytes=at)
+
+
+def least_bytes(t: TileProgram, intervals: bool = False) -> int:
+    """The most bytes that are alive at one time: no plan needs less."""
+    return lower_bound(blocks_of(t, live_ranges(t, intervals))[1])
+
+
+def shared_names(t: TileProgram) -> list[str]:
+    """All buffers in shared memory, in order of their names."""
+    return sorted(b for b in t.buffers if is_shared(t, b))

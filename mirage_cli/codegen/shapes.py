@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from mirage_cli.codegen.tile import Buffer
 from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.mugraph import BODY, BlockGraph
@@ -11,6 +12,23 @@ from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
 MMA_K = 16  #: positions that one matrix instruction sums over (16-bit types)
+
+
+def fragment_shape(b: Buffer, warps: int) -> tuple[int, int, int, int]:
+    """(M, N, warps along M, warps along N) of a fragment: as many warps as divide it, least operand traffic."""
+    m, n = -(-b.n_rows // 16) * 16, -(-b.n_cols // 8) * 8
+    best = (1, 1)
+    for wm in range(1, warps + 1):
+        wn = 1
+        for w in range(1, warps // wm + 1):
+            if (n // 8) % w == 0:
+                wn = w
+        if (m // 16) % wm == 0 and (wm * wn, -(m // wm + n // wn)) > (
+            best[0] * best[1],
+            -(m // best[0] + n // best[1]),
+        ):
+            best = (wm, wn)
+    return m, n, *best
 
 
 class Shapes:
@@ -50,6 +68,11 @@ class Shapes:
         if not isinstance(extent, int) or extent % self.size(axis, phase):
             return False
         return axis not in self.g.split or extent % (self.s.tile(axis) or 1) == 0
+
+    def several_blocks(self, but: frozenset[str]) -> tuple[str, ...]:
+        """The grid axes, `but` some, along which there may be more than one block."""
+        tiles = ((a, self.s.tile(a) or 1, self.p.extent(a)) for a in self.g.grid if a not in but)
+        return tuple(a for a, tile, extent in tiles if not isinstance(extent, int) or extent > tile)
 
     def _padding(self) -> dict[str, int]:
         padded: dict[str, int] = {}

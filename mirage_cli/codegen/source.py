@@ -1,4 +1,4 @@
-"""From a kernel graph with its schedules to source text: lower, plan, emit, render."""
+"""From a kernel graph with its schedules to source text: lower, optimize, emit, render."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mirage_cli.codegen.emit import Emitter
 from mirage_cli.codegen.emit_cpu import CpuEmitter
 from mirage_cli.codegen.emit_cuda import CudaEmitter
 from mirage_cli.codegen.lower import lower
-from mirage_cli.codegen.memory import plan
-from mirage_cli.codegen.order import barriers, loads_first
+from mirage_cli.codegen.optimize import fits, needed_bytes, optimized
+from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.render import render
 from mirage_cli.codegen.tile import TileProgram
 from mirage_cli.errors import Refused
@@ -22,7 +22,6 @@ from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
 WORKSPACE_ALIGNMENT = 256
-ARRIVAL_BYTES = 16  #: shared memory of `last_to_arrive` beside the tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,14 @@ class Rendered:
     tiles: tuple[TileProgram, ...]
 
 
-def tile_program(program: Program, block: BlockGraph, schedule: Schedule, target: Target) -> TileProgram:
+def tile_program(
+    program: Program, block: BlockGraph, schedule: Schedule, target: Target, passes: Passes = ALL
+) -> TileProgram:
     """The finished tile program of one kernel. Raises Refused when it does not fit the target."""
-    tile = loads_first(lower(program, block, schedule, target))
-    tile = plan(tile)
-    needed = tile.shared_bytes + (ARRIVAL_BYTES if block.split else 0)
-    if needed > target.shared_bytes:
-        raise Refused(f"{needed} bytes of shared memory, {target.name} has {target.shared_bytes}")
-    return barriers(tile) if target.kind == "cuda" else tile
+    tile = optimized(lower(program, block, schedule, target, passes.fusion), passes)
+    if not fits(tile):
+        raise Refused(f"{needed_bytes(tile)} bytes of shared memory, {target.name} has {target.shared_bytes}")
+    return tile
 
 
 def emitter(tile: TileProgram, kernel: int, symbols: Sequence[str]) -> CudaEmitter | CpuEmitter:
@@ -55,16 +54,18 @@ def source(
     schedules: Sequence[Schedule],
     target: Target,
     comment: str,
+    passes: Passes = ALL,
 ) -> Rendered:
     """The source of a fragment for a target. Raises Refused when some kernel cannot be rendered.
 
-    `identifier` is made of letters and digits; `comment` is text of ours (no names from a model).
+    `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
+    the graph is taken to be without thread graphs of several operators (`search/unfuse.py`).
     """
     tiles, kernels = [], []
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
     for k, (kernel, schedule) in enumerate(zip(graph.kernels, schedules, strict=True)):
-        tile = tile_program(kernel.program, kernel.block, schedule, target)
+        tile = tile_program(kernel.program, kernel.block, schedule, target, passes)
         tiles.append(tile)
         printer = emitter(tile, k, program.symbols)
         context = printer.kernel_context()

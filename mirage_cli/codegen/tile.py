@@ -21,6 +21,7 @@ from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
 Sizes: TypeAlias = tuple[tuple[str, int], ...]  #: axes with their static sizes, outermost first
+MATRIX = 16  #: rows and columns of the matrices that contractions read
 SHARED, RING, FRAGMENT = "shared", "ring", "fragment"
 
 
@@ -56,6 +57,11 @@ class Buffer:
     def elements(self) -> int:
         """Elements to allocate (for each stage of a ring)."""
         return max(self.pad_rows, self.n_rows) * self.pitch
+
+    def whole_matrices(self) -> Buffer:
+        """The tile with rows and columns padded to what matrix instructions read."""
+        rows, cols = (-(-n // MATRIX) * MATRIX for n in (self.n_rows, self.n_cols))
+        return replace(self, pitch=cols, pad_rows=rows)
 
     def stride(self, axis: str) -> int:
         """Elements between neighbours along an axis."""
@@ -109,7 +115,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An elementwise operator of the registry, or `exp_minus`."""
+    """An elementwise operator of the registry, or `exp_minus` or `exp_difference`."""
 
     op: str
     args: tuple[Expr, ...]
@@ -228,11 +234,13 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Write expr to program output number `output` at every position inside its extents."""
+    """Write expr to program output number `output` at every position inside its extents; of the blocks that differ only
+    along axes of `once`, the first one does."""
 
     output: int
     expr: Expr
     domain: Sizes
+    once: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +323,8 @@ def node_text(n: TileNode) -> str:
             return f"{b} *= {expr_text(e)}"
         case Running(m, t, s):
             return f"{m}, {s} = running {t}"
-        case Store(k, e, _):
-            return f"store {k} = {expr_text(e)}"
+        case Store(k, e, _, once):
+            return f"store {k} = {expr_text(e)}" + (f" once along {' '.join(once)}" if once else "")
         case Exchange(buffers):
             return f"exchange {', '.join(buffers)}"
         case GridTop(b, s):

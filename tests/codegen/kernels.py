@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from mirage_cli import check, runtime
 from mirage_cli.codegen import render, source
-from mirage_cli.codegen.memory import live_ranges, plan
+from mirage_cli.codegen.memory import live_ranges
+from mirage_cli.codegen.optimize import optimized
+from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.tile import RING, TileProgram
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents
@@ -35,6 +37,7 @@ from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import Target, load_target
 from mirage_cli.search.tiling import schedules
 
+Finish = Callable[[TileProgram, Passes], TileProgram]
 HERE = Path(__file__).parent
 GAP = 256  #: bytes between buffers that are laid out apart
 ROOMY = 1 << 24  #: shared memory of a target in the emulator when buffers are laid out apart
@@ -59,10 +62,11 @@ class Case:
     graph: KernelGraph
     schedules: tuple[Schedule, ...]
     target: Target
+    passes: Passes = ALL
 
     def render(self) -> source.Rendered:
         """Its source. Raises Refused."""
-        return source.source(self.name, self.program, self.graph, self.schedules, self.target, self.name)
+        return source.source(self.name, self.program, self.graph, self.schedules, self.target, self.name, self.passes)
 
     def renders(self) -> bool:
         """Whether the target takes it."""
@@ -139,8 +143,9 @@ def single(program: Program, block: BlockGraph) -> KernelGraph:
 
 
 # --- sources --------------------------------------------------------------------------------------------------------------
-def apart(tile: TileProgram) -> TileProgram:
-    """A memory plan without any sharing: no buffer lies next to another."""
+def apart(tile: TileProgram, passes: Passes) -> TileProgram:
+    """The finished program with a memory plan without any sharing: no buffer lies next to another."""
+    tile = optimized(tile, passes)
     offsets, at = {}, 0
     for name in sorted(live_ranges(tile)):
         offsets[name] = at
@@ -155,9 +160,10 @@ def source_bytes(tile: TileProgram, name: str) -> int:
     return size if b.place != RING else -(-size // 128) * 128 * tile.schedule.stages
 
 
-def emulated(case: Case, separate: bool) -> str:
-    """The source of a CUDA kernel for the emulator; `separate` lays buffers out apart and forbids what lies between."""
-    with mock.patch.object(source, "plan", apart if separate else plan):
+def emulated(case: Case, separate: bool, finish: Finish = optimized) -> str:
+    """The source of a CUDA kernel for the emulator; `separate` lays buffers out apart and forbids what lies between.
+    `finish` stands for the passes."""
+    with mock.patch.object(source, "optimized", apart if separate else finish):
         roomy = replace(case, target=replace(case.target, shared_bytes=ROOMY)) if separate else case
         rendered = roomy.render()
     parts = iter(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from mirage_cli.codegen import source
-from mirage_cli.codegen.order import barriers
+from mirage_cli.codegen.optimize import optimized
+from mirage_cli.codegen.passes import Passes
 from mirage_cli.codegen.tile import Barrier, TileProgram
 from mirage_cli.lax.dtypes import BF16, F16, F32
 
@@ -72,17 +70,16 @@ def test_a_barrier_that_is_missing_is_found(name: str, tmp_path: Path) -> None:
     texts, broken = {case.name: kernels.emulated(case, separate=False)}, []
     for k, (phase, place) in enumerate(spots):
         broken.append(replace(case, name=f"without{k}"))
-        with mock.patch.object(source, "barriers", _without(phase, place)):
-            texts[broken[-1].name] = kernels.emulated(broken[-1], separate=False)
+        texts[broken[-1].name] = kernels.emulated(broken[-1], False, _without(phase, place))
     harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
     assert kernels.run(harness, [case], LAZY) == kernels.run(harness, [case], BACKWARDS) == []
     for case in broken:
         assert kernels.run(harness, [case], LAZY) or kernels.run(harness, [case], BACKWARDS), case.name
 
 
-def _without(phase: str, place: int) -> Callable[[TileProgram], TileProgram]:
-    def dropped(tile: TileProgram) -> TileProgram:
-        made = barriers(tile)
+def _without(phase: str, place: int) -> kernels.Finish:
+    def dropped(tile: TileProgram, passes: Passes) -> TileProgram:
+        made = optimized(tile, passes)
         nodes = list(getattr(made, phase))
         assert isinstance(nodes.pop(place), Barrier)
         changed: dict[str, Any] = {phase: tuple(nodes)}

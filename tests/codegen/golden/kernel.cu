@@ -58,15 +58,15 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
     block /= 2;
     (void)a_at;
     __half* const t0 = reinterpret_cast<__half*>(shared + 0);
-    __half* const t3 = reinterpret_cast<__half*>(shared + 4608);
-    __half* const t4 = reinterpret_cast<__half*>(shared + 2304);
-    float* const t7_top = reinterpret_cast<float*>(shared + 5888);
-    float* const t7_top_scratch = reinterpret_cast<float*>(shared + 5376);
-    float* const t7_max = reinterpret_cast<float*>(shared + 6272);
-    float* const t7_shrink = reinterpret_cast<float*>(shared + 6400);
-    __half* const t7_as_f16 = reinterpret_cast<__half*>(shared + 5376);
-    float* const t11 = reinterpret_cast<float*>(shared + 6144);
-    float* const t9_scratch = reinterpret_cast<float*>(shared + 5376);
+    __half* const t3 = reinterpret_cast<__half*>(shared + 3072);
+    __half* const t4 = reinterpret_cast<__half*>(shared + 1536);
+    float* const t7_top = reinterpret_cast<float*>(shared + 4352);
+    float* const t7_top_scratch = reinterpret_cast<float*>(shared + 3840);
+    float* const t7_max = reinterpret_cast<float*>(shared + 5248);
+    float* const t7_shrink = reinterpret_cast<float*>(shared + 5376);
+    __half* const t7_as_f16 = reinterpret_cast<__half*>(shared + 3840);
+    float* const t11 = reinterpret_cast<float*>(shared + 5120);
+    float* const t9_scratch = reinterpret_cast<float*>(shared + 4608);
     typedef Fragment<16, 16, 1, 2> F_t5;
     F_t5 t5;
     typedef Fragment<16, 16, 1, 2> F_t6;
@@ -91,17 +91,17 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
             const offset_t d_step = static_cast<offset_t>(step) * 16;
             (void)slot;
             (void)d_step;
-            load_rows<__half, 16, 16, 16, THREADS>((t0 + slot * 384), x0, 16, [&](int r) {
+            load_rows<__half, 16, 16, 16, THREADS>((t0 + slot * 256), x0, 16, [&](int r) {
                 (void)r;
                 [[maybe_unused]] const int i_d = r;
                 const __half* const from = x0 + a_at * 592 + (d_step + i_d) * 16 + c_at;
-                return Row<__half>{d_step + i_d < 37 ? from : nullptr, i_d * 24};
+                return Row<__half>{d_step + i_d < 37 ? from : nullptr, i_d * 16};
             });
-            load_rows<__half, 16, 16, 16, THREADS>((t4 + slot * 384), x2, 16, [&](int r) {
+            load_rows<__half, 16, 16, 16, THREADS>((t4 + slot * 256), x2, 16, [&](int r) {
                 (void)r;
                 [[maybe_unused]] const int i_d = r;
                 const __half* const from = x2 + a_at * 592 + (d_step + i_d) * 16;
-                return Row<__half>{d_step + i_d < 37 ? from : nullptr, i_d * 24};
+                return Row<__half>{d_step + i_d < 37 ? from : nullptr, i_d * 16};
             });
         }
         copy_commit();
@@ -124,10 +124,10 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
         load_stage(step + 2);
         const offset_t d_step = static_cast<offset_t>(step) * 16;
         (void)d_step;
-        const __half* const t0_now = t0 + step % 3 * 384;
-        const __half* const t4_now = t4 + step % 3 * 384;
+        const __half* const t0_now = t0 + step % 3 * 256;
+        const __half* const t4_now = t4 + step % 3 * 256;
         t5.fill(0.0f);
-        mirage::contract<16, true, 24, false, 24>(t5, t3, t4_now);
+        mirage::contract<16, true, 24, false, 16>(t5, t3, t4_now);
         MIRAGE_EACH(F_t6) {
             [[maybe_unused]] const int r_ = min(F_t6::row(m_, i_), 3);
             [[maybe_unused]] const int c_ = F_t6::col(n_, i_);
@@ -185,13 +185,10 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
             [[maybe_unused]] const int i_c = c_;
             t10.v[m_][n_][i_] *= t7_shrink[i_b];
         }
-        __syncthreads();
-        mirage::contract<16, true, 24, true, 24>(t10, t7_as_f16, t0_now);
         for (int i = threadIdx.x; i < 4; i += THREADS) {
             [[maybe_unused]] const int i_b = i;
             t11[i_b] *= t7_shrink[i_b];
         }
-        __syncthreads();
         mirage::reduce_rows<Sum, F_t7, THREADS>(
             t9_scratch,
             [&](int row, int col, int m, int n, int i) {
@@ -206,6 +203,7 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
                 [[maybe_unused]] const int i_b = r;
                 if (r < 4) t11[i_b] += x;
             });
+        mirage::contract<16, true, 24, true, 16>(t10, t7_as_f16, t0_now);
     }
     copy_wait<0>();
     __syncthreads();
@@ -241,7 +239,7 @@ extern "C" MIRAGE_EXPORT int mirage_golden(const void* const* in, void* const* o
         p.y0 = static_cast<__half*>(out[0]);
         const int64_t blocks = int64_t{1} * 2 * 2 * 1;
         if (blocks > 0) {
-            status = mirage::launch(kernel0, blocks, 256, 6528, stream, p);
+            status = mirage::launch(kernel0, blocks, 256, 5504, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }

@@ -1,0 +1,43 @@
+"""The optimizer passes between a block graph and its source, each of which can be left out to see what it is worth.
+
+    fusion   elementwise operators that feed one another stay in registers (`search/fuse.py`; off: `search/unfuse.py`)
+    layouts  which axes of a shared tile are contiguous, and its pitch (`layouts.py`)
+    order    the order of statements: fewest barriers, then least live memory (`order.py`)
+    memory   tiles that are not alive together share memory (`memory.py`)
+
+A kernel is right with any of them off; only its cost changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from mirage_cli.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Which passes run."""
+
+    fusion: bool = True
+    layouts: bool = True
+    order: bool = True
+    memory: bool = True
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """The names of those that do not."""
+        return tuple(name for name in PASSES if not getattr(self, name))
+
+
+PASSES = tuple(f.name for f in fields(Passes))  #: their names, in the order in which they run
+ALL = Passes()
+
+
+def without(names: Iterable[str]) -> Passes:
+    """All passes but some. Raises UsageError for a name that is none of theirs."""
+    off = set(names)
+    if off - set(PASSES):
+        raise UsageError(f"unknown pass {min(off - set(PASSES))!r}", f"passes are {', '.join(PASSES)}")
+    return Passes(**{name: name not in off for name in PASSES})
