@@ -1,29 +1,39 @@
 """Whether a muGraph lies in the space that the search covers: `contains(searcher, program, graph)`.
 
 Within its bounds the search represents every muGraph whose intermediate values are abstract subexpressions of the fragment's,
-up to equality of values (docs/search.md, section 3). So a muGraph is contained when each of its kernels is one that the
-search looks at, and is represented in the closure under the kernel's own mapping (search/represented.py). That the muGraph
-computes the program is for the proof to say, not for this.
+up to equality of values (docs/search.md, section 3). So a muGraph is contained when
+
+1. its kernels compute the parts of the program that a cut leaves, a pair of kernels that does one reduction over blocks in
+   two counted as the one that it was (search/fold.py);
+2. each is represented in the closure of its part under the kernel's own mapping (search/represented.py), with the maxima
+   that the search would give it (search/bare.py).
+
+That the muGraph computes the program is for the proof to say, not for this.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.program import Program
+from mirage_cli.search.bare import bare
 from mirage_cli.search.closure import Closure
+from mirage_cli.search.fold import folded, is_first
 from mirage_cli.search.form import search_form
 from mirage_cli.search.fuse import fuse
-from mirage_cli.search.kernels import operators
+from mirage_cli.search.kernels import cut_values, operators, split
 from mirage_cli.search.mapping import Mapping, mappings
-from mirage_cli.search.mugraph import BlockGraph, KernelGraph
+from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
 from mirage_cli.search.represented import represented
 
 if TYPE_CHECKING:
     from mirage_cli.search.search import Searcher
+
+Unit: TypeAlias = tuple[CustomKernel, ...]  #: a kernel, or a pair that does one reduction over blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +47,29 @@ class Containment:
         return self.found
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a program, with the tensors of the kernel graph that it reads and makes."""
+
+    program: Program
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
 def contains(searcher: Searcher, program: Program, graph: KernelGraph) -> Containment:
     """Whether `graph`, a muGraph for `program`, is among those that a search with the searcher's options represents."""
     try:
-        _bounds(searcher, graph.validate())
-        for kernel in graph.kernels:
-            block_contained(kernel.program, kernel.block)
+        _check_bounds(searcher, graph.validate())
+        units = _units(program, graph.kernels)
+        parts = _parts(program, graph, units)
+        for unit in units:
+            _check_unit(unit, parts)
     except (InvalidGraph, Refused) as e:
         return Containment(False, str(e))
     return Containment(True)
 
 
-def _bounds(searcher: Searcher, graph: KernelGraph) -> None:
+def _check_bounds(searcher: Searcher, graph: KernelGraph) -> None:
     options = searcher.options
     if len(graph.kernels) > options.max_kernels:
         raise Refused(f"{len(graph.kernels)} kernels, more than the {options.max_kernels} that are searched")
@@ -57,13 +78,79 @@ def _bounds(searcher: Searcher, graph: KernelGraph) -> None:
             raise Refused(f"kernel {n} has {count} operators, more than the {options.max_ops} that are searched")
 
 
+# --- kernels and parts of the program -------------------------------------------------------------------------------------
+def _units(program: Program, kernels: Sequence[CustomKernel]) -> list[Unit]:
+    """The kernels, those together that take an axis in parts and combine these. Raises Refused."""
+    units: list[Unit] = []
+    rest = list(kernels)
+    while rest:
+        kernel = rest.pop(0)
+        if not is_first(kernel, program):
+            units.append((kernel,))
+            continue
+        second = next((k for k in rest if set(k.inputs) & set(kernel.outputs)), None)
+        if second is None:
+            raise Refused("a kernel takes an axis in parts, which no other one combines")
+        rest.remove(second)
+        units.append((kernel, second))
+    return units
+
+
+def _makes(unit: Unit) -> dict[int, str]:
+    """What a unit stores for others: tensors and the names of what they hold."""
+    shares = {t for k in unit[1:] for t in k.inputs} & set(unit[0].outputs)
+    found = {t: o.name for k in unit for t, o in zip(k.outputs, k.program.outputs, strict=True)}
+    return {t: name for t, name in found.items() if t not in shares}
+
+
+def _parts(program: Program, graph: KernelGraph, units: Sequence[Unit]) -> list[_Part]:
+    """The parts of the program that the stored values leave. Raises Refused for values that the search does not store."""
+    given = graph.sources + graph.outputs
+    stored = {name: t for unit in units for t, name in _makes(unit).items() if t >= given}
+    known = cut_values(program)
+    for v in stored:
+        if v not in known:
+            raise Refused(f"stores {v}, which is no result of a reduction or operand of a contraction of the program")
+    number = {f"source {k}": k for k in range(graph.sources)} | stored
+    whole = {o: graph.sources + k for k, o in enumerate(program.outputs)}
+    parts = []
+    for part, labels in split(program, [v for v in known if v in stored]):
+        makes = tuple(whole[o] if o in whole else stored[o.name] for o in part.outputs)
+        parts.append(_Part(part, tuple(number[label] for label in labels), makes))
+    return parts
+
+
+def _check_unit(unit: Unit, parts: Sequence[_Part]) -> None:
+    """Check that a unit computes a part of the program in a way that is searched. Raises Refused."""
+    makes = set(_makes(unit))
+    part = next((p for p in parts if set(p.makes) == makes), None)
+    if part is None:
+        raise Refused(f"a kernel makes tensors {sorted(makes)}, which the search does not make in one")
+    if len(unit) > 1:
+        check_block(part.program, folded(part.program, part.reads, part.makes, *unit))
+        return
+    (kernel,) = unit
+    if _reading(kernel.program, kernel.inputs, kernel.outputs) != _reading(part.program, part.reads, part.makes):
+        raise Refused("a kernel computes another part of the program than the stored values leave")
+    check_block(kernel.program, kernel.block)
+
+
+def _reading(program: Program, reads: Sequence[int], makes: Sequence[int]) -> tuple[object, ...]:
+    """What a kernel computes, of which tensors, in whatever order it is written down."""
+    sources = {(t, s.dims, s.dtype) for t, s in zip(reads, program.sources, strict=True)}
+    inputs = {(i.name, reads[i.source], i.access) for i in program.inputs}
+    outputs = {(t, o.value, o.access, o.dims, o.dtype) for t, o in zip(makes, program.outputs, strict=True)}
+    return set(program.axes), sources, inputs, set(program.nodes), outputs
+
+
+# --- one kernel -------------------------------------------------------------------------------------------------------------
 @functools.lru_cache(maxsize=32)
 def closure_of(program: Program, mapping: Mapping) -> Closure:
     """The closure of a program under a mapping. Raises Refused."""
     return Closure(search_form(program), mapping).run()
 
 
-def block_contained(program: Program, block: BlockGraph) -> None:
+def check_block(program: Program, block: BlockGraph) -> None:
     """Check that a block graph for a whole program is represented in the closure of its mapping. Raises Refused, saying
     what is missing."""
     if len(block.split) > 1:
@@ -71,4 +158,4 @@ def block_contained(program: Program, block: BlockGraph) -> None:
     mapping = Mapping(block.loop, *block.split)
     if mapping not in mappings(search_form(program)):
         raise Refused(f"the mapping {mapping} is not searched")
-    represented(closure_of(program, mapping), block)
+    represented(closure_of(program, mapping), bare(block, program))

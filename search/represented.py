@@ -9,21 +9,17 @@ to be
 3. for every elementwise region between these, ways from what it reads to what it makes (the closure keeps a region as one
    function, so the values inside need not be there).
 
-What a stabiliser adds (maxima, rescaling) is left out, as the search adds it after extraction.
+The block graph comes in the exponential form, operator by operator (search/bare.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
-
-import numpy as np
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.expr import Expr
 from mirage_cli.lax.field import Residue
-from mirage_cli.lax.ops import lookup
 from mirage_cli.search.closure import Closure
 from mirage_cli.search.form import Fn, Leaf, StableExp
 from mirage_cli.search.mugraph import BODY as IN_BODY
@@ -44,13 +40,6 @@ def represented(closure: Closure, block: BlockGraph) -> None:
             raise Refused(f"output {name} is a value of the search, but not the fragment's output {k}")
 
 
-class Stabiliser(Enum):
-    """What a stabiliser adds, which the closure does without."""
-
-    MAXIMUM = "maximum"
-    WEIGHT = "rescaling"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Made:
     """A value of a block graph. `number` is that of the closure's value, if there is one; `reads` are the numbers of what an
@@ -64,27 +53,20 @@ class _Made:
     reads: frozenset[int] | None = None
 
 
-_Known: TypeAlias = _Made | Stabiliser
-
-
 class _Walk:
     """One walk through a block graph, beside a closure; `made` are the values so far."""
 
     def __init__(self, closure: Closure, block: BlockGraph) -> None:
         self.closure, self.block = closure, block
         self.target, self.space, self.expressions = closure.target, closure.space, closure.expressions
-        self.made: dict[str, _Known] = {}
+        self.made: dict[str, _Made] = {}
 
-    def op(self, o: BlockOp) -> _Known:
+    def op(self, o: BlockOp) -> _Made:
         """The value of an operator."""
         args = [self.made[i] for i in o.inputs]
         match o.op:
             case "load" | "iota" | "extent":
                 return self.load(o)
-            case "top" | "running" | "grid_top":
-                return Stabiliser.MAXIMUM
-            case "shrink":
-                return Stabiliser.WEIGHT
             case "thread":
                 return self.thread(o, args)
             case "stable_exp":
@@ -105,9 +87,8 @@ class _Walk:
             return _Made(phase, live, array, expr, None, reads)
         return _Made(phase, live, array, found.expr, found.number, reads)
 
-    def need(self, made: _Known, what: str) -> int:
+    def need(self, made: _Made, what: str) -> int:
         """The number of a value that has to be in the closure."""
-        made = _plain(made, what)
         if made.number is None:
             raise Refused(f"{what}: {self.why(made)}")
         if made.reads is not None and not self.region(made.number, made.reads):
@@ -164,14 +145,13 @@ class _Walk:
         raise Refused(f"{o.name} reads {o.source_value or f'{o.op} {o.axis}'}, which the fragment does not need")
 
     def phase(self, o: BlockOp, args: list[_Made]) -> int:
-        """Where a value belongs: with the latest of its operands (what does not change in the loop stands before it)."""
-        latest = max((a.phase for a in args), default=BEFORE)
-        walked = any(self.block.loop in a.live for a in args)
-        return BODY if latest == BEFORE and o.phase == IN_BODY and walked else latest
+        """Where a reduction belongs: with the latest of its operands, in the body where it takes a part of the loop axis."""
+        latest = max(a.phase for a in args)
+        return BODY if latest == BEFORE and o.phase == IN_BODY and self.block.loop in o.over else latest
 
-    def contract(self, o: BlockOp, args: list[_Known]) -> _Made:
+    def contract(self, o: BlockOp, args: list[_Made]) -> _Made:
         """A contraction; of values with the same axes it is a sum of products."""
-        x, y = (_plain(a, o.name) for a in args)
+        x, y = args
         numbers = tuple(sorted(self.need(a, f"operand {i} of {o.name}") for a, i in zip((x, y), o.inputs, strict=True)))
         over, phase, live = frozenset(o.over), self.phase(o, [x, y]), x.live | y.live
         e = None if x.expr is None or y.expr is None else self.expressions.mul(x.expr, y.expr)
@@ -183,9 +163,8 @@ class _Walk:
             return result
         return self.made_by(o, result, "contract", numbers, over)
 
-    def sum(self, o: BlockOp, x: _Known) -> _Made:
+    def sum(self, o: BlockOp, x: _Made) -> _Made:
         """A sum within a tile."""
-        x = _plain(x, o.name)
         number = self.need(x, f"operand {o.inputs[0]} of {o.name}")
         over = frozenset(o.over)
         x = _Made(self.phase(o, [x]), x.live, x.array, x.expr, x.number)
@@ -196,9 +175,8 @@ class _Walk:
         expr = None if x.expr is None else self.expressions.sum(x.expr, self.space.tile_factors(over, x.phase))
         return self.value(x.phase, x.live - over, self.space.sum(x.array, over, x.phase), expr)
 
-    def cross(self, o: BlockOp, x: _Known) -> _Made:
+    def cross(self, o: BlockOp, x: _Made) -> _Made:
         """Accumulation over the loop, and sums over blocks."""
-        x = _plain(x, o.name)
         number = self.need(x, f"operand {o.inputs[0]} of {o.name}")
         kind, phase = ("l", AFTER) if o.op == "accum" else ("g", GRID)
         axis = self.block.loop if o.op == "accum" else next(iter(self.block.split), None)
@@ -209,11 +187,10 @@ class _Walk:
         expr = None if x.expr is None else self.expressions.sum(x.expr, [(axis, kind)])
         return self.made_by(o, self.value(phase, x.live, self.space.total(x.array, axis, kind), expr), o.op, (number,))
 
-    def exponential(self, o: BlockOp, x: _Known) -> _Made:
+    def exponential(self, o: BlockOp, x: _Made) -> _Made:
         """A stabilised exponential."""
-        x = _plain(x, o.name)
         number = self.need(x, f"exponent in {o.name}")
-        array = self.target.domain.exp(x.array[None])[0]
+        array = self.target.exponential(x.array)
         expr = None if x.expr is None else self.expressions.call("stable", x.expr)
         made = self.value(x.phase, x.live, array, expr)
         if not self.is_stable(self.need(made, f"exponential in {o.name}"), number):
@@ -225,27 +202,17 @@ class _Walk:
         ways = [w for w in self.closure.values[made].ways if w.op == "fn" and w.args == (argument,)]
         return any(isinstance(self.closure.form.terms[w.term], StableExp) for w in ways)
 
-    # --- thread graphs --------------------------------------------------------------------------------------------------
-    def thread(self, o: BlockOp, args: list[_Known]) -> _Known:
-        """The result of a thread graph, operator by operator."""
-        assert o.thread is not None
-        values = list(args)
-        for n in o.thread.nodes:
-            values.append(self.node(o, n, [values[i] for i in n.inputs]))
-        return values[-1]
-
-    def node(self, o: BlockOp, n: ThreadNode, args: list[_Known]) -> _Known:
+    # --- elementwise ----------------------------------------------------------------------------------------------------
+    def thread(self, o: BlockOp, args: list[_Made]) -> _Made:
         """The value of an elementwise operator."""
-        if n.op == "exp_minus" and args[1] is Stabiliser.MAXIMUM:
-            return self.exponential(o, args[0])
-        plain = [_plain(a, o.name) for a in args]
-        live = frozenset[str]().union(*(a.live for a in plain))
-        if n.op == "const":
-            array = np.reshape(self.target.domain.const(n.value or 0), (1,) * len(self.space.shape))
-        else:
-            array = lookup(n.op).apply(self.target.domain, *(a.array[None] for a in plain))[0]
-        made = self.value(self.phase(o, plain), live, array, self.combined(n, plain), self.reads(plain))
-        if n.op == "exp" and made.number is not None and self.is_only_stable(made.number):
+        assert o.thread is not None
+        (node,) = o.thread.nodes
+        live = frozenset[str]().union(*(a.live for a in args))
+        array = self.target.function(o.thread, [a.array for a in args])
+        made = self.value(
+            max((a.phase for a in args), default=BEFORE), live, array, self.combined(node, args), self.reads(args)
+        )
+        if node.op == "exp" and made.number is not None and self.is_only_stable(made.number):
             raise Refused(f"{o.name} takes the exponential of a softmax without its maximum")
         return made
 
@@ -269,9 +236,3 @@ class _Walk:
         if n.op == "mul":
             return e.mul(x, y)
         return e.add(x, y) if n.op == "add" else e.div(x, y, "div0" if n.op == "div0" else None)
-
-
-def _plain(made: _Known, what: str) -> _Made:
-    if isinstance(made, Stabiliser):
-        raise Refused(f"{what} reads a {made.value} of a stabiliser as a number")
-    return made
