@@ -176,6 +176,10 @@ class Program:
         for s in access:
             if s.axis is not None and s.axis not in known:
                 raise InvalidGraph(f"{name}: unknown axis {s.axis!r}")
+            walked = 1 if s.axis is None else self.extent(s.axis)
+            inside = not isinstance(walked, int) or not isinstance(s.extent, int) or s.offset + walked <= s.extent
+            if s.offset < 0 or not inside:
+                raise InvalidGraph(f"{name}: {walked} positions from {s.offset} on, of {s.extent} that are stored")
 
     def _check_node(self, n: Node, seen: set[str], known: set[str]) -> None:
         for i in n.inputs:
