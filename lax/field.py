@@ -13,17 +13,20 @@ common along the softmax axis, so a program in which that factor does not cancel
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.lax.domain import ArrayDomain, Axes, Number, contract_arrays
+from mirage_cli.lax.domain import Array, ArrayDomain, Axes, Number, contract_arrays
+from mirage_cli.lax.exact import modular_product
 from mirage_cli.lax.ops import OPS
 
 Residue: TypeAlias = NDArray[np.int64]
+Stored: TypeAlias = NDArray[np.int32]
 Words: TypeAlias = NDArray[np.uint64]
 
 #: The largest primes below 2**31; products of two residues stay below 2**62.
@@ -40,8 +43,7 @@ PRIMES = (
 LOWEST = 1 << 30  #: random primes lie between this and twice this
 PRIME_COUNT = 50_697_537  #: how many primes lie there
 _WITNESSES = (2, 3, 5, 7)  #: Miller and Rabin's test with these is exact below 3.2e9
-_LIMB = 16  #: bits of the low limb in exact matrix products
-MAX_CONTRACTION = 1 << 21  #: summands for which limb products stay exact in float64
+_CHUNK = 1 << 14  #: elements that are drawn or hashed at a time, so that what is between stays in the cache
 
 
 class ZeroDenominator(ArithmeticError):
@@ -88,22 +90,31 @@ class Residues(ArrayDomain):
         self.primes = tuple(primes)
         self.seed = seed
         self._p = np.array(primes, dtype=np.int64)
-        self._stream = np.random.default_rng(_seed(seed, "stream", stream))
+        self._stream = np.random.SFC64(_seed(seed, "stream", stream))
         self._iotas: dict[Hashable, Residue] = {}
+        self._keys: dict[tuple[str, str, int], tuple[np.uint64, np.uint64]] = {}
 
     # --- randomness -----------------------------------------------------------------------------------------------------
     def random(self, name: str, dims: Sequence[int], nonzero: bool = False) -> Residue:
-        """A uniform array of `dims` for every prime, determined by the seed and `name`."""
-        generator = np.random.default_rng(_seed(self.seed, "input", name))
-        return self._draw(generator, dims, nonzero)
+        """A random array of `dims` for every prime, determined by the seed and `name`; see `_fill`."""
+        return self._draw(np.random.SFC64(_seed(self.seed, "input", name)), dims, nonzero, np.int64)
+
+    def stored(self, name: str, dims: Sequence[int]) -> Stored:
+        """The same in half the memory: what large inputs are made of. Only operations of this domain take it."""
+        drawn: Stored = self._draw(np.random.SFC64(_seed(self.seed, "input", name)), dims, False, np.int32)
+        return drawn
 
     def fresh(self, dims: Sequence[int]) -> Residue:
-        """A uniform nonzero array that nothing else depends on."""
-        return self._draw(self._stream, dims, nonzero=True)
+        """A random nonzero array that nothing else depends on."""
+        return self._draw(self._stream, dims, True, np.int64)
 
-    def _draw(self, generator: np.random.Generator, dims: Sequence[int], nonzero: bool) -> Residue:
+    def _draw(self, bits: np.random.BitGenerator, dims: Sequence[int], nonzero: bool, dtype: Any) -> Array:
         low = 1 if nonzero else 0
-        return np.stack([generator.integers(low, p, tuple(dims), dtype=np.int64) for p in self.primes])
+        out = np.zeros((len(self.primes), *dims), dtype=dtype)
+        for row, p in zip(out.reshape(len(self.primes), math.prod(dims)), self.primes, strict=True):
+            _fill(bits, row, p - low)
+            row += low
+        return out
 
     # --- arithmetic -----------------------------------------------------------------------------------------------------
     def modulus(self, rank: int) -> Residue:
@@ -125,15 +136,15 @@ class Residues(ArrayDomain):
 
     def add(self, x: Residue, y: Residue) -> Residue:
         x, y, p = self._pair(x, y)
-        return (x + y) % p
+        return _reduced(np.add(x, y, dtype=np.int64), p)
 
     def sub(self, x: Residue, y: Residue) -> Residue:
         x, y, p = self._pair(x, y)
-        return (x - y) % p
+        return _reduced(np.subtract(x, y, dtype=np.int64), p)
 
     def mul(self, x: Residue, y: Residue) -> Residue:
         x, y, p = self._pair(x, y)
-        return x * y % p
+        return _reduced(np.multiply(x, y, dtype=np.int64), p)
 
     def div(self, x: Residue, y: Residue, guard: bool = False) -> Residue:
         """x / y; with `guard` times a constant of its own, so that a guarded quotient equals no other."""
@@ -144,7 +155,7 @@ class Residues(ArrayDomain):
         """1 / y, all elements at once. Raises ZeroDenominator."""
         if not np.all(y):
             raise ZeroDenominator
-        return self._inverses(y.reshape(len(self.primes), -1)).reshape(y.shape)
+        return self._inverses(y.astype(np.int64, copy=False).reshape(len(self.primes), -1)).reshape(y.shape)
 
     def _inverses(self, y: Residue) -> Residue:
         """Inverses of the columns of `y`: of x and y from that of xy (Montgomery), so that only one is taken in earnest."""
@@ -162,33 +173,28 @@ class Residues(ArrayDomain):
         return self.add(self.mul(condition, self.sub(x, y)), y)
 
     def sum(self, x: Residue, over: Axes) -> Residue:
-        total: Residue = np.sum(x, axis=self.dims(over), keepdims=True)
-        return total % self.modulus(x.ndim - 1)
+        return self._total(x, self.dims(over))
 
     def contract(self, x: Residue, y: Residue, over: Axes) -> Residue:
         x, y, _ = self._pair(x, y)
-        return contract_arrays(x, y, self.dims(over), self._matmul)
+        dims = self.dims(over)
+        return contract_arrays(self._alone(x, y, dims), self._alone(y, x, dims), dims, self._product)
 
-    def _matmul(self, x: Residue, y: Residue) -> Residue:
-        """Exact products of [batch, m, k] and [batch, k, n] modulo the primes, by 16-bit limbs in float64."""
-        p = np.repeat(self._p, x.shape[0] // len(self.primes)).reshape(-1, 1, 1)
-        x, y = x % p, y % p
-        if x.shape[2] > MAX_CONTRACTION:
-            middle = MAX_CONTRACTION
-            low_part, high_part = (
-                self._matmul(x[..., :middle], y[:, :middle]),
-                self._matmul(x[..., middle:], y[:, middle:]),
-            )
-            return (low_part + high_part) % p
-        (x1, x0), (y1, y0) = (_limbs(a) for a in (x, y))
-        high, low = _exact(x1, y1) % p, _exact(x0, y0) % p
-        cross = (_exact(x1, y0) + _exact(x0, y1)) % p
-        shift = 1 << _LIMB
-        return ((high * shift + cross) % p * shift + low) % p
+    def _alone(self, x: Residue, y: Residue, dims: tuple[int, ...]) -> Residue:
+        """`x` summed over those of `dims` that it has and `y` lacks."""
+        own = tuple(d for d in dims if x.shape[d] != 1 and y.shape[d] == 1)
+        return self._total(x, own) if own else x
+
+    def _total(self, x: Residue, dims: tuple[int, ...]) -> Residue:
+        total: Residue = np.sum(x, axis=dims, keepdims=True, dtype=np.int64)
+        return _reduced(total, self.modulus(x.ndim - 1))
+
+    def _product(self, x: Residue, y: Residue) -> Residue:
+        return modular_product(x, y, np.repeat(self._p, x.shape[0] // len(self.primes)))
 
     # --- functions ------------------------------------------------------------------------------------------------------
     def exp(self, x: Residue) -> Residue:
-        return self._values("exp", self._words("exp", 0, x), low=1)
+        return self._function("exp", (0,), (x,), low=1)
 
     def stable_exp(self, x: Residue, over: Axes) -> Residue:
         dims = list(x.shape[1:])
@@ -197,15 +203,25 @@ class Residues(ArrayDomain):
         return self.mul(self.exp(x), self.fresh(dims))
 
     def call(self, name: str, *args: Residue) -> Residue:
-        words = [self._words(name, k, a) for k, a in enumerate(args)]
-        if len(words) > 1:
-            if OPS[name].commutative:
-                words = [self._words(name, 0, a) for a in args]
-            joined = words[0]
-            for w in words[1:]:
-                joined = _pair_words(joined, w)
-            return self._values(name, joined)
-        return self._values(name, words[0])
+        places = (0,) * len(args) if OPS[name].commutative else tuple(range(len(args)))
+        return self._function(name, places, args)
+
+    def _function(self, name: str, places: tuple[int, ...], args: tuple[Residue, ...], low: int = 0) -> Residue:
+        """The values of function `name`, from `low` on, at arguments in these places, a chunk at a time."""
+        rank, fields = max(a.ndim for a in args) - 1, len(self.primes)
+        args = tuple(a.reshape((fields,) + (1,) * (rank + 1 - a.ndim) + a.shape[1:]) for a in args)
+        shape = np.broadcast_shapes(*(a.shape for a in args))
+        count = math.prod(shape[1:])
+        flat = [np.broadcast_to(a, shape).reshape(fields, count) for a in args]
+        out = np.empty((fields, count), dtype=np.int64)
+        for start in range(0, count, _CHUNK):
+            joined, *others = (
+                self._words(name, k, a[:, start : start + _CHUNK]) for k, a in zip(places, flat, strict=True)
+            )
+            for w in others:
+                joined = joined[0] + w[0], joined[1] + w[1]
+            out[:, start : start + _CHUNK] = self._values(name, joined, low)
+        return out.reshape(shape)
 
     def extreme(self, kind: str, x: Residue, over: Axes) -> Residue:
         """A symmetric function of the elements along `over`."""
@@ -222,26 +238,39 @@ class Residues(ArrayDomain):
         return self.along(axis, known[:, offset : offset + extent])
 
     def _words(self, name: str, place: int, x: Residue) -> tuple[Words, Words]:
-        """128 hashed bits of the residue tuple of each element."""
-        key = _seed(self.seed, "function", name, str(place))
+        """128 hashed bits of the residue tuple of each element; `x` has an own dimension. Residues are taken in pairs."""
+        key = self._key("function", name, place)
         low = np.full(x.shape[1:], key[0], dtype=np.uint64)
         high = np.full(x.shape[1:], key[1], dtype=np.uint64)
-        with np.errstate(over="ignore"):  # numpy warns where a value without axes wraps around
-            for residue in x.astype(np.uint64):
-                low = _mix(low ^ residue)
-                high = _mix(high + residue * np.uint64(0x9E3779B97F4A7C15))
+        x = x.astype(np.uint64)
+        for k in range(0, len(x), 2):
+            residues = x[k] if k + 1 == len(x) else x[k] | (x[k + 1] << np.uint64(32))
+            low ^= residues
+            residues *= np.uint64(0x9E3779B97F4A7C15)
+            high += residues
+            low, high = _mix(low), _mix(high)
         return low, high
 
     def _values(self, name: str, words: tuple[Words, Words], low: int = 0) -> Residue:
         """A value in each field for each pair of words: uniform from `low` on, up to a bias of 2**-33."""
         first, second = words
-        out = []
-        for number, p in enumerate(self.primes):
-            key = _seed(self.seed, "value", name, str(number))
-            with np.errstate(over="ignore"):
-                word = _mix(_mix(first ^ np.uint64(key[0])) + (second ^ np.uint64(key[1])))
-            out.append((word % np.uint64(p - low)).astype(np.int64) + low)
-        return np.stack(out)
+        out = np.empty((len(self.primes), *first.shape), dtype=np.int64)
+        for number, (row, p) in enumerate(zip(out, self.primes, strict=True)):
+            key = self._key("value", name, number)
+            word = _mix(first ^ key[0])
+            word += second ^ key[1]
+            word = _mix(word)
+            word %= np.uint64(p - low)
+            row[...] = word
+            row += low
+        return out
+
+    def _key(self, kind: str, name: str, number: int) -> tuple[np.uint64, np.uint64]:
+        found = self._keys.get((kind, name, number))
+        if found is None:
+            first, second, *_ = _seed(self.seed, kind, name, str(number))
+            found = self._keys[kind, name, number] = np.uint64(first), np.uint64(second)
+        return found
 
     # --- stabilisers ----------------------------------------------------------------------------------------------------
     def running_max(self, previous: Residue | None, x: Residue, over: Axes) -> Residue:
@@ -258,26 +287,36 @@ class Residues(ArrayDomain):
         return self.mul(old, self.inverse(new))
 
 
-def _limbs(a: Residue) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    return (a >> _LIMB).astype(np.float64), (a & ((1 << _LIMB) - 1)).astype(np.float64)
+def _reduced(x: Residue, p: Residue) -> Residue:
+    """`x` modulo `p`, in place."""
+    x %= p
+    return x
 
 
-def _exact(x: NDArray[np.float64], y: NDArray[np.float64]) -> Residue:
-    product: Residue = np.matmul(x, y).astype(np.int64)
-    return product
+def _fill(bits: np.random.BitGenerator, out: Array, bound: int) -> None:
+    """Draw the elements of a one-dimensional array below `bound`.
 
-
-def _pair_words(a: tuple[Words, Words], b: tuple[Words, Words]) -> tuple[Words, Words]:
-    with np.errstate(over="ignore"):
-        return a[0] + b[0], a[1] + b[1]
+    31 random bits modulo a bound from 2**30 to 2**31 take no value with a probability above 2**-30, which is what the
+    theorem asks; 64 bits modulo a smaller one are uniform up to 2**-33.
+    """
+    for start in range(0, out.size, _CHUNK):
+        part = out[start : start + _CHUNK]
+        if bound >= LOWEST:
+            words = bits.random_raw((part.size + 1) // 2).view(np.uint32)[: part.size]
+            words >>= np.uint32(1)
+            part[...] = np.minimum(words, words - np.uint32(bound))  # the difference wraps around where it is negative
+        else:
+            part[...] = bits.random_raw(part.size) % np.uint64(bound)
 
 
 def _mix(x: Words) -> Words:
     """The finaliser of splitmix64: a bijection of 64-bit words."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    result: Words = x ^ (x >> np.uint64(31))
-    return result
+    x = x ^ (x >> np.uint64(30))
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def _seed(*parts: object) -> list[int]:

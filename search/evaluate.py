@@ -2,11 +2,18 @@
 
 Evaluates exactly the structure that is rendered: blocks of the grid, iterations of the loop, partial last tiles, running
 maxima, reductions over blocks. Shared by the proof and the tests; the search does not use it.
+
+Blocks that differ only in their place along *free* axes of the grid are evaluated together, as one block that holds all
+their positions. This is the same function: along a free axis every operator acts on each position by itself (it is
+neither reduced nor split nor walked by the loop), so an element of a tile is computed from the same elements, in the same
+order, whatever else the tile holds. The one thing that differs from block to block, the arbitrary number in the place of
+a maximum, is drawn for each position; an axis that some maximum lacks is not free.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +25,9 @@ from mirage_cli.lax.domain import Array, Domain
 from mirage_cli.lax.evaluate import ArrayValues, fit
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Program, read, write
-from mirage_cli.search.mugraph import BODY, GRID, PROLOGUE, BlockGraph, BlockOp, KernelGraph, ThreadGraph
+from mirage_cli.search.mugraph import BODY, GRID, MAXIMA, PROLOGUE, BlockGraph, BlockOp, KernelGraph, ThreadGraph
 
+TOGETHER = 1 << 21  #: elements up to which the largest value of blocks that are evaluated together may grow
 Range = tuple[int, int]
 Tiles = Mapping[str, int]  #: positions of each grid axis in a block, and of the loop axis (key "loop") in an iteration
 
@@ -40,8 +48,29 @@ def run_thread(thread: ThreadGraph, domain: Domain[Any], args: list[Any]) -> Any
     return values[-1]
 
 
+def free_axes(graph: BlockGraph, axes: Mapping[str, frozenset[str]]) -> list[str]:
+    """Grid axes along which all blocks may be evaluated together; `axes` are those of the graph's values."""
+    taken = {*graph.split, graph.loop, *(a for o in graph.ops for a in o.over)}
+    maxima = [axes[o.name] for o in graph.ops if o.op in MAXIMA]
+    return [a for a in graph.grid if a not in taken and all(a in own for own in maxima)]
+
+
+def together(
+    graph: BlockGraph, axes: Mapping[str, frozenset[str]], tiles: Tiles, extents: Mapping[str, int]
+) -> dict[str, int]:
+    """For each grid axis how many positions are evaluated at once: several whole tiles along a free one."""
+    size = {a: min(n, tiles.get(a, n)) if a in graph.grid else n for a, n in extents.items()}
+    walked = size | ({graph.loop: min(tiles.get("loop", 1 << 62), size[graph.loop])} if graph.loop else {})
+    held = [(axes[o.name], walked if o.phase == BODY else size) for o in graph.ops if o.op != "load"]
+    for axis in free_axes(graph, axes):
+        largest = max((math.prod(own[a] for a in value) for value, own in held if axis in value), default=1)
+        count = max(1, TOGETHER // max(largest, 1)) * size[axis]
+        size[axis] = walked[axis] = min(count, extents[axis])
+    return {a: size[a] for a in graph.grid}
+
+
 class BlockRun:
-    """One custom kernel evaluated over its whole grid."""
+    """One custom kernel evaluated over its whole grid; each block by itself when `alone`."""
 
     def __init__(
         self,
@@ -51,11 +80,13 @@ class BlockRun:
         domain: ArrayValues,
         arrays: Mapping[int, Array],
         symbols: Mapping[str, int],
+        alone: bool = False,
     ) -> None:
         self.p, self.g, self.tiles, self.d, self.symbols = program, graph, tiles, domain, symbols
         self.order = [a.name for a in program.axes]
         self.extents = {a.name: ex.value(a.extent, symbols) for a in program.axes}
         self.axes = graph.axes_of(program)
+        self.steps = dict(tiles) if alone else together(graph, self.axes, tiles, self.extents)
         self.stored = {i.name: read(program, i.access, arrays[i.source], domain.lead, symbols) for i in program.inputs}
         self.results: list[Array | None] = [None] * len(graph.outputs)
 
@@ -74,8 +105,8 @@ class BlockRun:
         return [self.written(k) for k in range(len(self.results))]
 
     def ranges(self, axis: str) -> list[Range]:
-        """The parts of an axis that the blocks take."""
-        step, end = self.tiles.get(axis, self.extents[axis]), self.extents[axis]
+        """The parts of a grid axis that the blocks take."""
+        step, end = max(1, self.steps.get(axis, self.extents[axis])), self.extents[axis]
         return [(i, min(i + step, end)) for i in range(0, end, step)] or [(0, 0)]
 
     # --- one block ------------------------------------------------------------------------------------------------------
@@ -225,12 +256,16 @@ def evaluate_kernels(
     make_domain: Any,
     arrays: Mapping[int, Array],
     symbols: Mapping[str, int] | None = None,
+    alone: bool = False,
 ) -> list[Array]:
-    """The outputs of a kernel graph; `make_domain(program)` gives the domain for a kernel's axes, `tiles[k]` its tiles."""
+    """The outputs of a kernel graph; `make_domain(program)` gives the domain for a kernel's axes, `tiles[k]` its tiles.
+
+    With `alone` blocks are evaluated one by one even where several could be together.
+    """
     tensors = dict(arrays)
     for kernel, tile in zip(graph.kernels, tiles, strict=True):
         own = {k: tensors[t] for k, t in enumerate(kernel.inputs)}
-        run = BlockRun(kernel.program, kernel.block, tile, make_domain(kernel.program), own, symbols or {})
+        run = BlockRun(kernel.program, kernel.block, tile, make_domain(kernel.program), own, symbols or {}, alone)
         for t, result in zip(kernel.outputs, run.run(), strict=True):
             tensors[t] = result
     return [tensors[graph.sources + k] for k in range(graph.outputs)]

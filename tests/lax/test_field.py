@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mirage_cli.lax.exact import LONG, SHORT, modular_product
 from mirage_cli.lax.field import (
     LOWEST,
-    MAX_CONTRACTION,
     PRIMES,
     Residue,
     Residues,
@@ -116,12 +116,69 @@ def test_contractions_are_exact(m: int, k: int, n: int, random) -> None:  # type
         assert found[r].tolist() == wanted
 
 
-def test_long_contractions_of_the_largest_residues_are_exact() -> None:
+@pytest.mark.parametrize("count", [1, SHORT, SHORT + 1, 1000, LONG, LONG + 1, 3 * LONG + 5])
+def test_contractions_of_the_largest_residues_are_exact(count: int) -> None:
     """Every product is (p - 1)**2 = 1: the result is the number of summands, and float64 would lose it without limbs."""
-    d = Residues(["k"], 1, P)
-    for count in (1000, MAX_CONTRACTION + 3):  # the second one in two parts
-        x = np.broadcast_to(np.array(P, dtype=np.int64)[:, None] - 1, (3, count))
-        assert d.contract(x, x, ["k"]).ravel().tolist() == [count % p for p in P]
+    d = Residues(["m", "k", "n"], 1, P)
+    largest = np.array(P, dtype=np.int64).reshape(3, 1, 1, 1) - 1
+    for m, n in ((1, 1), (2, 3), (3, 1)):
+        x, y = np.broadcast_to(largest, (3, m, count, 1)), np.broadcast_to(largest, (3, 1, count, n))
+        wanted = np.broadcast_to(np.array([count % p for p in P]).reshape(3, 1, 1, 1), (3, m, 1, n))
+        assert np.array_equal(d.contract(x, y, ["k"]), wanted)
+
+
+@pytest.mark.parametrize("modulus", [LOWEST + 3, P[0]])
+def test_extreme_limbs_are_exact(modulus: int) -> None:
+    """All limbs of the cut operand as large as they can be, below the modulus, times the largest residue."""
+    ones = (1 << 31) - 1
+    values = [modulus - 1, ones >> 1, (1 << 30) - 1, (1 << 22) - 1, 0xFFFF, 0x7FF, 1 << 30]
+    p = np.array([modulus], dtype=np.int64)
+    for count in (SHORT, LONG, 2 * LONG + 1):
+        x = np.array([[[v] * count for v in values]], dtype=np.int64)
+        y = np.full((1, count, 2 * len(values)), modulus - 1, dtype=np.int64)
+        wanted = [[v * (modulus - 1) * count % modulus] * (2 * len(values)) for v in values]
+        assert modular_product(x, y, p)[0].tolist() == wanted
+        assert modular_product(y.transpose(0, 2, 1), x.transpose(0, 2, 1), p)[0].T.tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("count", "m", "k", "n"),
+    [(1, 5, 70, 9), (4, 300, 3, 40), (2, 2, 2500, 200), (3, 1, 64, 5000), (2, 600, 130, 7), (700, 2, 3, 300), (2, 3, 0, 4)],
+)
+def test_products_in_pieces_are_exact(count: int, m: int, k: int, n: int) -> None:
+    """Against Python's integers in places all over the result, for shapes that take every way of cutting."""
+    rng = np.random.default_rng(5)
+    p = np.array([P[i % 3] for i in range(count)], dtype=np.int64)
+    x, y = (rng.integers(0, p.reshape(-1, 1, 1), (count, *s)) for s in ((m, k), (k, n)))
+    x[:, -1], y[:, :, -1] = (p - 1).reshape(-1, 1), (p - 1).reshape(-1, 1)
+    found = modular_product(x.astype(np.int32), y, p)
+    assert found.shape == (count, m, n)
+    for b, i, j in {*zip(*(rng.integers(0, s, 60).tolist() for s in (count, m, n)), strict=True), (count - 1, m - 1, n - 1)}:
+        pairs = zip(x[b, i].tolist(), y[b, :, j].tolist(), strict=True)
+        assert int(found[b, i, j]) == sum(v * w for v, w in pairs) % int(p[b])
+
+
+def test_what_is_stored_in_less_memory_gives_the_same() -> None:
+    d = Residues(["a", "b"], 1, P)
+    x, y = d.random("x", (4, 3)), d.random("y", (4, 3), nonzero=True)
+    small, other = d.stored("x", (4, 3)), y.astype(np.int32)
+    assert small.dtype == np.int32
+    assert np.array_equal(small, x)
+    for one, two in (
+        (d.add(x, y), d.add(small, other)),
+        (d.sub(x, y), d.sub(small, other)),
+        (d.mul(x, y), d.mul(small, other)),
+        (d.div(x, y), d.div(small, other)),
+        (d.select(x, y, x), d.select(small, other, small)),
+        (d.exp(x), d.exp(small)),
+        (d.call("pow", x, y), d.call("pow", small, other)),
+        (d.extreme("max", x, ["a"]), d.extreme("max", small, ["a"])),
+        (d.sum(x, ["a"]), d.sum(small, ["a"])),
+        (d.contract(x, y, ["b"]), d.contract(small, other, ["b"])),
+        (d.contract(x[:, :, :1], y, ["b"]), d.contract(small[:, :, :1], other, ["b"])),
+    ):
+        assert one.dtype == two.dtype == np.int64
+        assert np.array_equal(one, two)
 
 
 def test_sums_and_contractions_over_axes_of_one_operand() -> None:
@@ -194,6 +251,32 @@ def test_a_softmax_does_not_depend_on_its_stream() -> None:
         return d.div(e, d.sum(e, ["b"]))
 
     assert np.array_equal(softmax(domain(stream="a")), softmax(domain(stream="b")))
+
+
+@pytest.mark.parametrize("p", [PRIMES[0], LOWEST + 3, 1610612741, 65537, 7])
+def test_inputs_are_spread_over_the_whole_field(p: int) -> None:
+    """Below 2**30 evenly; above, the residues below 2**31 - p twice as often, none with more than 2**-30."""
+    d = Residues([], 3, (p,))
+    for low in (0, 1):
+        x = d.random("x", (40001,), nonzero=low == 1)[0]
+        assert x.min() >= low
+        assert x.max() < p
+        twice = (1 << 31) - (p - low) if p > LOWEST else 0
+        for q in (0.1, 0.5, 0.9):
+            edge = int(q * p)
+            wanted = (edge + min(edge, twice)) / (1 << 31) if p > LOWEST else edge / p
+            assert abs(np.mean(x < edge + low) - wanted) < 0.02 + 1 / p
+
+
+def test_chunks_do_not_matter() -> None:
+    """Arrays longer than what is hashed at a time."""
+    d = domain()
+    x = d.random("long", (3, 20000))
+    whole = d.exp(x)
+    for part in (slice(0, 7), slice(16000, 16500), slice(19999, 20000)):
+        assert np.array_equal(d.exp(x[:, :, part]), whole[:, :, part])
+    y = d.random("y", (3, 1))
+    assert np.array_equal(d.call("pow", x, y)[:, :, 17000:], d.call("pow", x[:, :, 17000:], y))
 
 
 def test_inputs_depend_on_seed_and_name_only() -> None:
