@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples dist clean
+.PHONY: help demo test lint format golden samples cases dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ samples: $(VENV)/.samples ## Export the sample models again (installs torch and 
 	$(BIN)/python samples/export.py
 	$(BIN)/python samples/operators.py
 	$(BIN)/python samples/catalog.py
+
+cases: $(STAMP) ## Search and prove the published cases; CASES="NAME ..." for some of them
+	$(BIN)/python samples/cases.py --table $(CASES)
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build

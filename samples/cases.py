@@ -96,3 +96,9 @@ def program(case: Case) -> Program:
     """The whole model as one program in normal form. Raises Refused when it cannot be expressed."""
     imported = from_proto(model(case), Options(), case.name)
     return whole_program(imported.graph, tensor_names(imported))
+
+
+if __name__ == "__main__":
+    from samples.case_table import main
+
+    main()
