@@ -28,6 +28,7 @@ from mirage_cli.lax.program import Program, evaluate_program
 from mirage_cli.search import degrees
 from mirage_cli.search.evaluate import Tiles, evaluate_kernels
 from mirage_cli.search.mugraph import CustomKernel, KernelGraph
+from mirage_cli.search.parts import Part
 from mirage_cli.search.stand_in import Point, points
 
 Mode = Literal["auto", "uninterpreted", "homomorphic"]
@@ -204,7 +205,7 @@ class _Job:
         """What is found at all extents that are to be compared at."""
         real, found = True, _Found()
         try:
-            for point in points(self.program, self.graph, self.tiles):
+            for point in points(self.program, self.graph, self.tiles, self.extents == "real"):
                 real = real and point.real
                 found = compare(point)
                 if found.reason:
@@ -220,7 +221,9 @@ class _Job:
             key = _key(f"mirage proof, seed {self.seed}, draw {draw}")
             primes = random_primes(key, fields)
             try:
-                reason = self.compare(point, _Shared(functools.partial(Residues, seed=key, primes=primes)), draw)
+                reason = self.compare(
+                    point, _Shared(functools.partial(Residues, seed=key, primes=primes), fields), draw
+                )
             except ZeroDenominator:
                 continue
             return _Found(reason, primes, bool(reason))
@@ -233,7 +236,7 @@ class _Job:
             key = _key(f"mirage homomorphic proof, seed {self.seed}, draw {draw}")
             pair = random_pair(np.random.default_rng(key))
             try:
-                shared = _Shared(functools.partial(Homomorphic, seed=key, pair=pair))
+                shared = _Shared(functools.partial(Homomorphic, seed=key, pair=pair), 2)
                 reason = self.compare(point, shared, draw, 1)
             except ZeroDenominator:
                 continue
@@ -244,15 +247,22 @@ class _Job:
 
     def compare(self, point: Point, shared: _Shared, draw: int, rows: int | None = None) -> str:
         """Why the two differ at a random point in the first `rows` fields (all of them), or nothing."""
-        program, symbols = point.program, point.symbols
+        for part in point.parts(self.tiles, shared.fields):
+            if reason := self.compare_part(part, point.symbols, shared, draw, rows):
+                return f"{reason} of {part.where}" if part.where else reason
+        return ""
+
+    def compare_part(self, part: Part, symbols: dict[str, int], shared: _Shared, draw: int, rows: int | None) -> str:
+        """Why the two differ in a part of their positions, or nothing."""
+        program = part.program
         try:
             domain = shared(program)
             arrays = {
-                k: domain.random(f"source {k}", [ex.value(e, symbols) for e in s.dims])
-                for k, s in enumerate(program.sources)
+                k: domain.stored(name, [ex.value(e, symbols) for e in s.dims])
+                for k, (name, s) in enumerate(zip(part.names, program.sources, strict=True))
             }
             wanted = evaluate_program(program, domain, arrays, symbols)
-            found = evaluate_kernels(point.graph, list(self.tiles), shared, arrays, symbols)
+            found = evaluate_kernels(part.graph, list(self.tiles), shared, arrays, symbols)
         except (ValueError, IndexError, KeyError) as e:
             raise InvalidGraph(f"the muGraph does not fit its program: {e}") from None
         for k, (w, f) in enumerate(zip(wanted, found, strict=True)):
@@ -283,8 +293,8 @@ class _Shared:
     """Domains for a program and the kernels of a graph: the same functions, positions and constants, but arbitrary
     factors of exponentials that are each domain's own."""
 
-    def __init__(self, make: Callable[..., Residues]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[..., Residues], fields: int) -> None:
+        self.make, self.fields = make, fields
         self.count = itertools.count()
 
     def __call__(self, program: Program) -> Residues:

@@ -137,7 +137,7 @@ def test_mutants(base: str) -> None:
             continue
         equal += 1
         assert same_in_floats(p, mutant, own), f"{what} was accepted:\n{mutant.text()}"
-    assert rejected > 40
+    assert rejected > 25
     assert equal < rejected / 3
 
 
@@ -280,7 +280,7 @@ def test_large_extents_are_proved_on_a_stand_in(name: str) -> None:
     assert verdict.passed, verdict.reason
     assert verdict.extents == "stand-in"
     assert verdict.log2_bound < -40
-    some = [m for m in mutants(best.graph, tiles) if "left out" in m[0] or "is " in m[0]][::12]
+    some = [m for m in mutants(best.graph, tiles) if "left out" in m[0] or "is " in m[0]][::6]
     assert len(some) > 2
     for what, mutant, own in some:
         try:
