@@ -1,48 +1,66 @@
 """Abstract expressions: a value with its element indices forgotten, in normal form (OSDI'25, section 4.3).
 
-The theory: + and * commutative, associative, distributive; division distributes over +; (x/y)/z = x/(yz);
-x(y/z) = (xy)/z; sum(1, x) = x; sum(i, sum(j, x)) = sum(ij, x); sum commutes with +, * and / in its linear argument;
-exp(x) exp(y) = exp(x + y); sqrt(x) sqrt(y) = sqrt(xy). Deliberately no cancellation.
+The theory (the axioms of the paper): + and * commutative, associative, distributive; (x + y)/z = x/z + y/z;
+x(y/z) = (xy)/z; (x/y)/z = x/(yz); sum(1, x) = x; sum(i, sum(j, x)) = sum(ij, x); sum(i, .) of x + y, x * y and x / y is
+sum(i, x) + sum(i, y), sum(i, x) * y and sum(i, x) / y; exp(x) exp(y) = exp(x + y); sqrt(x) sqrt(y) = sqrt(xy).
+Deliberately no cancellation. Subexpressions: x is one of x + y, xy, x/y, y/x, sum(i, x), f(x), of itself, and of whatever
+has a subexpression of which it is one. `is_part` decides exactly this: no part of a term is missed, and nothing is called a
+part that is in no equal term. Quotients with a tag (`div(x, y, tag)`) keep y as it is: only their numerator is linear.
 
-Normal form: a multiset of monomials. A monomial is a multiset of sum factors, numerator atoms and denominator atoms; an
-atom is an input, a function of normal forms, or (below the line) a normal form without a common factor. Every factor and
-atom has a prime of its own, so a monomial is an integer, a product of monomials is a product, and "is contained in" is
-"divides". Sum factors are symbols such as ("h", "l"), so nothing depends on extents. Equal classes have one interned
-integer.
+Normal form. A polynomial with positive integer coefficients: a multiset of monomials. A monomial is (a) a multiset of sum
+factors, symbols such as ("h", "l"), so that nothing depends on extents; (b) a multiset of atoms: inputs, functions of
+polynomials, exp of one monomial, tagged denominators; (c) at most one denominator and (d) at most one radicand, which are
+polynomials. At least one atom stands above the line, or there is a radicand; call this proper. (a) and (b) are an integer,
+a product of primes, one for each factor and atom; (c) and (d) are an interned pair, the tail. Operators: sums of terms are
+expanded everywhere; exp of a sum is the product of exp of its monomials; a product multiplies denominators with
+denominators and radicands with radicands, as polynomials. Equal classes have one interned integer.
 
-`is_part(x, e)` decides "x is a subexpression of e", that is, of some term that equals e: x equals e; or one cofactor maps
-every monomial of x to monomials of e (x times a product, a quotient or a sum stands inside e as a summand); or x is part
-of the argument of an atom of e, or of a product of denominators. No part of a term is missed, because distribution has
-been carried out in the normal form, with these exceptions: exp(x) as a part of exp(x + y), and sqrt(x) of sqrt(xy), which
-the theory equates with products; products of two sums of terms below a line, which are not factored again; and products
-that hold a sum over an axis below a line, which stay whole. Answering yes where no term contains x costs only pruning.
+Equality is right: each operator respects each axiom (both sides expand to one polynomial); and each step to the normal form
+is an axiom, so terms with one normal form are equal by the axioms.
+
+Subexpressions. Write a <= b when b = m a + r for a monomial m (proper or not) and a polynomial r (or none). Hosts of e: e
+itself; and of each monomial of a host the denominator, the radicand, the argument of all its exponentials as one, and the
+arguments of its other atoms. Claim: x is a subexpression of e if and only if x <= h for a host h of e.
+If: m x + r arises from x by products, sums, a quotient and an addition; a host arises likewise from what it was found in.
+Only if: by induction over the steps from x to e. Addition, multiplication (by a polynomial: keep one of its monomials),
+sum(i, .) and division of something with x <= h leave x <= h' for what h became, or h a host. A step below a line, y/h,
+makes h a host; when later steps multiply the denominator by c, x <= h gives x <= c h, which is the host then. The same holds
+for sqrt(h), and for exp(h), whose monomial may get further exponentials: their argument is h plus something.
+
+So the test needs quotients of monomials: those of the integers, and of denominators (and radicands) as polynomials: is there
+a polynomial c with proper monomials with c y = x, or is x = y? The quotient is unique, since monomials can be ordered in a
+way that multiplication respects (they are a cancellative monoid without torsion, by induction over their depth), so
+polynomials have no divisors of zero. It is found by forced moves: some monomial of what remains of x can come from only one
+monomial of c (the largest is such a one in any order, whichever that is); it is taken with its coefficient, and so on.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Factor: TypeAlias = Hashable
-Monomial: TypeAlias = int
 Expr: TypeAlias = int
+Tail: TypeAlias = int  #: the number of a pair (denominator, radicand)
+Monomial: TypeAlias = tuple[int, Tail]  #: the product of the primes of its factors and atoms, and its tail
 Terms: TypeAlias = tuple[tuple[Monomial, int], ...]  #: monomials with their multiplicities, sorted
-MERGING = ("exp", "sqrt")  #: functions whose products are one function: of the sum, of the product
 Symbol: TypeAlias = tuple[str, tuple[Hashable, ...], tuple[Expr, ...]]  #: (kind, label, arguments) of a prime
+ONE: Expr = -1  #: no denominator, no radicand, or a quotient of equals: not an expression by itself
+NO_TAIL: Tail = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An expression and all arguments of its atoms, their monomials, and the answers given so far."""
+    """The hosts of an expression, the products of primes of their monomials for each tail, and the answers given so far."""
 
-    hosts: set[Expr]
-    monomials: list[Monomial]
-    known: dict[Expr, bool]
-    dividing: dict[Monomial, bool]
+    hosts: list[Expr]
+    products: dict[Tail, list[int]]
+    within: dict[Tail, list[int]] = field(default_factory=dict)  #: those of monomials whose tail a tail divides
+    known: dict[Expr, bool] = field(default_factory=dict)
+    dividing: dict[Monomial, bool] = field(default_factory=dict)
 
 
 class Expressions:
@@ -54,10 +72,15 @@ class Expressions:
         self._primes: Iterator[int] = _primes()
         self._prime: dict[Symbol, int] = {}
         self._symbol: dict[int, Symbol] = {}
-        self._merging: dict[tuple[str, bool], list[int]] = {(f, under): [] for f in MERGING for under in (False, True)}
-        self._memo: dict[tuple[Hashable, ...], Expr] = {}
+        self._tails: list[tuple[Expr, Expr]] = [(ONE, ONE)]
+        self._tail_number: dict[tuple[Expr, Expr], Tail] = {(ONE, ONE): NO_TAIL}
+        self._sums: dict[tuple[Expr, Expr], Expr] = {}
+        self._products: dict[tuple[Expr, Expr], Expr] = {}
+        self._scaled: dict[tuple[Expr, int], Expr] = {}
+        self._joined: dict[tuple[Tail, Tail], Tail] = {}
+        self._quotients: dict[tuple[Expr, Expr], Expr | None] = {}
+        self._tail_quotients: dict[tuple[Tail, Tail], Tail | None] = {}
         self._parts: dict[Expr, _Parts] = {}
-        self._unders: dict[tuple[Expr, Hashable], int] = {}
 
     def __len__(self) -> int:
         return len(self._forms)
@@ -73,121 +96,178 @@ class Expressions:
 
     def _atom(self, kind: str, label: tuple[Hashable, ...], args: tuple[Expr, ...] = ()) -> int:
         symbol = (kind, label, args)
-        if symbol not in self._prime:
-            p = self._prime[symbol] = next(self._primes)
-            self._symbol[p] = symbol
-            if kind == "call" and label[0] in MERGING:
-                self._merging[(str(label[0]), False)].append(p)
-            if kind == "under" and label == (None,) and (function := self._lone_call(args[0])) is not None:
-                self._merging[(function, True)].append(p)
-        return self._prime[symbol]
+        known = self._prime.get(symbol)
+        if known is None:
+            known = self._prime[symbol] = next(self._primes)
+            self._symbol[known] = symbol
+        return known
+
+    def _tail(self, below: Expr, root: Expr) -> Tail:
+        key = (below, root)
+        known = self._tail_number.get(key)
+        if known is None:
+            known = self._tail_number[key] = len(self._tails)
+            self._tails.append(key)
+        return known
 
     def leaf(self, name: Hashable) -> Expr:
         """An input, or a constant that stands for itself."""
-        return self._form([(self._atom("leaf", (name,)), 1)])
+        return self._form([((self._atom("leaf", (name,)), NO_TAIL), 1)])
 
     def call(self, function: Hashable, *args: Expr) -> Expr:
-        """A function of expressions; `"exp"` and `"sqrt"` are known to the theory."""
-        return self._form([(self._atom("call", (function,), args), 1)])
+        """A function of expressions; `"exp"` and `"sqrt"` of one argument are known to the theory."""
+        if function == "exp" and len(args) == 1:
+            product = 1
+            for monomial, n in self._forms[args[0]]:
+                product *= self._atom("exp", (), (self._form([(monomial, 1)]),)) ** n
+            return self._form([((product, NO_TAIL), 1)])
+        if function == "sqrt" and len(args) == 1:
+            return self._form([((1, self._tail(ONE, args[0])), 1)])
+        return self._form([((self._atom("call", (function,), args), NO_TAIL), 1)])
 
     def add(self, x: Expr, y: Expr) -> Expr:
         """x + y."""
-        key = ("add", x, y) if x <= y else ("add", y, x)
-        if key not in self._memo:
-            self._memo[key] = self._form((Counter(dict(self._forms[x])) + Counter(dict(self._forms[y]))).items())
-        return self._memo[key]
+        key = (x, y) if x <= y else (y, x)
+        known = self._sums.get(key)
+        if known is None:
+            terms = dict(self._forms[x])
+            for monomial, n in self._forms[y]:
+                terms[monomial] = terms.get(monomial, 0) + n
+            known = self._sums[key] = self._form(terms.items())
+        return known
 
     def mul(self, x: Expr, y: Expr) -> Expr:
         """x * y."""
-        key = ("mul", x, y) if x <= y else ("mul", y, x)
-        known = self._memo.get(key)
+        key = (x, y) if x <= y else (y, x)
+        known = self._products.get(key)
         if known is None:
             terms: Counter[Monomial] = Counter()
             for a, m in self._forms[x]:
                 for b, n in self._forms[y]:
-                    terms[self._merge(a * b)] += m * n
-            known = self._memo[key] = self._form(terms.items())
+                    terms[self._times(a, b)] += m * n
+            known = self._products[key] = self._form(terms.items())
         return known
 
     def div(self, x: Expr, y: Expr, tag: Hashable = None) -> Expr:
         """x / y; quotients with different tags are different functions of y."""
-        key = ("div", x, y, tag)
-        known = self._memo.get(key)
-        if known is None:
-            below = self._below(y, tag)
-            terms: Counter[Monomial] = Counter()
-            for a, m in self._forms[x]:
-                terms[self._merge(a * below)] += m
-            known = self._memo[key] = self._form(terms.items())
-        return known
+        below = self._under(y, tag)
+        return self._form((self._times(a, below), m) for a, m in self._forms[x])
 
     def sum(self, x: Expr, factors: Iterable[Factor]) -> Expr:
         """The sum of x over axes or parts of axes."""
+        product = self._scale(factors)
+        if product == 1:
+            return x
+        key = (x, product)
+        known = self._scaled.get(key)
+        if known is None:
+            known = self._scaled[key] = self._form(((a * product, tail), m) for (a, tail), m in self._forms[x])
+        return known
+
+    def _scale(self, factors: Iterable[Factor]) -> int:
         product = 1
         for f in factors:
             product *= self._atom("sum", (f,))
-        if product == 1:
-            return x
-        key = ("sum", x, product)
-        known = self._memo.get(key)
-        if known is None:
-            known = self._memo[key] = self._form((a * product, m) for a, m in self._forms[x])
-        return known
-
-    def _below(self, y: Expr, tag: Hashable) -> int:
-        """The denominator of 1/y: each factor common to its monomials by itself, and what is left."""
-        key = (y, tag)
-        if key not in self._unders:
-            self._unders[key] = self._make_below(y, tag)
-        return self._unders[key]
-
-    def _make_below(self, y: Expr, tag: Hashable) -> int:
-        terms = self._forms[y]
-        if tag is not None or any(self._symbol[p][0] == "sum" for m, _ in terms for p in self._factors(m)):
-            return self._atom("under", (tag,), (y,))
-        common, count = math.gcd(*(m for m, _ in terms)), math.gcd(*(n for _, n in terms))
-        rest = self._form((m // common, n // count) for m, n in terms)
-        product = 1 if self._forms[rest] == ((1, 1),) else self._atom("under", (None,), (rest,))
-        for p in [*self._factors(common)]:
-            product *= self._atom("under", (None,), (self._form([(p, 1)]),))
-        for n in _prime_factors(count):
-            product *= self._atom("under", (None,), (self._form([(1, n)]),))
         return product
 
-    def _merge(self, monomial: Monomial) -> Monomial:
-        """Products of exponentials and of roots as one, above the line and below it."""
-        for (function, under), primes in self._merging.items():
-            found = [p for p in primes if monomial % p == 0]
-            repeated = any(monomial % (p * p) == 0 for p in found)
-            if len(found) < 2 and not repeated:
-                continue
-            argument: Expr | None = None
-            for p in found:
-                while monomial % p == 0:
-                    monomial //= p
-                    inner = self._symbol[p][2][0]
-                    if under:
-                        inner = self._symbol[self._forms[inner][0][0]][2][0]
-                    combine = self.add if function == "exp" else self.mul
-                    argument = inner if argument is None else combine(argument, inner)
-            assert argument is not None
-            merged = self._atom("call", (function,), (argument,))
-            monomial *= self._atom("under", (None,), (self._form([(merged, 1)]),)) if under else merged
-        return monomial
+    def _under(self, y: Expr, tag: Hashable) -> Monomial:
+        """1/y: no expression by itself, but a cofactor."""
+        return (1, self._tail(y, ONE)) if tag is None else (self._atom("under", (tag,), (y,)), NO_TAIL)
 
-    def _lone_call(self, e: Expr) -> str | None:
-        """The function when an expression is one call of a function that merges."""
-        ((monomial, count), *others) = self._forms[e]
-        kind, label, _ = self._symbol.get(monomial, ("", ("",), ()))
-        return str(label[0]) if not others and count == 1 and kind == "call" and label[0] in MERGING else None
+    def _times(self, a: Monomial, b: Monomial) -> Monomial:
+        return a[0] * b[0], self._join(a[1], b[1])
 
-    def _factors(self, monomial: Monomial) -> Iterator[int]:
+    def _join(self, s: Tail, t: Tail) -> Tail:
+        """The tail of a product: denominators and radicands multiply."""
+        if not s or not t:
+            return s or t
+        key = (s, t) if s <= t else (t, s)
+        known = self._joined.get(key)
+        if known is None:
+            below, root = (
+                y if x == ONE else x if y == ONE else self.mul(x, y)
+                for x, y in zip(self._tails[s], self._tails[t], strict=True)
+            )
+            known = self._joined[key] = self._tail(below, root)
+        return known
+
+    def _factors(self, product: int) -> Iterator[int]:
         for p in self._symbol:
-            while monomial % p == 0:
-                monomial //= p
+            while product % p == 0:
+                product //= p
                 yield p
-            if monomial == 1:
+            if product == 1:
                 return
+
+    # --- quotients ----------------------------------------------------------------------------------------------------
+    def _over(self, a: Monomial, b: Monomial) -> Monomial | None:
+        """The monomial m with m b = a."""
+        if a[0] % b[0]:
+            return None
+        tail = self._tail_over(a[1], b[1])
+        return None if tail is None else (a[0] // b[0], tail)
+
+    def _tail_over(self, s: Tail, t: Tail) -> Tail | None:
+        if t == NO_TAIL:
+            return s
+        if s == t:
+            return NO_TAIL
+        key = (s, t)
+        if key not in self._tail_quotients:
+            (below, root), (below_t, root_t) = self._tails[s], self._tails[t]
+            b, r = self._quotient(below, below_t), self._quotient(root, root_t)
+            self._tail_quotients[key] = None if b is None or r is None else self._tail(b, r)
+        return self._tail_quotients[key]
+
+    def _quotient(self, x: Expr, y: Expr) -> Expr | None:
+        """The polynomial c with c y = x, ONE if x is y, None if there is none."""
+        if y == ONE:
+            return x
+        if x == y:
+            return ONE
+        if x == ONE or len(self._forms[y]) > len(self._forms[x]):
+            return None
+        key = (x, y)
+        if key not in self._quotients:
+            self._quotients[key] = self._divide(dict(self._forms[x]), self._forms[y])
+        return self._quotients[key]
+
+    def _divide(self, left: dict[Monomial, int], divisor: Terms) -> Expr | None:
+        """The quotient of polynomials by forced moves; empties `left`."""
+        quotient: list[tuple[Monomial, int]] = []
+        while left:
+            move = self._forced(left, divisor)
+            if move is None:
+                return None
+            monomial, n = move
+            quotient.append(move)
+            for d, m in divisor:
+                product = self._times(monomial, d)
+                left[product] -= n * m
+                if not left[product]:
+                    del left[product]
+        return self._form(quotient)
+
+    def _forced(self, left: dict[Monomial, int], divisor: Terms) -> tuple[Monomial, int] | None:
+        """A monomial of every quotient of `left` by `divisor`, with its coefficient; None if there is no quotient."""
+        for target, count in left.items():
+            moves = [(c, m) for d, m in divisor if (c := self._over(target, d)) and self._takes(left, c, 1, divisor)]
+            if len(moves) < 2:
+                for c, m in moves:
+                    if count % m == 0 and self._proper(c) and self._takes(left, c, count // m, divisor):
+                        return c, count // m
+                return None
+        return None
+
+    def _takes(self, left: dict[Monomial, int], c: Monomial, n: int, divisor: Terms) -> bool:
+        """Whether n c times the divisor is among what is left."""
+        return all(left.get(self._times(c, d), 0) >= n * m for d, m in divisor)
+
+    def _proper(self, monomial: Monomial) -> bool:
+        """Whether something stands above the line."""
+        product, tail = monomial
+        kinds = (self._symbol[p][0] for p in self._factors(product))
+        return self._tails[tail][1] != ONE or any(kind in ("leaf", "call", "exp") for kind in kinds)
 
     # --- the subexpression test ---------------------------------------------------------------------------------------
     def is_part(self, x: Expr, e: Expr) -> bool:
@@ -195,91 +275,102 @@ class Expressions:
         parts = self._parts_of(e)
         answer = parts.known.get(x)
         if answer is None:
-            answer = parts.known[x] = x in parts.hosts or self._stands_in(x, parts)
+            terms = self._forms[x]
+            answer = parts.known[x] = self._divides_some(terms[0][0], parts) and any(
+                self._stands_in(terms, self._forms[h]) for h in parts.hosts
+            )
         return answer
 
     def may_hold_product(self, x: Expr, y: Expr, factors: Iterable[Factor], e: Expr) -> bool:
         """False only if the sum of x * y over `factors` is no subexpression of e: a test of one monomial."""
-        monomial = self._merge(self._forms[x][0][0] * self._forms[y][0][0])
-        for f in factors:
-            monomial *= self._atom("sum", (f,))
-        return self._divides_some(monomial, e)
+        parts = self._parts_of(e)
+        (a, s), (b, t) = self._forms[x][0][0], self._forms[y][0][0]
+        if s and t and not (self._within(s, parts) and self._within(t, parts)):
+            return False
+        return self._divides_some((a * b * self._scale(factors), self._join(s, t)), parts)
 
     def may_hold_quotient(self, x: Expr, y: Expr, tag: Hashable, e: Expr) -> bool:
-        """False only if x / y is no subexpression of e."""
-        return self._divides_some(self._forms[x][0][0] * self._below(y, tag), e)
-
-    def _divides_some(self, monomial: Monomial, e: Expr) -> bool:
+        """False only if x / y is no subexpression of e: a test of one monomial."""
         parts = self._parts_of(e)
+        (a, s), (b, t) = self._forms[x][0][0], self._under(y, tag)
+        if not (self._within(s, parts) and self._within(t, parts)):
+            return False
+        return self._divides_some((a * b, self._join(s, t)), parts)
+
+    def _divides_some(self, monomial: Monomial, parts: _Parts) -> bool:
         known = parts.dividing.get(monomial)
         if known is None:
-            known = parts.dividing[monomial] = 0 in map(monomial.__rmod__, parts.monomials)
+            product, tail = monomial
+            known = parts.dividing[monomial] = 0 in map(product.__rmod__, self._within(tail, parts))
+        return known
+
+    def _within(self, tail: Tail, parts: _Parts) -> list[int]:
+        """The products of the hosts' monomials whose tails `tail` divides, without divisors of others of them."""
+        known = parts.within.get(tail)
+        if known is None:
+            found = {p for t, some in parts.products.items() if self._tail_over(t, tail) is not None for p in some}
+            known = parts.within[tail] = sorted(p for p in found if sum(q % p == 0 for q in found) == 1)
         return known
 
     def _parts_of(self, e: Expr) -> _Parts:
-        if e not in self._parts:
-            hosts = self._inside(e)
-            self._parts[e] = _Parts(hosts, sorted({m for h in hosts for m, _ in self._forms[h]}), {}, {})
-        return self._parts[e]
+        known = self._parts.get(e)
+        if known is None:
+            hosts = sorted(self._hosts(e))
+            products: dict[Tail, list[int]] = {}
+            for h in hosts:
+                for (product, tail), _ in self._forms[h]:
+                    products.setdefault(tail, []).append(product)
+            known = self._parts[e] = _Parts(hosts, products)
+        return known
 
-    def _stands_in(self, x: Expr, parts: _Parts) -> bool:
-        """Whether one cofactor maps `x` into an expression of `parts`; most fail at their first monomial."""
-        terms = self._forms[x]
-        if 0 not in map(terms[0][0].__rmod__, parts.monomials):
-            return False
-        return any(self._divides(x, h) for h in parts.hosts)
-
-    def _inside(self, e: Expr) -> set[Expr]:
-        """`e`, all arguments of its atoms and the product of what it is divided by, at every depth."""
+    def _hosts(self, e: Expr) -> set[Expr]:
+        """The polynomials in which a subexpression of `e` stands as a summand up to a factor."""
         found, todo = set[Expr](), [e]
         while todo:
             x = todo.pop()
             if x not in found:
                 found.add(x)
-                for monomial, _ in self._forms[x]:
-                    symbols = [self._symbol[p] for p in self._factors(monomial)]
-                    todo.extend(a for _, _, args in symbols for a in args)
-                    below = [args[0] for kind, label, args in symbols if kind == "under" and label == (None,)]
-                    if len(below) > 1:
-                        todo.append(functools.reduce(self.mul, below))
+                for (product, tail), _ in self._forms[x]:
+                    todo.extend(y for y in self._tails[tail] if y != ONE)
+                    symbols = [self._symbol[p] for p in self._factors(product)]
+                    todo.extend(a for kind, _, args in symbols if kind != "exp" for a in args)
+                    if exponents := [args[0] for kind, _, args in symbols if kind == "exp"]:
+                        todo.append(functools.reduce(self.add, exponents))
         return found
 
-    def _divides(self, x: Expr, e: Expr) -> bool:
-        wanted, have = self._forms[x], self._forms[e]
-        first, least = wanted[0]
-        if len(wanted) == 1:
-            return any(m % first == 0 and n >= least for m, n in have)
+    def _stands_in(self, wanted: Terms, have: Terms) -> bool:
+        """Whether one cofactor maps all monomials of `wanted` to monomials of `have`."""
+        (first, least), *others = wanted
+        if len(wanted) > len(have):
+            return False
         counts = dict(have)
-        return any(m % first == 0 and all(counts.get(w * (m // first), 0) >= n for w, n in wanted) for m, _ in have)
+        for monomial, n in have:
+            c = self._over(monomial, first) if n >= least else None
+            if c and all(counts.get(self._times(c, w), 0) >= k for w, k in others):
+                return True
+        return False
 
     # --- text ---------------------------------------------------------------------------------------------------------
     def text(self, e: Expr) -> str:
         """A readable form."""
-        return " + ".join((f"{n}*" if n > 1 else "") + self._monomial_text(m) for m, n in self._forms[e]) or "0"
+        return " + ".join((f"{n}*" if n > 1 else "") + self._monomial_text(m) for m, n in self._forms[e])
 
     def _monomial_text(self, monomial: Monomial) -> str:
-        sums, top, bottom = [], [], []
-        for p in self._factors(monomial):
-            symbol, label, args = self._symbol[p]
-            inner = ", ".join(self.text(a) for a in args)
-            if symbol == "sum":
-                sums.append(str(label[0]))
-            elif symbol == "under":
-                bottom.append(f"/({inner})")
-            else:
-                top.append(f"{label[0]}({inner})" if symbol == "call" else str(label[0]))
-        body = ("*".join(top) or "1") + "".join(bottom)
+        product, tail = monomial
+        symbols = [self._symbol[p] for p in self._factors(product)]
+        below, root = self._tails[tail]
+        sums = [str(label[0]) for kind, label, _ in symbols if kind == "sum"]
+        top = [str(label[0]) for kind, label, _ in symbols if kind == "leaf"]
+        top += [f"{label[0]}({', '.join(map(self.text, args))})" for kind, label, args in symbols if kind == "call"]
+        if exponents := [args[0] for kind, _, args in symbols if kind == "exp"]:
+            top.append(f"exp({self.text(functools.reduce(self.add, exponents))})")
+        if root != ONE:
+            top.append(f"sqrt({self.text(root)})")
+        bottom = [f"/{label[0]}({self.text(args[0])})" for kind, label, args in symbols if kind == "under"]
+        if below != ONE:
+            bottom.append(f"/({self.text(below)})")
+        body = "*".join(top) + "".join(bottom)
         return f"sum[{' '.join(sums)}]({body})" if sums else body
-
-
-def _prime_factors(n: int) -> Iterator[int]:
-    """The prime factors of a small number, with repetitions."""
-    for p in _primes():
-        if p > n:
-            return
-        while n % p == 0:
-            n //= p
-            yield p
 
 
 def _primes() -> Iterator[int]:

@@ -1,7 +1,8 @@
-"""Abstract expressions: the normal form is what the axioms allow, no more and no less; parts of terms are found."""
+"""Abstract expressions: properties on random terms, and examples. `test_expr_exhaustive.py` has all small terms."""
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterator
@@ -19,22 +20,22 @@ LEAVES = ("x", "y", "z")
 FACTORS = ("i", "j")
 
 
-def terms(functions: tuple[str, ...]) -> st.SearchStrategy[Term]:
-    """Random terms."""
+def terms(leaves: int) -> st.SearchStrategy[Term]:
+    """Random terms with so many leaves at most."""
     leaf = st.tuples(st.just("leaf"), st.sampled_from(LEAVES))
 
     def grow(inner: st.SearchStrategy[Term]) -> st.SearchStrategy[Term]:
         return st.one_of(
             st.tuples(st.sampled_from(("add", "mul", "div")), inner, inner),
             st.tuples(st.just("sum"), st.sampled_from(FACTORS), inner),
-            st.tuples(st.sampled_from(functions), inner),
+            st.tuples(st.sampled_from(("f", "exp", "sqrt")), inner),
         )
 
-    return st.recursive(leaf, grow, max_leaves=6)
+    return st.recursive(leaf, grow, max_leaves=leaves)
 
 
-ALL = terms(("f", "exp", "sqrt"))
-PLAIN = terms(("f",))
+ALL = terms(6)
+LARGE = terms(12)
 
 
 def form(e: Expressions, t: Term) -> Expr:
@@ -77,19 +78,7 @@ def number(t: Term) -> float:
     raise AssertionError(t)
 
 
-def separable(y: Term, z: Term) -> bool:
-    """Whether y * z below a line is found to be a product: the exceptions that `lax.expr` states."""
-    return not (holds(y, "sum") or holds(z, "sum") or (holds(y, "add") and holds(z, "add")))
-
-
-def holds(t: Term, kind: str) -> bool:
-    """Whether the normal form has several monomials ("add"), or one with sum factors ("sum")."""
-    return t[0] == kind or (
-        t[0] in ("add", "sum", "mul", "div") and any(holds(x, kind) for x in t[1:] if isinstance(x, tuple))
-    )
-
-
-def rewrites(t: Term, merging: bool) -> Iterator[Term]:
+def rewrites(t: Term) -> Iterator[Term]:
     """Every term that one axiom makes of `t` at its root, in both directions."""
     match t:
         case ("add" | "mul" as op, x, y):
@@ -103,9 +92,9 @@ def rewrites(t: Term, merging: bool) -> Iterator[Term]:
         case ("add", ("mul" | "div" as op, x, z), (other, y, w)) if other == op and z == w:
             yield (op, ("add", x, y), z)
     match t:
-        case ("div", ("div", x, y), z) if separable(y, z):
+        case ("div", ("div", x, y), z):
             yield ("div", x, ("mul", y, z))
-        case ("div", x, ("mul", y, z)) if separable(y, z):
+        case ("div", x, ("mul", y, z)):
             yield ("div", ("div", x, y), z)
     match t:
         case ("mul", x, ("div", y, z)):
@@ -124,24 +113,23 @@ def rewrites(t: Term, merging: bool) -> Iterator[Term]:
             yield ("sum", i, ("add", x, y))
         case ("mul" | "div" as op, ("sum", i, x), y):
             yield ("sum", i, (op, x, y))
-    if merging:
-        match t:
-            case ("mul", ("exp", x), ("exp", y)):
-                yield ("exp", ("add", x, y))
-            case ("exp", ("add", x, y)):
-                yield ("mul", ("exp", x), ("exp", y))
-            case ("mul", ("sqrt", x), ("sqrt", y)):
-                yield ("sqrt", ("mul", x, y))
-            case ("sqrt", ("mul", x, y)):
-                yield ("mul", ("sqrt", x), ("sqrt", y))
+    match t:
+        case ("mul", ("exp", x), ("exp", y)):
+            yield ("exp", ("add", x, y))
+        case ("exp", ("add", x, y)):
+            yield ("mul", ("exp", x), ("exp", y))
+        case ("mul", ("sqrt", x), ("sqrt", y)):
+            yield ("sqrt", ("mul", x, y))
+        case ("sqrt", ("mul", x, y)):
+            yield ("mul", ("sqrt", x), ("sqrt", y))
 
 
-def anywhere(t: Term, merging: bool = True) -> Iterator[Term]:
+def anywhere(t: Term) -> Iterator[Term]:
     """Every term that one axiom makes of `t` at any place."""
-    yield from rewrites(t, merging)
+    yield from rewrites(t)
     for k, child in enumerate(t):
         if isinstance(child, tuple):
-            for changed in anywhere(child, merging):
+            for changed in anywhere(child):
                 yield (*t[:k], changed, *t[k + 1 :])
 
 
@@ -153,11 +141,11 @@ def subterms(t: Term) -> Iterator[Term]:
             yield from subterms(child)
 
 
-def walk(t: Term, seed: int, steps: int, merging: bool) -> Term:
+def walk(t: Term, seed: int, steps: int) -> Term:
     """A random sequence of rewrites."""
     rng = random.Random(seed)
     for _ in range(steps):
-        t = rng.choice([t, *anywhere(t, merging)])
+        t = rng.choice([t, *anywhere(t)])
     return t
 
 
@@ -165,7 +153,7 @@ def walk(t: Term, seed: int, steps: int, merging: bool) -> Term:
 @given(ALL, st.integers(0, 1 << 20))
 def test_rewriting_keeps_the_normal_form(t: Term, seed: int) -> None:
     e = Expressions()
-    assert form(e, walk(t, seed, 8, True)) == form(e, t)
+    assert form(e, walk(t, seed, 8)) == form(e, t)
 
 
 @PROPERTY
@@ -179,17 +167,39 @@ def test_equal_forms_are_equal_numbers(t: Term, data: st.DataObject) -> None:
 
 
 @PROPERTY
-@given(PLAIN, st.integers(0, 1 << 20))
+@given(LARGE, st.integers(0, 1 << 20))
 def test_parts_of_equal_terms_are_found(t: Term, seed: int) -> None:
     """Pruning by `is_part` loses nothing: x is found in e when any term equal to e contains x."""
     e = Expressions()
     whole = form(e, t)
-    for part in subterms(walk(t, seed, 8, False)):
+    for part in subterms(walk(t, seed, 16)):
         assert e.is_part(form(e, part), whole), part
 
 
 @PROPERTY
-@given(PLAIN)
+@given(ALL, ALL, ALL)
+def test_factors_below_a_line_and_under_a_root_are_found(x: Term, y: Term, z: Term) -> None:
+    """x/(yz) is (x/y)/z, sqrt(yz) is sqrt(y) sqrt(z), and exp(y + z) is exp(y) exp(z), also where sums were multiplied out."""
+    e = Expressions()
+    top, a, b = form(e, x), form(e, y), form(e, z)
+    assert e.is_part(e.div(top, a), e.div(top, e.mul(a, b)))
+    assert e.is_part(e.call("sqrt", a), e.call("sqrt", e.mul(a, b)))
+    assert e.is_part(e.call("exp", a), e.call("exp", e.add(a, b)))
+
+
+@PROPERTY
+@given(ALL, ALL, ALL)
+def test_parts_of_parts_are_parts(x: Term, y: Term, z: Term) -> None:
+    e = Expressions()
+    a, b, c = form(e, x), form(e, y), form(e, z)
+    for middle in (a, e.mul(a, b), e.div(b, a), e.sum(a, ["i"])):
+        for whole in (c, e.add(middle, c), e.div(c, e.mul(middle, b)), e.call("sqrt", e.mul(middle, middle))):
+            if e.is_part(middle, whole):
+                assert e.is_part(a, whole)
+
+
+@PROPERTY
+@given(ALL)
 def test_what_a_term_lacks_is_no_part(t: Term) -> None:
     e = Expressions()
     whole = form(e, t)
@@ -211,6 +221,77 @@ def test_quick_tests_deny_no_part(t: Term, x: Term, y: Term, tag: str | None) ->
             assert e.may_hold_product(a, b, ["i"], host)
         if e.is_part(e.div(a, b, tag), host):
             assert e.may_hold_quotient(a, b, tag, host)
+
+
+def test_examples_of_the_reference() -> None:
+    """The queries of its program `egg_tests`, which prints answers and states none. E is the gated MLP
+    silu(sum(4096, a b)) * sum(4096, a c); sum(k, .) is a sum factor for each prime factor of k, and 4096 = 2^12."""
+    e = Expressions()
+    a, b, c = (e.leaf(n) for n in "abc")
+
+    def total(log: int, x: Expr) -> Expr:
+        """sum(2^log, x)."""
+        return e.sum(x, ["2"] * log)
+
+    gate = e.call("silu", total(12, e.mul(a, b)))
+    whole = e.mul(gate, total(12, e.mul(a, c)))
+    mul = e.mul
+    # The argument of silu.
+    assert e.is_part(total(12, mul(a, b)), whole)
+    # sum(32, a) sum(128, c) = sum(4096, a c), the right factor.
+    assert e.is_part(mul(total(5, a), total(7, c)), whole)
+    # = sum(64, a c); sum(64, .) of it is the right factor.
+    assert e.is_part(total(2, mul(total(2, a), total(2, c))), whole)
+    # = sum(512, a b); sum(8, .) of it is the argument of silu.
+    assert e.is_part(total(1, mul(total(4, b), total(4, a))), whole)
+    # = sum(64, a b), likewise.
+    assert e.is_part(total(2, mul(total(2, b), total(2, a))), whole)
+    # = sum(8192, a c): more is summed than in either factor.
+    assert not e.is_part(total(1, mul(total(6, c), total(6, a))), whole)
+    # = sum(2^20, silu(..) c): E's only monomial is sum(2^12, silu(..) a c).
+    assert not e.is_part(total(12, mul(total(4, gate), total(4, c))), whole)
+    # = sum(2^11, silu(..) c): times a, summed over 2, it is E.
+    assert e.is_part(total(3, mul(total(4, gate), total(4, c))), whole)
+
+
+def test_examples_of_the_paper() -> None:
+    """For X Z + Y Z, X Y is pruned and X + Y is kept."""
+    e = Expressions()
+    x, y, z = (e.leaf(n) for n in LEAVES)
+    whole = e.sum(e.add(e.mul(x, z), e.mul(y, z)), ["k"])
+    assert not e.is_part(e.mul(x, y), whole)
+    assert e.is_part(e.add(x, y), whole)
+    assert not e.is_part(e.add(e.mul(x, z), y), whole)
+
+
+def test_products_below_a_line_need_not_factor_in_one_way() -> None:
+    """(x + y)(x^4 + x^2 y^2 + y^4) = (x^3 + y^3)(x^2 + x y + y^2), and with positive coefficients none of the four is a
+    product: the factors cannot be read off a normal form."""
+    e = Expressions()
+    x, y, z = (e.leaf(n) for n in LEAVES)
+
+    def polynomial(*powers: tuple[int, int]) -> Expr:
+        """The sum of x^m y^n."""
+        return functools.reduce(e.add, (functools.reduce(e.mul, [x] * m + [y] * n) for m, n in powers))
+
+    pairs = [
+        (polynomial((1, 0), (0, 1)), polynomial((4, 0), (2, 2), (0, 4))),
+        (polynomial((3, 0), (0, 3)), polynomial((2, 0), (1, 1), (0, 2))),
+    ]
+    wholes = {e.div(z, e.mul(a, b)) for a, b in pairs}
+    assert len(wholes) == 1
+    assert all(e.is_part(e.div(z, factor), whole) for whole in wholes for pair in pairs for factor in pair)
+    assert not any(e.is_part(e.div(z, polynomial((2, 0), (0, 2))), whole) for whole in wholes)
+
+
+def test_a_sum_below_a_line_stays_with_a_factor() -> None:
+    """z / sum(i, x y) is (z/x) / sum(i, y) and (z / sum(i, x)) / y, but sum(i, .) alone is nothing to divide by."""
+    e = Expressions()
+    x, y, z = (e.leaf(n) for n in LEAVES)
+    whole = e.div(z, e.sum(e.mul(x, y), ["i"]))
+    assert all(e.is_part(e.div(z, p), whole) for p in (x, y, e.sum(x, ["i"]), e.sum(y, ["i"])))
+    assert not e.is_part(e.div(z, x), e.div(z, e.sum(x, ["i"])))
+    assert not e.is_part(e.sum(e.div(z, x), ["i"]), whole)
 
 
 def test_no_cancellation() -> None:
