@@ -33,9 +33,15 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what a reader of YAML 1.1 or of 1.2 would take for something other than text."""
+    """Quotes what a reader of YAML 1.1 or of 1.2 would take for something other than text, and escapes the line ends of
+    Unicode, which a reader would turn into spaces."""
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, '"' if set(text) & set("\x85\u2028\u2029") else None)
+
+
+_Dumper.add_representer(str, _text)
 for _tag, _form, _first in _RESOLVERS:
     _pattern = re.compile(rf"(?:{_form.pattern})\Z")
     _starts = ["" if c == "\0" else c for c in _first]

@@ -18,8 +18,9 @@ class Options:
 
     `shape` and `dim` are as in the contract (`NAME=1x128`, `SYMBOL=N` or `MIN:TYPICAL:MAX`), `target` kinds ("cpu",
     "cuda"), `arch` architectures, `gpu` the number of a GPU to measure on, `only` and `skip` globs on node names,
-    `budget` seconds for a fragment's search (0: no limit), `confidence` bits of the proof, `require_coverage` pairs
-    KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no limit). `--keep-going` is `strict` negated.
+    `budget` seconds for a fragment's search (0: no limit), `without` optimizer passes that are left out, `confidence`
+    bits of the proof, `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no
+    limit). `--keep-going` is `strict` negated.
     """
 
     shape: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class Options:
     max_ops: int = 16
     candidates: int = 4
     budget: float = 0.0
+    without: tuple[str, ...] = ()
     jobs: int = field(default_factory=cores)
     seed: int = 0
     confidence: int = 40

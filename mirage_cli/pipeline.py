@@ -16,6 +16,7 @@ from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
+from mirage_cli.codegen.passes import without
 from mirage_cli.contestant import Place
 from mirage_cli.errors import CheckFailed, UsageError
 from mirage_cli.frontends import sizes
@@ -265,7 +266,8 @@ def plan_options(options: Options, tools: Toolchain, typical_values: Mapping[str
     """Targets, bounds and proof options of a run; `typical_values` says what the symbols of its programs are typically."""
     typical = tuple(sorted(typical_values.items()))
     bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical)
-    return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence)
+    passes = without(options.without)
+    return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence, passes)
 
 
 def typical_sizes(symbols: Iterable[str], given: Mapping[str, int]) -> dict[str, int]:

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mirage_cli import __version__
+from mirage_cli.codegen.passes import ALL, Passes, without
 from mirage_cli.codegen.source import source
-from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.errors import InvalidGraph, Refused, UsageError
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.search.cost import original_us
 from mirage_cli.search.mugraph import KernelGraph, graph_from_json, graph_to_json
 from mirage_cli.search.schedule import Schedule, schedule_from_json
 from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchStatistics
 from mirage_cli.search.target import Target, load_target
+from mirage_cli.search.unfuse import unfused
 from mirage_cli.search.verify import DEFAULT_CONFIDENCE, Verdict, verify
 
 SCHEMA_VERSION = 1
@@ -26,9 +28,10 @@ MAX_TRIES = 12  #: candidates that are rendered and proved before a target is gi
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """The chosen muGraph of a fragment for one target, rendered and proved."""
+    """The chosen muGraph of a fragment for one target (within `shared_bytes` of it), rendered and proved."""
 
     target: str
+    shared_bytes: int
     graph: KernelGraph
     schedules: tuple[Schedule, ...]
     text: str
@@ -53,12 +56,14 @@ class FragmentPlan:
     statistics: SearchStatistics = field(default_factory=SearchStatistics)
     plans: dict[str, TargetPlan] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    passes: Passes = ALL
 
     def to_json(self) -> dict[str, Any]:
         """The form of `mugraphs/ID.json`."""
         targets = {
             kind: {
                 "target": p.target,
+                "shared_bytes": p.shared_bytes,
                 "graph": graph_to_json(p.graph),
                 "schedules": [s.to_json() for s in p.schedules],
                 "text": p.graph.text().splitlines(),
@@ -71,18 +76,21 @@ class FragmentPlan:
             "id": self.id,
             "name": self.name,
             "program": self.program.to_json(),
+            "without": list(self.passes.off),
             "targets": targets,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits."""
+    """What planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
+    optimizer passes."""
 
     targets: dict[str, tuple[str, ...]]
     search: SearchOptions = field(default_factory=SearchOptions)
     seed: int = 0
     confidence: int = DEFAULT_CONFIDENCE
+    passes: Passes = ALL
 
 
 def target_of(names: Sequence[str]) -> Target:
@@ -94,7 +102,7 @@ def target_of(names: Sequence[str]) -> Target:
 def plan_fragment(identifier: str, name: str, program: Program, operators: int, options: PlanOptions) -> FragmentPlan:
     """Plan one fragment for every target. `operators` is how many nodes of the model it replaces."""
     searcher = Searcher(options.search)
-    result = FragmentPlan(identifier, name, program)
+    result = FragmentPlan(identifier, name, program, passes=options.passes)
     for kind, names in options.targets.items():
         target = target_of(names)
         found = searcher.search(program, target)
@@ -124,9 +132,10 @@ def _choose(
     reason = ""
     for candidate in candidates[:MAX_TRIES]:
         try:
-            text = source_text(identifier, program, candidate.graph, candidate.schedules, target)
+            graph = candidate.graph if options.passes.fusion else unfused(candidate.graph)
+            text = source_text(identifier, program, graph, candidate.schedules, target, options.passes)
             tiles = [s.as_tiles() for s in candidate.schedules]
-            verdict = verify(program, candidate.graph, tiles, options.seed, options.confidence)
+            verdict = verify(program, graph, tiles, options.seed, options.confidence)
         except (Refused, InvalidGraph) as e:
             reason = reason or str(e)
             continue
@@ -136,7 +145,8 @@ def _choose(
         original = original_us(program, operators, target, dict(options.search.sizes))
         return TargetPlan(
             target.name,
-            candidate.graph,
+            target.shared_bytes,
+            graph,
             candidate.schedules,
             text,
             verdict,
@@ -148,21 +158,33 @@ def _choose(
 
 
 def source_text(
-    identifier: str, program: Program, graph: KernelGraph, schedules: Sequence[Schedule], target: Target
+    identifier: str,
+    program: Program,
+    graph: KernelGraph,
+    schedules: Sequence[Schedule],
+    target: Target,
+    passes: Passes = ALL,
 ) -> str:
     """The source of a muGraph: the same text whenever it is rendered."""
     comment = f"fragment {identifier}, target {target.name}, mirage {__version__}\n\n{program}\n\n{graph.text()}"
-    return source(identifier, program, graph, schedules, target, comment).text
+    return source(identifier, program, graph, schedules, target, comment, passes).text
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """A muGraph file read back: for each kind of target its name, kernel graph and schedules."""
+    """A muGraph file read back: for each kind of target its name, kernel graph and schedules; the shared memory that its
+    sources were made for, and the passes that made them."""
 
     id: str
     name: str
     program: Program
     targets: dict[str, tuple[str, KernelGraph, tuple[Schedule, ...]]]
+    shared_bytes: dict[str, int]
+    passes: Passes
+
+    def target(self, kind: str) -> Target:
+        """The target that the sources of a kind were made for. Raises UsageError for an unknown one."""
+        return replace(load_target(self.targets[kind][0]), shared_bytes=self.shared_bytes[kind])
 
 
 def plan_from_json(data: dict[str, Any]) -> StoredPlan:
@@ -176,6 +198,8 @@ def plan_from_json(data: dict[str, Any]) -> StoredPlan:
             )
             for kind, t in data["targets"].items()
         }
-        return StoredPlan(data["id"], data["name"], program_from_json(data["program"]), targets)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        limits = {kind: int(t["shared_bytes"]) for kind, t in data["targets"].items()}
+        program = program_from_json(data["program"])
+        return StoredPlan(data["id"], data["name"], program, targets, limits, without(data["without"]))
+    except (UsageError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidGraph(f"muGraph file: missing or wrong field {e}") from None

@@ -37,7 +37,6 @@ from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import source_text
 from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model, read_report
 from mirage_cli.runs import Arrays, Job, Task
-from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
 from mirage_cli.verification import Finding, Verification, VerifyOptions
 
@@ -229,10 +228,11 @@ class _Recheck:
         """Render everything again and compare it with src/ byte by byte."""
         rendered: dict[str, bytes] = {}
         for f in self.fragments:
-            for kind, (target, graph, schedules) in f.stored.targets.items():
+            for kind, (_, graph, schedules) in f.stored.targets.items():
                 name = f"{f.id}{_SUFFIX.get(kind, '.txt')}"
                 try:
-                    text = source_text(f.id, f.stored.program, graph, schedules, load_target(target))
+                    target = f.stored.target(kind)
+                    text = source_text(f.id, f.stored.program, graph, schedules, target, f.stored.passes)
                     rendered[name] = text.encode()
                 except (MirageError, KeyError, ValueError, IndexError) as error:
                     self.result.add("source", f.file, f"{kind}: the muGraph cannot be rendered: {error}")

@@ -14,6 +14,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from mirage_cli import dims
+from mirage_cli.codegen.passes import PASSES
 from mirage_cli.errors import UsageError
 from mirage_cli.options import Options
 
@@ -150,6 +151,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("max_ops", _integer(1), "Operators of a kernel, at most"),
     Setting("candidates", _integer(1), "muGraphs that are looked at more closely"),
     Setting("budget", _number(0, "SECONDS"), "Search time of a fragment [no limit]."),
+    Setting("without", _choice("PASS", *PASSES), "Leave out an optimizer pass, to measure it [none].", many=True),
     Setting("jobs", _integer(1), "Processes at a time [number of cores]."),
     Setting("seed", _integer(0), "Where random numbers start"),
     Setting("confidence", _integer(1, 1024), "Bits of confidence in the proof"),

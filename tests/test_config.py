@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mirage_cli import config, coverage, settings
 from mirage_cli.backends import cuda
+from mirage_cli.codegen.passes import PASSES
 from mirage_cli.errors import ConfigError, UsageError
 from mirage_cli.options import Options
 from tests.optimized import sample
@@ -37,6 +38,7 @@ OPTIONS = st.builds(
     skip=st.lists(TEXTS).map(tuple),
     max_kernels=st.integers(1, 99),
     budget=st.floats(0, 1e300),
+    without=st.lists(st.sampled_from(PASSES)).map(tuple),
     jobs=st.integers(1, 99),
     seed=NUMBERS,
     cache=st.none() | st.just("") | TEXTS,

@@ -119,7 +119,7 @@ def test_nothing_unproved_is_chosen(fragment: Program) -> None:
 
 def test_each_target_has_its_own_reason(fragment: Program) -> None:
     def cpu_only(*arguments: Any) -> str:
-        if arguments[-1].kind == "cuda":
+        if arguments[4].kind == "cuda":
             raise Refused("too wide")
         return source_text(*arguments)
 

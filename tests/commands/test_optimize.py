@@ -148,6 +148,7 @@ ALL = [
     ),
     *("--arch", "sm_80", "--arch", "native", "--gpu", "1", "--only", "*attn*", "--skip", "a", "--skip", "b"),
     *("--max-kernels", "3", "--max-ops", "9", "--candidates", "2", "--budget", "1.5", "--jobs", "3", "--seed", "7"),
+    *("--without", "order", "--without", "fusion"),
     *("--confidence", "60", "--cache", "there", "--max-memory", "4G", "--require-coverage", "flops=0.95"),
     *("--dry-run", "--force", "--strict"),
 ]
@@ -163,6 +164,7 @@ ALL_OPTIONS = Options(
     max_ops=9,
     candidates=2,
     budget=1.5,
+    without=("order", "fusion"),
     jobs=3,
     seed=7,
     confidence=60,
