@@ -8,11 +8,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples cases dist clean
+.PHONY: help demo test lint format golden samples cases experiment dist clean
 
 help: ## Print these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  PYTHON=...     the interpreter that .venv is made with (3.11 or newer; now: $(PYTHON))"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  PYTHON=...      the interpreter that .venv is made with (3.11 or newer; now: $(PYTHON))"
 
 demo: $(STAMP) ## Optimize an exported decoder, prove it, and run it in onnxruntime beside the original
 	@$(BIN)/python samples/demo.py
@@ -40,6 +40,9 @@ samples: $(VENV)/.samples ## Export the sample models again (installs torch and 
 
 cases: $(STAMP) ## Search and prove the published cases; CASES="NAME ..." for some of them
 	$(BIN)/python samples/cases.py --table $(CASES)
+
+experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small primes, beside its theorem (docs/proof.md)
+	$(BIN)/python samples/experiment.py
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build
