@@ -1,4 +1,4 @@
-"""Whether a muGraph equals its program, without the verifier: evaluation of both in decimals of 60 digits.
+"""Whether a muGraph equals its program, without the verifier: evaluation of both in decimals of 90 digits.
 
 `Decimals` is a domain of real numbers in which true differences (2**-40 of a constant) stand out by tens of digits. Its
 facts can be taken away one by one: `Decimals(..., free={"sqrt"})` puts another function in the place of the root. Where
@@ -23,10 +23,10 @@ from mirage_cli.lax.program import Program, evaluate_program
 from mirage_cli.search.evaluate import Tiles, evaluate_kernels
 from mirage_cli.search.mugraph import KernelGraph
 
-DIGITS = 60
+DIGITS = 90
 CONTEXT = decimal.Context(prec=DIGITS, traps=[], Emin=-(10**6), Emax=10**6)
-SQRT_PI = Decimal("1.77245385090551602729816748334114518279754945612238712821380779")
-EQUAL, UNEQUAL = Decimal("1e-40"), Decimal("1e-30")  #: relative differences: rounding stays below, true ones above
+SQRT_PI = Decimal("1.7724538509055160272981674833411451827975494561223871282138077898529112845910321813749506567385446654")
+EQUAL, UNEQUAL = Decimal("1e-50"), Decimal("1e-30")  #: relative differences: rounding stays below, true ones above
 CALLS = {"rsqrt": ("sqrt",), "gelu": ("erf",), "gelu_tanh": ("tanh",), "softsign": ("abs",)}  #: what operators call
 FACTS = ("exp", "infinity", "positions", "truth values", "0/0", "maxima")  #: what can be free besides functions
 
@@ -217,14 +217,15 @@ def difference(
         for w, f in zip(wanted, found, strict=True):
             if w.shape != f.shape:
                 return Decimal("inf")
-            for x, y in zip(w.ravel(), f.ravel(), strict=True):
-                worst = max(worst, _apart(Decimal(x), Decimal(y), kind == "normal"))
+            pairs = [(Decimal(x), Decimal(y)) for x, y in zip(w.ravel(), f.ravel(), strict=True)]
+            scale = max([abs(x) for x, _ in pairs if x.is_finite()], default=Decimal(0))
+            worst = max([worst, *(_apart(x, y, scale, kind == "normal") for x, y in pairs)])
         return worst
 
 
-def _apart(x: Decimal, y: Decimal, strict: bool) -> Decimal:
+def _apart(x: Decimal, y: Decimal, scale: Decimal, strict: bool) -> Decimal:
     if x.is_finite() and y.is_finite():
-        return abs(x - y) / max(abs(x), abs(y), Decimal("1e-12"))
+        return abs(x - y) / max(scale, Decimal("1e-12"))
     same = (x.is_nan() and y.is_nan()) or x == y
     return Decimal("inf") if strict and not same else Decimal(0)
 

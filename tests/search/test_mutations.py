@@ -1,6 +1,6 @@
 """Random changes of proved muGraphs: none that makes a difference is accepted, none that makes no difference is refused.
 
-The classifier is independent of the verifier: float64, and decimals of 60 digits where float64 sees no difference. The tests
+The classifier is independent of the verifier: float64, and decimals of 90 digits where float64 sees no difference. The tests
 take a few hundred changes; `python -m tests.search.test_mutations --count 10000` (`make mutations`) takes as many as one
 likes and prints a table.
 """
