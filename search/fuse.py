@@ -2,7 +2,8 @@
 
 Passes (OSDI'25 section 4.2, here with binary operators):
 1. `fuse`: a producer joins its consumer when it has no other, and both have the same axes and live in one phase;
-2. `hoist`: what a thread graph computes of fewer axes, or of values known earlier, becomes an operator of its own where
+2. `share` (search/share.py): a part that several thread graphs of a phase have becomes an operator of its own;
+3. `hoist`: what a thread graph computes of fewer axes, or of values known earlier, becomes an operator of its own where
    that saves more than keeping it costs (a row's reciprocal root is computed once for the row, not once for each element).
 
 The result's operators are in topological order.
@@ -17,6 +18,7 @@ from dataclasses import replace
 from mirage_cli.lax.program import Program
 from mirage_cli.search.mapping import numeric
 from mirage_cli.search.mugraph import PHASES, BlockGraph, BlockOp, ThreadGraph, ThreadNode
+from mirage_cli.search.share import share
 
 WORTH = 3.0  #: keeping a value for others costs about this many multiply-adds for each of its readers' elements
 ITERATIONS = 8  #: what a loop is taken to run at least
@@ -24,7 +26,7 @@ ITERATIONS = 8  #: what a loop is taken to run at least
 
 def thread_graphs(graph: BlockGraph, program: Program) -> BlockGraph:
     """The graph with its elementwise parts as maximal thread graphs."""
-    return hoist(fuse(graph, program), program).validate(program)
+    return hoist(share(fuse(graph, program), WORTH), program).validate(program)
 
 
 # --- 1 ------------------------------------------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ def _fuse(producer: BlockOp, consumer: BlockOp) -> BlockOp:
     return replace(consumer, inputs=tuple(args), thread=ThreadGraph(arity, tuple(nodes)[: last + 1 - arity]))
 
 
-# --- 2 ------------------------------------------------------------------------------------------------------------------
+# --- 3 ------------------------------------------------------------------------------------------------------------------
 def hoist(graph: BlockGraph, program: Program) -> BlockGraph:
     """The graph with parts of thread graphs moved to where they are computed least often."""
     axes = graph.axes_of(program)
