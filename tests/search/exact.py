@@ -26,7 +26,7 @@ from mirage_cli.search.mugraph import KernelGraph
 DIGITS = 90
 CONTEXT = decimal.Context(prec=DIGITS, traps=[], Emin=-(10**6), Emax=10**6)
 SQRT_PI = Decimal("1.7724538509055160272981674833411451827975494561223871282138077898529112845910321813749506567385446654")
-EQUAL, UNEQUAL = Decimal("1e-50"), Decimal("1e-30")  #: relative differences: rounding stays below, true ones above
+EQUAL, UNEQUAL = Decimal("1e-70"), Decimal("1e-50")  #: relative differences: rounding stays below, true ones above
 CALLS = {"rsqrt": ("sqrt",), "gelu": ("erf",), "gelu_tanh": ("tanh",), "softsign": ("abs",)}  #: what operators call
 FACTS = ("exp", "infinity", "positions", "truth values", "0/0", "maxima")  #: what can be free besides functions
 
