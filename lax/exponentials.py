@@ -133,7 +133,8 @@ class Exponentials:
             n = max(1, math.prod(self.extents[a] for a in over))
             num, den = _product(num, _power(den, n - 1)), _power(den, n)
         varying = NONE if num.exponent is None else num.exponent.axes & set(over)
-        return Exponential(base, replace(num, count=num.count * math.prod(self.extents[a] for a in varying)), den)
+        times = max(1, math.prod(self.extents[a] for a in varying))
+        return Exponential(base, replace(num, count=num.count * times), den)
 
     def accumulate(self, x: Exponential, weight: Exponential | None, step: Hashable) -> Exponential:
         """The last of total = total * weight + x, once for each position of `step`; weights have no exponentials."""
