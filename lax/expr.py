@@ -37,6 +37,7 @@ monomial of c (the largest is such a one in any order, whichever that is); it is
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -56,11 +57,13 @@ NO_TAIL: Tail = 0
 class _Parts:
     """The hosts of an expression, the products of primes of their monomials for each tail, and the answers given so far."""
 
-    hosts: list[Expr]
+    hosts: list[Terms]
     products: dict[Tail, list[int]]
+    ratios: set[tuple[int, int]]  #: of the products of two monomials of one host, in lowest terms
     within: dict[Tail, list[int]] = field(default_factory=dict)  #: those of monomials whose tail a tail divides
     known: dict[Expr, bool] = field(default_factory=dict)
     dividing: dict[Monomial, bool] = field(default_factory=dict)
+    unders: dict[tuple[Expr, Hashable], Monomial | None] = field(default_factory=dict)  #: 1/y, if in a host
 
 
 class Expressions:
@@ -272,28 +275,43 @@ class Expressions:
     # --- the subexpression test ---------------------------------------------------------------------------------------
     def is_part(self, x: Expr, e: Expr) -> bool:
         """Whether x is a subexpression of e."""
-        parts = self._parts_of(e)
+        parts = self._parts.get(e) or self._parts_of(e)
         answer = parts.known.get(x)
         if answer is None:
             terms = self._forms[x]
             answer = parts.known[x] = self._divides_some(terms[0][0], parts) and any(
-                self._stands_in(terms, self._forms[h]) for h in parts.hosts
+                self._stands_in(terms, h) for h in parts.hosts
             )
         return answer
 
     def may_hold_product(self, x: Expr, y: Expr, factors: Iterable[Factor], e: Expr) -> bool:
         """False only if the sum of x * y over `factors` is no subexpression of e: a test of one monomial."""
-        parts = self._parts_of(e)
+        parts = self._parts.get(e) or self._parts_of(e)
         (a, s), (b, t) = self._forms[x][0][0], self._forms[y][0][0]
         if s and t and not (self._within(s, parts) and self._within(t, parts)):
             return False
-        return self._divides_some((a * b * self._scale(factors), self._join(s, t)), parts)
+        product = a * b * self._scale(factors) if factors else a * b
+        return self._divides_some((product, self._join(s, t)), parts)
+
+    def may_hold_sum(self, x: Expr, y: Expr, e: Expr) -> bool:
+        """False only if x + y is no subexpression of e: a test of two monomials, of which one cofactor makes others."""
+        parts = self._parts.get(e) or self._parts_of(e)
+        a, b = self._forms[x][0][0][0], self._forms[y][0][0][0]
+        common = math.gcd(a, b)
+        return (a // common, b // common) in parts.ratios
 
     def may_hold_quotient(self, x: Expr, y: Expr, tag: Hashable, e: Expr) -> bool:
         """False only if x / y is no subexpression of e: a test of one monomial."""
-        parts = self._parts_of(e)
-        (a, s), (b, t) = self._forms[x][0][0], self._under(y, tag)
-        if not (self._within(s, parts) and self._within(t, parts)):
+        parts = self._parts.get(e) or self._parts_of(e)
+        key = (y, tag)
+        if key not in parts.unders:
+            under = self._under(y, tag)
+            parts.unders[key] = under if self._divides_some(under, parts) else None
+        below = parts.unders[key]
+        if below is None:
+            return False
+        (a, s), (b, t) = self._forms[x][0][0], below
+        if s and not self._within(s, parts):
             return False
         return self._divides_some((a * b, self._join(s, t)), parts)
 
@@ -313,15 +331,16 @@ class Expressions:
         return known
 
     def _parts_of(self, e: Expr) -> _Parts:
-        known = self._parts.get(e)
-        if known is None:
-            hosts = sorted(self._hosts(e))
-            products: dict[Tail, list[int]] = {}
-            for h in hosts:
-                for (product, tail), _ in self._forms[h]:
-                    products.setdefault(tail, []).append(product)
-            known = self._parts[e] = _Parts(hosts, products)
-        return known
+        hosts = [self._forms[h] for h in sorted(self._hosts(e))]
+        products: dict[Tail, list[int]] = {}
+        ratios = set[tuple[int, int]]()
+        for h in hosts:
+            for (a, tail), n in h:
+                products.setdefault(tail, []).append(a)
+                others = [b for (b, t), _ in h if n > 1 or (b, t) != (a, tail)]
+                ratios |= {(a // math.gcd(a, b), b // math.gcd(a, b)) for b in others}
+        parts = self._parts[e] = _Parts(hosts, products, ratios)
+        return parts
 
     def _hosts(self, e: Expr) -> set[Expr]:
         """The polynomials in which a subexpression of `e` stands as a summand up to a factor."""
@@ -340,10 +359,10 @@ class Expressions:
 
     def _stands_in(self, wanted: Terms, have: Terms) -> bool:
         """Whether one cofactor maps all monomials of `wanted` to monomials of `have`."""
-        (first, least), *others = wanted
         if len(wanted) > len(have):
             return False
-        counts = dict(have)
+        (first, least), *others = wanted
+        counts = dict(have) if others else {}
         for monomial, n in have:
             c = self._over(monomial, first) if n >= least else None
             if c and all(counts.get(self._times(c, w), 0) >= k for w, k in others):

@@ -216,11 +216,15 @@ def test_what_a_term_lacks_is_no_part(t: Term) -> None:
 def test_quick_tests_deny_no_part(t: Term, x: Term, y: Term, tag: str | None) -> None:
     e = Expressions()
     whole, a, b = form(e, t), form(e, x), form(e, y)
-    for host in (whole, e.sum(e.mul(a, b), ["i"]), e.div(a, b, tag), e.mul(a, e.div(whole, b, tag))):
+    hosts = [whole, e.sum(e.mul(a, b), ["i"]), e.div(a, b, tag), e.mul(a, e.div(whole, b, tag))]
+    hosts += [e.add(a, b), e.add(a, a), e.add(e.div(whole, e.mul(e.add(a, b), a), tag), b)]
+    for host in hosts:
         if e.is_part(e.sum(e.mul(a, b), ["i"]), host):
             assert e.may_hold_product(a, b, ["i"], host)
         if e.is_part(e.div(a, b, tag), host):
             assert e.may_hold_quotient(a, b, tag, host)
+        if e.is_part(e.add(a, b), host):
+            assert e.may_hold_sum(a, b, host)
 
 
 def test_examples_of_the_reference() -> None:
