@@ -97,7 +97,7 @@ class _Combine:
         first_ops = self.first_ops({*early, *shares})
         axes = BlockGraph((), (), None, tuple(first_ops), ()).axes_of(self.finer)
         fresh = (f"w{k}" for k in range(len(self.p.inputs) + len(self.p.nodes) + len(shares)))
-        taken = {x.name for x in (*self.p.inputs, *self.p.nodes)}
+        taken = {i.name for i in self.p.inputs} | {n.name for n in self.p.nodes}
         names = dict(zip(shares, (n for n in fresh if n not in taken), strict=False))
         stores = {v: tuple(Slot(a.name, a.extent) for a in self.finer.axes if a.name in axes[v]) for v in shares}
         count, outputs = len(self.p.sources), len(self.p.outputs)
@@ -235,7 +235,8 @@ def _finer(p: Program, split: Parts) -> Program:
         else:
             axes.append(a)
     inputs = tuple(replace(i, access=split.slots(i.access)) for i in p.inputs)
-    return replace(p, axes=tuple(axes), inputs=inputs, nodes=(), _axes_of={})
+    outputs = tuple(replace(o, access=split.slots(o.access)) for o in p.outputs)
+    return replace(p, axes=tuple(axes), inputs=inputs, nodes=(), outputs=outputs, _axes_of={})
 
 
 def _used(p: Program) -> list[int]:

@@ -240,7 +240,8 @@ class _Estimate:
         shares = t.fork_us + np.ceil(self.blocks / t.units) * slowed
         time = np.where(self.parallel(task), shares, self.blocks * slowed)
         memory = np.maximum(self.m.once, traffic * self.blocks / CACHE_FACTOR) / (t.bandwidth * STREAMED) * 1e6
-        return t.launch_us + np.maximum(time, memory)
+        slowest: Floats = np.maximum(time, memory)
+        return t.launch_us + slowest
 
     # --- CUDA ---------------------------------------------------------------------------------------------------------
     def cuda_time(
@@ -261,7 +262,8 @@ class _Estimate:
         barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
         chain = waves * (t.latency_us + self.steps * (STEP_US / np.minimum(resident, 2) + 0.05 * barriers))
         spill = np.where(fragment / (32 * warps) <= 128, 1.0, 4.0)
-        return t.launch_us + np.maximum(np.maximum(memory, cache), np.maximum(compute * spill, chain))
+        slowest: Floats = np.maximum(np.maximum(memory, cache), np.maximum(compute * spill, chain))
+        return t.launch_us + slowest
 
 
 def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:

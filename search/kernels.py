@@ -1,6 +1,7 @@
 """Kernel graphs: one custom kernel for a whole fragment, or several with stored values between them.
 
-A *cut* stores one value of the program; the parts before and behind it are programs of their own, searched by themselves.
+A *cut* stores values of the program, those of a group by one kernel; the parts before and behind them are programs of their
+own, searched by themselves.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.identify import prune
 from mirage_cli.lax.program import Input, Output, Program, Slot, Source
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
+
+Part: TypeAlias = tuple[Program, tuple[str, ...]]  #: a part of a program, and what its sources are
 
 
 def cuts(program: Program, max_kernels: int) -> Iterator[tuple[str, ...]]:
@@ -31,21 +35,75 @@ def cut_values(program: Program) -> list[str]:
         if n.op in ("contract", "sum"):
             found[n.name] = None
         if n.op == "contract":
-            found.update((i, None) for i in n.inputs if i.startswith("v"))
+            found.update(dict.fromkeys(n.inputs))
     order = [n.name for n in program.nodes]
     return [v for v in order if v in found and v not in outputs and program.axes_of(v)]
 
 
-def split(program: Program, stored: Sequence[str]) -> list[tuple[Program, tuple[str, ...]]]:
-    """The parts of a program with some values stored: for each part its program and the names of what its sources are
-    (`"source k"` for the fragment's, a value's name for a stored one). Parts are in order of execution; the last one
-    computes the program's outputs."""
-    order = [n.name for n in program.nodes]
-    parts = [_part(program, [v], [w for w in stored if order.index(w) < order.index(v)]) for v in stored]
-    return [*parts, _part(program, None, stored)]
+def split(program: Program, stored: Sequence[str]) -> list[Part]:
+    """The parts of a program with some values stored, each by a kernel of its own."""
+    return Cuts(program).parts([(v,) for v in stored])
 
 
-def _part(program: Program, goals: Sequence[str] | None, stored: Sequence[str]) -> tuple[Program, tuple[str, ...]]:
+class Cuts:
+    """The parts of one program under different sets of stored values; equal parts are made once."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._defined = {n.name: n for n in program.nodes}
+        self._parts: dict[tuple[tuple[str, ...], tuple[str, ...]], Part] = {}
+
+    def parts(self, groups: Sequence[Sequence[str]]) -> list[Part]:
+        """The parts with groups of values stored, each by one kernel: for each part its program and the names of what its
+        sources are (`"source k"` for the fragment's, a value's name for a stored one). Parts are in order of execution;
+        the last one computes the program's outputs."""
+        known: list[str] = []
+        parts = []
+        for group in groups:
+            parts.append(self._part(tuple(group), known))
+            known += group
+        return [*parts, self._part((), known)]
+
+    def _part(self, goals: tuple[str, ...], stored: Sequence[str]) -> Part:
+        """The part that computes `goals` (nothing: the outputs) from what is stored."""
+        todo, read = list(goals or (o.value for o in self.program.outputs)), set[str]()
+        while todo:
+            x = todo.pop()
+            if x not in read:
+                read.add(x)
+                todo += () if x in stored or x not in self._defined else self._defined[x].inputs
+        needed = tuple(v for v in stored if v in read)
+        if (goals, needed) not in self._parts:
+            self._parts[goals, needed] = _part(self.program, goals or None, needed)
+        return self._parts[goals, needed]
+
+
+def grouped(program: Program, stored: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """The values to store (in program order) in as few kernels as is natural: values that do not depend on one another
+    and read something in common are made together."""
+    defined = {n.name: n for n in program.nodes}
+    level: dict[str, int] = {}
+    groups: list[tuple[int, set[str], list[str]]] = []
+    for v in stored:
+        reads: set[str] = set()
+        todo = list(defined[v].inputs)
+        while todo:
+            x = todo.pop()
+            if x in level or x not in defined:
+                reads.add(x)
+            else:
+                todo += defined[x].inputs
+        level[v] = 1 + max((level[x] for x in reads if x in level), default=0)
+        home = next((g for g in groups if g[0] == level[v] and g[1] & reads), None)
+        if home is None:
+            groups.append((level[v], reads, [v]))
+        else:
+            home[1].update(reads)
+            home[2].append(v)
+    return tuple(tuple(g[2]) for g in sorted(groups, key=lambda g: g[0]))
+
+
+def _part(program: Program, goals: Sequence[str] | None, stored: Sequence[str]) -> Part:
     sources = list(program.sources)
     labels = [f"source {k}" for k in range(len(sources))]
     inputs = list(program.inputs)
@@ -82,25 +140,39 @@ def storage(program: Program, value: str) -> tuple[Slot, ...]:
     return tuple(Slot(a.name, a.extent) for a in program.axes if a.name in own)
 
 
-def assemble(
-    program: Program,
-    parts: Sequence[tuple[Program, tuple[str, ...]]],
-    blocks: Sequence[BlockGraph],
-) -> KernelGraph:
+def one_kernel(program: Program, block: BlockGraph) -> KernelGraph:
+    """The kernel graph in which one kernel computes a whole program."""
+    count, total = len(program.sources), len(program.sources) + len(program.outputs)
+    kernel = CustomKernel(program, block, tuple(range(count)), tuple(range(count, total)))
+    return KernelGraph(count, len(program.outputs), total, (kernel,))
+
+
+def assemble(program: Program, parts: Sequence[Part], blocks: Sequence[BlockGraph]) -> KernelGraph:
     """The kernel graph of a split program with a block graph for each part."""
+    return link(program, parts, [one_kernel(part, block) for (part, _), block in zip(parts, blocks, strict=True)])
+
+
+def link(program: Program, parts: Sequence[Part], graphs: Sequence[KernelGraph]) -> KernelGraph:
+    """The kernel graph of a split program with a kernel graph for each part."""
     count, outputs = len(program.sources), len(program.outputs)
     number = {f"source {k}": k for k in range(count)}
-    kernels = []
-    for k, ((part, labels), block) in enumerate(zip(parts, blocks, strict=True)):
-        last = k == len(parts) - 1
-        inputs = tuple(number[label] for label in labels)
-        if last:
-            made = tuple(range(count, count + outputs))
+    total = count + outputs
+    kernels: list[CustomKernel] = []
+    for k, ((part, labels), graph) in enumerate(zip(parts, graphs, strict=True)):
+        if k == len(parts) - 1:
+            made = range(count, count + outputs)
         else:
-            number[part.outputs[0].value] = count + outputs + k
-            made = (count + outputs + k,)
-        kernels.append(CustomKernel(part, block, inputs, made))
-    return KernelGraph(count, outputs, count + outputs + len(parts) - 1, tuple(kernels)).validate()
+            made = range(total, total + len(part.outputs))
+            number.update(zip((o.value for o in part.outputs), made, strict=True))
+            total = made.stop
+        own = range(total, total + graph.tensors - graph.sources - graph.outputs)
+        total = own.stop
+        tensors = (*(number[label] for label in labels), *made, *own)
+        kernels += [
+            CustomKernel(c.program, c.block, tuple(tensors[t] for t in c.inputs), tuple(tensors[t] for t in c.outputs))
+            for c in graph.kernels
+        ]
+    return KernelGraph(count, outputs, total, tuple(kernels)).validate()
 
 
 def operators(graph: BlockGraph) -> int:

@@ -1,38 +1,45 @@
 """The search as a whole: from a program to kernel graphs with schedules, cheapest first.
 
 The block graphs of a program do not depend on a target and are found once for each distinct program; every target ranks
-them, with schedules, by its own cost model.
+them, with schedules, by its own cost model. Kernel graphs of several kernels come one level up: a program is one kernel, or
+two that share a split reduction (`combine`), or is cut at values that are stored (`kernels`), each part in its turn.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
-from mirage_cli.search.closure import MAX_VALUES, Closure
-from mirage_cli.search.extract import block_graphs
+from mirage_cli.search.blocks import Found, mapping_graphs
+from mirage_cli.search.combine import two_kernels
+from mirage_cli.search.contains import Containment, contains
+from mirage_cli.search.cost import SMALL, floor_us
 from mirage_cli.search.form import search_form
-from mirage_cli.search.fuse import thread_graphs
-from mirage_cli.search.kernels import assemble, cuts, operators, split
-from mirage_cli.search.mapping import mappings
-from mirage_cli.search.mugraph import BlockGraph, KernelGraph
+from mirage_cli.search.kernels import Part, link, one_kernel
+from mirage_cli.search.mapping import Mapping, mappings
+from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
 from mirage_cli.search.schedule import Schedule
-from mirage_cli.search.stabilise import stabilise
+from mirage_cli.search.several import PROMISING, Branches
 from mirage_cli.search.target import Target
-from mirage_cli.search.tiling import Ranked, ranked
-from mirage_cli.search.wanted import Wanted
+from mirage_cli.search.tiling import SPLITS, Ranked, ranked
+from mirage_cli.search.workers import Workers
 
-FAR_FROM_FLOOR = 10.0  #: a kernel above the floor by this many launches, and above twice the floor, may be several
+MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
+COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
+SHORTEST = 64  #: positions of a split axis that a part has at least
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """Bounds: kernels of a fragment, operators of a block, block graphs kept for each mapping, schedules for each block
-    graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically."""
+    graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically; `jobs` processes close mappings
+    at a time, which changes nothing but the time."""
 
     max_kernels: int = 4
     max_ops: int = 16
@@ -40,6 +47,7 @@ class SearchOptions:
     schedules: int = 4
     budget: float = 0.0
     sizes: tuple[tuple[str, int], ...] = ()
+    jobs: int = 1
 
 
 @dataclass(slots=True)
@@ -80,6 +88,29 @@ class SearchResult:
     program: Program
     candidates: list[Candidate]
     statistics: SearchStatistics
+    searcher: Searcher = field(repr=False, compare=False)
+
+    def contains(self, graph: KernelGraph) -> Containment:
+        """Whether a muGraph for the program is among those that the search represents, and if not, why."""
+        return contains(self.searcher, self.program, graph)
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A way to compute a part of a program: kernels with schedules, and what the model says."""
+
+    graph: KernelGraph
+    ranks: tuple[Ranked, ...]
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Ranked by: score, then fewer kernels, then the first kernel's tie breaks."""
+        return (self.score, len(self.ranks), *self.ranks[0].order)
+
+    @property
+    def score(self) -> float:
+        """What it is ranked by."""
+        return sum(r.score for r in self.ranks)
 
 
 class Searcher:
@@ -88,99 +119,181 @@ class Searcher:
     def __init__(self, options: SearchOptions) -> None:
         self.options = options
         self._blocks: dict[str, tuple[list[BlockGraph], SearchStatistics]] = {}
+        self._options: dict[tuple[str, str], list[_Option]] = {}
+        self._workers = Workers(options.jobs)
 
+    # --- block graphs -------------------------------------------------------------------------------------------------
     def blocks(self, program: Program) -> tuple[list[BlockGraph], SearchStatistics]:
         """The block graphs that compute a whole program in one kernel."""
-        key = program.key()
-        if key not in self._blocks:
-            self._blocks[key] = self._search(program)
-        return self._blocks[key]
+        self._find([program])
+        return self._blocks[program.key()]
 
-    def _search(self, program: Program) -> tuple[list[BlockGraph], SearchStatistics]:
-        start, statistics = time.perf_counter(), SearchStatistics()
-        found: dict[BlockGraph, None] = {}
-        try:
-            form = search_form(program)
-        except Refused as e:
-            statistics.refused.append(str(e))
-            return [], statistics
-        wanted = Wanted(form)
-        for mapping in mappings(form):
-            if self.options.budget and time.perf_counter() - start > self.options.budget:
+    def _find(self, programs: Sequence[Program]) -> None:
+        """Search those of the programs that are not known yet, all their mappings at a time."""
+        start = time.perf_counter()
+        new = {key: p for p in programs if (key := p.key()) not in self._blocks}
+        jobs: list[tuple[str, Mapping]] = []
+        for key, p in new.items():
+            statistics = SearchStatistics()
+            try:
+                jobs += [(key, m) for m in mappings(search_form(p))]
+            except Refused as e:
+                statistics.refused.append(str(e))
+            self._blocks[key] = ([], statistics)
+        for (key, mapping), found in zip(jobs, self._mapped(new, jobs, start), strict=True):
+            graphs, statistics = self._blocks[key]
+            if found is None:
                 statistics.refused.append(f"{mapping}: the budget of {self.options.budget:g} s was spent")
                 continue
             statistics.mappings += 1
-            try:
-                closure = Closure(form, mapping, MAX_VALUES, wanted).run()
-                statistics.values += len(closure.values)
-                graphs = block_graphs(closure, self.options.candidates)
-            except Refused as e:
-                statistics.refused.append(f"{mapping}: {e}")
-                continue
-            for graph in graphs:
-                try:
-                    finished = thread_graphs(stabilise(graph, program), program)
-                except (Refused, InvalidGraph) as e:
-                    statistics.refused.append(f"{mapping}: {e}")
-                    continue
-                if operators(finished) <= self.options.max_ops:
-                    found[finished] = None
-                else:
-                    statistics.refused.append(f"{mapping}: {operators(finished)} operators in a block")
-        statistics.mugraphs = len(found)
-        statistics.seconds = time.perf_counter() - start
-        return list(found), statistics
+            statistics.values += found.values
+            statistics.refused += found.refused
+            graphs += [g for g in found.graphs if g not in graphs]
+        for key in new:
+            graphs, statistics = self._blocks[key]
+            statistics.mugraphs = len(graphs)
+            statistics.seconds = (time.perf_counter() - start) / len(new)
 
+    def _mapped(
+        self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], start: float
+    ) -> Iterator[Found | None]:
+        """What each mapping gives; None where the budget was spent before."""
+        calls = [(programs[key], m, self.options.candidates, self.options.max_ops) for key, m in jobs]
+        if self.options.budget or self.options.jobs <= 1:
+            for call in calls:
+                spent = self.options.budget and time.perf_counter() - start > self.options.budget
+                yield None if spent else mapping_graphs(*call)
+            return
+        yield from self._workers.map(mapping_graphs, calls)
+
+    # --- kernel graphs ------------------------------------------------------------------------------------------------
     def search(self, program: Program, target: Target) -> SearchResult:
-        """Kernel graphs for a program on a target, cheapest first, with the statistics of the search.
+        """Kernel graphs for a program on a target, cheapest first, with the statistics of the search."""
+        total, counted = SearchStatistics(), set[str]()
+        floor = floor_us(program, target, dict(self.options.sizes))
+        ways = self._ways(program, target, self.options.max_kernels)
+        self._count(program, total, counted, whole=True)
+        found = [self._candidate(o, floor) for o in ways]
+        budget = total.values + MAX_CUT_VALUES
 
-        Several kernels are tried where one does not do, or where the best one is far from the floor.
-        """
-        total = SearchStatistics()
-        found: list[Candidate] = []
-        for stored in cuts(program, self.options.max_kernels):
-            if stored and found and any(near_floor(c, target) for c in found):
-                break
-            found += self._with_cut(program, target, stored, total)
+        def scores(part: Program) -> dict[int, float]:
+            best: dict[int, float] = {}
+            for o in self._ways(part, target, self.options.max_kernels):
+                best.setdefault(len(o.ranks), o.score)
+            self._count(part, total, counted)
+            return best
+
+        def bound(part: Program) -> float:
+            return target.launch_us + self._floor(part, target)
+
+        branches = Branches(program, self.options.max_kernels, bound, scores)
+        best = min((o.score for o in ways), default=math.inf)
+        for parts in branches.run(best, lambda: total.values > budget):
+            found += (self._candidate(o, floor) for o in self._with_parts(program, target, parts))
         found.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))
-        return SearchResult(program, found, total)
+        return SearchResult(program, found, total, self)
 
-    def _with_cut(
-        self, program: Program, target: Target, stored: tuple[str, ...], total: SearchStatistics
-    ) -> Iterator[Candidate]:
-        parts = split(program, stored)
-        options: list[list[tuple[BlockGraph, Ranked]]] = []
-        for part, _ in parts:
-            graphs, statistics = self.blocks(part)
-            total.mappings += statistics.mappings
-            total.values += statistics.values
-            total.seconds += statistics.seconds
-            total.mugraphs += statistics.mugraphs if not stored else 0
-            total.refused += statistics.refused
-            own = [
-                (graph, r)
-                for graph in graphs
-                if not graph.split or target.kind == "cuda"
-                for r in ranked(part, graph, target, self.options.schedules, dict(self.options.sizes))
-            ]
-            if not own:
+    def _count(self, program: Program, total: SearchStatistics, counted: set[str], whole: bool = False) -> None:
+        key = program.key()
+        if key in counted:
+            return
+        counted.add(key)
+        _, own = self._blocks[key]
+        total.mappings += own.mappings
+        total.values += own.values
+        total.seconds += own.seconds
+        total.mugraphs += own.mugraphs if whole else 0
+        total.refused += own.refused
+
+    def _candidate(self, o: _Option, floor: float) -> Candidate:
+        predictions = [r.prediction for r in o.ranks]
+        return Candidate(
+            o.graph,
+            tuple(r.schedule for r in o.ranks),
+            sum(p.us for p in predictions),
+            floor,
+            (o.score, sum(p.moved for p in predictions)),
+        )
+
+    # --- one part -----------------------------------------------------------------------------------------------------
+    def _ways(self, program: Program, target: Target, max_kernels: int) -> list[_Option]:
+        """The ways to compute a program in one kernel, or in two that share a split reduction; best first."""
+        key = (program.key(), target.name)
+        if key not in self._options:
+            graphs, _ = self.blocks(program)
+            one = [_Option(one_kernel(program, g), (r,)) for g in graphs for r in self._ranked(program, g, target)]
+            split = sorted((o for o in one if o.graph.kernels[0].block.split), key=lambda o: o.order)
+            one = [o for o in one if target.kind == "cuda" or not o.graph.kernels[0].block.split]
+            self._options[key] = sorted([*one, *self._combined(program, target, one, split)], key=lambda o: o.order)
+        return [o for o in self._options[key] if len(o.ranks) <= max_kernels]
+
+    def _ranked(self, program: Program, graph: BlockGraph, target: Target) -> list[Ranked]:
+        return ranked(program, graph, target, self.options.schedules, dict(self.options.sizes))
+
+    def _combined(
+        self, program: Program, target: Target, one: Sequence[_Option], split: Sequence[_Option]
+    ) -> Iterator[_Option]:
+        """Two kernels for the best block graphs with a split reduction, where they may be better than one kernel."""
+        best = min((o.score for o in one), default=math.inf)
+        if self.options.max_kernels < 2 or 2 * target.launch_us + self._floor(program, target) >= PROMISING * best:
+            return
+        blocks = list(dict.fromkeys(o.graph.kernels[0].block for o in split))[:COMBINED]
+        for block, parts in itertools.product(blocks, SPLITS):
+            extent = program.extent(block.split[0])
+            if not isinstance(extent, int) or extent < parts * SHORTEST or extent % parts:
+                continue
+            try:
+                graph = two_kernels(program, block, parts)
+            except Refused:
+                continue
+            kernels = [self._ranked(k.program, k.block, target) for k in graph.kernels]
+            if not kernels[0]:
+                continue
+            if not kernels[1] or kernels[1][0].score > 2 * (target.launch_us + kernels[1][0].prediction.floor_us):
+                graph, kernels[1] = self._second(graph, target, kernels[1])
+            for k in range(max(map(len, kernels)) if all(kernels) else 0):
+                yield _Option(graph, tuple(ranks[min(k, len(ranks) - 1)] for ranks in kernels))
+
+    def _second(self, graph: KernelGraph, target: Target, known: list[Ranked]) -> tuple[KernelGraph, list[Ranked]]:
+        """The kernel graph with the best block graph for what its second kernel computes."""
+        first, second = graph.kernels
+        best, block = known, second.block
+        for other in self.blocks(second.program)[0]:
+            found = self._ranked(second.program, other, target)
+            if found and (not best or found[0].order < best[0].order):
+                best, block = found, other
+        kernel = CustomKernel(second.program, block, second.inputs, second.outputs)
+        return KernelGraph(graph.sources, graph.outputs, graph.tensors, (first, kernel)), best
+
+    # --- several parts ------------------------------------------------------------------------------------------------
+    def _floor(self, program: Program, target: Target) -> float:
+        """The least score of a program: see `ranked`."""
+        typical = floor_us(program, target, dict(self.options.sizes))
+        if not program.symbols:
+            return typical
+        return math.sqrt(typical * floor_us(program, target, dict.fromkeys(program.symbols, SMALL)))
+
+    def _with_parts(self, program: Program, target: Target, parts: Sequence[Part]) -> Iterator[_Option]:
+        spare = self.options.max_kernels - len(parts)
+        ways = [self._ways(p, target, 1 + spare) for p, _ in parts]
+        if not all(ways):
+            return
+        for k in range(self.options.schedules):
+            chosen = _fitting([w[min(k, len(w) - 1) :] for w in ways], self.options.max_kernels)
+            if chosen is None:
                 return
-            options.append(sorted(own, key=lambda x: x[1].order))
-        count = max(map(len, options)) if len(options) == 1 else self.options.schedules
-        for k in range(count):
-            chosen = [o[min(k, len(o) - 1)] for o in options]
-            graph = assemble(program, parts, [g for g, _ in chosen])
-            best = [r for _, r in chosen]
-            yield Candidate(
-                graph,
-                tuple(r.schedule for r in best),
-                sum(r.prediction.us for r in best),
-                max(r.prediction.floor_us for r in best),
-                (sum(r.score for r in best), sum(r.prediction.moved for r in best)),
-            )
+            graph = link(program, parts, [o.graph for o in chosen])
+            yield _Option(graph, tuple(r for o in chosen for r in o.ranks))
 
 
-def near_floor(c: Candidate, target: Target) -> bool:
-    """Whether several kernels in the place of one would gain little."""
-    return c.predicted_us - c.floor_us < max(FAR_FROM_FLOOR * target.launch_us, c.floor_us)
+def _fitting(ways: Sequence[Sequence[_Option]], max_kernels: int) -> tuple[_Option, ...] | None:
+    """A way for each part, the best together, with no more kernels than allowed."""
+    firsts = []
+    for own in ways:
+        by_count: dict[int, _Option] = {}
+        for o in own:
+            by_count.setdefault(len(o.ranks), o)
+        firsts.append(list(by_count.values()))
+    fitting = [c for c in itertools.product(*firsts) if sum(len(o.ranks) for o in c) <= max_kernels]
+    return min(fitting, key=lambda c: sum(o.score for o in c), default=None)

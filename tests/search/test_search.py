@@ -22,10 +22,10 @@ from mirage_cli.lax.program import Program
 from mirage_cli.search.closure import Closure
 from mirage_cli.search.extract import block_graphs
 from mirage_cli.search.form import search_form
-from mirage_cli.search.kernels import assemble, cut_values, cuts, split
+from mirage_cli.search.kernels import assemble, cut_values, cuts, operators, split
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.search import Searcher, SearchOptions, operators
+from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
 from tests.lax.programs import graphs, recorded
 from tests.search.programs import (

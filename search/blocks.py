@@ -1,0 +1,58 @@
+"""The block graphs of a program under one mapping: closure, extraction, stabilisers, thread graphs. One unit of work."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.lax.program import Program
+from mirage_cli.search.closure import MAX_VALUES, Closure
+from mirage_cli.search.extract import block_graphs
+from mirage_cli.search.form import Form, search_form
+from mirage_cli.search.fuse import thread_graphs
+from mirage_cli.search.kernels import operators
+from mirage_cli.search.mapping import Mapping
+from mirage_cli.search.mugraph import BlockGraph
+from mirage_cli.search.stabilise import stabilise
+from mirage_cli.search.wanted import Wanted
+
+
+@dataclass(slots=True)
+class Found:
+    """What one mapping gave: values of its closure, block graphs, and why others were refused."""
+
+    values: int = 0
+    graphs: list[BlockGraph] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+def mapping_graphs(program: Program, mapping: Mapping, candidates: int, max_ops: int) -> Found:
+    """Up to `candidates` block graphs for each way to the outputs, with at most `max_ops` operators."""
+    found = Found()
+    try:
+        form, wanted = _shared(program)
+        closure = Closure(form, mapping, MAX_VALUES, wanted).run()
+        found.values = len(closure.values)
+        graphs = block_graphs(closure, candidates)
+    except Refused as e:
+        found.refused.append(f"{mapping}: {e}")
+        return found
+    for graph in graphs:
+        try:
+            finished = thread_graphs(stabilise(graph, program), program)
+        except (Refused, InvalidGraph) as e:
+            found.refused.append(f"{mapping}: {e}")
+            continue
+        if operators(finished) <= max_ops:
+            found.graphs.append(finished)
+        else:
+            found.refused.append(f"{mapping}: {operators(finished)} operators in a block")
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _shared(program: Program) -> tuple[Form, Wanted]:
+    """What the mappings of a program share; they are searched one after the other."""
+    form = search_form(program)
+    return form, Wanted(form)

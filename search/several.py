@@ -1,0 +1,84 @@
+"""Which values to store between kernels: branch and bound over the cuts of a program.
+
+A cut is worth the sum of its parts' scores, or of lower bounds where parts are not searched yet. Cuts that cannot be better
+than the best so far are dropped. Of the others the next one to be searched is the one that may be best, where large parts
+count against it: small ones are searched fast and come in other cuts too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from mirage_cli.lax.program import Program
+from mirage_cli.search.kernels import Cuts, Part, cut_values, grouped
+
+MAX_STORED = 4  #: values that are stored between kernels
+KEPT = 4  #: cuts that are handed on, the best ones
+PROMISING = 0.9  #: a cut is searched where its lower bound is below this share of the best so far
+Cut: TypeAlias = list[Part]
+Scores: TypeAlias = Mapping[int, float]  #: the best score of a part for each number of kernels
+
+
+def all_cuts(program: Program, max_kernels: int) -> list[Cut]:
+    """Programs cut at stored values; equal parts are identical."""
+    made, values = Cuts(program), cut_values(program)
+    groups: dict[tuple[tuple[str, ...], ...], None] = {}
+    for count in range(1, MAX_STORED + 1):
+        for stored in itertools.combinations(values, count):
+            for grouping in (tuple((v,) for v in stored), grouped(program, stored)):
+                if len(grouping) < max_kernels:
+                    groups[grouping] = None
+    return [made.parts(grouping) for grouping in groups]
+
+
+class Branches:
+    """The cuts of one program. `bound` is a lower bound of a part's score, `scores` searches a part."""
+
+    def __init__(
+        self,
+        program: Program,
+        max_kernels: int,
+        bound: Callable[[Program], float],
+        scores: Callable[[Program], Scores],
+    ) -> None:
+        self.max_kernels, self.scores = max_kernels, scores
+        self.cuts = all_cuts(program, max_kernels)
+        parts = {id(part): part[0] for cut in self.cuts for part in cut}
+        self._bounds = {k: bound(part) for k, part in parts.items()}
+        self._sizes = {k: sum(bool(n.over) for n in part.nodes) for k, part in parts.items()}
+        self._known: dict[int, Scores] = {}
+
+    def run(self, best: float, spent: Callable[[], bool]) -> list[Cut]:
+        """The best cuts, of those that are better than `best`. No more parts are searched once `spent` and there is a way
+        to compute the program."""
+        pending, done = [*range(len(self.cuts))], list[tuple[float, int]]()
+        while True:
+            waiting: list[tuple[float, int]] = []
+            for k in pending:
+                worth, size = self._worth(self.cuts[k])
+                if size == 0 and worth < best:
+                    best = worth
+                    done.append((worth, k))
+                elif size > 0 and worth < PROMISING * best:
+                    waiting.append((worth * (2 + size), k))
+            if not waiting or (best < math.inf and spent()):
+                return [self.cuts[k] for _, k in sorted(done)[:KEPT]]
+            for part in self.cuts[min(waiting)[1]]:
+                if id(part) not in self._known:
+                    self._known[id(part)] = self.scores(part[0])
+            pending = [k for _, k in waiting]
+
+    def _worth(self, cut: Cut) -> tuple[float, int]:
+        """(the score of a cut as far as it is known, how large the largest part is that is not)."""
+        spare, worth, size = self.max_kernels - len(cut), 0.0, 0
+        for part in cut:
+            scores = self._known.get(id(part))
+            if scores is None:
+                worth += self._bounds[id(part)]
+                size = max(size, self._sizes[id(part)], 1)
+            else:
+                worth += min((s for n, s in scores.items() if n <= 1 + spare), default=math.inf)
+        return worth, size

@@ -1,0 +1,114 @@
+"""Calls in processes of their own, results in the order of the calls.
+
+The processes are started by hand rather than by `multiprocessing`, whose workers may have no children: a search may run in
+one already. They end when their standard input does, so none outlives its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_COMMAND = "from mirage_cli.search.workers import serve; serve()"
+
+
+class Workers:
+    """Up to `count` processes, started when first needed. With `count` 1 calls are made here."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._processes: list[subprocess.Popen[bytes]] = []
+        weakref.finalize(self, _end, self._processes)
+
+    def map(self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+        """`function` of each job. Function and jobs must be importable and picklable; what a process does not deliver is
+        computed here."""
+        if self.count <= 1 or len(jobs) <= 1:
+            return [function(*job) for job in jobs]
+        results: dict[int, T] = {}
+        pending = list(range(len(jobs)))[::-1]
+        lock = threading.Lock()
+
+        def work(process: subprocess.Popen[bytes]) -> None:
+            while True:
+                with lock:
+                    if not pending:
+                        return
+                    k = pending.pop()
+                answer = _ask(process, (function, jobs[k]))
+                if answer is None:
+                    return
+                results[k] = answer[0]
+
+        threads = [
+            threading.Thread(target=work, args=(p,), daemon=True) for p in self._ready(min(self.count, len(jobs)))
+        ]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        return [results[k] if k in results else function(*jobs[k]) for k in range(len(jobs))]
+
+    def _ready(self, count: int) -> list[subprocess.Popen[bytes]]:
+        dead = [p for p in self._processes if p.poll() is not None]
+        self._processes[:] = [p for p in self._processes if p not in dead]
+        _end(dead)
+        while len(self._processes) < count:
+            self._processes.append(_start())
+        return self._processes[:count]
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End processes and forget them."""
+    while processes:
+        p = processes.pop()
+        for stream in (p.stdin, p.stdout):
+            assert stream is not None
+            stream.close()
+        p.wait()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", _COMMAND]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def _ask(process: subprocess.Popen[bytes], call: Any) -> tuple[Any] | None:
+    """The result of a call, or None when it raised or its process died."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        pickle.dump(call, process.stdin)
+        process.stdin.flush()
+        answer: tuple[Any] | None = pickle.load(process.stdout)
+    except (OSError, EOFError, pickle.PickleError):
+        process.kill()
+        return None
+    return answer
+
+
+def serve() -> None:
+    """What a process does: calls until its input ends. An interrupt is the parent's to handle."""
+    calls, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is to be printed between the answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            function, job = pickle.load(calls)
+        except EOFError:
+            return
+        try:
+            answer = (function(*job),)
+        except Exception:  # the parent makes the call itself and meets the error there
+            answer = None
+        pickle.dump(answer, answers)
+        answers.flush()
