@@ -288,6 +288,16 @@ def test_products_below_a_line_need_not_factor_in_one_way() -> None:
     assert not any(e.is_part(e.div(z, polynomial((2, 0), (0, 2))), whole) for whole in wholes)
 
 
+def test_division_of_sums_of_quotients_starts_where_there_is_one_way() -> None:
+    """(x/y + x/z)^2 holds 2 x^2/(y z), which each summand of the root can make; the squares can come from one only."""
+    e = Expressions()
+    x, y, z = (e.leaf(n) for n in LEAVES)
+    e.div(x, e.mul(y, z))  # so that 1/(y z) has the lowest number
+    root = e.add(e.div(x, y), e.div(x, z))
+    assert e.is_part(e.div(x, root), e.div(x, e.mul(root, root)))
+    assert e.is_part(e.call("sqrt", root), e.call("sqrt", e.mul(root, root)))
+
+
 def test_a_sum_below_a_line_stays_with_a_factor() -> None:
     """z / sum(i, x y) is (z/x) / sum(i, y) and (z / sum(i, x)) / y, but sum(i, .) alone is nothing to divide by."""
     e = Expressions()
