@@ -2,51 +2,51 @@
 
 A `Golden` draws the muGraph that the reference finds, or ships as an example, for a case: the same operators on tiles in the
 same phases. Its grid and loop range are the schedule (`tiles`). Where the reference takes exp of a softmax without a
-maximum, so that fp16 overflows, ours has a running maximum and rescaled accumulators, the same flow of data otherwise.
+maximum, so that fp16 overflows, ours has a running maximum and rescaled accumulators, the same flow of data otherwise;
+the graph as it was published is there too, outside. Library kernels of the reference are kernels with a block graph here.
 Roles (the contracted axis, the input that is normalised) are found in the program, so names do not matter.
 
-`outside` says which rule keeps a muGraph out of our space; such a one is drawn where it can be written down.
+`outside` says which rule keeps a muGraph out of our space, in words that the refusal has; empty for those that are in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from mirage_cli.lax.program import Node, Program
 from mirage_cli.search.evaluate import Tiles
 from mirage_cli.search.mugraph import KernelGraph
 from samples.cases import CASES, Case
-from samples.sketch import Sketch, single
+from samples.sketch import Drawing, Kernels, Sketch, in_parts, reading, single
 
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A muGraph with the tiles of each kernel."""
-
-    graph: KernelGraph
-    tiles: tuple[Tiles, ...]
+Draw: TypeAlias = Callable[[Program], Drawing]
 
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """One of the reference's muGraphs for a case; `outside` is why it is not in our space, empty where it is."""
+    """One of the reference's muGraphs for a case; `outside` is why it is not in our space, empty where it is; `draw` is
+    absent where it cannot be written down as a muGraph of ours."""
 
     name: str
     what: str
     case: Case
-    draw: Callable[[Program], Drawing] | None
+    draw: Draw | None = None
     outside: str = ""
 
     def build(self, program: Program) -> KernelGraph:
-        """The muGraph for the case's program."""
-        assert self.draw is not None, f"{self.name} cannot be written down: {self.outside}"
-        return self.draw(program).graph
+        """The muGraph for the case's program. Raises InvalidGraph for one that breaks a rule."""
+        return self.drawing(program).graph
 
     def tiles(self, program: Program) -> tuple[Tiles, ...]:
-        """Its schedule: positions of each grid axis in a block, of the loop axis in an iteration."""
+        """Its schedule: for each kernel the positions of each grid axis in a block, of the loop axis in an iteration."""
+        return self.drawing(program).tiles
+
+    def drawing(self, program: Program) -> Drawing:
+        """Both."""
         assert self.draw is not None, f"{self.name} cannot be written down: {self.outside}"
-        return self.draw(program).tiles
+        return self.draw(program)
 
 
 # --- roles ----------------------------------------------------------------------------------------------------------------
@@ -61,10 +61,17 @@ def only(p: Program, op: str) -> Node:
     return node
 
 
+def node(p: Program, value: str) -> Node:
+    """The node that makes a value."""
+    found = p.node(value)
+    assert isinstance(found, Node), f"{value} is an input"
+    return found
+
+
 def made(p: Program, value: str) -> str:
     """The operator that makes a value, "read" for an input."""
-    node = p.node(value)
-    return node.op if isinstance(node, Node) else "read"
+    found = p.node(value)
+    return found.op if isinstance(found, Node) else "read"
 
 
 def other(pair: tuple[str, ...], one: str) -> str:
@@ -73,29 +80,26 @@ def other(pair: tuple[str, ...], one: str) -> str:
     return second if first == one else first
 
 
-def by(p: Program, values: tuple[str, ...], op: str) -> str:
+def by(p: Program, values: tuple[str, ...], *ops: str) -> str:
     """The one of some values that an operator makes."""
-    (found,) = [v for v in values if made(p, v) == op]
+    (found,) = [v for v in values if made(p, v) in ops]
     return found
 
 
-def below(p: Program, value: str, *ops: str) -> list[str]:
-    """What a value is computed from, of these operators, itself included."""
-    found: dict[str, None] = {}
-    todo = [value]
-    while todo:
-        v = todo.pop()
-        node = p.node(v)
-        if isinstance(node, Node):
-            todo += node.inputs
-        if made(p, v) in ops:
-            found[v] = None
-    return list(found)
+def shared(*of: Node) -> str:
+    """The operand that nodes have in common."""
+    (found,) = set[str].intersection(*(set(n.inputs) for n in of))
+    return found
 
 
 def free(p: Program, value: str, *without: str) -> tuple[str, ...]:
     """The axes of a value but some, in program order."""
     return tuple(a.name for a in p.axes if a.name in p.axes_of(value) and a.name not in without)
+
+
+def result(p: Program) -> str:
+    """The program's first output."""
+    return p.outputs[0].value
 
 
 def sized(case: str, name: str, **dims: int) -> Case:
@@ -104,144 +108,327 @@ def sized(case: str, name: str, **dims: int) -> Case:
     return replace(known, name=name, dims={**known.dims, **dims})
 
 
-# --- normalisation and a linear layer ---------------------------------------------------------------------------------------
-def norm_linear(columns: int, loop: int) -> Callable[[Program], Drawing]:
-    """G1, G2: rms(x) w: both accumulate in one loop over the hidden axis, or without a loop, and are divided after it."""
+def column(p: Program, value: str, k: str) -> str:
+    """The one axis of a weight beside the contracted one."""
+    (found,) = free(p, value, k)
+    return found
+
+
+def schedule(grid: dict[str, int], loop: int = 0) -> Tiles:
+    """Positions in a block, and in an iteration of the loop if there is one."""
+    return grid | ({"loop": loop} if loop else {})
+
+
+# --- one kernel: normalisation and linear layers ----------------------------------------------------------------------------
+def norm_linear(columns: int, loop: int = 0) -> Draw:
+    """rms(x) w: product and sum of squares accumulate in one loop over the hidden axis, or without a loop; the division
+    follows (G1, G2, G13)."""
 
     def draw(p: Program) -> Drawing:
-        product = only(p, "contract")
+        product, total = only(p, "contract"), only(p, "sum")
         (k,) = product.over
         normed = by(p, product.inputs, "div")
-        w, (top, root) = other(product.inputs, normed), p.node(normed).inputs  # type: ignore[union-attr]
-        total = only(p, "sum")
-        (column,) = free(p, w, k)
-        b = Sketch(p, (column,), k if loop else None)
-        loaded = {v: b.load(v) for v in below(p, top, "read")}
-        x = loaded[by(p, p.node(total.inputs[0]).inputs[:1], "read")]  # type: ignore[union-attr]
-        weighted = b.like(top, loaded)
-        each = b.contract(weighted, b.load(w), k)
-        squares = b.sum(b("mul", x, x), k)
+        w, (above, below) = other(product.inputs, normed), node(p, normed).inputs
+        n = column(p, w, k)
+        b = Sketch(p, (n,), k if loop else None)
+        y = b.contract(b.of(above), b.of(w), k)
+        squares = b.of(total.name)
         if loop:
-            each, squares = b.accum(each), b.accum(squares)
-        block = b.graph(b("div", each, b.like(root, {total.name: squares})))
-        return Drawing(single(p, block), ({column: columns} | ({"loop": loop} if loop else {}),))
+            y, b.known[total.name] = b.accum(y), b.accum(squares)
+        return single(p, b.graph(b("div", y, b.of(below))), schedule({n: columns}, loop))
 
     return draw
 
 
-# --- gated linear layers ----------------------------------------------------------------------------------------------------
-def gated(columns: int, loop: int) -> Callable[[Program], Drawing]:
-    """G3: both products of one read of the activations, gate and product after the loop."""
+def norm_products(columns: int, loop: int) -> Draw:
+    """(rms(x) u) * (rms(x) g): one read of x, three accumulators, each product divided by the norm after the loop (G15)."""
+
+    def draw(p: Program) -> Drawing:
+        products, total = nodes(p, "contract"), only(p, "sum")
+        normed = shared(*products)
+        (k,), (above, below) = total.over, node(p, normed).inputs
+        n = column(p, other(products[0].inputs, normed), k)
+        b = Sketch(p, (n,), k)
+        sums = [b.accum(b.contract(b.of(above), b.of(other(c.inputs, normed)), k)) for c in products]
+        b.known[total.name] = b.accum(b.of(total.name))
+        b.known |= {c.name: b("div", s, b.of(below)) for c, s in zip(products, sums, strict=True)}
+        return single(p, b.graph(b.of(result(p))), schedule({n: columns}, loop))
+
+    return draw
+
+
+def gated(columns: int, loop: int) -> Draw:
+    """silu(x u) * (x g): both products of one read of x, gate and product after the loop (G3)."""
 
     def draw(p: Program) -> Drawing:
         products = nodes(p, "contract")
         (k,) = products[0].over
-        (x,) = set(products[0].inputs) & set(products[1].inputs)
-        (column,) = free(p, other(products[0].inputs, x), k)
-        b = Sketch(p, (column,), k)
-        tile = b.load(x)
-        sums = {n.name: b.accum(b.contract(tile, b.load(other(n.inputs, x)), k)) for n in products}
-        return Drawing(single(p, b.graph(b.like(p.outputs[0].value, sums))), ({column: columns, "loop": loop},))
+        n = column(p, other(products[0].inputs, shared(*products)), k)
+        b = Sketch(p, (n,), k)
+        for c in products:
+            b.known[c.name] = b.accum(b.of(c.name))
+        return single(p, b.graph(b.of(result(p))), schedule({n: columns}, loop))
 
     return draw
 
 
-def gated_input(columns: int, loop: int) -> Callable[[Program], Drawing]:
-    """G14: silu(x) * y is computed in the loop and multiplied by the weights there."""
+def gated_apart(columns: int, loop: int, gate: bool) -> Draw:
+    """The same in two kernels (G4): the second one takes the product, of silu(x u) with `gate`, else of x u."""
+
+    def draw(p: Program) -> Drawing:
+        products, silu = nodes(p, "contract"), only(p, "silu")
+        (k,) = products[0].over
+        n = column(p, other(products[0].inputs, shared(*products)), k)
+        values = [silu.name if gate and c.name in silu.inputs else c.name for c in products]
+        kernels = Kernels(p)
+        b = Sketch(p, (n,), k)
+        for c in products:
+            b.known[c.name] = b.accum(b.of(c.name))
+        stored = [kernels.store(v, p, p.axes_of(v)) for v in values]
+        first = kernels.part(p, values)
+        kernels.add(
+            first,
+            kernels.given,
+            b.graph(*(b.of(v) for v in values)),
+            [s.tensor for s in stored],
+            schedule({n: columns}, loop),
+        )
+        b = Sketch(reading(p, stored), free(p, result(p)))
+        tiles = {a: columns if a == n else 1 for a in b.grid}
+        kernels.finish(b.program, [*kernels.given, *(s.tensor for s in stored)], b.graph(b.of(result(p))), tiles)
+        return kernels.drawing()
+
+    return draw
+
+
+def gated_input(columns: int, loop: int) -> Draw:
+    """(silu(x) * y) w: gate and product in the loop (G14)."""
 
     def draw(p: Program) -> Drawing:
         product = only(p, "contract")
         (k,) = product.over
-        gate = by(p, product.inputs, "mul")
-        w = other(product.inputs, gate)
-        (column,) = free(p, w, k)
-        b = Sketch(p, (column,), k)
-        tile = b.like(gate, {v: b.load(v) for v in below(p, gate, "read")})
-        block = b.graph(b.accum(b.contract(tile, b.load(w), k)))
-        return Drawing(single(p, block), ({column: columns, "loop": loop},))
+        n = column(p, other(product.inputs, by(p, product.inputs, "mul")), k)
+        b = Sketch(p, (n,), k)
+        return single(p, b.graph(b.accum(b.of(product.name))), schedule({n: columns}, loop))
 
     return draw
 
 
-def normed_products(columns: int, loop: int) -> Callable[[Program], Drawing]:
-    """G15: (rms(x) u) * (rms(x) g): the norm's statistics are accumulated beside both products, each divided after the loop."""
+def low_rank(columns: int, loop: int = 0) -> Draw:
+    """x w + (x a) b without a loop (G9), or with both paths added in the loop and one accumulator (G10)."""
 
     def draw(p: Program) -> Drawing:
-        products = nodes(p, "contract")
-        (k,) = products[0].over
-        (normed,) = set(products[0].inputs) & set(products[1].inputs)
-        x, root = p.node(normed).inputs  # type: ignore[union-attr]
-        (column,) = free(p, other(products[0].inputs, normed), k)
-        b = Sketch(p, (column,), k)
-        tile = b.load(x)
-        sums = [b.accum(b.contract(tile, b.load(other(n.inputs, normed)), k)) for n in products]
-        squares = b.accum(b.sum(b("mul", tile, tile), k))
-        below_line = b.like(root, {only(p, "sum").name: squares})
-        quotients = {n.name: b("div", s, below_line) for n, s in zip(products, sums, strict=True)}
-        return Drawing(single(p, b.graph(b.like(p.outputs[0].value, quotients))), ({column: columns, "loop": loop},))
+        total = node(p, result(p))
+        second = next(c for c in nodes(p, "contract") if any(made(p, i) == "contract" for i in c.inputs))
+        (k,) = node(p, other(total.inputs, second.name)).over
+        n = column(p, other(second.inputs, by(p, second.inputs, "contract")), *second.over)
+        b = Sketch(p, (n,), k if loop else None)
+        s = b.of(total.name)
+        return single(p, b.graph(b.accum(s) if loop else s), schedule({n: columns}, loop))
 
     return draw
 
 
-# --- LoRA -------------------------------------------------------------------------------------------------------------------
-def low_rank(columns: int, loop: int) -> Callable[[Program], Drawing]:
-    """G9 (no loop), G10 (both paths added in the loop, one accumulator): x w + (x a) b."""
+def at_once(tile: int = 1) -> Draw:
+    """The program's own operators in one block without a loop, the grid over all axes that nothing reduces (G11, G17)."""
 
     def draw(p: Program) -> Drawing:
-        second = next(n for n in nodes(p, "contract") if any(made(p, i) == "contract" for i in n.inputs))
-        first = p.node(by(p, second.inputs, "contract"))
-        full = next(n for n in nodes(p, "contract") if n not in (first, second))
-        (k,), (rank,) = full.over, second.over
-        (x,) = set(full.inputs) & set(first.inputs)  # type: ignore[union-attr]
-        w = other(full.inputs, x)
-        (column,) = free(p, w, k)
-        b = Sketch(p, (column,), k if loop else None)
-        tile = b.load(x)
-        c = b.contract(tile, b.load(w), k)
-        d = b.contract(tile, b.load(other(first.inputs, x)), k)  # type: ignore[union-attr]
-        e = b.contract(d, b.load(other(second.inputs, first.name)), rank)
-        s = b("add", c, e)
-        block = b.graph(b.accum(s) if loop else s)
-        return Drawing(single(p, block), ({column: columns} | ({"loop": loop} if loop else {}),))
+        reduced = {a for n in p.nodes for a in n.over}
+        b = Sketch(p, [a.name for a in p.axes if a.name not in reduced])
+        return single(p, b.graph(*(b.of(o.value) for o in p.outputs)), dict.fromkeys(b.grid, tile))
 
     return draw
 
 
-# --- elementwise and row-wise -----------------------------------------------------------------------------------------------
-def whole_rows(p: Program) -> Drawing:
-    """G11: rms(x + alpha (rms(h) + x)) with a whole row in the block: no loop, nothing stored between the norms."""
-    first, second = nodes(p, "sum")
-    (k,) = first.over
-    b = Sketch(p, free(p, p.outputs[0].value, k))
-    known = {v: b.load(v) for v in (i.name for i in p.inputs)}
-    known[first.name] = b.sum(b.like(first.inputs[0], known), k)
-    known[second.name] = b.sum(b.like(second.inputs[0], known), k)
-    return Drawing(single(p, b.graph(b.like(p.outputs[0].value, known))), (dict.fromkeys(b.grid, 1),))
+def last_division_apart(p: Program) -> Drawing:
+    """G11 with the division by the second norm in a kernel of its own."""
+    top, _ = node(p, result(p)).inputs
+    total = nodes(p, "sum")[-1].name
+    kernels = Kernels(p)
+    b = Sketch(p, ())
+    stored = [kernels.store(v, p, p.axes_of(v)) for v in (top, total)]
+    kernels.add(
+        kernels.part(p, [top, total]), kernels.given, b.graph(b.of(top), b.of(total)), [s.tensor for s in stored], {}
+    )
+    b = Sketch(reading(p, stored), free(p, result(p)))
+    tiles = dict.fromkeys(b.grid, 64)
+    kernels.finish(b.program, [*kernels.given, *(s.tensor for s in stored)], b.graph(b.of(result(p))), tiles)
+    return kernels.drawing()
 
 
-def elementwise(tile: int) -> Callable[[Program], Drawing]:
-    """G17: mid = a + b; a + mid and exp(mid) from one kernel."""
+# --- two kernels: a reduction over blocks, stored and combined --------------------------------------------------------------
+def attention_in_parts(rows: int, parts: int, iterations: int, stable: bool = True) -> Draw:
+    """softmax(q k) v with the keys in parts: shares of numerator and denominator (and their maxima), combined by a second
+    kernel (G5, G6, G7, G12, G16). Without `stable` as it was published, exp without a maximum."""
 
     def draw(p: Program) -> Drawing:
-        axes = tuple(a.name for a in p.axes)
-        b = Sketch(p, axes)
-        known = {i.name: b.load(i.name) for i in p.inputs}
-        known[only(p, "exp").inputs[0]] = b.like(only(p, "exp").inputs[0], known)
-        return Drawing(single(p, b.graph(*(b.like(o.value, known) for o in p.outputs))), (dict.fromkeys(axes, tile),))
+        kernels = Kernels(p)
+        _attention(kernels, p, kernels.given, rows, parts, iterations, stable)
+        return kernels.drawing()
 
     return draw
 
+
+def scores_stored(rows: int, parts: int, iterations: int) -> Draw:
+    """The same with the scores stored by a kernel of their own (G8)."""
+
+    def draw(p: Program) -> Drawing:
+        scores = only(p, "stable_exp").inputs[0]
+        kernels = Kernels(p)
+        rest, tensors = _scores(kernels, p, scores)
+        _attention(kernels, rest, tensors, rows, parts, iterations, True)
+        return kernels.drawing()
+
+    return draw
+
+
+def exponentials_stored(p: Program) -> Drawing:
+    """G8's variant: scores, then their exponentials stored by kernels of their own, then the rest."""
+    e = only(p, "stable_exp")
+    kernels = Kernels(p)
+    rest, tensors = _scores(kernels, p, e.inputs[0])
+    exponentials = kernels.store(e.name, p, p.axes_of(e.name))
+    b = Sketch(rest, free(p, e.name))
+    part = kernels.part(rest, [e.name])
+    kernels.add(
+        part, tensors[-1:], b.graph(b("exp", b.of(e.inputs[0]))), [exponentials.tensor], dict.fromkeys(b.grid, 16)
+    )
+    last = reading(rest, [exponentials])
+    b = Sketch(last, free(p, result(p), *free(p, result(p))[-1:]))
+    kernels.finish(last, [*tensors, exponentials.tensor], b.graph(b.of(result(p))), dict.fromkeys(b.grid, 1))
+    return kernels.drawing()
+
+
+def _scores(kernels: Kernels, p: Program, scores: str) -> tuple[Program, list[int]]:
+    """A kernel that stores the scores; what is left of the program, and the tensors that it reads."""
+    stored = kernels.store(scores, p, p.axes_of(scores))
+    b = Sketch(p, free(p, scores))
+    part = kernels.part(p, [scores])
+    tiles = {a: 1 if a == b.grid[0] else 64 for a in b.grid}
+    kernels.add(
+        part, [kernels.given[p.sources.index(s)] for s in part.sources], b.graph(b.of(scores)), [stored.tensor], tiles
+    )
+    return reading(p, [stored]), [*kernels.given, stored.tensor]
+
+
+def _attention(
+    kernels: Kernels, p: Program, reads: Sequence[int], rows: int, parts: int, iterations: int, stable: bool
+) -> None:
+    e, total, out = only(p, "stable_exp"), node(p, _denominator(p)), node(p, result(p))
+    (k,) = e.over
+    scores, quotient = e.inputs[0], next(n.name for n in p.nodes if n.inputs == (e.name, total.name))
+    v = other(out.inputs, quotient)
+    queries = free(p, scores, k)
+    sizes = {a: 1 if a in p.axes_of(v) else rows for a in queries}
+    base, outer, inner = in_parts(p, k, parts)
+    length = base.extent(inner)
+    assert isinstance(length, int)
+    b = Sketch(p, (*queries, outer), inner, base, {k: inner})
+    s = b.of(scores)
+    if stable:
+        most = b.make("running", b.make("top", s, over=(inner,)))
+        x, weight = b("exp_minus", s, most), b.make("shrink", most)
+    else:
+        x, weight = b("exp", s), ""
+    above = b.accum(b.contract(x, b.of(v), inner), weight)
+    below = b.accum(b.sum(x, inner), weight)
+    shares = [
+        kernels.store("above", base, p.axes_of(out.name) | {outer}),
+        kernels.store("below", base, p.axes_of(total.name) | {outer}),
+        *([kernels.store("most", base, p.axes_of(total.name) | {outer})] if stable else []),
+    ]
+    values = [above, below, *([most] if stable else [])]
+    kernels.sketch(reads, b, values, shares, schedule({**sizes, outer: 1}, length // iterations))
+    b = Sketch(p, queries, None, reading(base, shares, only=True))
+    above, below = b.load("above"), b.load("below")
+    if stable:
+        most = b.load("most")
+        weight = b("exp_difference", most, b.make("top", most, over=(outer,)))
+        above, below = b("mul", above, weight), b("mul", below, weight)
+    quotient = b(node(p, quotient).op, b.sum(above, outer), b.sum(below, outer))
+    kernels.sketch([x.tensor for x in shares], b, [quotient], [0], sizes)
+
+
+def _denominator(p: Program) -> str:
+    """The sum of a softmax."""
+    (found,) = [n.name for n in nodes(p, "sum") if made(p, n.inputs[0]) == "stable_exp"]
+    return found
+
+
+def products_in_parts(columns: int, parts: int, loop: int) -> Draw:
+    """exp(x a) b: the hidden axis of the first product in parts; the second kernel sums these and goes on (G18)."""
+
+    def draw(p: Program) -> Drawing:
+        second = node(p, result(p))
+        first = node(p, node(p, by(p, second.inputs, "exp")).inputs[0])
+        w = other(second.inputs, by(p, second.inputs, "exp"))
+        (k,), (inside,) = first.over, second.over
+        base, outer, inner = in_parts(p, k, parts)
+        kernels = Kernels(p)
+        b = Sketch(p, (outer,), inner, base, {k: inner})
+        share = kernels.store("share", base, p.axes_of(first.name) | {outer})
+        kernels.sketch(kernels.given, b, [b.accum(b.of(first.name))], [share], schedule({outer: 1}, loop))
+        n = column(p, w, inside)
+        b = Sketch(p, (n,), None, reading(base, [share]))
+        b.known[first.name] = b.sum(b.load("share"), outer)
+        kernels.sketch([*kernels.given, share.tensor], b, [b.of(second.name)], [0], {n: columns})
+        return kernels.drawing()
+
+    return draw
+
+
+def inputs_accumulated(p: Program) -> Drawing:
+    """G2's variant: tiles of x and of w accumulate over the loop and are multiplied after it. Raises InvalidGraph: this is
+    another function."""
+    product = only(p, "contract")
+    (k,) = product.over
+    above, w = node(p, by(p, product.inputs, "div")).inputs[0], by(p, product.inputs, "read")
+    b = Sketch(p, (column(p, w, k),), k)
+    return single(
+        p, b.graph(b.contract(b.accum(b.of(above)), b.accum(b.of(w)), k)), schedule(dict.fromkeys(b.grid, 64), 64)
+    )
+
+
+NO_MAXIMUM = "exponential of a softmax without its maximum"
+NOT_STORED = "which is no result of a reduction or operand of a contraction"
 
 GOLDEN: tuple[Golden, ...] = (
     Golden("G1", "RMSNorm + MatMul, 96 blocks", CASES["osdi_rmsnorm"], norm_linear(64, 64)),
-    Golden("G1 16 rows", "the paper's example: 128 blocks", CASES["rmsnorm_linear"], norm_linear(32, 64)),
-    Golden("G2", "RMSNorm + MatMul without a loop, 768 blocks", CASES["osdi_rmsnorm"], norm_linear(8, 0)),
+    Golden("G1 16 rows", "the paper's example, 128 blocks", CASES["rmsnorm_linear"], norm_linear(32, 64)),
+    Golden("G2", "RMSNorm + MatMul without a loop, 768 blocks", CASES["osdi_rmsnorm"], norm_linear(8)),
+    Golden(
+        "G2 inputs accumulated",
+        "inputs summed over the loop, then multiplied: with the reference's one iteration it is G2, with more it is wrong",
+        CASES["osdi_rmsnorm"],
+        None,
+        "an accumulator adds what it gets; it takes no value along the loop axis itself",
+    ),
     Golden("G3", "gated MLP, 64 blocks", CASES["osdi_gated_mlp"], gated(64, 64)),
-    Golden("G9", "LoRA without a loop, 64 blocks", CASES["osdi_lora"], low_rank(64, 0)),
+    Golden("G4", "gated MLP, silu and product stored", CASES["osdi_gated_mlp"], gated_apart(64, 64, True), NOT_STORED),
+    Golden("G4 silu behind", "gated MLP, both products stored", CASES["osdi_gated_mlp"], gated_apart(64, 64, False)),
+    Golden("G5", "GQA, keys in 4 parts", CASES["osdi_gqa"], attention_in_parts(16, 4, 4)),
+    Golden("G5 as published", "no maximum", CASES["osdi_gqa"], attention_in_parts(16, 4, 4, False), NO_MAXIMUM),
+    Golden("G6 8", "GQA, batch 8", sized("osdi_gqa", "osdi_gqa_8", h=16), attention_in_parts(16, 4, 4)),
+    Golden("G6 16", "GQA, batch 16", sized("osdi_gqa", "osdi_gqa_16", h=32), attention_in_parts(16, 2, 8)),
+    Golden("G7", "MQA, keys in 16 parts", CASES["mqa_speculative"], attention_in_parts(128, 16, 4)),
+    Golden("G8", "MHA, scores stored, keys in 2 parts", CASES["mha_speculative"], scores_stored(16, 2, 4)),
+    Golden("G8 exp stored", "MHA, scores and exp stored", CASES["mha_speculative"], exponentials_stored, NOT_STORED),
+    Golden("G9", "LoRA without a loop, 64 blocks", CASES["osdi_lora"], low_rank(64)),
     Golden("G10", "LoRA with a loop and one accumulator", CASES["osdi_lora"], low_rank(64, 64)),
-    Golden("G11", "nGPT residual, a row for each block", CASES["osdi_ntrans"], whole_rows),
+    Golden(
+        "G10 concatenated",
+        "(x, x a) times (w; b)",
+        CASES["osdi_lora"],
+        None,
+        "there is no concatenation of tiles; the products are added, which is the same work",
+    ),
+    Golden("G11", "nGPT residual, a row for each block", CASES["osdi_ntrans"], at_once()),
+    Golden("G11 apart", "the last division in a second kernel", CASES["osdi_ntrans"], last_division_apart, NOT_STORED),
+    Golden("G12", "QKNorm GQA, keys in 4 parts", CASES["osdi_qknorm"], attention_in_parts(16, 4, 4)),
     Golden("G13", "RMSNorm with gain + linear, 72 blocks", CASES["rmsnorm_gain_linear"], norm_linear(64, 56)),
     Golden("G14", "SiLU-gated down projection, 56 blocks", CASES["silu_down"], gated_input(64, 296)),
-    Golden("G15", "two products of one norm", CASES["rmsnorm_mlp"], normed_products(64, 64)),
-    Golden("G17", "demo of the compiler: two elementwise outputs", CASES["jit_demo"], elementwise(251)),
+    Golden("G15", "two products of one norm", CASES["rmsnorm_mlp"], norm_products(64, 64)),
+    Golden("G16", "online softmax, combined", sized("osdi_gqa", "osdi_gqa_1024", k=1024), attention_in_parts(16, 4, 4)),
+    Golden("G17", "demo of the compiler: two elementwise outputs", CASES["jit_demo"], at_once(251)),
+    Golden("G18", "MLP, the first product in parts", CASES["mlp"], products_in_parts(64, 16, 64)),
 )

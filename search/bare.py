@@ -22,6 +22,9 @@ def bare(graph: BlockGraph, program: Program) -> BlockGraph:
     graph = unfolded(graph)
     by_name = {o.name: o for o in graph.ops}
     ops = tuple(_plain(o, by_name) for o in graph.ops if o.op not in ADDED)
+    for o in ops:
+        if added := [i for i in o.inputs if by_name[i].op in ADDED]:
+            raise Refused(f"{o.name} reads {added[0]}, which keeps exponentials small, as a value")
     plain = replace(graph, ops=ops)
     wanted, found = _stabilisers(unfolded(stabilise(plain, program))), _stabilisers(graph)
     for name, weights in found.items():

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.bare import bare
+from mirage_cli.search import closure as closures
 from mirage_cli.search.closure import Closure
-from mirage_cli.search.fold import folded, is_first
+from mirage_cli.search.fold import folded, is_first, spelled
 from mirage_cli.search.form import search_form
 from mirage_cli.search.fuse import fuse
-from mirage_cli.search.kernels import cut_values, operators, split
+from mirage_cli.search.kernels import Cuts, cut_values, grouped, operators
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
 from mirage_cli.search.represented import represented
@@ -111,10 +112,15 @@ def _parts(program: Program, graph: KernelGraph, units: Sequence[Unit]) -> list[
     for v in stored:
         if v not in known:
             raise Refused(f"stores {v}, which is no result of a reduction or operand of a contraction of the program")
+    groups = tuple(
+        tuple(v for v in known if v in names) for u in units if (names := set(_makes(u).values()) & set(stored))
+    )
+    if groups not in (tuple((v,) for v in stored), grouped(program, [v for v in known if v in stored])):
+        raise Refused(f"its kernels store {' / '.join(' '.join(g) for g in groups)}, which are not searched together")
     number = {f"source {k}": k for k in range(graph.sources)} | stored
     whole = {o: graph.sources + k for k, o in enumerate(program.outputs)}
     parts = []
-    for part, labels in split(program, [v for v in known if v in stored]):
+    for part, labels in Cuts(program).parts(groups):
         makes = tuple(whole[o] if o in whole else stored[o.name] for o in part.outputs)
         parts.append(_Part(part, tuple(number[label] for label in labels), makes))
     return parts
@@ -127,12 +133,26 @@ def _check_unit(unit: Unit, parts: Sequence[_Part]) -> None:
     if part is None:
         raise Refused(f"a kernel makes tensors {sorted(makes)}, which the search does not make in one")
     if len(unit) > 1:
-        check_block(part.program, folded(part.program, part.reads, part.makes, *unit))
+        _check_pair(part, *unit)
         return
     (kernel,) = unit
     if _reading(kernel.program, kernel.inputs, kernel.outputs) != _reading(part.program, part.reads, part.makes):
         raise Refused("a kernel computes another part of the program than the stored values leave")
     check_block(kernel.program, kernel.block)
+
+
+def _check_pair(part: _Part, first: CustomKernel, second: CustomKernel) -> None:
+    """Check that a pair of kernels does what one block graph would: the second as the grid phase of that, or in any way
+    that is searched for what it computes. Raises Refused."""
+    try:
+        check_block(part.program, folded(part.program, part.reads, part.makes, first, second))
+    except Refused as e:
+        plain = replace(second, block=spelled(second.program))
+        check_block(part.program, folded(part.program, part.reads, part.makes, first, plain))
+        try:
+            check_block(second.program, second.block)
+        except Refused:
+            raise e from None
 
 
 def _reading(program: Program, reads: Sequence[int], makes: Sequence[int]) -> tuple[object, ...]:
@@ -147,7 +167,7 @@ def _reading(program: Program, reads: Sequence[int], makes: Sequence[int]) -> tu
 @functools.lru_cache(maxsize=32)
 def closure_of(program: Program, mapping: Mapping) -> Closure:
     """The closure of a program under a mapping. Raises Refused."""
-    return Closure(search_form(program), mapping).run()
+    return closures.closure_of(program, mapping)
 
 
 def check_block(program: Program, block: BlockGraph) -> None:

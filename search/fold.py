@@ -11,12 +11,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.program import Program, Slot
+from mirage_cli.lax.program import Node, Program, Slot
 from mirage_cli.search.bare import unfolded
-from mirage_cli.search.mugraph import GRID, PROLOGUE, BlockGraph, BlockOp, CustomKernel
+from mirage_cli.search.mugraph import (
+    GRID,
+    PROLOGUE,
+    BlockGraph,
+    BlockOp,
+    CustomKernel,
+    ThreadGraph,
+    ThreadNode,
+)
 
 DIFFERENCES = ("exp_minus", "exp_difference")
 
@@ -45,6 +54,41 @@ def is_first(kernel: CustomKernel, program: Program) -> bool:
     """Whether a kernel takes an axis of a program in parts."""
     known = {a.name for a in program.axes}
     return any(a.name not in known for a in kernel.program.axes)
+
+
+def spelled(program: Program) -> BlockGraph:
+    """A program as a block graph without a loop, operator by operator."""
+    ops = [BlockOp(i.name, "load", (), PROLOGUE, source_value=i.name) for i in program.inputs]
+    made = {n.name: n for n in program.nodes}
+    for n in program.nodes:
+        below = made.get(n.inputs[0]) if n.inputs else None
+        if n.op in ("contract", "sum", "iota", "extent"):
+            ops.append(BlockOp(n.name, n.op, n.inputs, PROLOGUE, n.over, axis=n.axis, dtype=n.dtype))
+        elif n.op == "max" and n.over:
+            ops.append(BlockOp(n.name, "top", n.inputs, PROLOGUE, n.over))
+        elif n.op == "stable_exp":
+            ops.append(BlockOp(f"{n.name} top", "top", n.inputs, PROLOGUE, n.over))
+            ops.append(_elementwise(n.name, "exp_minus", (n.inputs[0], f"{n.name} top")))
+        elif n.op == "exp" and below is not None and below.op == "sub" and _is_maximum(made.get(below.inputs[1])):
+            ops.append(_elementwise(n.name, "exp_difference", below.inputs))
+        else:
+            ops.append(_elementwise(n.name, n.op, n.inputs, n.value))
+    needed = {o.value for o in program.outputs}
+    kept: list[BlockOp] = []
+    for o in reversed(ops):
+        if o.name in needed:
+            needed.update(o.inputs)
+            kept.append(o)
+    return BlockGraph((), (), None, tuple(kept[::-1]), tuple(o.value for o in program.outputs))
+
+
+def _elementwise(name: str, op: str, inputs: tuple[str, ...], value: Fraction | float | None = None) -> BlockOp:
+    node = ThreadNode(op, tuple(range(len(inputs))), value)
+    return BlockOp(name, "thread", inputs, PROLOGUE, thread=ThreadGraph(len(inputs), (node,)))
+
+
+def _is_maximum(n: Node | None) -> bool:
+    return n is not None and n.op == "max" and bool(n.over)
 
 
 def folded(
