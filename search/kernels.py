@@ -1,7 +1,7 @@
 """Kernel graphs: one custom kernel for a whole fragment, or several with stored values between them.
 
-A *cut* stores values of the program, those of a group by one kernel; the parts before and behind them are programs of their
-own, searched by themselves.
+A *cut* stores values of the program, those of a group by one kernel, and shares the outputs out; the parts before and behind
+are programs of their own, searched by themselves.
 """
 
 from __future__ import annotations
@@ -51,31 +51,36 @@ class Cuts:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._defined = {n.name: n for n in program.nodes}
-        self._parts: dict[tuple[tuple[str, ...], tuple[str, ...]], Part] = {}
+        self._parts: dict[tuple[tuple[Output, ...], tuple[str, ...]], Part] = {}
 
-    def parts(self, groups: Sequence[Sequence[str]]) -> list[Part]:
-        """The parts with groups of values stored, each by one kernel: for each part its program and the names of what its
-        sources are (`"source k"` for the fragment's, a value's name for a stored one). Parts are in order of execution;
-        the last one computes the program's outputs."""
+    def parts(self, groups: Sequence[Sequence[str]], outputs: Sequence[Sequence[int]] = ()) -> list[Part]:
+        """The parts with groups of values stored, each by one kernel, and with groups of outputs (their numbers; by default
+        all together): for each part its program and the names of what its sources are (`"source k"` for the fragment's, a
+        value's name for a stored one). Parts are in order of execution, those that make the outputs last."""
         known: list[str] = []
         parts = []
         for group in groups:
-            parts.append(self._part(tuple(group), known))
+            parts.append(self._part(tuple(self._stored(v) for v in group), known))
             known += group
-        return [*parts, self._part((), known)]
+        made = self.program.outputs
+        return [*parts, *(self._part(tuple(made[k] for k in g), known) for g in outputs or [range(len(made))])]
 
-    def _part(self, goals: tuple[str, ...], stored: Sequence[str]) -> Part:
-        """The part that computes `goals` (nothing: the outputs) from what is stored."""
-        todo, read = list(goals or (o.value for o in self.program.outputs)), set[str]()
+    def _stored(self, v: str) -> Output:
+        slots = storage(self.program, v)
+        return Output(v, slots, tuple(s.extent for s in slots), F32, v)
+
+    def _part(self, outputs: tuple[Output, ...], stored: Sequence[str]) -> Part:
+        """The part that computes some results from what is stored."""
+        todo, read = [o.value for o in outputs], set[str]()
         while todo:
             x = todo.pop()
             if x not in read:
                 read.add(x)
                 todo += () if x in stored or x not in self._defined else self._defined[x].inputs
-        needed = tuple(v for v in stored if v in read)
-        if (goals, needed) not in self._parts:
-            self._parts[goals, needed] = _part(self.program, goals or None, needed)
-        return self._parts[goals, needed]
+        key = (outputs, tuple(v for v in stored if v in read))
+        if key not in self._parts:
+            self._parts[key] = _part(self.program, *key)
+        return self._parts[key]
 
 
 def grouped(program: Program, stored: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -103,7 +108,7 @@ def grouped(program: Program, stored: Sequence[str]) -> tuple[tuple[str, ...], .
     return tuple(tuple(g[2]) for g in sorted(groups, key=lambda g: g[0]))
 
 
-def _part(program: Program, goals: Sequence[str] | None, stored: Sequence[str]) -> Part:
+def _part(program: Program, outputs: tuple[Output, ...], stored: Sequence[str]) -> Part:
     sources = list(program.sources)
     labels = [f"source {k}" for k in range(len(sources))]
     inputs = list(program.inputs)
@@ -113,13 +118,6 @@ def _part(program: Program, goals: Sequence[str] | None, stored: Sequence[str]) 
         sources.append(Source(v, tuple(s.extent for s in slots), F32))
         labels.append(v)
     nodes = tuple(n for n in program.nodes if n.name not in stored)
-    outputs = program.outputs
-    if goals is not None:
-        made = []
-        for v in goals:
-            slots = storage(program, v)
-            made.append(Output(v, slots, tuple(s.extent for s in slots), F32, v))
-        outputs = tuple(made)
     part = replace(program, sources=tuple(sources), inputs=tuple(inputs), nodes=nodes, outputs=outputs, _axes_of={})
     used = _needed_sources(part)
     pruned = prune(part)
@@ -158,13 +156,17 @@ def link(program: Program, parts: Sequence[Part], graphs: Sequence[KernelGraph])
     number = {f"source {k}": k for k in range(count)}
     total = count + outputs
     kernels: list[CustomKernel] = []
-    for k, ((part, labels), graph) in enumerate(zip(parts, graphs, strict=True)):
-        if k == len(parts) - 1:
-            made = range(count, count + outputs)
-        else:
-            made = range(total, total + len(part.outputs))
-            number.update(zip((o.value for o in part.outputs), made, strict=True))
-            total = made.stop
+    left = dict(enumerate(program.outputs))
+    for (part, labels), graph in zip(parts, graphs, strict=True):
+        made = []
+        for o in part.outputs:
+            k = next((k for k, other in left.items() if other == o), None)
+            if k is None:
+                number[o.value] = total
+                total += 1
+            else:
+                del left[k]
+            made.append(number[o.value] if k is None else count + k)
         own = range(total, total + graph.tensors - graph.sources - graph.outputs)
         total = own.stop
         tensors = (*(number[label] for label in labels), *made, *own)

@@ -16,6 +16,8 @@ from mirage_cli.lax.program import Program
 from mirage_cli.search.kernels import Cuts, Part, cut_values, grouped
 
 MAX_STORED = 4  #: values that are stored between kernels
+MAX_SETS = 3000  #: sets of such values, smallest first
+MAX_SHARED = 5  #: outputs of a program up to which kernels may share them out
 KEPT = 4  #: cuts that are handed on, the best ones
 PROMISING = 0.9  #: a cut is searched where its lower bound is below this share of the best so far
 Cut: TypeAlias = list[Part]
@@ -23,15 +25,25 @@ Scores: TypeAlias = Mapping[int, float]  #: the best score of a part for each nu
 
 
 def all_cuts(program: Program, max_kernels: int) -> list[Cut]:
-    """Programs cut at stored values; equal parts are identical."""
+    """A program cut at stored values, and between its outputs; equal parts are identical."""
     made, values = Cuts(program), cut_values(program)
+    shares = partitions(len(program.outputs), max_kernels)
     groups: dict[tuple[tuple[str, ...], ...], None] = {}
-    for count in range(1, MAX_STORED + 1):
-        for stored in itertools.combinations(values, count):
-            for grouping in (tuple((v,) for v in stored), grouped(program, stored)):
-                if len(grouping) < max_kernels:
-                    groups[grouping] = None
-    return [made.parts(grouping) for grouping in groups]
+    sets = itertools.chain.from_iterable(itertools.combinations(values, n) for n in range(MAX_STORED + 1))
+    for stored in itertools.islice(sets, MAX_SETS):
+        groups |= dict.fromkeys([tuple((v,) for v in stored), grouped(program, stored)])
+    chosen = [(g, s) for g in groups for s in shares if 1 < len(g) + len(s) <= max_kernels]
+    return [made.parts(g, s) for g, s in chosen]
+
+
+def partitions(count: int, most: int) -> list[list[list[int]]]:
+    """Ways to share `count` outputs out to kernels: all of them for a few outputs; for many all together only."""
+    found: list[list[list[int]]] = [[[0]]]
+    for k in range(1, count):
+        if count > MAX_SHARED:
+            return [[[*range(count)]]]
+        found = [[*p[:i], [*(p[i] if i < len(p) else []), k], *p[i + 1 :]] for p in found for i in range(len(p) + 1)]
+    return [p for p in found if len(p) <= most]
 
 
 class Branches:
