@@ -153,6 +153,8 @@ def contract_arrays(x: Array, y: Array, dims: tuple[int, ...], matmul: Any) -> A
     both = [d for d in range(rank) if d not in over and x.shape[d] != 1 and y.shape[d] != 1]
     m = [d for d in range(rank) if d not in over and d not in both and x.shape[d] != 1]
     n = [d for d in range(rank) if d not in over and d not in both and x.shape[d] == 1 and y.shape[d] != 1]
+    if m and n and n[0] < m[0]:  # the result then lies in the order of its dimensions
+        x, y, m, n = y, x, n, m
 
     def sizes(a: Array, ds: list[int]) -> list[int]:
         return [a.shape[d] for d in ds]

@@ -2,12 +2,14 @@
 
 The smaller operand is cut into limbs, the larger one is used as it is: a sum of products of limbs of w bits and residues
 below 2**31 is exact in float64 as long as it has at most 2**(53 - 31 - w) summands. So the large operand, in which the
-bytes are, is converted once and read once for all limbs. Both are converted in pieces that stay in the cache.
+bytes are, is converted once and read once for all limbs. Both are converted in pieces that stay in the cache, into
+memory that is kept from product to product: new pages cost more than the arithmetic.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import math
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +18,26 @@ Integers: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 SHORT, LONG = 64, 2048  #: summands up to which two limbs of 16 bits, three of 11, are exact
-PIECE = 1 << 18  #: elements that are converted at a time
+PIECE = 1 << 17  #: elements that are converted at a time
 ROWS = 256  #: rows of the smaller operand that are multiplied at a time
 
 
-def modular_product(x: Integers, y: Integers, p: Integers) -> Integers:
+class Buffers:
+    """Arrays that are used again: one of each name, valid until the next one of this name is taken."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, NDArray[Any]] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An array with arbitrary contents."""
+        size = math.prod(shape)
+        kept = self._kept.get(name)
+        if kept is None or kept.size < size:
+            kept = self._kept[name] = np.empty(size, dtype=dtype)
+        return kept[:size].reshape(shape)
+
+
+def modular_product(x: Integers, y: Integers, p: Integers, buffers: Buffers) -> Integers:
     """The product of [b, m, k] and [b, k, n], each of the b pairs modulo its own one of the b numbers `p`.
 
     The elements are residues: from 0 to below `p`, which is at most 2**31; of any integer type that holds them.
@@ -29,13 +46,13 @@ def modular_product(x: Integers, y: Integers, p: Integers) -> Integers:
     if not out.size or not x.shape[2]:
         return out
     if x.size <= y.size:
-        _multiply(out, x, y, p)
+        _multiply(out, x, y, p, buffers)
     else:
-        _multiply(out.transpose(0, 2, 1), y.transpose(0, 2, 1), x.transpose(0, 2, 1), p)
+        _multiply(out.transpose(0, 2, 1), y.transpose(0, 2, 1), x.transpose(0, 2, 1), p, buffers)
     return out
 
 
-def _multiply(out: Integers, small: Integers, large: Integers, p: Integers) -> None:
+def _multiply(out: Integers, small: Integers, large: Integers, p: Integers, buffers: Buffers) -> None:
     """Put `small` times `large` into `out`, in pieces."""
     count, m, k = small.shape
     n = large.shape[2]
@@ -46,38 +63,57 @@ def _multiply(out: Integers, small: Integers, large: Integers, p: Integers) -> N
         modulus = p[b : b + group].reshape(-1, 1, 1)
         for r in range(0, m, rows):
             for start in range(0, k, depth):
-                limbs = _limbs(small[b : b + group, r : r + rows, start : start + depth])
+                limbs = _limbs(small[b : b + group, r : r + rows, start : start + depth], buffers)
                 for c in range(0, n, columns):
-                    part = large[b : b + group, start : start + depth, c : c + columns].astype(np.float64)
+                    part = _floats(large[b : b + group, start : start + depth, c : c + columns], buffers)
                     place = out[b : b + group, r : r + rows, c : c + columns]
-                    place += _joined(limbs, part, modulus)
+                    total = _joined(limbs, part, modulus, buffers)
                     if start:
-                        place %= modulus
+                        total += place
+                        total %= modulus
+                    place[...] = total
 
 
-def _limbs(x: Integers) -> Floats:
-    """The limbs of [b, m, k] as [b, limbs, m, k], the highest first."""
-    if x.shape[2] <= SHORT:
-        parts = [x >> 16, x & 0xFFFF]
-    else:
-        parts = [x >> 22, (x >> 11) & 0x7FF, x & 0x7FF]
-    found: Floats = np.stack(parts, axis=1).astype(np.float64)
+def _floats(x: Integers, buffers: Buffers) -> Floats:
+    """[b, k, n] as floats, in the order in which it lies in memory."""
+    if abs(x.strides[1]) < abs(x.strides[2]):
+        return _floats(x.transpose(0, 2, 1), buffers).transpose(0, 2, 1)
+    found = buffers.take("large", x.shape, np.float64)
+    np.copyto(found, x)
     return found
 
 
-def _joined(limbs: Floats, large: Floats, modulus: Integers) -> Integers:
+def _limbs(x: Integers, buffers: Buffers) -> Floats:
+    """The limbs of [b, m, k] as [b, limbs, m, k], the highest first."""
+    count = 2 if x.shape[2] <= SHORT else 3
+    bits = 16 if count == 2 else 11
+    found = buffers.take("limbs", (x.shape[0], count, *x.shape[1:]), np.float64)
+    part = buffers.take("limb", x.shape, np.int64)
+    for k in range(count):
+        np.right_shift(x, bits * (count - 1 - k), out=part)
+        if k:
+            part &= (1 << bits) - 1
+        found[:, k] = part
+    return found
+
+
+def _joined(limbs: Floats, large: Floats, modulus: Integers, buffers: Buffers) -> Integers:
     """The product modulo `modulus` of a matrix, given by its limbs, and another one.
 
     With three limbs the highest has 9 bits: its sums stay below 2**51, and 2**62 when moved by 11 bits.
     """
     b, count, m, k = limbs.shape
-    sums = np.matmul(limbs.reshape(b, count * m, k), large).reshape(b, count, m, -1)
-    total: Integers = sums[:, 0].astype(np.int64)
-    if count == 3:
-        total <<= 11
-        total += sums[:, 1].astype(np.int64)
-    total %= modulus
-    total <<= 16 if count == 2 else 11
-    total += sums[:, -1].astype(np.int64)
+    n = large.shape[2]
+    sums = buffers.take("sums", (b, count * m, n), np.float64)
+    np.matmul(limbs.reshape(b, count * m, k), large, out=sums)
+    total = buffers.take("total", (b, m, n), np.int64)
+    limb = buffers.take("next", (b, m, n), np.int64)
+    np.copyto(total, sums[:, :m], casting="unsafe")
+    for k in range(1, count):
+        if k == count - 1:
+            total %= modulus
+        total <<= 16 if count == 2 else 11
+        np.copyto(limb, sums[:, k * m : (k + 1) * m], casting="unsafe")
+        total += limb
     total %= modulus
     return total

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.lax.domain import Array, ArrayDomain, Axes, Number, contract_arrays
-from mirage_cli.lax.exact import modular_product
+from mirage_cli.lax.exact import Buffers, modular_product
 from mirage_cli.lax.ops import OPS
 
 Residue: TypeAlias = NDArray[np.int64]
@@ -43,7 +43,8 @@ PRIMES = (
 LOWEST = 1 << 30  #: random primes lie between this and twice this
 PRIME_COUNT = 50_697_537  #: how many primes lie there
 _WITNESSES = (2, 3, 5, 7)  #: Miller and Rabin's test with these is exact below 3.2e9
-_CHUNK = 1 << 14  #: elements that are drawn or hashed at a time, so that what is between stays in the cache
+_CHUNK = 1 << 13  #: elements that are hashed at a time, so that what is between stays in the cache
+_DRAWN = 1 << 15  #: elements that are drawn at a time
 
 
 class ZeroDenominator(ArithmeticError):
@@ -91,6 +92,7 @@ class Residues(ArrayDomain):
         self.seed = seed
         self._p = np.array(primes, dtype=np.int64)
         self._stream = np.random.SFC64(_seed(seed, "stream", stream))
+        self._buffers = Buffers()
         self._iotas: dict[Hashable, Residue] = {}
         self._keys: dict[tuple[str, str, int], tuple[np.uint64, np.uint64]] = {}
 
@@ -110,10 +112,11 @@ class Residues(ArrayDomain):
 
     def _draw(self, bits: np.random.BitGenerator, dims: Sequence[int], nonzero: bool, dtype: Any) -> Array:
         low = 1 if nonzero else 0
-        out = np.zeros((len(self.primes), *dims), dtype=dtype)
+        out = np.empty((len(self.primes), *dims), dtype=dtype)
         for row, p in zip(out.reshape(len(self.primes), math.prod(dims)), self.primes, strict=True):
-            _fill(bits, row, p - low)
-            row += low
+            _fill(bits, row.view(np.uint32) if dtype == np.int32 else row, p - low)
+            if nonzero:
+                row += low
         return out
 
     # --- arithmetic -----------------------------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ class Residues(ArrayDomain):
         return _reduced(total, self.modulus(x.ndim - 1))
 
     def _product(self, x: Residue, y: Residue) -> Residue:
-        return modular_product(x, y, np.repeat(self._p, x.shape[0] // len(self.primes)))
+        return modular_product(x, y, np.repeat(self._p, x.shape[0] // len(self.primes)), self._buffers)
 
     # --- functions ------------------------------------------------------------------------------------------------------
     def exp(self, x: Residue) -> Residue:
@@ -215,19 +218,23 @@ class Residues(ArrayDomain):
         flat = [np.broadcast_to(a, shape).reshape(fields, count) for a in args]
         out = np.empty((fields, count), dtype=np.int64)
         for start in range(0, count, _CHUNK):
-            joined, *others = (
-                self._words(name, k, a[:, start : start + _CHUNK]) for k, a in zip(places, flat, strict=True)
-            )
-            for w in others:
-                joined = joined[0] + w[0], joined[1] + w[1]
-            out[:, start : start + _CHUNK] = self._values(name, joined, low)
+            part = slice(start, start + _CHUNK)
+            first, second = self._words(name, places[0], flat[0][:, part])
+            for k, a in zip(places[1:], flat[1:], strict=True):
+                more = self._words(name, k, a[:, part], "other ")
+                first += more[0]
+                second += more[1]
+            self._values(name, (first, second), low, out[:, part])
         return out.reshape(shape)
 
     def extreme(self, kind: str, x: Residue, over: Axes) -> Residue:
         """A symmetric function of the elements along `over`."""
-        low, high = self._words(f"each of {kind}", 0, x)
+        words = self._words(f"each of {kind}", 0, x.reshape(len(x), math.prod(x.shape[1:])))
         dims = self.dims(over)
-        return self._values(kind, (np.sum(low, axis=dims, keepdims=True), np.sum(high, axis=dims, keepdims=True)))
+        low, high = (np.sum(w.reshape(x.shape[1:]), axis=dims, keepdims=True) for w in words)
+        out = np.empty((len(x), *low.shape), dtype=np.int64)
+        self._values(kind, (low.ravel(), high.ravel()), 0, out.reshape(len(x), low.size))
+        return out
 
     def iota(self, axis: Hashable, extent: int, offset: int = 0) -> Residue:
         """Positions along an axis as arbitrary distinct-by-chance values: what holds for them holds for 0, 1, 2, ..."""
@@ -237,33 +244,39 @@ class Residues(ArrayDomain):
             self._iotas[axis] = known
         return self.along(axis, known[:, offset : offset + extent])
 
-    def _words(self, name: str, place: int, x: Residue) -> tuple[Words, Words]:
-        """128 hashed bits of the residue tuple of each element; `x` has an own dimension. Residues are taken in pairs."""
+    def _words(self, name: str, place: int, x: Residue, kept: str = "") -> tuple[Words, Words]:
+        """128 hashed bits of the residue tuple of each column of `x`, in buffers; residues are taken in pairs."""
         key = self._key("function", name, place)
-        low = np.full(x.shape[1:], key[0], dtype=np.uint64)
-        high = np.full(x.shape[1:], key[1], dtype=np.uint64)
-        x = x.astype(np.uint64)
+        low, high, residues, other = (
+            self._buffers.take(kept + n, x.shape[1:], np.uint64) for n in ("low", "high", "residues", "other")
+        )
+        low[...], high[...] = key
         for k in range(0, len(x), 2):
-            residues = x[k] if k + 1 == len(x) else x[k] | (x[k + 1] << np.uint64(32))
+            np.copyto(residues, x[k], casting="unsafe")
+            if k + 1 < len(x):
+                np.copyto(other, x[k + 1], casting="unsafe")
+                other <<= np.uint64(32)
+                residues |= other
             low ^= residues
             residues *= np.uint64(0x9E3779B97F4A7C15)
             high += residues
-            low, high = _mix(low), _mix(high)
+            _mix(low, other)
+            _mix(high, other)
         return low, high
 
-    def _values(self, name: str, words: tuple[Words, Words], low: int = 0) -> Residue:
-        """A value in each field for each pair of words: uniform from `low` on, up to a bias of 2**-33."""
+    def _values(self, name: str, words: tuple[Words, Words], low: int, out: Residue) -> None:
+        """Put a value in each field for each pair of words into `out`: uniform from `low` on, up to a bias of 2**-33."""
         first, second = words
-        out = np.empty((len(self.primes), *first.shape), dtype=np.int64)
+        value, other = (self._buffers.take(n, first.shape, np.uint64) for n in ("value", "other"))
         for number, (row, p) in enumerate(zip(out, self.primes, strict=True)):
             key = self._key("value", name, number)
-            word = _mix(first ^ key[0])
-            word += second ^ key[1]
-            word = _mix(word)
-            word %= np.uint64(p - low)
-            row[...] = word
+            np.multiply(first, key[0] | np.uint64(1), out=value)
+            value += second
+            value ^= key[1]
+            _mix(value, other)
+            value %= np.uint64(p - low)
+            np.copyto(row, value, casting="unsafe")
             row += low
-        return out
 
     def _key(self, kind: str, name: str, number: int) -> tuple[np.uint64, np.uint64]:
         found = self._keys.get((kind, name, number))
@@ -299,24 +312,25 @@ def _fill(bits: np.random.BitGenerator, out: Array, bound: int) -> None:
     31 random bits modulo a bound from 2**30 to 2**31 take no value with a probability above 2**-30, which is what the
     theorem asks; 64 bits modulo a smaller one are uniform up to 2**-33.
     """
-    for start in range(0, out.size, _CHUNK):
-        part = out[start : start + _CHUNK]
+    less = np.empty(min(out.size, _DRAWN), dtype=np.uint32)
+    for start in range(0, out.size, _DRAWN):
+        part = out[start : start + _DRAWN]
         if bound >= LOWEST:
             words = bits.random_raw((part.size + 1) // 2).view(np.uint32)[: part.size]
             words >>= np.uint32(1)
-            part[...] = np.minimum(words, words - np.uint32(bound))  # the difference wraps around where it is negative
+            np.subtract(words, np.uint32(bound), out=less[: part.size])  # wraps around where it is negative
+            np.minimum(words, less[: part.size], out=part, casting="unsafe")
         else:
             part[...] = bits.random_raw(part.size) % np.uint64(bound)
 
 
-def _mix(x: Words) -> Words:
-    """The finaliser of splitmix64: a bijection of 64-bit words."""
-    x = x ^ (x >> np.uint64(30))
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x
+def _mix(x: Words, other: Words) -> None:
+    """The finaliser of splitmix64, a bijection of 64-bit words, in place; `other` is overwritten."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        np.right_shift(x, np.uint64(shift), out=other)
+        x ^= other
+        if factor != 1:
+            x *= np.uint64(factor)
 
 
 def _seed(*parts: object) -> list[int]:

@@ -8,21 +8,21 @@ stand-in: the same structure with shorter axes, on which every branch of the sch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.ops import OPS
-from mirage_cli.lax.program import Axis, Program, Slot
+from mirage_cli.lax.program import Program
 from mirage_cli.search.evaluate import Tiles
-from mirage_cli.search.mugraph import BODY, BlockOp, CustomKernel, KernelGraph
+from mirage_cli.search.mugraph import CustomKernel, KernelGraph
+from mirage_cli.search.parts import Part, parts
+from mirage_cli.search.resize import accesses, resized
+from mirage_cli.search.work import cost
 
 AFFORDABLE = 4e8  #: nanoseconds that one evaluation of program and kernels may take, for each field
 HOPELESS = 5.0  #: a stand-in above this many times the affordable is not evaluated
-STATEMENT = 1.5e4  #: nanoseconds of an operator on a tile however small
 WIDE = 64  #: positions that are kept of an axis which blocks hold whole
-_MULTIPLY_ADD, _ELEMENT, _DRAW, _CALL = 2.0, 6.0, 12.0, 60.0  #: nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,20 @@ class Point:
     symbols: dict[str, int]
     real: bool
 
+    def parts(self, tiles: Sequence[Tiles], fields: int) -> Iterator[Part]:
+        """What is to be compared, piece by piece. Raises Refused for too much memory, see `search.parts`."""
+        return parts(self.program, self.graph, tiles, self.symbols, fields)
 
-def points(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> list[Point]:
-    """The extents to compare at. Raises Refused when even the stand-in is too large."""
-    if not program.symbols:
-        return [_point(program, graph, tiles, {})]
-    return [replace(_point(program, graph, tiles, s), real=False) for s in assignments(program, graph, tiles)]
+
+def points(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], real: bool = False) -> list[Point]:
+    """The extents to compare at; with `real` the real ones (and the assignments of symbols) however long that takes.
+
+    Raises Refused when even the stand-in is too large.
+    """
+    values = assignments(program, graph, tiles) if program.symbols else [{}]
+    if real:
+        return [Point(program, graph, s, not s) for s in values]
+    return [replace(p, real=p.real and not p.symbols) for p in (_point(program, graph, tiles, s) for s in values)]
 
 
 def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> list[dict[str, int]]:
@@ -66,65 +74,13 @@ def _point(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols
         if cost(point.program, point.graph, tiles, symbols) <= AFFORDABLE:
             return point
         sizes = _sizes(program, graph, tiles, symbols, whole)
-        kernels = tuple(replace(k, program=_resize(k.program, sizes)) for k in graph.kernels)
-        point = Point(_resize(program, sizes), replace(graph, kernels=kernels), symbols, False)
+        point = Point(*resized(program, graph, sizes), symbols, False)
     work = cost(point.program, point.graph, tiles, symbols)
     if work > HOPELESS * AFFORDABLE:
         raise Refused(
             f"a proof would take about {work * 3e-9:.0f} s even on the smallest extents with the same structure"
         )
     return point
-
-
-# --- work -----------------------------------------------------------------------------------------------------------------
-def cost(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int]) -> float:
-    """Nanoseconds, roughly, that evaluating a program and its kernels takes in one field."""
-    size = {a.name: ex.value(a.extent, symbols) for a in program.axes}
-    total = sum(_DRAW * math.prod(ex.value(e, symbols) for e in s.dims) for s in program.sources)
-    for n in program.nodes:
-        inside = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
-        call = not (n.op in OPS and OPS[n.op].linear) and n.op not in ("sum", "contract", "const")
-        total += STATEMENT + _operator(n.op, call, _volume(inside, size), _volume(program.axes_of(n.name), size))
-    for kernel, tile in zip(graph.kernels, tiles, strict=True):
-        total += _kernel_cost(kernel, tile, size | {a.name: ex.value(a.extent, symbols) for a in kernel.program.axes})
-    return total
-
-
-def _operator(op: str, call: bool, inside: float, made: float) -> float:
-    if op == "contract":
-        return _MULTIPLY_ADD * inside + _DRAW * made
-    return (_CALL if call else _ELEMENT) * inside
-
-
-def _kernel_cost(kernel: CustomKernel, tile: Tiles, size: Mapping[str, int]) -> float:
-    g, axes = kernel.block, kernel.block.axes_of(kernel.program)
-    part = {a: min(n, tile.get(a, n)) if a in g.grid else n for a, n in size.items()}
-    blocks = math.prod(-(-size[a] // max(part[a], 1)) for a in g.grid)
-    walked = part.get(g.loop or "", 1)
-    inner = min(tile.get("loop", walked), walked)
-    body = part | ({g.loop: inner} if g.loop else {})
-    total = 0.0
-    for o in g.ops:
-        own, times = (body, blocks * -(-walked // max(inner, 1))) if o.phase == BODY else (part, blocks)
-        inside = frozenset(o.over) | axes[o.name]
-        total += times * (STATEMENT + _block_operator(o, _volume(inside, own), _volume(axes[o.name], own)))
-    return total
-
-
-def _block_operator(o: BlockOp, inside: float, made: float) -> float:
-    if o.op == "load":
-        return 0.0
-    if o.thread is None:
-        return _operator(o.op, False, inside, made)
-    return sum(
-        STATEMENT + _operator(n.op, not (n.op in OPS and OPS[n.op].linear), inside, made)
-        for n in o.thread.nodes
-        if n.op != "const"
-    )
-
-
-def _volume(axes: Iterable[str], size: Mapping[str, int]) -> float:
-    return math.prod(float(size[a]) for a in axes)
 
 
 # --- shorter axes ---------------------------------------------------------------------------------------------------------
@@ -146,31 +102,16 @@ def _sizes(
         if s.axis is not None and (s.offset or s.extent != p.extent(s.axis))
     }
     group = {a: frozenset([a]) for a in extent}
-    for accesses in _accesses(program, graph).values():
-        for other in accesses[1:]:
-            if [s.extent for s in accesses[0]] != [s.extent for s in other]:
-                fixed.update(s.axis for s in (*accesses[0], *other))
+    for ways in accesses(program, graph).values():
+        for other in ways[1:]:
+            if [s.extent for s in ways[0]] != [s.extent for s in other]:
+                fixed.update(s.axis for s in (*ways[0], *other))
                 continue
-            for s, t in zip(accesses[0], other, strict=True):
+            for s, t in zip(ways[0], other, strict=True):
                 if s.axis is not None and t.axis is not None:
                     joined = group[s.axis] | group[t.axis]
                     group.update(dict.fromkeys(joined, joined))
     return {a: n if group[a] & fixed else _reduced(group[a], n, graph, tiles, whole) for a, n in extent.items()}
-
-
-def _accesses(program: Program, graph: KernelGraph) -> dict[int, list[tuple[Slot, ...]]]:
-    """For each tensor of the kernel graph the ways in which it is read and written."""
-    found: dict[int, list[tuple[Slot, ...]]] = {}
-    for i in program.inputs:
-        found.setdefault(i.source, []).append(i.access)
-    for k, o in enumerate(program.outputs):
-        found.setdefault(graph.sources + k, []).append(o.access)
-    for kernel in graph.kernels:
-        for i in kernel.program.inputs:
-            found.setdefault(kernel.inputs[i.source], []).append(i.access)
-        for t, o in zip(kernel.outputs, kernel.program.outputs, strict=True):
-            found.setdefault(t, []).append(o.access)
-    return found
 
 
 def _reduced(axes: frozenset[str], extent: int, graph: KernelGraph, tiles: Sequence[Tiles], whole: int) -> int:
@@ -185,25 +126,3 @@ def _reduced(axes: frozenset[str], extent: int, graph: KernelGraph, tiles: Seque
             wanted = max(wanted, (whole + 1) * inner, blocks if step else 0, 0 if inner or step else WIDE)
             steps |= {inner or 1, step or 1}
     return min(extent, wanted + (extent - wanted) % math.lcm(*steps))
-
-
-def _resize(program: Program, sizes: Mapping[str, int]) -> Program:
-    """The program with other extents of its axes."""
-
-    def slots(access: Sequence[Slot]) -> tuple[Slot, ...]:
-        return tuple(
-            replace(s, extent=sizes[s.axis]) if s.axis is not None and s.extent == program.extent(s.axis) else s
-            for s in access
-        )
-
-    sources = list(program.sources)
-    inputs = [replace(i, access=slots(i.access)) for i in program.inputs]
-    for i in inputs:
-        sources[i.source] = replace(sources[i.source], dims=tuple(s.extent for s in i.access))
-    outputs = [
-        replace(o, access=slots(o.access), dims=tuple(s.extent for s in slots(o.access))) for o in program.outputs
-    ]
-    axes = tuple(Axis(a.name, sizes[a.name]) for a in program.axes)
-    return replace(
-        program, axes=axes, sources=tuple(sources), inputs=tuple(inputs), outputs=tuple(outputs), _axes_of={}
-    )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirage_cli.lax.exact import LONG, SHORT, modular_product
+from mirage_cli.lax.exact import LONG, SHORT, Buffers, modular_product
 from mirage_cli.lax.field import (
     LOWEST,
     PRIMES,
@@ -130,20 +130,28 @@ def test_contractions_of_the_largest_residues_are_exact(count: int) -> None:
 @pytest.mark.parametrize("modulus", [LOWEST + 3, P[0]])
 def test_extreme_limbs_are_exact(modulus: int) -> None:
     """All limbs of the cut operand as large as they can be, below the modulus, times the largest residue."""
-    ones = (1 << 31) - 1
+    ones, buffers = (1 << 31) - 1, Buffers()
     values = [modulus - 1, ones >> 1, (1 << 30) - 1, (1 << 22) - 1, 0xFFFF, 0x7FF, 1 << 30]
     p = np.array([modulus], dtype=np.int64)
     for count in (SHORT, LONG, 2 * LONG + 1):
         x = np.array([[[v] * count for v in values]], dtype=np.int64)
         y = np.full((1, count, 2 * len(values)), modulus - 1, dtype=np.int64)
         wanted = [[v * (modulus - 1) * count % modulus] * (2 * len(values)) for v in values]
-        assert modular_product(x, y, p)[0].tolist() == wanted
-        assert modular_product(y.transpose(0, 2, 1), x.transpose(0, 2, 1), p)[0].T.tolist() == wanted
+        assert modular_product(x, y, p, buffers)[0].tolist() == wanted
+        assert modular_product(y.transpose(0, 2, 1), x.transpose(0, 2, 1), p, buffers)[0].T.tolist() == wanted
 
 
 @pytest.mark.parametrize(
     ("count", "m", "k", "n"),
-    [(1, 5, 70, 9), (4, 300, 3, 40), (2, 2, 2500, 200), (3, 1, 64, 5000), (2, 600, 130, 7), (700, 2, 3, 300), (2, 3, 0, 4)],
+    [
+        (1, 5, 70, 9),
+        (4, 300, 3, 40),
+        (2, 2, 2500, 200),
+        (3, 1, 64, 5000),
+        (2, 600, 130, 7),
+        (700, 2, 3, 300),
+        (2, 3, 0, 4),
+    ],
 )
 def test_products_in_pieces_are_exact(count: int, m: int, k: int, n: int) -> None:
     """Against Python's integers in places all over the result, for shapes that take every way of cutting."""
@@ -151,9 +159,12 @@ def test_products_in_pieces_are_exact(count: int, m: int, k: int, n: int) -> Non
     p = np.array([P[i % 3] for i in range(count)], dtype=np.int64)
     x, y = (rng.integers(0, p.reshape(-1, 1, 1), (count, *s)) for s in ((m, k), (k, n)))
     x[:, -1], y[:, :, -1] = (p - 1).reshape(-1, 1), (p - 1).reshape(-1, 1)
-    found = modular_product(x.astype(np.int32), y, p)
+    found = modular_product(x.astype(np.int32), y, p, Buffers())
     assert found.shape == (count, m, n)
-    for b, i, j in {*zip(*(rng.integers(0, s, 60).tolist() for s in (count, m, n)), strict=True), (count - 1, m - 1, n - 1)}:
+    for b, i, j in {
+        *zip(*(rng.integers(0, s, 60).tolist() for s in (count, m, n)), strict=True),
+        (count - 1, m - 1, n - 1),
+    }:
         pairs = zip(x[b, i].tolist(), y[b, :, j].tolist(), strict=True)
         assert int(found[b, i, j]) == sum(v * w for v, w in pairs) % int(p[b])
 
