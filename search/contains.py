@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.bare import bare
-from mirage_cli.search import closure as closures
-from mirage_cli.search.closure import Closure
+from mirage_cli.search.closure import closure_of
 from mirage_cli.search.fold import folded, is_first, spelled
 from mirage_cli.search.form import search_form
 from mirage_cli.search.fuse import fuse
@@ -164,10 +163,7 @@ def _reading(program: Program, reads: Sequence[int], makes: Sequence[int]) -> tu
 
 
 # --- one kernel -------------------------------------------------------------------------------------------------------------
-@functools.lru_cache(maxsize=32)
-def closure_of(program: Program, mapping: Mapping) -> Closure:
-    """The closure of a program under a mapping. Raises Refused."""
-    return closures.closure_of(program, mapping)
+cached_closure = functools.lru_cache(maxsize=32)(closure_of)
 
 
 def check_block(program: Program, block: BlockGraph) -> None:
@@ -178,4 +174,4 @@ def check_block(program: Program, block: BlockGraph) -> None:
     mapping = Mapping(block.loop, *block.split)
     if mapping not in mappings(search_form(program)):
         raise Refused(f"the mapping {mapping} is not searched")
-    represented(closure_of(program, mapping), bare(block, program))
+    represented(cached_closure(program, mapping), bare(block, program))
