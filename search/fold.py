@@ -108,6 +108,7 @@ class _Fold:
 
     def run(self, makes: Sequence[int]) -> BlockGraph:
         """The block graph on the program's axes."""
+        self.check_tensors(makes)
         first, second = unfolded(self.first.block), unfolded(self.second.block)
         loaded = self.loads(self.first)
         for o in first.ops:
@@ -124,6 +125,21 @@ class _Fold:
             (*grid, self.parts.axis), (self.parts.axis,), loop, tuple(self.ops), tuple(stored[t] for t in makes)
         )
         return graph.validate(self.program)
+
+    def check_tensors(self, makes: Sequence[int]) -> None:
+        """Check that the kernels agree on axes, on what lies between them, and with the program on what they make."""
+        extents = {a.name: a.extent for p in (self.program, self.first.program) for a in p.axes}
+        stored: dict[int, tuple[Slot, ...]] = {}
+        for k in (self.first, self.second):
+            if any(extents.get(a.name) != a.extent for a in k.program.axes):
+                raise Refused("a pair of kernels disagrees on the extent of an axis")
+            stored |= {t: o.access for t, o in zip(k.outputs, k.program.outputs, strict=True)}
+        if any(stored[t] != o.access for t, o in zip(makes, self.program.outputs, strict=True)):
+            raise Refused("a pair of kernels stores a result otherwise than the program")
+        for i in self.second.program.inputs:
+            t = self.second.inputs[i.source]
+            if t in self.first.outputs and stored[t] != i.access:
+                raise Refused(f"tensor {t} between two kernels is read otherwise than it was stored")
 
     def named(self, o: BlockOp, kernel: str) -> BlockOp:
         """An operator of a kernel, with names of its own."""

@@ -171,7 +171,9 @@ class _Walk:
         return self.made_by(o, self.summed(x, over), "sum", (number,), over)
 
     def summed(self, x: _Made, over: frozenset[str]) -> _Made:
-        """The sum of a value over the tile parts of axes."""
+        """The sum of a value over the tile parts of axes. Raises Refused for axes that the fragment does not reduce."""
+        if kept := sorted(over - self.space.reduced):
+            raise Refused(f"a reduction over {', '.join(kept)}, which the fragment does not reduce")
         expr = None if x.expr is None else self.expressions.sum(x.expr, self.space.tile_factors(over, x.phase))
         return self.value(x.phase, x.live - over, self.space.sum(x.array, over, x.phase), expr)
 

@@ -56,6 +56,22 @@ def test_what_is_contained_is_equal(p: Program) -> None:
     assert seen[False] > 3 * seen[True] > 0
 
 
+@pytest.mark.parametrize("p", [normed(8), attention(keys=8)], ids=["norm and linear layer", "attention"])
+def test_pairs_of_kernels_that_are_contained_are_equal(p: Program) -> None:
+    """The same for reductions over blocks that two kernels do."""
+    seen = {True: 0, False: 0}
+    for block in [g for g in SEARCHER.blocks(p)[0] if g.split][::5]:
+        pair = two_kernels(p, block, 2)
+        assert contains(SEARCHER, p, pair)
+        loops = [{"loop": 2} if k.block.loop else {} for k in pair.kernels]
+        tiles = [dict.fromkeys(k.block.grid, 2) | loop for k, loop in zip(pair.kernels, loops, strict=True)]
+        for what, graph, own in mutants(pair, tiles):
+            found = contains(SEARCHER, p, graph)
+            seen[bool(found)] += 1
+            assert found.reason or same_in_field(p, graph, own), f"{what}\n{graph.text()}"
+    assert seen[False] > 3 * seen[True] > 0
+
+
 # --- the same function by other operators -----------------------------------------------------------------------------------
 def norm(p: Program, loop: bool) -> tuple[Sketch, str, str]:
     """A block for rms(x) w, with the tile of x, the root of its mean square, and nothing else yet."""
