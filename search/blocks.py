@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.program import Program
-from mirage_cli.search.closure import MAX_VALUES, Closure
+from mirage_cli.search.closure import closure_of
 from mirage_cli.search.extract import block_graphs
-from mirage_cli.search.form import Form, search_form
 from mirage_cli.search.fuse import thread_graphs
 from mirage_cli.search.kernels import operators
 from mirage_cli.search.mapping import Mapping
 from mirage_cli.search.mugraph import BlockGraph
 from mirage_cli.search.stabilise import stabilise
-from mirage_cli.search.wanted import Wanted
 
 
 @dataclass(slots=True)
@@ -31,8 +28,7 @@ def mapping_graphs(program: Program, mapping: Mapping, candidates: int, max_ops:
     """Up to `candidates` block graphs for each way to the outputs, with at most `max_ops` operators."""
     found = Found()
     try:
-        form, wanted = _shared(program)
-        closure = Closure(form, mapping, MAX_VALUES, wanted).run()
+        closure = closure_of(program, mapping)
         found.values = len(closure.values)
         graphs = block_graphs(closure, candidates)
     except Refused as e:
@@ -49,10 +45,3 @@ def mapping_graphs(program: Program, mapping: Mapping, candidates: int, max_ops:
         else:
             found.refused.append(f"{mapping}: {operators(finished)} operators in a block")
     return found
-
-
-@functools.lru_cache(maxsize=1)
-def _shared(program: Program) -> tuple[Form, Wanted]:
-    """What the mappings of a program share; they are searched one after the other."""
-    form = search_form(program)
-    return form, Wanted(form)

@@ -1,9 +1,9 @@
 """Bottom-up closure: every value that a block can compute under a mapping, as an AND/OR graph.
 
 A value is an array over all (grid, loop, tile) coordinates of its axes, computed once in a prime field on a stand-in
-(search/space.py). Two derivations in one phase with one array are the same value and are kept as alternatives. A new value
-survives only if its abstract expression is a subexpression of the fragment's (search/wanted.py), so the set is finite; the
-fragment's output is reached when a value after the loop has its array.
+(search/space.py). Two derivations in one phase with one array and one abstract expression are the same value and are kept as
+alternatives. A new value survives only if its abstract expression is a subexpression of the fragment's (search/wanted.py), so
+the set is finite; the fragment's output is reached when a value after the loop has its array.
 
 Phases: 0 before the loop (the loop axis, if a value has it, is whole), 1 in the body, 2 after the loop, 3 after the
 reduction over blocks.
@@ -15,6 +15,8 @@ values.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -24,12 +26,14 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.expr import Expr
 from mirage_cli.lax.field import Residue
-from mirage_cli.search.form import Fn, Form, Leaf, StableExp
+from mirage_cli.lax.program import Program
+from mirage_cli.search.form import Fn, Form, Leaf, StableExp, search_form
 from mirage_cli.search.mapping import Mapping
 from mirage_cli.search.space import AFTER, BEFORE, BODY, GRID, Arrays, P, Space
 from mirage_cli.search.wanted import NOTHING, Axes, Kind, Pair, Wanted
 
-MAX_VALUES = 20000
+MAX_VALUES = 20000  #: values of one closure
+MAX_OPEN_VALUES = 500  #: values of the closure of an open form; with more the other form is searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Closure:
         self.target = Arrays(form, self.space)
         self.values: list[Value] = []
         self.outputs: list[list[int]] = []
-        self._known: dict[tuple[int, Axes, bytes], int] = {}
+        self._known: dict[tuple[int, Axes, bytes], list[int]] = {}
         self._by_expr: dict[Expr, list[int]] = {}
         self._by_kind: dict[Kind, list[int]] = {}
         self._met: dict[Kind, dict[Kind, _Meeting]] = {}
@@ -137,12 +141,13 @@ class Closure:
             self._put(Derivation("load", (), number), BODY, array, leaf.axes, expr)
 
     def _put(self, way: Derivation, phase: int, array: Residue, live: Axes, expr: Expr) -> None:
-        key = (phase, live, array.tobytes())
-        if key in self._known:
-            ways = self.values[self._known[key]].ways
-            if way not in ways:
-                ways.append(way)
-            return
+        known = self._known.setdefault((phase, live, array.tobytes()), [])
+        for number in known:
+            if self.values[number].expr == expr:
+                ways = self.values[number].ways
+                if way not in ways:
+                    ways.append(way)
+                return
         number, made = len(self.values), 0
         for a in way.args:
             made |= self.values[a].made
@@ -150,7 +155,7 @@ class Closure:
             made |= 1 << number
         if self.max_ops and made.bit_count() > self.max_ops:
             return
-        self._known[key] = number
+        known.append(number)
         self.values.append(Value(number, phase, array, live, expr, made, [way]))
         self._by_expr.setdefault(expr, []).append(number)
         self._by_kind.setdefault((expr, live), []).append(number)
@@ -289,9 +294,12 @@ class Closure:
 
     # --- asking ---------------------------------------------------------------------------------------------------------
     def find(self, phase: int, live: Axes, array: Residue) -> Value | None:
-        """The value of a phase that has these axes and this array."""
-        number = self._known.get((phase, live, array.tobytes()))
-        return None if number is None else self.values[number]
+        """The value of a phase that has these axes and this array (the first of several)."""
+        return next(iter(self.all_of(phase, live, array)), None)
+
+    def all_of(self, phase: int, live: Axes, array: Residue) -> list[Value]:
+        """The values of a phase that have these axes and this array: several only where something cancels."""
+        return [self.values[n] for n in self._known.get((phase, live, array.tobytes()), ())]
 
     def objection(self, expr: Expr, live: Axes) -> str:
         """Why a value with this abstract expression and these axes is not kept; nothing for one that is."""
@@ -300,6 +308,25 @@ class Closure:
         if not self.wanted.fits(live):
             return f"its axes {' '.join(sorted(live))} are more than those of any value of the fragment"
         return ""
+
+
+def closure_of(program: Program, mapping: Mapping) -> Closure:
+    """The closure of a program under a mapping: of its open form, where it has one that is small enough, else of the other.
+    Raises Refused where both are too large, or for what no form can express."""
+    *opened, (form, wanted) = _forms(program)
+    for small, own in opened:
+        with contextlib.suppress(Refused):
+            return Closure(small, mapping, MAX_OPEN_VALUES, own).run()
+    return Closure(form, mapping, MAX_VALUES, wanted).run()
+
+
+@functools.lru_cache(maxsize=2)
+def _forms(program: Program) -> list[tuple[Form, Wanted]]:
+    """The forms to search, the open one first, with what their mappings share."""
+    forms = [search_form(program)]
+    if forms[0].opened:
+        forms.append(search_form(program, opened=False))
+    return [(f, Wanted(f)) for f in forms]
 
 
 @dataclass(frozen=True, slots=True)

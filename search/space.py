@@ -105,7 +105,8 @@ class Arrays:
         args = [] if isinstance(t, Leaf | Reduction) else [self.arrays[a] for a in t.args]
         match t:
             case Leaf():
-                return self.domain.random(f"leaf {number}", self.space.own_shape(t.axes))[0]
+                drawn: Residue = self.domain.random(f"leaf {number}", self.space.own_shape(t.axes))[0]
+                return drawn
             case Fn():
                 return self.function(t.thread, args)
             case StableExp():

@@ -7,7 +7,9 @@ of two kinds of values is decided once for a form.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +21,7 @@ from mirage_cli.search.mapping import numeric
 from mirage_cli.search.space import KINDS
 
 Axes: TypeAlias = frozenset[str]
+MAX_PARTED = 3  #: axes of one reduction up to which its parts are reductions of their own
 Kind: TypeAlias = tuple[Expr, Axes]  #: the abstract expression and the axes of a value
 
 
@@ -98,12 +101,13 @@ class Wanted:
         return e.sum(expr, [(a, k) for a in sorted(t.over) for k in KINDS])
 
     def _reduced_groups(self) -> list[tuple[Axes, DType | None]]:
-        """The sets of axes that reductions of the form consume together, with the type of the multiplication."""
+        """The sets of axes that reductions of the form consume together, and parts of these, with the type of the
+        multiplication."""
         groups: dict[Axes, DType | None] = {}
         for t in self.form.terms:
             if isinstance(t, Reduction):
-                over = frozenset(t.over)
-                groups[over] = groups.get(over) or t.dtype
+                for over in _parts(t.over):
+                    groups[over] = groups.get(over) or t.dtype
         return list(groups.items())
 
     # --- axes -----------------------------------------------------------------------------------------------------------
@@ -163,7 +167,8 @@ class Wanted:
         product = total = None
         if any(e.may_hold_product(x[0], y[0], (), o) for o in outputs) and self.holds(p := e.mul(x[0], y[0])):
             product = p
-        if (x[1] == y[1] or self.form.opened) and self.holds(s := e.add(x[0], y[0])):
+        addable = (x[1] == y[1] or self.form.opened) and any(e.may_hold_sum(x[0], y[0], o) for o in outputs)
+        if addable and self.holds(s := e.add(x[0], y[0])):
             total = s
         quotients, divided_by = self._quotients(x[0], y[0]), self._quotients(y[0], x[0])
         if product is None and total is None and not quotients and not divided_by:
@@ -179,6 +184,13 @@ class Wanted:
                 if self.holds(expr):
                     found.append((guard, expr))
         return tuple(found)
+
+
+def _parts(axes: Sequence[str]) -> Iterator[Axes]:
+    """The whole, and where it has few axes every part: sums over several axes may be taken one after the other."""
+    counts = range(len(axes), 0, -1) if len(axes) <= MAX_PARTED else (len(axes),)
+    for count in counts:
+        yield from map(frozenset, itertools.combinations(axes, count))
 
 
 def _tag(guard: bool) -> str | None:
