@@ -29,6 +29,7 @@ from mirage_cli.search.kernels import Cuts, cut_values, grouped, operators
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
 from mirage_cli.search.represented import represented
+from mirage_cli.search.several import partitions, stored_sets
 
 if TYPE_CHECKING:
     from mirage_cli.search.search import Searcher
@@ -104,25 +105,37 @@ def _makes(unit: Unit) -> dict[int, str]:
 
 
 def _parts(program: Program, graph: KernelGraph, units: Sequence[Unit]) -> list[_Part]:
-    """The parts of the program that the stored values leave. Raises Refused for values that the search does not store."""
-    given = graph.sources + graph.outputs
-    stored = {name: t for unit in units for t, name in _makes(unit).items() if t >= given}
-    known = cut_values(program)
-    for v in stored:
-        if v not in known:
-            raise Refused(f"stores {v}, which is no result of a reduction or operand of a contraction of the program")
-    groups = tuple(
-        tuple(v for v in known if v in names) for u in units if (names := set(_makes(u).values()) & set(stored))
-    )
-    if groups not in (tuple((v,) for v in stored), grouped(program, [v for v in known if v in stored])):
+    """The parts of the program that the units' cut leaves. Raises Refused for a cut that is not searched."""
+    known, first, given = cut_values(program), graph.sources, graph.sources + graph.outputs
+    stored: dict[str, int] = {}
+    groups: list[tuple[str, ...]] = []
+    shares: list[list[int]] = []
+    for unit in units:
+        makes = _makes(unit)
+        between = {name: t for t, name in makes.items() if t >= given}
+        results = sorted(t - first for t in makes if t < given)
+        if between and results:
+            raise Refused(f"a kernel makes output {results[0]} and stores {', '.join(between)}")
+        if results:
+            shares.append(results)
+        for v in between:
+            if v not in known:
+                raise Refused(
+                    f"stores {v}, which is no result of a reduction or operand of a contraction of the program"
+                )
+        groups += [tuple(v for v in known if v in between)] if between else []
+        stored |= between
+    values = tuple(v for v in known if v in stored)
+    if values not in stored_sets(known):
+        raise Refused(f"stores {', '.join(values)}: too many values")
+    if tuple(groups) not in (tuple((v,) for v in stored), grouped(program, values)):
         raise Refused(f"its kernels store {' / '.join(' '.join(g) for g in groups)}, which are not searched together")
-    number = {f"source {k}": k for k in range(graph.sources)} | stored
-    whole = {o: graph.sources + k for k, o in enumerate(program.outputs)}
-    parts = []
-    for part, labels in Cuts(program).parts(groups):
-        makes = tuple(whole[o] if o in whole else stored[o.name] for o in part.outputs)
-        parts.append(_Part(part, tuple(number[label] for label in labels), makes))
-    return parts
+    if sorted(shares) not in map(sorted, partitions(len(program.outputs), len(graph.kernels))):
+        raise Refused(f"its kernels share the outputs out as {shares}, which is not searched")
+    number = {f"source {k}": k for k in range(first)} | stored
+    made = [*([stored[v] for v in g] for g in groups), *([first + k for k in s] for s in shares)]
+    cut = Cuts(program).parts(groups, shares)
+    return [_Part(p, tuple(number[x] for x in labels), tuple(m)) for (p, labels), m in zip(cut, made, strict=True)]
 
 
 def _check_unit(unit: Unit, parts: Sequence[_Part]) -> None:

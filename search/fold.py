@@ -134,7 +134,7 @@ class _Fold:
             if any(extents.get(a.name) != a.extent for a in k.program.axes):
                 raise Refused("a pair of kernels disagrees on the extent of an axis")
             stored |= {t: o.access for t, o in zip(k.outputs, k.program.outputs, strict=True)}
-        if any(stored[t] != o.access for t, o in zip(makes, self.program.outputs, strict=True)):
+        if any(self.parts.whole(stored[t]) != o.access for t, o in zip(makes, self.program.outputs, strict=True)):
             raise Refused("a pair of kernels stores a result otherwise than the program")
         for i in self.second.program.inputs:
             t = self.second.inputs[i.source]

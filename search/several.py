@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from mirage_cli.lax.program import Program
@@ -29,11 +29,16 @@ def all_cuts(program: Program, max_kernels: int) -> list[Cut]:
     made, values = Cuts(program), cut_values(program)
     shares = partitions(len(program.outputs), max_kernels)
     groups: dict[tuple[tuple[str, ...], ...], None] = {}
-    sets = itertools.chain.from_iterable(itertools.combinations(values, n) for n in range(MAX_STORED + 1))
-    for stored in itertools.islice(sets, MAX_SETS):
+    for stored in stored_sets(values):
         groups |= dict.fromkeys([tuple((v,) for v in stored), grouped(program, stored)])
     chosen = [(g, s) for g in groups for s in shares if 1 < len(g) + len(s) <= max_kernels]
     return [made.parts(g, s) for g, s in chosen]
+
+
+def stored_sets(values: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The sets of values that may be stored, smallest first, each in the order of `values`."""
+    sets = itertools.chain.from_iterable(itertools.combinations(values, n) for n in range(MAX_STORED + 1))
+    return itertools.islice(sets, MAX_SETS)
 
 
 def partitions(count: int, most: int) -> list[list[list[int]]]:
