@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples cases experiment mutations dist clean
+.PHONY: help demo test lint format golden samples cases experiment mutations passes dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small p
 
 mutations: $(STAMP) ## Prove or refute 10,000 random changes of proved muGraphs (docs/proof.md)
 	$(BIN)/python -m tests.search.test_mutations --count 10000
+
+passes: $(STAMP) ## Write what each optimizer pass does for the published cases into docs/codegen.md
+	$(BIN)/python -m samples.passes --write
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from mirage_cli import plan as plans
+from mirage_cli.codegen.passes import without
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16, F32
@@ -139,3 +140,21 @@ def test_programs_without_a_form_have_a_reason() -> None:
     found = plan_fragment("abc", "product", product, 2, CPU)
     assert not found.plans
     assert found.reasons["cpu"].startswith("no muGraph was found: ")
+
+
+def test_a_plan_without_passes_is_rendered_again_from_its_file(fragment: Program, planned: plans.FragmentPlan) -> None:
+    """The file says which passes made the source, and for how much shared memory."""
+    options = plans.PlanOptions(BOTH.targets, passes=without(["fusion", "layouts", "memory"]))
+    found = plan_fragment("abc", "norm_linear", fragment, 6, options)
+    stored = plan_from_json(json.loads(json.dumps(found.to_json())))
+    assert stored.passes == options.passes
+    for kind, p in found.plans.items():
+        _, graph, schedules = stored.targets[kind]
+        assert p.verdict.passed and p.text != planned.plans[kind].text
+        assert stored.target(kind) == target_of(BOTH.targets[kind])
+        assert source_text("abc", fragment, graph, schedules, stored.target(kind), stored.passes) == p.text
+
+
+def test_files_with_unknown_passes_are_refused(planned: plans.FragmentPlan) -> None:
+    with pytest.raises(InvalidGraph, match="unknown pass 'speed'"):
+        plan_from_json(planned.to_json() | {"without": ["speed"]})
