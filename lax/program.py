@@ -332,9 +332,22 @@ def evaluate_program(
     with np.errstate(all="ignore"):
         for i in program.inputs:
             values[i.name] = read(program, i.access, arrays[i.source], domain.lead, symbols)
+        last = last_uses(program)
         for n in program.nodes:
             values[n.name] = _apply(program, n, domain, [values[x] for x in n.inputs], symbols)
+            for x in last[n.name]:
+                del values[x]
         return [write(program, o, values[o.value], domain.lead, symbols) for o in program.outputs]
+
+
+def last_uses(program: Program) -> dict[str, list[str]]:
+    """For each node the values that nothing after it needs."""
+    last: dict[str, list[str]] = {}
+    needed = {o.value for o in program.outputs}
+    for n in reversed(program.nodes):
+        last[n.name] = [x for x in dict.fromkeys((*n.inputs, n.name)) if x not in needed]
+        needed.update(last[n.name])
+    return last
 
 
 def _apply(p: Program, n: Node, d: ArrayValues, args: list[Array], symbols: Mapping[str, int]) -> Array:

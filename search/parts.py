@@ -2,9 +2,11 @@
 
 An axis is *independent* if no operator of the program or of the kernels reduces, counts or numbers its positions, no loop
 walks it, no blocks share it, every tensor has it in one place or lacks it, and no maximum lacks it in a kernel whose grid
-has it. Then what is computed at a position comes from the inputs at this position and from those that lack the axis, so the
-comparison of all outputs is that of the outputs at all ranges, each from its own part of the inputs. Parts consist of whole
-tiles, so that their blocks are those of the whole. Inputs are drawn for each part by itself, and only while it is compared.
+has it. Then what is computed at a position comes from the inputs at this position and from those that lack the axis, by the
+same formula at every position. So outputs that are equal as formulas at one position are equal at all, and the comparison of
+all outputs is that of the outputs at all ranges, each from its own part of the inputs, which are drawn only while it is
+compared. It does not matter whether a part ends where a tile does: the blocks along such an axis could all be one, see
+`search.evaluate`.
 """
 
 from __future__ import annotations
@@ -114,14 +116,10 @@ def _cut(
         return sizes
     least = cost(program, graph, tiles, symbols)
     axes = independent_axes(program, graph)
-    unit = {
-        a: math.lcm(*(t[a] for k, t in zip(graph.kernels, tiles, strict=True) if a in k.block.grid and a in t))
-        for a in axes
-    }
     while held > COMFORTABLE:
         options = []
         for a in axes:
-            half = -(-sizes[a] // (2 * unit[a])) * unit[a]
+            half = -(-sizes[a] // 2)
             smaller = resized(program, graph, sizes | {a: half})
             less = memory(*smaller, tiles, symbols, fields)
             if half < sizes[a] and less < _LESS_MEMORY * held:

@@ -1,8 +1,9 @@
 """The extents at which a muGraph is compared with its program.
 
-The real ones where they are numbers and the work is affordable. Symbols get three assignments: all 1, small and
-different from each other, and large enough for several tiles and a partial one. What is too much work is done on a
-stand-in: the same structure with shorter axes, on which every branch of the schedule still runs, see `_reduced`.
+The real ones where they are numbers and the work is affordable; of axes whose positions do not meet as many positions as are
+affordable, since the others compute the same formulas. Symbols get three assignments: all 1, small and different from each
+other, and large enough for several tiles and a partial one. What is still too much work is done on a stand-in: the same
+structure with shorter axes, on which every branch of the schedule still runs, see `_reduced`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.program import Program
 from mirage_cli.search.evaluate import Tiles
 from mirage_cli.search.mugraph import CustomKernel, KernelGraph
-from mirage_cli.search.parts import Part, parts
+from mirage_cli.search.parts import Part, independent_axes, parts
 from mirage_cli.search.resize import accesses, resized
 from mirage_cli.search.work import cost
 
 AFFORDABLE = 4e8  #: nanoseconds that one evaluation of program and kernels may take, for each field
+PATIENT = 3e9  #: the same where real extents are asked for
+ENOUGH = 0.25  #: share of it that fewer positions may take
 HOPELESS = 5.0  #: a stand-in above this many times the affordable is not evaluated
 WIDE = 64  #: positions that are kept of an axis which blocks hold whole
 
@@ -46,7 +49,7 @@ def points(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], real: b
     """
     values = assignments(program, graph, tiles) if program.symbols else [{}]
     if real:
-        return [Point(program, graph, s, not s) for s in values]
+        return [_fewer(Point(program, graph, s, not s), tiles, PATIENT, PATIENT) for s in values]
     return [replace(p, real=p.real and not p.symbols) for p in (_point(program, graph, tiles, s) for s in values)]
 
 
@@ -69,18 +72,44 @@ def _step(axis: str, kernel: CustomKernel, tile: Tiles) -> int:
 
 
 def _point(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: dict[str, int]) -> Point:
-    point = Point(program, graph, symbols, True)
+    point = _fewer(Point(program, graph, symbols, True), tiles, AFFORDABLE, ENOUGH * AFFORDABLE)
     for whole in (2, 1):
         if cost(point.program, point.graph, tiles, symbols) <= AFFORDABLE:
             return point
         sizes = _sizes(program, graph, tiles, symbols, whole)
-        point = Point(*resized(program, graph, sizes), symbols, False)
+        point = _fewer(Point(*resized(program, graph, sizes), symbols, False), tiles, AFFORDABLE, ENOUGH * AFFORDABLE)
     work = cost(point.program, point.graph, tiles, symbols)
     if work > HOPELESS * AFFORDABLE:
         raise Refused(
             f"a proof would take about {work * 3e-9:.0f} s even on the smallest extents with the same structure"
         )
     return point
+
+
+def _fewer(point: Point, tiles: Sequence[Tiles], most: float, enough: float) -> Point:
+    """A point as it is if it takes at most so many nanoseconds; else with so many positions of independent axes as are
+    enough (at least one): the formulas of all are the same, see `search.parts`."""
+    program, graph, symbols = point.program, point.graph, point.symbols
+    work = cost(program, graph, tiles, symbols)
+    if work <= most:
+        return point
+    sizes = {
+        a.name: ex.value(a.extent, symbols) for p in (program, *(k.program for k in graph.kernels)) for a in p.axes
+    }
+
+    def cut(axis: str, count: int) -> float:
+        return cost(*resized(program, graph, sizes | {axis: count}), tiles, symbols)
+
+    axes = [a for a in independent_axes(program, graph) if sizes[a] > 1]
+    for axis, least in sorted(((a, cut(a, 1)) for a in axes), key=lambda found: found[1]):
+        for share in (0.95, 0.5, 0.0):
+            if work <= enough or sizes[axis] == 1:
+                break
+            count = int(sizes[axis] * share * (enough - least) / max(work - least, 1.0))
+            sizes[axis] = max(1, min(count, sizes[axis] - 1))
+            work = cut(axis, sizes[axis])
+    smaller = resized(program, graph, sizes)
+    return replace(point, program=smaller[0], graph=smaller[1])
 
 
 # --- shorter axes ---------------------------------------------------------------------------------------------------------

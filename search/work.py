@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ops import OPS
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.program import Program, last_uses
 from mirage_cli.search.evaluate import Tiles, together
 from mirage_cli.search.mugraph import BODY, BlockOp, CustomKernel, KernelGraph
 
-_DRAW, _ELEMENT, _CALL, _INVERSE = 2.5, 5.0, 25.0, 25.0  #: nanoseconds for an element in one field
-_CONVERT, _MULTIPLY_ADD, _MAKE = 1.0, 0.3, 14.0  #: of products: elements of the larger operand, multiply-adds, results
+_DRAW, _ELEMENT, _CALL, _INVERSE = 3.0, 5.0, 25.0, 25.0  #: nanoseconds for an element in one field
+_CONVERT, _MULTIPLY_ADD, _MAKE = 1.6, 0.3, 14.0  #: of products: elements of the larger operand, multiply-adds, results
 _STATEMENT, _PRODUCT = 1e4, 5e4  #: nanoseconds of an operator on a tile however small, and of a product or function
 _RESIDUE, _STORED = 8, 4  #: bytes of a value's element in one field, and of an input's
-_TEMPORARIES = 4  #: arrays of the size of the largest value that an operator holds besides
+_TEMPORARIES = 2  #: arrays of the size of the largest value that an operator holds besides
 _BASE = 64 << 20  #: bytes of pieces and chunks
 
 
@@ -39,14 +39,24 @@ def memory(
     size = _sizes(program, symbols)
     inputs = sum(math.prod(ex.value(e, symbols) for e in s.dims) for s in program.sources)
     outputs = sum(math.prod(ex.value(e, symbols) for e in o.dims) for o in program.outputs)
-    made = [_volume(program.axes_of(n.name), size) for n in program.nodes]
-    most = sum(made) + _TEMPORARIES * max(made, default=0.0)
-    stored = outputs
+    most, stored = _peak(program, size), float(outputs)
     for kernel, tile in zip(graph.kernels, tiles, strict=True):
         stored += sum(math.prod(ex.value(e, symbols) for e in o.dims) for o in kernel.program.outputs)
         held = _held(kernel, tile, symbols)
         most = max(most, stored + sum(held) + _TEMPORARIES * max(held, default=0.0))
     return _BASE + fields * (_STORED * inputs + _RESIDUE * most)
+
+
+def _peak(program: Program, size: Mapping[str, int]) -> float:
+    """The most elements of values that are held while a program is evaluated."""
+    made = {n.name: _volume(program.axes_of(n.name), size) for n in program.nodes}
+    last = last_uses(program)
+    held = most = 0.0
+    for name, elements in made.items():
+        held += elements
+        most = max(most, held + _TEMPORARIES * elements)
+        held -= sum(made.get(x, 0.0) for x in last[name])
+    return most
 
 
 def _sizes(program: Program, symbols: Mapping[str, int]) -> dict[str, int]:
