@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import time
 from collections import Counter, defaultdict
@@ -172,28 +173,32 @@ def _operator(way: Derivation) -> str:
     return {"fn": "exp"}.get(way.op, way.op)
 
 
-def compare(world: World, inputs: Inputs, operators: int, steps: int, shard: tuple[int, int] = (0, 1)) -> Tally:
-    """All programs of up to so many operators against all block graphs of so many steps (of a shard), under all mappings."""
+def compare(
+    world: World, inputs: Inputs, operators: int, steps: int, shard: tuple[int, int] = (0, 1), every: int = 1
+) -> Tally:
+    """Programs of up to so many operators (all, or every so-manieth) against all block graphs of so many steps (of a shard),
+    under all mappings."""
     tally = Tally()
-    by_value: dict[tuple[Axes, bytes], list[Checker]] = defaultdict(list)
-    for graph, made in programs(world, inputs, operators):
+    by_value: dict[tuple[Axes, bytes], list[Graph]] = defaultdict(list)
+    checker = functools.lru_cache(maxsize=4096)(functools.partial(Checker, world, inputs))
+    for graph, made in itertools.islice(programs(world, inputs, operators), 0, None, every):
         tally.programs += 1
-        by_value[_value(world, made)].append(Checker(world, inputs, graph))
+        by_value[_value(made)].append(graph)
     for mapped in mappings(world):
         final = (AFTER, GRID) if mapped.loop else (BEFORE, GRID)
         for graph, made in Enumerator(mapped, inputs, steps, shard).graphs():
             tally.graphs += 1
             if made.phase not in final:
                 continue
-            for checker in by_value.get(_value(mapped, made), ()):
-                outcome = checker.outcome(mapped, graph)
+            for program in by_value.get(_value(made), ()):
+                outcome = checker(program).outcome(mapped, graph)
                 tally.pairs[outcome.split(":")[0] if outcome.startswith("lacking") else outcome] += 1
                 if outcome.startswith("lacking"):
-                    tally.lacking.append(f"{mapped}: {graph} for {checker.program}: {outcome}")
+                    tally.lacking.append(f"{mapped}: {graph} for {program}: {outcome}")
     return tally
 
 
-def _value(world: World, made: Made) -> tuple[Axes, bytes]:
+def _value(made: Made) -> tuple[Axes, bytes]:
     """What a value is outside of its world: an output has no coordinates but those of free axes."""
     return made.axes, made.array.tobytes()
 
@@ -216,13 +221,14 @@ def main() -> None:
     parser.add_argument("--operators", type=int, default=4, help="operators of a program, at most")
     parser.add_argument("--steps", type=int, default=4, help="operators of a block graph, at most")
     parser.add_argument("--shard", default="0/1", help="a part of the block graphs: K/N")
+    parser.add_argument("--every", type=int, default=1, help="take every N-th program")
     given = parser.parse_args()
     world = World(tuple(given.axes), tuple(given.reduced))
     part, parts = map(int, given.shard.split("/"))
     lacking = 0
     for inputs in signatures(world.axes, world.reduced, given.tensors):
         start = time.perf_counter()
-        tally = compare(world, inputs, given.operators, given.steps, (part, parts))
+        tally = compare(world, inputs, given.operators, given.steps, (part, parts), given.every)
         names = " ".join("".join(sorted(a)) for a in inputs)
         print(f"tensors {names}: {tally} ({time.perf_counter() - start:.0f} s)", flush=True)
         print(*tally.lacking, sep="\n", end="\n" if tally.lacking else "")
