@@ -14,19 +14,20 @@ The block graph comes in the exponential form, operator by operator (search/bare
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.expr import Expr
 from mirage_cli.lax.field import Residue
-from mirage_cli.search.closure import Closure
+from mirage_cli.search.closure import Closure, Derivation, Value
 from mirage_cli.search.form import Fn, Leaf, StableExp
 from mirage_cli.search.mugraph import BODY as IN_BODY
 from mirage_cli.search.mugraph import BlockGraph, BlockOp, ThreadNode
 from mirage_cli.search.space import AFTER, BEFORE, BODY, GRID, P
 
 ELEMENTWISE = ("mul", "div", "div0", "add")
+COMMUTATIVE = ("mul", "add", "contract")  #: ways whose operands are in order of their numbers
 Numbers: TypeAlias = tuple[int, ...]
 
 
@@ -60,6 +61,7 @@ class _Walk:
         self.closure, self.block = closure, block
         self.target, self.space, self.expressions = closure.target, closure.space, closure.expressions
         self.made: dict[str, _Made] = {}
+        self._ways: dict[int, list[Derivation]] = {}
 
     def op(self, o: BlockOp) -> _Made:
         """The value of an operator."""
@@ -87,6 +89,23 @@ class _Walk:
             return _Made(phase, live, array, expr, None, reads)
         return _Made(phase, live, array, found.expr, found.number, reads)
 
+    def ways(self, number: int) -> list[Derivation]:
+        """The ways of a value and of those equal to it, from the first of the values equal to each operand."""
+        if number not in self._ways:
+            equal = self.equal(number)
+            self._ways[number] = [self.from_first(w) for v in equal for w in v.ways]
+        return self._ways[number]
+
+    def equal(self, number: int) -> list[Value]:
+        """The values of the closure that are equal to one of them, in one phase."""
+        v = self.closure.values[number]
+        return self.closure.all_of(v.phase, v.live, v.array)
+
+    def from_first(self, way: Derivation) -> Derivation:
+        """A way with the first of equal values in the place of each operand."""
+        args = tuple(self.equal(a)[0].number for a in way.args)
+        return replace(way, args=tuple(sorted(args)) if way.op in COMMUTATIVE else args)
+
     def need(self, made: _Made, what: str) -> int:
         """The number of a value that has to be in the closure."""
         if made.number is None:
@@ -108,7 +127,7 @@ class _Walk:
         while todo:
             v = todo.pop()
             if v not in ways and v not in reads:
-                options = self.closure.values[v].ways
+                options = self.ways(v)
                 ways[v] = [w.args for w in options if w.op in ELEMENTWISE or self.is_function(w.op, w.term)]
                 todo += [a for args in ways[v] for a in args]
         known, before = set(reads), -1
@@ -130,7 +149,7 @@ class _Walk:
 
     def has_way(self, number: int | None, op: str, args: Numbers, over: frozenset[str] = frozenset()) -> bool:
         """Whether a value of the closure has this way."""
-        ways = () if number is None else self.closure.values[number].ways
+        ways = () if number is None else self.ways(number)
         return any((w.op, w.args, frozenset(w.over)) == (op, args, over) for w in ways)
 
     # --- operators ------------------------------------------------------------------------------------------------------
@@ -201,7 +220,7 @@ class _Walk:
 
     def is_stable(self, made: int, argument: int) -> bool:
         """Whether a value is a stabilised exponential of another."""
-        ways = [w for w in self.closure.values[made].ways if w.op == "fn" and w.args == (argument,)]
+        ways = [w for w in self.ways(made) if w.op == "fn" and w.args == (argument,)]
         return any(isinstance(self.closure.form.terms[w.term], StableExp) for w in ways)
 
     # --- elementwise ----------------------------------------------------------------------------------------------------
@@ -220,7 +239,7 @@ class _Walk:
 
     def is_only_stable(self, number: int) -> bool:
         """Whether a value is known as a stabilised exponential only."""
-        return not any(w.op in ELEMENTWISE or self.is_function(w.op, w.term) for w in self.closure.values[number].ways)
+        return not any(w.op in ELEMENTWISE or self.is_function(w.op, w.term) for w in self.ways(number))
 
     def reads(self, args: list[_Made]) -> frozenset[int]:
         """What an elementwise value reads of other operators' results."""
