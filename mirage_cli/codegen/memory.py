@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mirage_cli.codegen.access import is_shared, shared_halves, synchronises
+from mirage_cli.codegen.access import shared_halves, synchronises
 from mirage_cli.codegen.allocate import Allocation, Block, allocate, lower_bound
 from mirage_cli.codegen.tile import RING, Barrier, TileProgram
 
@@ -85,8 +85,3 @@ def apart(t: TileProgram) -> TileProgram:
 def least_bytes(t: TileProgram, intervals: bool = False) -> int:
     """The most bytes that are alive at one time: no plan needs less."""
     return lower_bound(blocks_of(t, live_ranges(t, intervals))[1])
-
-
-def shared_names(t: TileProgram) -> list[str]:
-    """All buffers in shared memory, in order of their names."""
-    return sorted(b for b in t.buffers if is_shared(t, b))
