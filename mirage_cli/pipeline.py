@@ -6,7 +6,7 @@ import fnmatch
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -141,6 +141,8 @@ class Run:
         """Search, render and prove each distinct fragment, in processes of their own when there are several."""
         symbols = {s for w in self.work for s in w.program.symbols}
         options = plan_options(self.options, self.tools, typical_sizes(symbols, dims.typical(self.ranges)))
+        spare = self.options.jobs // max(1, min(len(self.work), self.options.jobs))
+        options = replace(options, search=replace(options.search, jobs=max(1, spare)))
         self.progress.stage("search and prove", len(self.work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators, options) for w in self.work]
