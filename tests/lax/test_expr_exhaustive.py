@@ -8,7 +8,7 @@ size are rewritten until nothing is new (`tests/lax/saturated.py`, which does no
 - nothing else is: every pair of terms is compared, or, for larger vocabularies, each term with what one operator makes of
   its parts. As parts of parts are parts, a term that is wrongly called a part has one of these among its subterms.
 
-`MIRAGE_TERMS=1 pytest tests/lax/test_expr_exhaustive.py` does larger sizes too (MINUTES).
+`MIRAGE_TERMS=1 pytest tests/lax/test_expr_exhaustive.py` does larger sizes too (four minutes on one core).
 """
 
 from __future__ import annotations
