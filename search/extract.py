@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mirage_cli.search.closure import Closure, Derivation, Value
 from mirage_cli.search.form import Fn, Leaf, StableExp
@@ -42,6 +43,7 @@ class Prices:
     """What derivations cost in a typical tile: multiply-adds of one thread block over its whole loop."""
 
     closure: Closure
+    _elements: dict[tuple[frozenset[str], int], int] = field(default_factory=dict)
 
     def tile(self, axis: str, phase: int) -> int:
         """Positions of an axis that a block holds at once."""
@@ -55,9 +57,9 @@ class Prices:
 
     def elements(self, axes: frozenset[str], phase: int) -> int:
         """Elements of a tile."""
-        n = 1
-        for a in axes:
-            n *= self.tile(a, phase)
+        n = self._elements.get((axes, phase))
+        if n is None:
+            n = self._elements[axes, phase] = math.prod(self.tile(a, phase) for a in axes)
         return n
 
     def repeats(self, phase: int) -> int:
@@ -134,24 +136,21 @@ def choices(closure: Closure, prices: Prices, goals: tuple[int, ...]) -> Iterato
     start = frozenset(goals)
     order = itertools.count()
     first = sum(least[v] for v in start)
-    queue: list[tuple[float, int, dict[int, Derivation], frozenset[int], float]] = [
-        (first, next(order), {}, start, 0.0)
-    ]
+    queue: list[tuple[float, int, dict[int, Derivation], frozenset[int]]] = [(first, next(order), {}, start)]
     for _ in range(MAX_STATES):
         if not queue:
             return
-        _, _, chosen, todo, paid = heapq.heappop(queue)
+        bound, _, chosen, todo = heapq.heappop(queue)
         if not todo:
             if _acyclic(chosen):
                 yield chosen
             continue
         value = max(todo)
+        rest, left = bound - least[value], todo - {value}
         for price, way in ways[value]:
-            picked = {**chosen, value: way}
-            open_values = (todo | set(way.args)) - set(picked)
-            total = paid + price
-            bound = total + sum(least[v] for v in open_values)
-            heapq.heappush(queue, (bound, next(order), picked, open_values, total))
+            opened = {a for a in way.args if a not in chosen and a not in left and a != value}
+            after = rest + price + sum(least[a] for a in opened)
+            heapq.heappush(queue, (after, next(order), {**chosen, value: way}, left | opened))
 
 
 def _ranked(closure: Closure, prices: Prices) -> dict[int, list[tuple[float, Derivation]]]:
