@@ -25,11 +25,12 @@ from mirage_cli.search.kernels import Part, link, one_kernel
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
 from mirage_cli.search.schedule import Schedule
-from mirage_cli.search.several import PROMISING, Branches
+from mirage_cli.search.several import PROMISING, Branches, Cut
 from mirage_cli.search.target import Target
 from mirage_cli.search.tiling import SPLITS, Ranked, ranked
 from mirage_cli.search.workers import Workers
 
+FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be worth storing
 MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
 SHORTEST = 64  #: positions of a split axis that a part has at least
@@ -186,9 +187,12 @@ class Searcher:
         def bound(part: Program) -> float:
             return target.launch_us + self._floor(part, target)
 
-        branches = Branches(program, self.options.max_kernels, bound, scores)
         best = min((o.score for o in ways), default=math.inf)
-        for parts in branches.run(best, lambda: total.values > budget):
+        cuts: list[Cut] = []
+        if best - self._floor(program, target) > FAR_FROM_FLOOR * target.launch_us:
+            branches = Branches(program, self.options.max_kernels, bound, scores)
+            cuts = branches.run(best, lambda: total.values > budget)
+        for parts in cuts:
             found += (self._candidate(o, floor) for o in self._with_parts(program, target, parts))
         found.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))

@@ -248,7 +248,7 @@ def test_one_kernel_where_launches_are_dear() -> None:
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_bound_on_kernels(most: int) -> None:
     for p in (mlp(), two_outputs(256, 512)):
-        target = replace(load_target("cpu"), launch_us=1e-3)
+        target = replace(load_target("cpu"), launch_us=1e-6)
         found = Searcher(SearchOptions(max_kernels=most)).search(p, target).candidates
         assert found
         assert max(len(c.graph.kernels) for c in found) <= most
@@ -259,7 +259,7 @@ def test_every_candidate_is_its_program() -> None:
     kinds: set[tuple[int, bool]] = set()
     for p in (wide_attention(4, 256, 16), mlp(4, 512, 8, 64), norm_product(), two_outputs(256, 512)):
         for name in ("cpu", "sm_80"):
-            target = replace(load_target(name), launch_us=1e-3, fork_us=1e-3)
+            target = replace(load_target(name), launch_us=1e-6, fork_us=1e-3)
             found = Searcher(SearchOptions(candidates=1, schedules=2)).search(p, target).candidates
             several = [c for c in found if len(c.graph.kernels) > 1]
             for c in [*found[:1], *several[:3]]:
