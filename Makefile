@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples cases experiment mutations passes dist clean
+.PHONY: help demo test lint format golden samples cases guarantee ablation experiment mutations passes dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,15 @@ samples: $(VENV)/.samples ## Export the sample models again (installs torch and 
 
 cases: $(STAMP) ## Search and prove the published cases; CASES="NAME ..." for some of them
 	$(BIN)/python samples/cases.py --table $(CASES)
+
+guarantee: $(STAMP) ## Compare closures with all block graphs of small programs (an hour; docs/search.md)
+	$(BIN)/python -m tests.search.guarantee --tensors 1 --operators 4 --steps 5
+	$(BIN)/python -m tests.search.guarantee --tensors 2 --operators 4 --steps 4
+	$(BIN)/python -m tests.search.guarantee --axes ijk --reduced k --operators 4 --steps 3
+	$(BIN)/python -m tests.search.guarantee --axes ijk --reduced jk --operators 4 --steps 3
+
+ablation: $(STAMP) ## Time the search with and without its parts (docs/search.md)
+	$(BIN)/python samples/ablation.py
 
 experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small primes, beside its theorem (docs/proof.md)
 	$(BIN)/python samples/experiment.py
