@@ -93,7 +93,7 @@ class Closure:
             (group, dtype, tuple(self.space.tile_factors(group, phase) for phase in (BEFORE, BODY)))
             for group, dtype in self.wanted.groups
         ]
-        self._contracting: dict[tuple[Axes, Axes], list[int]] = {}
+        self._order: dict[Kind, int] = {}
         self._users: dict[Expr, list[int]] = {}
         for number, t in enumerate(form.terms):
             if isinstance(t, Fn | StableExp):
@@ -188,7 +188,9 @@ class Closure:
         """The kinds that make something with values of a kind, found out once."""
         if x not in self._met:
             self._met[x] = {}
-            for y in self._met:
+            self._order[x] = len(self._order)
+            present = (y for y in self.wanted.partners(x) if y in self._order)
+            for y in sorted(present, key=self._order.__getitem__):
                 meeting = self._meeting(x, y)
                 if meeting is not None:
                     self._met[x][y] = meeting
@@ -198,24 +200,13 @@ class Closure:
 
     def _meeting(self, x: Kind, y: Kind) -> _Meeting | None:
         contracted = []
-        for k in self._contractible(x[1], y[1]):
+        for k in self.wanted.contracting(x[1], y[1]):
             for in_body, factors in enumerate(self._factors[k][2]):
                 expr = self.wanted.contraction(x[0], y[0], factors)
                 if expr is not None:
                     contracted.append((k, bool(in_body), expr))
         pair = self.wanted.pair(x, y)
         return None if pair is NOTHING and not contracted else _Meeting(pair, tuple(contracted))
-
-    def _contractible(self, x: Axes, y: Axes) -> list[int]:
-        """The groups of axes over which values with these axes are multiplied and summed."""
-        key = (x, y)
-        if key not in self._contracting:
-            self._contracting[key] = [
-                k
-                for k, (group, dtype, _) in enumerate(self._factors)  # with free axes, or it is a sum of a product
-                if dtype is not None and group <= x & y and x != y and self.wanted.fits((x | y) - group)
-            ]
-        return self._contracting[key]
 
     def _phase(self, u: Value, v: Value) -> int | None:
         """The phase in which two values can meet."""

@@ -61,7 +61,9 @@ class Wanted:
         self._most_elements = max(map(self._elements, self._largest), default=0)
         self._fits: dict[Axes, bool] = {}
         self._pairs: dict[tuple[Kind, Kind], Pair] = {}
+        self._contracting: dict[tuple[Axes, Axes], tuple[int, ...]] = {}
         self._contracted: dict[tuple[Expr, Expr, tuple[Factor, ...]], Expr | None] = {}
+        self._partners: dict[Kind, list[Kind]] = {}
         self._sums: dict[tuple[Expr, tuple[Factor, ...]], Expr | None] = {}
 
     # --- terms ----------------------------------------------------------------------------------------------------------
@@ -151,6 +153,37 @@ class Wanted:
                 found = self.sum(e.mul(x, y), factors)
             self._contracted[key] = found
         return self._contracted[key]
+
+    def partners(self, x: Kind) -> list[Kind]:
+        """The kinds seen so far, `x` among them, that may make something with values of kind `x` under some mapping."""
+        if x not in self._partners:
+            self._partners[x] = []
+            for y in self._partners:
+                if self.pair(x, y) is not NOTHING or self._contractible(x, y):
+                    self._partners[x].append(y)
+                    if y != x:
+                        self._partners[y].append(x)
+        return self._partners[x]
+
+    def contracting(self, x: Axes, y: Axes) -> tuple[int, ...]:
+        """The groups of axes (their numbers) over which values with these axes are multiplied and summed."""
+        key = (x, y)
+        if key not in self._contracting:
+            self._contracting[key] = tuple(
+                k
+                for k, (group, dtype) in enumerate(self.groups)  # with free axes, or it is a sum of a product
+                if dtype is not None and group <= x & y and x != y and self.fits((x | y) - group)
+            )
+        return self._contracting[key]
+
+    def _contractible(self, x: Kind, y: Kind) -> bool:
+        """Whether some part of a contraction of two kinds is wanted: the sum over positions alone, which all have."""
+        e = self.expressions
+        for k in self.contracting(x[1], y[1]):
+            factors = tuple((a, "t") for a in sorted(self.groups[k][0]))
+            if any(e.may_hold_product(x[0], y[0], factors, o) for o in self.outputs):
+                return True
+        return False
 
     def pair(self, x: Kind, y: Kind) -> Pair:
         """The wanted elementwise results of values of two kinds."""
