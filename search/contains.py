@@ -28,6 +28,7 @@ from mirage_cli.search.fuse import fuse
 from mirage_cli.search.kernels import Cuts, cut_values, grouped, operators
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.regroup import variants
 from mirage_cli.search.represented import represented
 from mirage_cli.search.several import partitions, stored_sets
 
@@ -62,12 +63,19 @@ def contains(searcher: Searcher, program: Program, graph: KernelGraph) -> Contai
     try:
         _check_bounds(searcher, graph.validate())
         units = _units(program, graph.kernels)
-        parts = _parts(program, graph, units)
-        for unit in units:
-            _check_unit(unit, parts)
     except (InvalidGraph, Refused) as e:
         return Containment(False, str(e))
-    return Containment(True)
+    reasons = []
+    for form in variants(program):
+        try:
+            parts = _parts(form, graph, units)
+            for unit in units:
+                _check_unit(unit, parts)
+        except (InvalidGraph, Refused) as e:
+            reasons.append(str(e))
+        else:
+            return Containment(True)
+    return Containment(False, reasons[0])
 
 
 def _check_bounds(searcher: Searcher, graph: KernelGraph) -> None:

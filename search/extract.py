@@ -113,11 +113,23 @@ class Prices:
         return 2.0 * self.elements(operand.live, operand.phase)
 
 
-def block_graphs(closure: Closure, count: int) -> list[BlockGraph]:
+class WholePrices(Prices):
+    """What derivations cost over whole tensors, for a closure without loop or split."""
+
+    def tile(self, axis: str, phase: int) -> int:
+        """All positions of an axis."""
+        return numeric(self.closure.form.program.extent(axis))
+
+    def residence(self, elements: int, phase: int) -> float:
+        """Nothing is held."""
+        return 0.0
+
+
+def block_graphs(closure: Closure, count: int, prices: Prices | None = None) -> list[BlockGraph]:
     """Up to `count` cheapest block graphs for the outputs of a closure, cheapest first; none when it is not reached."""
     if not all(closure.outputs):
         return []
-    prices = Prices(closure)
+    prices = prices or Prices(closure)
     graphs: list[BlockGraph] = []
     seen: set[tuple[BlockOp, ...]] = set()
     for goals in itertools.product(*closure.outputs):

@@ -24,13 +24,15 @@ from mirage_cli.search.form import search_form
 from mirage_cli.search.kernels import Part, link, one_kernel
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.regroup import variants
 from mirage_cli.search.schedule import Schedule
-from mirage_cli.search.several import PROMISING, Branches, Cut
+from mirage_cli.search.several import Branches
 from mirage_cli.search.target import Target
 from mirage_cli.search.tiling import SPLITS, Ranked, ranked
 from mirage_cli.search.workers import Workers
 
 FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be worth storing
+MARGIN = 1.2  #: how much better than one kernel several have to be predicted: the model is not more exact than that
 MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
 SHORTEST = 64  #: positions of a split axis that a part has at least
@@ -109,9 +111,14 @@ class _Option:
         return (self.score, len(self.ranks), *self.ranks[0].order)
 
     @property
+    def sum(self) -> float:
+        """The scores of its kernels together."""
+        return sum(r.score for r in self.ranks)
+
+    @property
     def score(self) -> float:
         """What it is ranked by."""
-        return sum(r.score for r in self.ranks)
+        return self.sum * (MARGIN if len(self.ranks) > 1 else 1.0)
 
 
 class Searcher:
@@ -171,7 +178,8 @@ class Searcher:
     def search(self, program: Program, target: Target) -> SearchResult:
         """Kernel graphs for a program on a target, cheapest first, with the statistics of the search."""
         total, counted = SearchStatistics(), set[str]()
-        floor = floor_us(program, target, dict(self.options.sizes))
+        forms = variants(program)
+        floor = min(floor_us(p, target, dict(self.options.sizes)) for p in forms)
         ways = self._ways(program, target, self.options.max_kernels)
         self._count(program, total, counted, whole=True)
         found = [self._candidate(o, floor) for o in ways]
@@ -180,20 +188,19 @@ class Searcher:
         def scores(part: Program) -> dict[int, float]:
             best: dict[int, float] = {}
             for o in self._ways(part, target, self.options.max_kernels):
-                best.setdefault(len(o.ranks), o.score)
+                best.setdefault(len(o.ranks), o.sum)
             self._count(part, total, counted)
             return best
 
         def bound(part: Program) -> float:
             return target.launch_us + self._floor(part, target)
 
-        best = min((o.score for o in ways), default=math.inf)
-        cuts: list[Cut] = []
-        if best - self._floor(program, target) > FAR_FROM_FLOOR * target.launch_us:
-            branches = Branches(program, self.options.max_kernels, bound, scores)
-            cuts = branches.run(best, lambda: total.values > budget)
-        for parts in cuts:
-            found += (self._candidate(o, floor) for o in self._with_parts(program, target, parts))
+        for form in forms[::-1]:
+            best = min((c.order[0] for c in found), default=math.inf)
+            if best - self._floor(form, target) > FAR_FROM_FLOOR * target.launch_us:
+                branches = Branches(form, self.options.max_kernels, bound, scores)
+                for parts in branches.run(best / MARGIN, lambda: total.values > budget):
+                    found += (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
         found.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))
         return SearchResult(program, found, total, self)
@@ -240,7 +247,7 @@ class Searcher:
     ) -> Iterator[_Option]:
         """Two kernels for the best block graphs with a split reduction, where they may be better than one kernel."""
         best = min((o.score for o in one), default=math.inf)
-        if self.options.max_kernels < 2 or 2 * target.launch_us + self._floor(program, target) >= PROMISING * best:
+        if self.options.max_kernels < 2 or 2 * target.launch_us + self._floor(program, target) >= best / MARGIN:
             return
         blocks = list(dict.fromkeys(o.graph.kernels[0].block for o in split))[:COMBINED]
         for block, parts in itertools.product(blocks, SPLITS):
@@ -300,4 +307,4 @@ def _fitting(ways: Sequence[Sequence[_Option]], max_kernels: int) -> tuple[_Opti
             by_count.setdefault(len(o.ranks), o)
         firsts.append(list(by_count.values()))
     fitting = [c for c in itertools.product(*firsts) if sum(len(o.ranks) for o in c) <= max_kernels]
-    return min(fitting, key=lambda c: sum(o.score for o in c), default=None)
+    return min(fitting, key=lambda c: sum(o.sum for o in c), default=None)
