@@ -50,8 +50,8 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
-        bound = f"2^{self.bound:.0f}" if self.proved else "refused"
-        golden = "; ".join(f"{name} {found}" for name, found in self.golden.items()) or "-"
+        bound = f"2^{self.bound:.1f}" if self.proved else "refused"
+        golden = "; ".join(f"{name} {found.partition(':')[0]}" for name, found in self.golden.items()) or "-"
         counts = (str(n) for n in (self.mappings, self.values, self.mugraphs))
         times = (f"{self.predicted_us:.1f}", f"{self.floor_us:.1f}")
         return (f"`{self.case}`", *counts, f"{self.seconds:.1f}", bound, str(self.kernels), *times, golden)
@@ -95,7 +95,7 @@ def contained(searcher: Searcher, p: Program, golden: Golden, target: Target) ->
     graph = golden.build(p)
     found = contains(searcher, p, graph)
     if not found:
-        return f"outside: {golden.outside}" if golden.outside else f"no: {found.reason}"
+        return f"{'outside' if golden.outside else 'no'}: {found.reason}"
     fitting = [ranked(k.program, k.block, target, 1) for k in graph.kernels]
     return f"yes, {sum(r[0].prediction.us for r in fitting):.1f} µs" if all(fitting) else "yes, fits no memory"
 
@@ -106,6 +106,15 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
     yield "|" + "---|" * len(HEADER)
     for row in rows:
         yield f"| {' | '.join(row.cells())} |"
+
+
+def reasons(rows: Iterable[Row]) -> Iterator[str]:
+    """Why golden muGraphs are not contained, as a list."""
+    for row in rows:
+        for name, found in row.golden.items():
+            verdict, colon, reason = found.partition(": ")
+            if colon:
+                yield f"- {name} ({verdict}): {reason}."
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -147,9 +156,9 @@ def main() -> None:
     if given.json:
         print(json.dumps([asdict(r) for r in rows], indent=1))
     else:
-        print("\n".join(table(rows)))
+        print("\n".join([*table(rows), "", *reasons(rows)]))
     if given.text and not given.json:
         print("".join(f"\n{r.case}\n\n{r.text}\n" for r in rows), end="")
     if given.write:
-        DOCS.write_text(written(DOCS.read_text(), [*table(rows), "", f"{summary(rows)}."]))
+        DOCS.write_text(written(DOCS.read_text(), [*table(rows), "", *reasons(rows), "", f"{summary(rows)}."]))
     print(summary(rows), file=sys.stderr)
