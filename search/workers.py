@@ -6,6 +6,7 @@ one already. They end when their standard input does, so none outlives its paren
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -70,9 +71,11 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     """End processes and forget them."""
     while processes:
         p = processes.pop()
+        p.kill()  # it has nothing to lose, and may be in the middle of a long call
         for stream in (p.stdin, p.stdout):
             assert stream is not None
-            stream.close()
+            with contextlib.suppress(OSError):  # what a dead process did not read
+                stream.close()
         p.wait()
 
 
