@@ -185,12 +185,14 @@ class Searcher:
         found = [self._candidate(o, floor) for o in ways]
         budget = total.values + MAX_CUT_VALUES
 
-        def scores(part: Program) -> dict[int, float]:
-            best: dict[int, float] = {}
-            for o in self._ways(part, target, self.options.max_kernels):
-                best.setdefault(len(o.ranks), o.sum)
-            self._count(part, total, counted)
-            return best
+        def scores(parts: Sequence[Program]) -> list[dict[int, float]]:
+            self._find(parts)
+            found: list[dict[int, float]] = [{} for _ in parts]
+            for part, best in zip(parts, found, strict=True):
+                for o in self._ways(part, target, self.options.max_kernels):
+                    best.setdefault(len(o.ranks), o.sum)
+                self._count(part, total, counted)
+            return found
 
         def bound(part: Program) -> float:
             return target.launch_us + self._floor(part, target)

@@ -52,14 +52,14 @@ def partitions(count: int, most: int) -> list[list[list[int]]]:
 
 
 class Branches:
-    """The cuts of one program. `bound` is a lower bound of a part's score, `scores` searches a part."""
+    """The cuts of one program. `bound` is a lower bound of a part's score, `scores` searches parts."""
 
     def __init__(
         self,
         program: Program,
         max_kernels: int,
         bound: Callable[[Program], float],
-        scores: Callable[[Program], Scores],
+        scores: Callable[[Sequence[Program]], Sequence[Scores]],
     ) -> None:
         self.max_kernels, self.scores = max_kernels, scores
         self.cuts = all_cuts(program, max_kernels)
@@ -83,9 +83,8 @@ class Branches:
                     waiting.append((worth * (2 + size), k))
             if not waiting or (best < math.inf and spent()):
                 return [self.cuts[k] for _, k in sorted(done)[:KEPT]]
-            for part in self.cuts[min(waiting)[1]]:
-                if id(part) not in self._known:
-                    self._known[id(part)] = self.scores(part[0])
+            new = {id(part): part[0] for part in self.cuts[min(waiting)[1]] if id(part) not in self._known}
+            self._known |= zip(new, self.scores([*new.values()]), strict=True)
             pending = [k for _, k in waiting]
 
     def _worth(self, cut: Cut) -> tuple[float, int]:

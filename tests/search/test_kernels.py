@@ -334,7 +334,7 @@ def test_branch_and_bound_finds_the_best_cut(seed: int) -> None:
             (sum(s for _, s in w) for w in itertools.product(*ways) if sum(n for n, _ in w) <= 4), default=math.inf
         )
 
-    branches = Branches(p, 4, bound, scores)
+    branches = Branches(p, 4, bound, lambda parts: [scores(part) for part in parts])
     found = branches.run(math.inf, lambda: False)
     searched = len(drawn)
     least = min(worth(c) for c in cuts)
