@@ -20,6 +20,7 @@ Floats: TypeAlias = NDArray[np.float64]
 SHORT, LONG = 64, 2048  #: summands up to which two limbs of 16 bits, three of 11, are exact
 PIECE = 1 << 17  #: elements that are converted at a time
 ROWS = 256  #: rows of the smaller operand that are multiplied at a time
+DEPTH = 512  #: summands of which the larger operand is converted at a time
 
 
 class Buffers:
@@ -57,17 +58,18 @@ def _multiply(out: Integers, small: Integers, large: Integers, p: Integers, buff
     count, m, k = small.shape
     n = large.shape[2]
     depth, rows = min(k, LONG), min(m, ROWS)
-    columns = max(1, min(n, PIECE // max(depth, 2 * rows)))
-    group = max(1, PIECE // (max(depth, 2 * rows) * columns)) if (rows, columns) == (m, n) else 1
+    held = max(min(depth, DEPTH), 2 * rows)
+    columns = max(1, min(n, PIECE // held))
+    group = max(1, PIECE // (held * columns)) if (rows, columns) == (m, n) else 1
     for b in range(0, count, group):
         modulus = p[b : b + group].reshape(-1, 1, 1)
         for r in range(0, m, rows):
             for start in range(0, k, depth):
                 limbs = _limbs(small[b : b + group, r : r + rows, start : start + depth], buffers)
                 for c in range(0, n, columns):
-                    part = _floats(large[b : b + group, start : start + depth, c : c + columns], buffers)
+                    part = large[b : b + group, start : start + depth, c : c + columns]
                     place = out[b : b + group, r : r + rows, c : c + columns]
-                    total = _joined(limbs, part, modulus, buffers)
+                    total = _joined(_sums(limbs, part, buffers), limbs.shape[1], modulus, buffers)
                     if start:
                         total += place
                         total %= modulus
@@ -97,17 +99,28 @@ def _limbs(x: Integers, buffers: Buffers) -> Floats:
     return found
 
 
-def _joined(limbs: Floats, large: Floats, modulus: Integers, buffers: Buffers) -> Integers:
-    """The product modulo `modulus` of a matrix, given by its limbs, and another one.
+def _sums(limbs: Floats, large: Integers, buffers: Buffers) -> Floats:
+    """The products of the limbs [b, limbs, m, k] and [b, k, n] as [b, limbs m, n]."""
+    b, count, m, k = limbs.shape
+    shape = (b, count * m, large.shape[2])
+    total, more = (buffers.take(name, shape, np.float64) for name in ("sums", "more"))
+    limbs = limbs.reshape(b, count * m, k)
+    for start in range(0, k, DEPTH):
+        part = _floats(large[:, start : start + DEPTH], buffers)
+        np.matmul(limbs[:, :, start : start + DEPTH], part, out=more if start else total)
+        if start:
+            total += more
+    return total
+
+
+def _joined(sums: Floats, count: int, modulus: Integers, buffers: Buffers) -> Integers:
+    """The product modulo `modulus` from the products of `count` limbs.
 
     With three limbs the highest has 9 bits: its sums stay below 2**51, and 2**62 when moved by 11 bits.
     """
-    b, count, m, k = limbs.shape
-    n = large.shape[2]
-    sums = buffers.take("sums", (b, count * m, n), np.float64)
-    np.matmul(limbs.reshape(b, count * m, k), large, out=sums)
-    total = buffers.take("total", (b, m, n), np.int64)
-    limb = buffers.take("next", (b, m, n), np.int64)
+    m = sums.shape[1] // count
+    shape = (sums.shape[0], m, sums.shape[2])
+    total, limb = (buffers.take(name, shape, np.int64) for name in ("total", "next"))
     np.copyto(total, sums[:, :m], casting="unsafe")
     for k in range(1, count):
         if k == count - 1:

@@ -22,7 +22,7 @@ from mirage_cli.search.resize import accesses, resized
 from mirage_cli.search.work import cost
 
 AFFORDABLE = 4e8  #: nanoseconds that one evaluation of program and kernels may take, for each field
-PATIENT = 3e9  #: the same where real extents are asked for
+PATIENT = 2e9  #: the same where real extents are asked for
 ENOUGH = 0.25  #: share of it that fewer positions may take
 HOPELESS = 5.0  #: a stand-in above this many times the affordable is not evaluated
 WIDE = 64  #: positions that are kept of an axis which blocks hold whole
