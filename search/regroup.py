@@ -33,7 +33,9 @@ def variants(program: Program) -> tuple[Program, ...]:
         found = block_graphs(closure, 1, WholePrices(closure))
     except Refused:
         return (program,)
-    others = [p for g in found[:1] if products(p := settled(normalise(regrouped(program, g)))) < CHEAPER * products(program)]
+    others = [
+        p for g in found[:1] if products(p := settled(normalise(regrouped(program, g)))) < CHEAPER * products(program)
+    ]
     return (program, *others)
 
 
