@@ -3,7 +3,8 @@
 What is free, tile by tile (`choices`):
 1. An operand of contractions is two groups of axes, summed ones and free ones, since matrix instructions (and the plain
    loop) walk either with one stride. Either group may be the contiguous one, where every contraction that reads the tile
-   separates the same groups. The order within a group is not free: both operands of a contraction sum in one order.
+   separates the same groups. The order within a group is not free: both operands of a contraction sum in one order. Operands
+   of 32 bits keep their groups: the model would turn computed ones, and turned ones are slower (docs/codegen.md).
 2. Of any other tile, each axis may be the contiguous one.
 3. The pitch: what the columns need, or up to three chunks of 16 bytes more.
 What blocks exchange, scratch memory and tiles of one row stay as they are. So do all tiles on the CPU, where rows follow
@@ -37,6 +38,7 @@ from mirage_cli.codegen.tile import (
 from mirage_cli.codegen.traffic import terms
 
 CHUNK = 16  #: bytes of the widest access
+HALF = 2  #: bytes of the numbers that matrix instructions take
 PADDING = (0, 1, 2, 3)  #: chunks that a pitch may be longer
 TABLE = 4096  #: rows of the largest table of the exact method
 
@@ -71,7 +73,8 @@ def choices(t: TileProgram, name: str) -> list[Buffer]:
     if nodes:
         summed = [{a for a, _ in n.over} for n in nodes]
         turned = replace(b, rows=b.cols, cols=b.rows).whole_matrices()
-        shapes = [b, turned] if all(_separate(b, s) for s in summed) else [b]
+        free = b.dtype.bytes == HALF and all(_separate(b, s) for s in summed)
+        shapes = [b, turned] if free else [b]
     else:
         shapes = [b]
         for axis in reversed(b.axes[:-1]):
