@@ -174,6 +174,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """The program's entry point."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores; threads of two wait for each other
     signal.signal(signal.SIGTERM, _terminated)
     cli.main()
 
