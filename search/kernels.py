@@ -16,6 +16,7 @@ from mirage_cli.lax.identify import prune
 from mirage_cli.lax.program import Input, Output, Program, Slot, Source
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
 
+MAX_ANY = 8  #: nodes of a program up to which any value may be stored
 Part: TypeAlias = tuple[Program, tuple[str, ...]]  #: a part of a program, and what its sources are
 
 
@@ -28,11 +29,12 @@ def cuts(program: Program, max_kernels: int) -> Iterator[tuple[str, ...]]:
 
 
 def cut_values(program: Program) -> list[str]:
-    """Values that are worth storing between kernels, in program order."""
+    """Values that are worth storing between kernels, in program order: results of reductions, what contractions read, and
+    in small programs elementwise values too."""
     outputs = {o.value for o in program.outputs}
     found: dict[str, None] = {}
     for n in program.nodes:
-        if n.op in ("contract", "sum"):
+        if n.op in ("contract", "sum") or (len(program.nodes) <= MAX_ANY and n.op != "stable_exp"):
             found[n.name] = None
         if n.op == "contract":
             found.update(dict.fromkeys(n.inputs))
