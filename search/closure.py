@@ -304,20 +304,19 @@ class Closure:
 def closure_of(program: Program, mapping: Mapping) -> Closure:
     """The closure of a program under a mapping: of its open form, where it has one that is small enough, else of the other.
     Raises Refused where both are too large, or for what no form can express."""
-    *opened, (form, wanted) = _forms(program)
-    for small, own in opened:
+    form, wanted = _shared(program, None)
+    if form.opened:
         with contextlib.suppress(Refused):
-            return Closure(small, mapping, MAX_OPEN_VALUES, own).run()
+            return Closure(form, mapping, MAX_OPEN_VALUES, wanted).run()
+        form, wanted = _shared(program, False)
     return Closure(form, mapping, MAX_VALUES, wanted).run()
 
 
-@functools.lru_cache(maxsize=2)
-def _forms(program: Program) -> list[tuple[Form, Wanted]]:
-    """The forms to search, the open one first, with what their mappings share."""
-    forms = [search_form(program)]
-    if forms[0].opened:
-        forms.append(search_form(program, opened=False))
-    return [(f, Wanted(f)) for f in forms]
+@functools.lru_cache(maxsize=4)
+def _shared(program: Program, opened: bool | None) -> tuple[Form, Wanted]:
+    """A form of a program (see `search_form`) with what its mappings share."""
+    form = search_form(program, opened)
+    return form, Wanted(form)
 
 
 @dataclass(frozen=True, slots=True)

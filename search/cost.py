@@ -281,8 +281,8 @@ def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})
     return total
 
 
-def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
-    """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
+def products(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> dict[str, float]:
+    """Multiply-adds of a program's contractions, times two, for each type in which it multiplies."""
     extents = {a.name: number(a.extent, sizes) for a in program.axes}
     flops: dict[str, float] = {}
     for n in program.nodes:
@@ -290,8 +290,13 @@ def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = Mappin
             axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
             name = n.dtype.name if n.dtype else "f32"
             flops[name] = flops.get(name, 0.0) + 2.0 * math.prod(extents[a] for a in axes)
+    return flops
+
+
+def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
+    """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
     cores = target.units if target.kind == "cpu" else 1  # a CPU's rates are those of one core
-    compute = sum(f / (target.rate(_dtype(name)) * cores) for name, f in flops.items())
+    compute = sum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes).items())
     return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
 
 

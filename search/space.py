@@ -7,14 +7,14 @@ otherwise; every other axis has two positions. Extents do not matter: what holds
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from mirage_cli.errors import Refused
+from mirage_cli.lax.evaluate import fit
 from mirage_cli.lax.expr import Factor
 from mirage_cli.lax.field import PRIMES, Residue, Residues
-from mirage_cli.lax.ops import lookup
+from mirage_cli.search.evaluate import run_thread
 from mirage_cli.search.form import Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
 from mirage_cli.search.mapping import Mapping
 from mirage_cli.search.mugraph import ThreadGraph
@@ -127,7 +127,7 @@ class Arrays:
 
     def function(self, thread: ThreadGraph, args: list[Residue]) -> Residue:
         """A thread graph of arrays."""
-        found: Residue = apply_thread(thread, self.domain, [a[None] for a in args], len(self.space.shape))[0]
+        found: Residue = fit(run_thread(thread, self.domain, [a[None] for a in args]), len(self.space.shape), 1)[0]
         return found
 
     def exponential(self, array: Residue) -> Residue:
@@ -155,20 +155,3 @@ class Arrays:
         for a, guard in t.den:
             array = self.quotient(array, self.inverse(self.arrays[a]), guard)
         return self.space.whole_sum(array, t.over)
-
-
-def apply_thread(thread: ThreadGraph, domain: Any, args: list[Any], rank: int = 0) -> Any:
-    """The value of a thread graph in a domain."""
-    values = list(args)
-    for n in thread.nodes:
-        operands = [values[i] for i in n.inputs]
-        if n.op == "const":
-            constant = domain.const(n.value)
-            values.append(constant.reshape(constant.shape + (1,) * max(rank, _rank(args))))
-        else:
-            values.append(lookup(n.op).apply(domain, *operands))
-    return values[-1]
-
-
-def _rank(args: list[Any]) -> int:
-    return max((a.ndim - 1 for a in args), default=0)

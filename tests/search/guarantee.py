@@ -22,7 +22,7 @@ from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.expr import Expr
 from mirage_cli.lax.program import Axis, Input, Node, Output, Program, Slot, Source
 from mirage_cli.search.closure import MAX_OPEN_VALUES, Closure, Derivation, Value
-from mirage_cli.search.form import Leaf, search_form
+from mirage_cli.search.form import Fn, Leaf, search_form
 from mirage_cli.search.mapping import Mapping
 from mirage_cli.search.wanted import Wanted
 from tests.search.exhaustive import AFTER, BEFORE, GRID, Axes, Enumerator, Graph, Inputs, Made, Step, World
@@ -164,7 +164,7 @@ class Checker:
     def exponential(self, x: Expr) -> Expr:
         """exp of an expression, as the form has it where it has it."""
         for n, t in enumerate(self.form.terms):
-            if type(t).__name__ == "Fn" and t.args and self.wanted.exprs[t.args[0]] == x:
+            if isinstance(t, Fn) and t.args and self.wanted.exprs[t.args[0]] == x:
                 return self.wanted.exprs[n]
         return self.wanted.expressions.call("another exponential", x)
 

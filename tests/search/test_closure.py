@@ -12,13 +12,15 @@ import pytest
 
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F32
+from mirage_cli.lax.evaluate import fit
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
 from mirage_cli.search.closure import Closure, Value
+from mirage_cli.search.evaluate import run_thread
 from mirage_cli.search.extract import block_graphs
 from mirage_cli.search.form import Fn, Reduction, StableExp, search_form
 from mirage_cli.search.mapping import Mapping, mappings
-from mirage_cli.search.space import AFTER, BEFORE, BODY, GRID, P, apply_thread
+from mirage_cli.search.space import AFTER, BEFORE, BODY, GRID, P
 from tests.search.programs import attention, built, normed, program_of
 
 Made = tuple[int, frozenset[str], bytes, str, tuple[int, ...]]  #: phase, axes, array, operator, operands
@@ -135,7 +137,7 @@ class Naive:
                     continue
                 arrays = [v.array[None] for v in args]
                 if isinstance(t, Fn):
-                    array = apply_thread(t.thread, self.target.domain, arrays, len(self.space.shape))[0]
+                    array = fit(run_thread(t.thread, self.target.domain, arrays), len(self.space.shape), 1)[0]
                 else:
                     array = self.target.domain.exp(arrays[0])[0]
                 yield phase, axes, array.tobytes(), f"fn{number}", tuple(v.number for v in args)
