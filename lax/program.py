@@ -139,6 +139,11 @@ class Program:
                 found.update(ex.names(e))
         return tuple(sorted(found))
 
+    @property
+    def constants(self) -> frozenset[int]:
+        """The numbers of the sources that are weights of the model: nothing writes them while it runs."""
+        return frozenset(k for k, s in enumerate(self.sources) if s.constant)
+
     def _infer(self) -> dict[str, frozenset[str]]:
         axes = {i.name: frozenset(s.axis for s in i.access if s.axis is not None) for i in self.inputs}
         for n in self.nodes:

@@ -73,13 +73,16 @@ def fragments(
         if n.domain == patch.DOMAIN:
             nodes.setdefault(n.op_type, []).append(n)
     functions = {f.name for f in model.functions if f.domain == patch.DOMAIN}
+    fixed = constants(model)
     for op_type, places in nodes.items():
         identifier = op_type.rpartition("_")[2]
         file = f"{MUGRAPHS}/{identifier}.json"
         if not result.add("model", op_type, "" if op_type in functions else "the operator has no function"):
             continue
         try:
-            yield read_fragment(folder, identifier, op_type, places)
+            found = read_fragment(folder, identifier, op_type, places)
+            check_constants(found, fixed)
+            yield found
         except MirageError as error:
             result.add("model", file, str(error))
     for f in report.get("fragments", ()):
@@ -113,6 +116,27 @@ def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx
         if (len(n.input), len(n.output)) != (len(spec.inputs), len(spec.outputs)):
             raise InvalidGraph(f"its operator has {len(spec.inputs)} inputs, node {n.name} has {len(n.input)}")
     return Fragment(identifier, file, stored, spec, tuple(places))
+
+
+def constants(model: onnx.ModelProto) -> frozenset[str]:
+    """The tensors that nothing writes while a model runs: its weights (one that is an input too may be overridden) and
+    what its Constant nodes hold."""
+    weights = {t.name for t in model.graph.initializer} - {v.name for v in model.graph.input}
+    held = {o for n in model.graph.node if (n.domain, n.op_type) == ("", "Constant") for o in n.output}
+    return frozenset(weights | held)
+
+
+def check_constants(f: Fragment, fixed: frozenset[str]) -> None:
+    """Raise InvalidGraph where the muGraph file takes a tensor for a weight that is none in the model.
+
+    A kernel may read weights before the work in front of it has ended, so that would be a race.
+    """
+    for n in f.nodes:
+        for k in sorted(f.stored.program.constants):
+            if n.input[k] not in fixed:
+                raise InvalidGraph(
+                    f"it takes input {k} for a weight; at node {n.name} that is {n.input[k]!r}, which is no constant"
+                )
 
 
 # --- the float check of a kernel --------------------------------------------------------------------------------------

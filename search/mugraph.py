@@ -380,6 +380,10 @@ class CustomKernel:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    def constants(self, fragment: Program) -> frozenset[int]:
+        """The numbers of this kernel's sources that are weights of the model, as the fragment's program says."""
+        return frozenset(k for k, t in enumerate(self.inputs) if t in fragment.constants)
+
 
 @dataclass(frozen=True, slots=True)
 class KernelGraph:

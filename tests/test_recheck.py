@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.recheck import Verification, VerifyOptions, verify_folder, verify_pair
+from mirage_cli.recheck_folder import constants
 from tests.optimized import Optimized, sample
 
 OPERATOR, OTHER, TWO, MODEL = "rmsnorm_linear_fp32", "lora_fp32", "mlp_fp32", "llama_fp32"
@@ -160,6 +161,50 @@ def test_a_changed_schedule(copied: Optimized) -> None:
     match_hashes(folder)
     found = checked(folder)
     assert failed(found, "source") == {f"src/{path.stem}.cpp"}
+
+
+def test_an_input_that_is_claimed_to_be_a_weight(copied: Optimized) -> None:
+    """A kernel may read weights before the work in front of it has ended: with an input that is a race."""
+    folder = copied(OPERATOR)
+    path = mugraph(folder)
+    data = json.loads(path.read_text())
+    source = next(s for s in data["program"]["sources"] if s["name"] == "w")
+    assert source["constant"] is False
+    source["constant"] = True
+    path.write_text(json.dumps(data))
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "model") == {f"mugraphs/{path.name}"}
+    assert "'w', which is no constant" in found.text()
+
+
+@pytest.mark.parametrize("how", ["computed", "overridden"])
+def test_a_weight_that_is_made_an_input_or_computed(copied: Optimized, how: str) -> None:
+    folder = copied(MODEL)
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    weights = {t.name: t for t in model.graph.initializer}
+    place, node = next((k, n) for k, n in enumerate(model.graph.node) if n.domain == "mirage")
+    name = next(name for name in node.input if name in weights)
+    if how == "computed":  # the same values, written while the model runs
+        for n in model.graph.node:
+            n.input[:] = ["copied" if n.domain == "mirage" and i == name else i for i in n.input]
+        model.graph.node.insert(place, onnx.helper.make_node("Identity", [name], ["copied"]))
+    else:
+        weight = weights[name]
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, weight.data_type, weight.dims))
+    onnx.save(model, path)
+    match_hashes(folder)
+    assert f"mugraphs/{node.op_type.rpartition('_')[2]}.json" in failed(checked(folder), "model")
+
+
+def test_weights_of_a_stored_model() -> None:
+    x, b, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xby")
+    a, default = (numpy_helper.from_array(np.zeros(2, np.float32), n) for n in "ab")
+    held = onnx.helper.make_node("Constant", [], ["c"], value_floats=[1.0, 2.0])
+    nodes = [held, onnx.helper.make_node("Sum", ["x", "a", "b", "c"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", [x, b], [y], [a, default])
+    assert constants(onnx.helper.make_model(graph)) == {"a", "c"}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"id": 3}'])

@@ -106,6 +106,12 @@ def test_the_key_ignores_names_of_tensors_only() -> None:
     assert replace(p, sources=(p.sources[0], replace(p.sources[1], constant=False))).key() != p.key()
 
 
+def test_weights_are_known_by_number() -> None:
+    p = small()
+    assert p.constants == {1}
+    assert replace(p, sources=tuple(replace(s, constant=False) for s in p.sources)).constants == frozenset()
+
+
 @st.composite
 def accesses(draw: st.DrawFn) -> tuple[tuple[Axis, ...], tuple[Slot, ...]]:
     """Axes and an access map that walks some of them, in any order, in parts or whole."""

@@ -41,6 +41,22 @@ def wide_attention(rows: int, keys: int, depth: int) -> Program:
     return built(build)
 
 
+def test_a_kernel_knows_which_of_its_sources_are_weights() -> None:
+    """By the numbers of its own sources; what another kernel stored is none."""
+
+    def build(g: Graph) -> int:
+        x = compose.matmul(g, g.input("x", (16, 64), F32), g.input("a", (64, 8), F32, constant=True))
+        return compose.matmul(g, g.map("exp", x), g.input("b", (8, 4096), F32, constant=True))
+
+    p = built(build)
+    parts = Cuts(p).parts([(next(n.name for n in p.nodes if n.op == "contract"),)])
+    blocks = [Searcher(SearchOptions(candidates=1)).blocks(part)[0][0] for part, _ in parts]
+    graph = link(p, parts, [one_kernel(part, b) for (part, _), b in zip(parts, blocks, strict=True)])
+    found = [{p.sources[kernel.inputs[k]].dims for k in kernel.constants(p)} for kernel in graph.kernels]
+    assert found == [{(64, 8)}, {(8, 4096)}]
+    assert [len(kernel.inputs) for kernel in graph.kernels] == [2, 2]
+
+
 def mlp(rows: int = 16, inner: int = 8192, middle: int = 8, outer: int = 1024) -> Program:
     """exp(x a) b, the first product long and narrow."""
 
