@@ -13,12 +13,18 @@ from mirage_cli.search.mugraph import BlockGraph
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Tile sizes of the grid axes, positions of the loop axis in an iteration (0 without a loop), warps of a block and
-    stages of the load pipeline (both 1 on the CPU)."""
+    stages of the load pipeline (both 1 on the CPU); the engine that makes a kernel of them, and its own numbers."""
 
     tiles: tuple[tuple[str, int], ...]
     loop: int = 0
     warps: int = 1
     stages: int = 1
+    engine: str = "block"
+    numbers: tuple[tuple[str, int], ...] = ()
+
+    def number(self, name: str) -> int:
+        """A number of the engine's own."""
+        return dict(self.numbers)[name]
 
     def tile(self, axis: str) -> int | None:
         """The tile of a grid axis; None for an axis that blocks hold whole."""
@@ -30,7 +36,8 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON document that `schedule_from_json` reads back."""
-        return {"tiles": dict(self.tiles), "loop": self.loop, "warps": self.warps, "stages": self.stages}
+        data = {"tiles": dict(self.tiles), "loop": self.loop, "warps": self.warps, "stages": self.stages}
+        return data | ({"engine": self.engine, "numbers": dict(self.numbers)} if self.engine != "block" else {})
 
     def validate(self, graph: BlockGraph) -> Schedule:
         """The schedule itself. Raises InvalidGraph when it does not fit the block graph."""
@@ -45,5 +52,10 @@ class Schedule:
 def schedule_from_json(d: Mapping[str, Any]) -> Schedule:
     """The inverse of `Schedule.to_json`."""
     return Schedule(
-        tuple((a, int(t)) for a, t in d["tiles"].items()), int(d["loop"]), int(d["warps"]), int(d["stages"])
+        tuple((a, int(t)) for a, t in d["tiles"].items()),
+        int(d["loop"]),
+        int(d["warps"]),
+        int(d["stages"]),
+        str(d.get("engine", "block")),
+        tuple((name, int(n)) for name, n in d.get("numbers", {}).items()),
     )

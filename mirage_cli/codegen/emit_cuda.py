@@ -366,6 +366,20 @@ class CudaEmitter(FragmentEmitter):
         tiles = math.prod(n for a, n in blocks.items() if a not in self.g.split)
         return -(-tiles * 4 // 256) * 256 + math.prod(blocks.values()) * self.shares()[""] * 4
 
+    def setup(self, workspace: str) -> list[str]:
+        """The host's statements that clear the counters of a split reduction, given the workspace's place."""
+        split = self.split_context()
+        if split is None:
+            return []
+        tiles = split["tiles"]
+        clear = f"cudaMemsetAsync(p.arrivals, 0, ({tiles}) * sizeof(unsigned), static_cast<cudaStream_t>(stream))"
+        return [
+            f"p.arrivals = static_cast<unsigned*>({workspace});",
+            f"p.shares = reinterpret_cast<float*>(p.arrivals) + ({tiles} + 63) / 64 * 64;",
+            f"status = {clear};",
+            "if (status != cudaSuccess) return static_cast<int>(status);",
+        ]
+
     def stage(self, b: Buffer) -> int:
         """Elements of one stage of a ring."""
         size = -(-b.elements * b.dtype.bytes // 128) * 128
@@ -393,6 +407,11 @@ class CudaEmitter(FragmentEmitter):
         loads = [n for n in self.t.prologue if isinstance(n, Load)]
         rest = [n for n in self.t.prologue if not isinstance(n, Load)]
         return self.context() | {
+            "headers": ["tile.cuh"],
+            "template": "block.j2",
+            "members": ["unsigned* arrivals;", "float* shares;"] if self.g.split else [],
+            "cluster": 1,
+            "dependent": False,
             "threads": self.threads,
             "stages": self.t.schedule.stages,
             "split": self.split_context(),

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.emit import Emitter
 from mirage_cli.codegen.emit_cpu import CpuEmitter
-from mirage_cli.codegen.emit_cuda import CudaEmitter
-from mirage_cli.codegen.lower import lower
-from mirage_cli.codegen.optimize import fits, needed_bytes, optimized
+from mirage_cli.codegen.engines import Kernel, Request, Spelled, made, tile_program
 from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.render import render
-from mirage_cli.codegen.tile import TileProgram
-from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import BlockGraph, KernelGraph
+from mirage_cli.search.mugraph import KernelGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
@@ -26,25 +21,10 @@ WORKSPACE_ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A source and the tile programs that it spells out."""
+    """A source and the kernels that it spells out (tile programs, for the CPU and for the engine `block`)."""
 
     text: str
-    tiles: tuple[TileProgram, ...]
-
-
-def tile_program(
-    program: Program, block: BlockGraph, schedule: Schedule, target: Target, passes: Passes = ALL
-) -> TileProgram:
-    """The finished tile program of one kernel. Raises Refused when it does not fit the target."""
-    tile = optimized(lower(program, block, schedule, target, passes.fusion), passes)
-    if not fits(tile):
-        raise Refused(f"{needed_bytes(tile)} bytes of shared memory, {target.name} has {target.shared_bytes}")
-    return tile
-
-
-def emitter(tile: TileProgram, kernel: int, symbols: Sequence[str]) -> CudaEmitter | CpuEmitter:
-    """What prints a tile program for its target."""
-    return (CudaEmitter if tile.target.kind == "cuda" else CpuEmitter)(tile, kernel, symbols)
+    tiles: tuple[Spelled, ...]
 
 
 def source(
@@ -55,33 +35,40 @@ def source(
     target: Target,
     comment: str,
     passes: Passes = ALL,
+    constants: frozenset[int] = frozenset(),
 ) -> Rendered:
     """The source of a fragment for a target. Raises Refused when some kernel cannot be rendered.
 
     `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
-    the graph is taken to be without thread graphs of several operators (`search/unfuse.py`).
+    the graph is taken to be without thread graphs of several operators (`search/unfuse.py`). `constants` are the program's
+    sources that nothing writes while the model runs.
     """
     tiles, kernels = [], []
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
-    for k, (kernel, schedule) in enumerate(zip(graph.kernels, schedules, strict=True)):
-        tile = tile_program(kernel.program, kernel.block, schedule, target, passes)
-        tiles.append(tile)
-        printer = emitter(tile, k, program.symbols)
-        context = printer.kernel_context()
+    for k, (part, schedule) in enumerate(zip(graph.kernels, schedules, strict=True)):
+        own = frozenset(n for n, t in enumerate(part.inputs) if t in constants)
+        request = Request(part.program, part.block, schedule, target, k, program.symbols, passes, own)
+        own_kernel = _cpu_kernel(request) if target.kind == "cpu" else made(request)
+        tiles.append(own_kernel.tile)
+        context = dict(own_kernel.context)
         for i in context["inputs"]:
-            i["pointer"] = _pointer(graph, kernel.inputs[i["source"]], offsets, printer)
+            i["pointer"] = _pointer(graph, part.inputs[i["source"]], offsets, program.symbols)
         for n, o in enumerate(context["outputs"]):
-            o["pointer"] = _pointer(graph, kernel.outputs[n], offsets, printer)
-        if isinstance(printer, CudaEmitter) and printer.workspace():
-            context["split"]["pointer"] = _inside([*total, *shares], program.symbols)
-            shares.append(printer.workspace())
+            o["pointer"] = _pointer(graph, part.outputs[n], offsets, program.symbols)
+        context["setup"] = own_kernel.setup(_inside([*total, *shares], program.symbols))
+        shares += [own_kernel.workspace] if own_kernel.workspace else []
         kernels.append(context)
     workspace = _size([*total, *shares], program.symbols)
     name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
     lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
     text = render(name, target.name, id=identifier, comment=lines, kernels=kernels, workspace=workspace)
     return Rendered(text, tuple(tiles))
+
+
+def _cpu_kernel(r: Request) -> Kernel:
+    tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
+    return Kernel(tile, CpuEmitter(tile, r.number, r.symbols).kernel_context())
 
 
 def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent]]:
@@ -108,12 +95,12 @@ def _size(sizes: Sequence[Extent], symbols: Sequence[str]) -> str:
     return " + ".join(parts) or "0"
 
 
-def _pointer(graph: KernelGraph, tensor: int, offsets: dict[int, list[Extent]], printer: Emitter) -> str:
+def _pointer(graph: KernelGraph, tensor: int, offsets: dict[int, list[Extent]], symbols: Sequence[str]) -> str:
     if tensor < graph.sources:
         return f"in[{tensor}]"
     if tensor < graph.sources + graph.outputs:
         return f"out[{tensor - graph.sources}]"
-    return _inside(offsets[tensor], printer.symbols)
+    return _inside(offsets[tensor], symbols)
 
 
 def _inside(sizes: Sequence[Extent], symbols: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli import check, runtime
-from mirage_cli.codegen import render, source
+from mirage_cli.codegen import engines, render, source
 from mirage_cli.codegen.memory import live_ranges
 from mirage_cli.codegen.optimize import optimized
 from mirage_cli.codegen.passes import ALL, Passes
@@ -163,7 +163,7 @@ def source_bytes(tile: TileProgram, name: str) -> int:
 def emulated(case: Case, separate: bool, finish: Finish = optimized) -> str:
     """The source of a CUDA kernel for the emulator; `separate` lays buffers out apart and forbids what lies between.
     `finish` stands for the passes."""
-    with mock.patch.object(source, "optimized", apart if separate else finish):
+    with mock.patch.object(engines, "optimized", apart if separate else finish):
         roomy = replace(case, target=replace(case.target, shared_bytes=ROOMY)) if separate else case
         rendered = roomy.render()
     parts = iter(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mirage_cli.codegen import render
+from mirage_cli.codegen.engines import tile_program
 from mirage_cli.codegen.memory import ALIGNMENT, live_ranges, nbytes
 from mirage_cli.codegen.passes import Passes
-from mirage_cli.codegen.source import tile_program
 from mirage_cli.codegen.tile import FRAGMENT, TileProgram
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.dtypes import F16, F32, DType

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from mirage_cli.codegen.source import tile_program
+from mirage_cli.codegen.engines import tile_program
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import compose
 from mirage_cli.lax.canonical import canonical

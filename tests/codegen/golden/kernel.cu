@@ -239,7 +239,9 @@ extern "C" MIRAGE_EXPORT int mirage_golden(const void* const* in, void* const* o
         p.y0 = static_cast<__half*>(out[0]);
         const int64_t blocks = int64_t{1} * 2 * 2 * 1;
         if (blocks > 0) {
-            status = mirage::launch(kernel0, blocks, 256, 5504, stream, p);
+            static std::atomic<uint64_t> admitted{0};
+            status = mirage::launch(kernel0, admitted, blocks, 256, 5504,
+                                    1, false, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }

@@ -1,24 +1,58 @@
-// Launching a kernel with a large dynamic shared memory block.
+// Launching a kernel: large shared memory, clusters, overlap with the kernel before it.
 #pragma once
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace mirage {
 
-// Raise the kernel's shared memory limit when it needs more than the default, then launch it on `stream`.
+// Raise what a kernel may ask for beyond the defaults, once for each kernel and device.
 template <class P>
-cudaError_t launch(void (*kernel)(P), int64_t blocks, int threads, int shared_bytes, void* stream, const P& parameters) {
+cudaError_t admit(void (*kernel)(P), int shared_bytes, int cluster, std::atomic<uint64_t>& admitted) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status != cudaSuccess) return status;
+    const uint64_t bit = uint64_t{1} << (device & 63);
+    if (device < 64 && (admitted.load(std::memory_order_acquire) & bit)) return cudaSuccess;
+    if (shared_bytes > 48 * 1024)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (status == cudaSuccess && cluster > 8)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (status == cudaSuccess) admitted.fetch_or(bit, std::memory_order_release);
+    return status;
+}
+
+// Launch `kernel` on `stream` in clusters of `cluster` consecutive blocks. A `dependent` launch may begin before the work
+// before it on the stream has ended; the kernel itself waits for that (`wait_for_earlier`) before it reads what others
+// may have written and before it writes.
+template <class P>
+cudaError_t launch(void (*kernel)(P), std::atomic<uint64_t>& admitted, int64_t blocks, int threads, int shared_bytes,
+                   int cluster, bool dependent, void* stream, const P& parameters) {
     if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
-    if (shared_bytes > 48 * 1024) {
-        const cudaError_t status =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-        if (status != cudaSuccess) return status;
+    const cudaError_t status = admit(kernel, shared_bytes, cluster, admitted);
+    if (status != cudaSuccess) return status;
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = static_cast<unsigned>(cluster);
+        attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+        ++count;
     }
-    void* arguments[] = {const_cast<P*>(&parameters)};
-    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
-                            dim3(static_cast<unsigned>(threads)), arguments, static_cast<size_t>(shared_bytes),
-                            static_cast<cudaStream_t>(stream));
+    if (dependent) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count].val.programmaticStreamSerializationAllowed = 1;
+        ++count;
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, parameters);
 }
 
 }  // namespace mirage

@@ -1,0 +1,94 @@
+"""Engines: the ways to make a CUDA kernel of a block graph with a schedule. Each brings a template of `templates/cuda/`.
+
+    block      tiles of a block in shared memory, all warps in step (`lower.py`, `emit_cuda.py`)
+
+A template prints `kernelN(const Parameters parameters)` from `k`, the kernel's context. `kernel.cu.j2` itself prints the
+parameters, the workspace and the launches, and needs of every engine:
+
+    inputs, outputs, symbols, grid   what the kernel reads and writes, and its blocks (see `Emitter.context`)
+    headers, template                files of `templates/include/mirage/cuda/` and of `templates/cuda/`
+    members, setup                   further members of the parameters, and the statements that set them on the host
+    threads, shared_bytes, cluster   of a block; how many blocks make a cluster (1: none)
+    dependent                        whether the kernel may begin before the one before it has ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mirage_cli.codegen.emit_cuda import CudaEmitter
+from mirage_cli.codegen.lower import lower
+from mirage_cli.codegen.optimize import fits, needed_bytes, optimized
+from mirage_cli.codegen.passes import ALL, Passes
+from mirage_cli.codegen.tile import TileProgram
+from mirage_cli.errors import Refused
+from mirage_cli.lax.program import Program
+from mirage_cli.search.mugraph import BlockGraph
+from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.target import Target
+
+
+class Spelled(Protocol):
+    """A kernel with every decision made."""
+
+    def text(self) -> str:
+        """Readable lines, for golden files and `MIRAGE_DEBUG=tile`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A kernel to make: `number` is its place in the fragment, `symbols` are the fragment's, `constants` those sources of
+    `program` that nothing writes while the model runs."""
+
+    program: Program
+    block: BlockGraph
+    schedule: Schedule
+    target: Target
+    number: int = 0
+    symbols: tuple[str, ...] = ()
+    passes: Passes = ALL
+    constants: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel made: its context for the template, bytes of workspace that it needs for itself, and the statements that
+    set the members of its parameters, given the workspace's place as a C expression."""
+
+    tile: Spelled
+    context: dict[str, Any]
+    workspace: int = 0
+    setup: Callable[[str], Sequence[str]] = field(default=lambda _: ())
+
+
+Engine = Callable[[Request], Kernel]
+
+
+def tile_program(
+    program: Program, block: BlockGraph, schedule: Schedule, target: Target, passes: Passes = ALL
+) -> TileProgram:
+    """The finished tile program of one kernel. Raises Refused when it does not fit the target."""
+    tile = optimized(lower(program, block, schedule, target, passes.fusion), passes)
+    if not fits(tile):
+        raise Refused(f"{needed_bytes(tile)} bytes of shared memory, {target.name} has {target.shared_bytes}")
+    return tile
+
+
+def block_kernel(r: Request) -> Kernel:
+    """A kernel of the engine `block`. Raises Refused."""
+    tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
+    printer = CudaEmitter(tile, r.number, r.symbols)
+    return Kernel(tile, printer.kernel_context(), printer.workspace(), printer.setup)
+
+
+ENGINES: dict[str, Engine] = {"block": block_kernel}
+
+
+def made(request: Request) -> Kernel:
+    """The kernel that the schedule's engine makes. Raises Refused when it cannot."""
+    engine = ENGINES.get(request.schedule.engine)
+    if engine is None:
+        raise Refused(f"unknown engine {request.schedule.engine!r}: there are {', '.join(ENGINES)}")
+    return engine(request)
