@@ -22,6 +22,21 @@ MIRAGE_DEVICE void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// --- dependent launches ---------------------------------------------------------------------------------------------
+// The kernel after this one may begin; it waits itself before it reads. Nothing before sm_90.
+MIRAGE_DEVICE void launch_dependents() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Wait until the kernels before this one have ended and what they wrote is visible. Every thread calls it before its
+// first read of anything but constants, and before its first write.
+MIRAGE_DEVICE void wait_for_earlier() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // --- matrices -------------------------------------------------------------------------------------------------------
 // four or two 8 x 8 matrices of 16-bit elements; lane l brings the address of row l % 8 of matrix l / 8
 template <bool TRANSPOSED>

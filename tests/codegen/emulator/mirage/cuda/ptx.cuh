@@ -26,6 +26,10 @@ void copy_wait() {
     }
 }
 
+// kernels run one after the other
+inline void launch_dependents() {}
+inline void wait_for_earlier() {}
+
 // Matrix k, row r lies at the address that lane 8 k + r brings; this lane gets elements 2 c and 2 c + 1 of its row (or,
 // transposed, of its column), c = lane % 4.
 template <bool TRANSPOSED, int COUNT>
