@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mirage_cli.codegen.emit_cpu import CpuEmitter
-from mirage_cli.codegen.engines import Kernel, Request, Spelled, made, tile_program
+from mirage_cli.codegen.engines import made, tile_program
 from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.render import render
+from mirage_cli.codegen.request import Kernel, Request, Spelled
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.program import Program
