@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from mirage_cli import devices, gpu_backends
 from mirage_cli.accuracy import Accuracy
-from mirage_cli.errors import CheckFailed, MirageError
+from mirage_cli.errors import CheckFailed
 from mirage_cli.timing import MICROSECONDS, Distribution, Effort, paired
 
 #: puts the work for one set (its number comes first) on a stream (its address); raises MirageError when it cannot
@@ -55,7 +55,7 @@ class Backend(Protocol):
         """Record work on the stream instead of doing it; what the work returns lives as long as the graph."""
 
     def sample(self, graph: Graph) -> float:
-        """Microseconds between events before and after one replay."""
+        """Microseconds between events before and after one replay, behind work that empties the cache."""
 
     def spacer(self, stream: int) -> None:
         """Put an ordinary kernel of one thread on the stream."""
@@ -90,7 +90,6 @@ class Timed:
     isolated: Distribution
     others: Mapping[str, Distribution]
     accuracy: Accuracy
-    failed: Mapping[str, str] = field(default_factory=dict)  #: others that could not run, and why
 
 
 class _DeviceClock:
@@ -177,30 +176,23 @@ class GpuTimer:
 
 
 def honest(
-    timer: GpuTimer, subject: Subject, sets: int, others: Mapping[str, Call] | None = None, effort: Effort = DEFAULT
+    timer: GpuTimer, subject: Subject, sets: int, others: Mapping[str, Prepared] | None = None, effort: Effort = DEFAULT
 ) -> Timed:
-    """Judge a kernel, time it beside `others`, judge what the timed graphs wrote.
+    """Judge a kernel, time it in turns with `others`, judge what the timed graphs wrote.
 
-    Raises CheckFailed when its outputs are wrong at any of these moments, MirageError when it cannot run. Others that
-    cannot run are left out, with the reason.
+    Raises CheckFailed when its outputs are wrong at any of these moments, MirageError when it cannot run.
     """
     subject.poison()
     timer.run(subject.call, sets)
     accuracy = _passed(subject, "before it was timed")
-    prepared, failed = {}, {}
-    for name, call in (others or {}).items():
-        try:
-            prepared[name] = timer.prepare(call, sets, effort)
-        except MirageError as e:
-            failed[name] = str(e)
-    prepared[OURS] = timer.prepare(subject.call, sets, effort)
+    ours = timer.prepare(subject.call, sets, effort)
     subject.poison()
-    chained = timer.measure(prepared, effort)
+    chained = timer.measure({**(others or {}), OURS: ours}, effort)
     _passed(subject, "in the timed graph of chained calls")
     subject.poison()
     isolated = timer.times({OURS: subject.call}, sets, effort, isolated=True)
     _passed(subject, "in the timed graph of isolated calls")
-    return Timed(chained.pop(OURS), isolated[OURS], chained, accuracy, failed)
+    return Timed(chained.pop(OURS), isolated[OURS], chained, accuracy)
 
 
 def _passed(subject: Subject, when: str) -> Accuracy:
@@ -208,8 +200,3 @@ def _passed(subject: Subject, when: str) -> Accuracy:
     if not verdict.passed:
         raise CheckFailed(f"wrong answers {when}: {verdict}")
     return verdict
-
-
-def summary(state: Mapping[str, Any]) -> str:
-    """A device's state in one line."""
-    return ", ".join(f"{name} {value}" for name, value in state.items())

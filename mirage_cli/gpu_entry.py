@@ -44,10 +44,10 @@ class Sets:
         """The address of the tensor of a set."""
         return self.memory.pointer + number * self.stride
 
-    def draw(self, seed: int, scale: float = 1.0) -> None:
+    def draw(self, seed: int, std: float = 1.0, mean: float = 0.0) -> None:
         """Normal random numbers, different ones in every set; small integers where the type is none of floats."""
         if self.dtype.is_float:
-            self.backend.normal(self.memory, self.dtype, scale, seed)
+            self.backend.normal(self.memory, self.dtype, std, seed, mean)
             return
         random = np.random.default_rng(seed)
         for k in range(self.sets):
@@ -125,14 +125,14 @@ def entry(
     shapes: Sequence[Sequence[int]],
     sets: int,
     seed: int,
-    scale: float = 0.125,
+    std: float = 0.125,
 ) -> Entry:
-    """An entry point with inputs of the given shapes, drawn with the standard deviation `scale`, and poisoned outputs."""
+    """An entry point with inputs of the given shapes, drawn with the standard deviation `std`, and poisoned outputs."""
     symbols = spec.solve(shapes)
     inputs = [Sets(backend, t.dtype, s, sets) for t, s in zip(spec.inputs, shapes, strict=True)]
     outputs = [Sets(backend, t.dtype, [ex.value(d, symbols) for d in t.dims], sets) for t in spec.outputs]
     for i, tensor in enumerate(inputs):
-        tensor.draw(seed + i, scale)
+        tensor.draw(seed + i, std)
     for tensor in outputs:
         tensor.poison()
     return Entry(backend, library, spec, inputs, outputs)
@@ -141,8 +141,8 @@ def entry(
 class Judged:
     """Calls with the tensors that they read and write, and what is right: a subject for `gpu.honest`.
 
-    `call` makes the calls of one set; `wanted` gives the right outputs of a set; some sets are compared, in all sets every
-    element must have been written, and no input may change.
+    `call` makes the calls of one set; `wanted` gives the right outputs of a set. The sets `compared` are, all elements or
+    those at `positions` of each output; in all sets every element must have been written, and no input may change.
     """
 
     def __init__(
@@ -152,8 +152,10 @@ class Judged:
         outputs: Sequence[Sets],
         wanted: Wanted,
         compared: Sequence[int],
+        positions: Sequence[NDArray[np.int64] | None] | None = None,
     ) -> None:
         self.call = call
+        self._positions = positions or [None] * len(outputs)
         self._inputs, self._outputs, self._wanted, self._compared = inputs, outputs, wanted, compared
         self._sums = [t.backend.checksum(t.memory) for t in inputs]
 
@@ -172,8 +174,8 @@ class Judged:
             if count:
                 return Accuracy(False, np.inf, 0.0, np.inf, 0.0, f"{count} elements of output {k} were not written")
         found = [
-            compare(t.get(k), original, right, t.dtype)
+            compare(t.get(k) if p is None else t.get(k).reshape(-1)[p], original, right, t.dtype)
             for k in self._compared
-            for t, (original, right) in zip(self._outputs, self._wanted(k), strict=True)
+            for t, p, (original, right) in zip(self._outputs, self._positions, self._wanted(k), strict=True)
         ]
         return max(found, key=lambda a: (not a.passed, a.rmse / (a.original_rmse + 1e-30)))

@@ -67,6 +67,6 @@ class FakeBackend(GpuBackend):
     def read(self, memory: Memory, offset: int, size: int) -> NDArray[np.uint8]:
         return np.array(memory.array[offset : offset + size])
 
-    def normal(self, memory: Memory, dtype: DType, scale: float, seed: int) -> None:
+    def normal(self, memory: Memory, dtype: DType, std: float, seed: int, mean: float = 0.0) -> None:
         values = memory.array.view(numpy_type(dtype))
-        values[...] = np.random.default_rng(seed).normal(0.0, scale, values.shape)
+        values[...] = np.random.default_rng(seed).normal(mean, std, values.shape)
