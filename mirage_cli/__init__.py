@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UnsupportedFormat,
         UsageError,
     )
+    from mirage_cli.kernel import Kernel, load_kernel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "InternalError",
     "Interrupted",
     "InvalidGraph",
+    "Kernel",
     "MirageError",
     "ModelError",
     "OutOfResources",
@@ -43,17 +45,21 @@ __all__ = [
     "UsageError",
     "bench",
     "inspect",
+    "load_kernel",
     "optimize",
     "verify",
 ]
-_FUNCTIONS = ("bench", "inspect", "optimize", "verify")
+#: the modules of the public names that are not errors
+_MODULES = {"Kernel": "kernel", "load_kernel": "kernel"} | dict.fromkeys(
+    ("bench", "inspect", "optimize", "verify"), "api"
+)
 
 
 def __getattr__(name: str) -> Any:
     """The public names, from the modules that define them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{'api' if name in _FUNCTIONS else 'errors'}")
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
     return getattr(module, name)
 
 

@@ -18,12 +18,12 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import Partition
 from mirage_cli.options import Options
-from mirage_cli.output import MARK, write_text
+from mirage_cli.output import MARK, MUGRAPHS, write_text
 from mirage_cli.plan import FragmentPlan, TargetPlan, plan_from_json
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.work import Work
 
-MODEL, MUGRAPHS, SOURCES = "model.onnx", "mugraphs", "src"
+MODEL, SOURCES = "model.onnx", "src"
 
 
 def compilations(work: Work, tools: Toolchain) -> int:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from mirage_cli import devices, dims, example, fragment_models, runtime
 from mirage_cli.assemble import MODEL
-from mirage_cli.backends.library import LIBRARY
+from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_report import BenchReport, FragmentRow
 from mirage_cli.contestant import Contestant, OrtContestant, Place
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
-from mirage_cli.output import MARK
+from mirage_cli.output import LIBRARY, MARK
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.timing import Effort, Timer
 
@@ -235,7 +235,7 @@ def fragment_rows(
             operator = json.loads(path.read_text(encoding="utf-8"))["operator"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{path}: expected a muGraph file with its operator, found {error}") from error
-        specs.append(fragment_models.operator_spec(f["id"], operator))
+        specs.append(operator_spec(f["id"], operator))
     models = fragment_models.from_folder(model, folder, specs, feeds)
     return [BenchFragment(models[f["id"]], f, place.provider) for f in replaced]
 

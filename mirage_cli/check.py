@@ -20,6 +20,7 @@ from mirage_cli import runtime
 from mirage_cli.accuracy import ILL_CONDITIONED, Accuracy, compare
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.frontends import sizes
+from mirage_cli.kernel import Kernel
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Float64
 from mirage_cli.lax.program import Program, Source, evaluate_program
@@ -133,7 +134,7 @@ def run_job(job: CheckJob) -> FloatCheck | None:
     """Compare a built CPU kernel with float64; None when the library has no CPU kernel. Raises MirageError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        kernel = runtime.Kernel(job.library, job.spec)
+        kernel = Kernel(job.library, job.spec)
     if not kernel.has("cpu"):
         return None
     session = runtime.session(job.model, provider="cpu", optimize=False)
@@ -152,7 +153,7 @@ def run_job(job: CheckJob) -> FloatCheck | None:
 
     return check(
         job.program,
-        lambda arrays, symbols: kernel(*arrays, *extra(symbols)),
+        lambda arrays, symbols: kernel.run([*arrays, *extra(symbols)]),
         original,
         job.constants,
         job.seed,

@@ -22,10 +22,10 @@ from onnx import helper, numpy_helper
 
 from mirage_cli import check, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
-from mirage_cli.errors import InvalidGraph, ModelError
+from mirage_cli.errors import ModelError
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import BY_NAME, DType
+from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.program import Source
 from mirage_cli.work import Work
 
@@ -152,19 +152,6 @@ def from_work(imported: Imported, work: Work, symbols: Mapping[str, int]) -> Fra
 
 
 # ---- from an output folder -------------------------------------------------------------------------------------------
-
-
-def operator_spec(identifier: str, data: Mapping[str, Any], has_cuda: bool = False) -> OperatorSpec:
-    """The operator that `operator` of a muGraph file describes. Raises InvalidGraph when it is not well-formed."""
-
-    def tensor(t: Mapping[str, Any]) -> TensorSpec:
-        return TensorSpec(t["name"], BY_NAME[t["dtype"]], tuple(ex.from_json(d) for d in t["dims"]))
-
-    try:
-        inputs, outputs = (tuple(tensor(t) for t in data[key]) for key in ("inputs", "outputs"))
-        return OperatorSpec(identifier, data["op_type"], inputs, outputs, tuple(data["symbols"]), has_cuda)
-    except (KeyError, TypeError, AttributeError) as e:
-        raise InvalidGraph(f"muGraph file of {identifier}: missing or wrong field {e} of the operator") from None
 
 
 def from_folder(

@@ -12,6 +12,7 @@ from pathlib import Path
 from mirage_cli.errors import UsageError
 
 MARK = "report.json"  #: what tells an output folder of ours
+LIBRARY, MUGRAPHS = "libmirage.so", "mugraphs"  #: the kernels in it, and the files that describe them
 
 
 def check_target(folder: Path) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 import onnx
 
 from mirage_cli import __version__, check, culprit, derive, dims, frontends, isolation, patch, runs, whole
-from mirage_cli.assemble import MODEL, MUGRAPHS, SOURCES, digests
-from mirage_cli.backends.library import HEADER, LIBRARY, TABLES, source_digests, tables
+from mirage_cli.assemble import MODEL, SOURCES, digests
+from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.culprit import Case
@@ -32,7 +32,7 @@ from mirage_cli.errors import MirageError, ModelError, UsageError
 from mirage_cli.example import example_inputs
 from mirage_cli.frontends import Imported
 from mirage_cli.lax.program import Program
-from mirage_cli.output import MARK
+from mirage_cli.output import LIBRARY, MARK, MUGRAPHS
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import source_text
 from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model, read_report

@@ -13,14 +13,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from mirage_cli import patch, runtime
-from mirage_cli.assemble import MUGRAPHS
-from mirage_cli.backends.spec import OperatorSpec, TensorSpec
+from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.check import CheckJob, Extra
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError, UsageError
-from mirage_cli.fragment_models import operator_spec
 from mirage_cli.frontends import Imported, onnx_file, sizes
 from mirage_cli.lax.program import Program
-from mirage_cli.output import MARK
+from mirage_cli.output import MARK, MUGRAPHS
 from mirage_cli.plan import StoredPlan, plan_from_json
 from mirage_cli.verification import Verification
 

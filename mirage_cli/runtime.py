@@ -1,6 +1,6 @@
-"""Running what was built: ONNX Runtime sessions, and the C entry points of a library on arrays.
+"""Running what was built: ONNX Runtime sessions, and which libraries may be loaded.
 
-Every onnxruntime session of this program is made here. onnxruntime and cupy are imported when a function needs them.
+Every onnxruntime session of this program is made here. onnxruntime is imported when a function needs it.
 
 Loading a library runs its code. A library is therefore loaded by its absolute path, and not at all when anybody could
 have replaced it: when it, or its folder, is writable for everybody. In a folder such as /tmp, where everybody may add
@@ -10,38 +10,31 @@ further up are not looked at.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import os
 import stat
-import sys
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.errors import MirageError, ModelError, Refused, ToolMissing
-from mirage_cli.lax import extents
-from mirage_cli.lax.dtypes import BY_NAME, DType
+from mirage_cli.lax.dtypes import DType
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ONNX_BF16 = 16
 #: what to do where onnxruntime cannot use the GPU; both packages own the same folder, so one has to go first
 CUDA_PROVIDER_COMMAND = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
-#: Element types by the names that numpy, torch and cupy share.
-_SHARED_NAMES = {
-    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "bool": "bool",
-    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
-    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
+#: The names that numpy, torch and cupy share for element types.
+_ELEMENT_NAMES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool",
+    "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
+    "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8",
 }  # fmt: skip
-_LONG_NAMES = {short: long for long, short in _SHARED_NAMES.items()}
 
 
 # ---- ONNX Runtime ----------------------------------------------------------------------------------------------------
@@ -155,15 +148,21 @@ def from_ort(value: Any) -> NDArray[Any]:
         return np.asarray(value.numpy())
     shape = tuple(value.shape())
     data = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
-    return np.frombuffer(data, _numpy_dtype("bfloat16")).reshape(shape)
+    return np.frombuffer(data, numpy_dtype("bfloat16")).reshape(shape)
 
 
 def numpy_type(dtype: DType) -> np.dtype[Any]:
     """The numpy type of an element type; bfloat16 through ml_dtypes, which onnx brings."""
-    return _numpy_dtype(_LONG_NAMES[dtype.name])
+    return numpy_dtype(element_name(dtype))
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
+def element_name(dtype: DType) -> str:
+    """The name of an element type that numpy, torch and cupy share."""
+    return _ELEMENT_NAMES[dtype.name]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy type of a shared name, such as "float32" or "bfloat16"."""
     if name != "bfloat16":
         return np.dtype(name)
     import ml_dtypes  # noqa: PLC0415
@@ -189,242 +188,3 @@ def check_library(path: Path) -> Path:
         elif status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():
             warnings.warn(f"{path}: group {status.st_gid} may change {place}", stacklevel=2)
     return path
-
-
-class _Pool(ctypes.Structure):
-    """`mirage_pool` of entry.h."""
-
-
-_Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
-_Run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_Pool._fields_ = [("run", _Run), ("context", ctypes.c_void_p)]
-
-
-class Kernel:
-    """A fragment's kernel as a function on arrays, called through the library's C entry points.
-
-    NumPy arrays and tensors in host memory run on the CPU (`threads` of them, default one), torch, cupy and other
-    DLPack tensors in device memory on their device and the framework's current stream. Inputs must be dense, of the
-    exact type and shape; nothing is converted or copied. Raises Refused, naming the input, where one is not.
-    """
-
-    def __init__(self, library: Path, spec: OperatorSpec, threads: int | None = None) -> None:
-        self.spec = spec
-        self._library = ctypes.CDLL(str(check_library(library)))
-        self._threads = ThreadPoolExecutor(threads) if threads is not None and threads > 1 else None
-        self._workers = threads or 1
-        self._run = _Run(self._run_tasks)  # kept: ctypes does not own callbacks
-
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """The outputs, made by the framework of the inputs."""
-        arrays = [_adapt(value) for value in inputs]
-        places = {(type(array), array.place) for array in arrays}
-        if len(places) != 1:
-            where = ", ".join(sorted(f"{kind.framework} on {place}" for kind, place in places)) or "no inputs"
-            raise Refused(f"{self.spec.op_type}: inputs must share one framework and device, found {where}")
-        extents_of = self._check(arrays)
-        outputs = [
-            arrays[0].empty(tuple(extents.value(d, extents_of) for d in tensor.dims), _LONG_NAMES[tensor.dtype.name])
-            for tensor in self.spec.outputs
-        ]
-        if all(math.prod(output.shape) == 0 for output in outputs):
-            return tuple(output.value for output in outputs)
-        values = [extents_of[name] for name in self.spec.symbols]
-        symbols = (ctypes.c_int64 * len(values))(*values) if values else None
-        cuda = arrays[0].place != "cpu"
-        with arrays[0].active():
-            workspace = self._workspace(arrays[0], symbols, cuda)
-            code = self._function("" if cuda else "_cpu", ctypes.c_int, 5)(
-                (ctypes.c_void_p * len(arrays))(*(array.pointer for array in arrays)),
-                (ctypes.c_void_p * len(outputs))(*(output.pointer for output in outputs)),
-                workspace.pointer if workspace is not None else None,
-                symbols,
-                arrays[0].stream() if cuda else self._pool(),
-            )
-        if code != 0:
-            raise MirageError(f"{self.spec.op_type}: the kernel ended with {'CUDA error' if cuda else 'error'} {code}")
-        return tuple(output.value for output in outputs)
-
-    def has(self, place: str) -> bool:
-        """Whether the library holds this kernel for `cpu` or `cuda`."""
-        return hasattr(self._library, f"mirage_{self.spec.id}" + ("_cpu" if place == "cpu" else ""))
-
-    def _check(self, arrays: Sequence[_Array]) -> dict[str, int]:
-        symbols = self.spec.solve([array.shape for array in arrays])
-        for tensor, array in zip(self.spec.inputs, arrays, strict=True):
-            problem = _unfit(array, tensor)
-            if problem is not None:
-                raise Refused(f"{self.spec.op_type}: input '{tensor.name}' {problem}")
-        return symbols
-
-    def _workspace(self, like: _Array, symbols: Any, cuda: bool) -> _Array | None:
-        count = self._function("_workspace" if cuda else "_workspace_cpu", ctypes.c_int64, 1)(symbols)
-        if count < 0:
-            raise Refused(f"{self.spec.op_type}: the kernel refused these shapes")
-        return like.workspace(count) if count else None
-
-    def _function(self, suffix: str, result: type[Any], pointers: int) -> Any:
-        """An entry point that takes that many pointers."""
-        try:
-            function = getattr(self._library, f"mirage_{self.spec.id}{suffix}")
-            function.restype, function.argtypes = result, [ctypes.c_void_p] * pointers
-            return function
-        except AttributeError:
-            where = "CPU" if suffix.endswith("cpu") else "CUDA"
-            raise Refused(f"{self.spec.op_type}: the library holds no {where} kernel of it") from None
-
-    def _pool(self) -> Any:
-        return ctypes.byref(_Pool(self._run, None)) if self._threads is not None else None
-
-    def _run_tasks(self, _pool: int, task: int, count: int, data: int) -> None:
-        call = _Task(task)
-
-        def work(first: int) -> None:
-            for i in range(first, count, self._workers):
-                call(data, i)
-
-        if self._threads is not None:
-            list(self._threads.map(work, range(min(self._workers, count))))
-
-
-def _unfit(array: _Array, tensor: TensorSpec) -> str | None:
-    """What keeps an array from being the input `tensor`, or None."""
-    found = array.element
-    if found != tensor.dtype:
-        return f"has elements {found or array.element_name}, expected {tensor.dtype}"
-    if not array.dense:
-        return "is not dense and row-major; make it contiguous"
-    if array.place != "cpu" and array.pointer % 16:
-        return "is not aligned to 16 bytes; copy it"
-    return None
-
-
-# ---- arrays of the frameworks ----------------------------------------------------------------------------------------
-
-
-class _Array(ABC):
-    """What `Kernel` must know about an array: where it is, what it holds, and how to make more of its kind."""
-
-    framework: str
-    value: Any
-    shape: tuple[int, ...]
-    element_name: str
-    place: str  #: "cpu", or the device
-    dense: bool
-    pointer: int
-
-    @property
-    def element(self) -> DType | None:
-        """The element type, None for one that kernels do not know."""
-        return BY_NAME.get(_SHARED_NAMES.get(self.element_name, ""))
-
-    @abstractmethod
-    def empty(self, shape: tuple[int, ...], name: str) -> _Array:
-        """A new array at the same place."""
-
-    def workspace(self, count: int) -> _Array:
-        """That many bytes at the same place, aligned to 64 on the host, to 256 elsewhere."""
-        return _host_workspace(count) if self.place == "cpu" else self.empty((count,), "uint8")
-
-    def stream(self) -> int:
-        """The current CUDA stream."""
-        return 0
-
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        """Makes the array's device the current one."""
-        return contextlib.nullcontext()
-
-
-class _Numpy(_Array):
-    framework = "numpy"
-
-    def __init__(self, value: NDArray[Any]) -> None:
-        self.value = value
-        self.shape = value.shape
-        self.element_name = value.dtype.name
-        self.place = "cpu"
-        self.dense = value.flags.c_contiguous and value.dtype.isnative
-        self.pointer = value.ctypes.data
-
-    def empty(self, shape: tuple[int, ...], name: str) -> _Array:
-        return _Numpy(np.empty(shape, _numpy_dtype(name)))
-
-
-class _Torch(_Array):
-    framework = "torch"
-
-    def __init__(self, value: Any) -> None:
-        self.torch = sys.modules["torch"]
-        self.value = value
-        self.shape = tuple(value.shape)
-        self.element_name = str(value.dtype).removeprefix("torch.")
-        self.place = str(value.device)
-        self.dense = value.is_contiguous() and not value.is_conj() and not value.is_neg()
-        self.pointer = value.data_ptr()
-        if value.device.type not in ("cpu", "cuda"):
-            raise Refused(f"tensors on {self.place} are not supported")
-
-    def empty(self, shape: tuple[int, ...], name: str) -> _Array:
-        dtype = getattr(self.torch, name)
-        return _Torch(self.torch.empty(shape, dtype=dtype, device=self.value.device))
-
-    def stream(self) -> int:
-        return int(self.torch.cuda.current_stream(self.value.device).cuda_stream)
-
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        device: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.place != "cpu":
-            device = self.torch.cuda.device(self.value.device)
-        return device
-
-
-class _Cupy(_Array):
-    framework = "cupy"
-
-    def __init__(self, value: Any) -> None:
-        self.cupy = sys.modules["cupy"]
-        self.value = value
-        self.shape = value.shape
-        self.element_name = value.dtype.name
-        self.place = f"cuda:{value.device.id}"
-        self.dense = value.flags.c_contiguous
-        self.pointer = value.data.ptr
-
-    def empty(self, shape: tuple[int, ...], name: str) -> _Array:
-        with self.value.device:
-            return _Cupy(self.cupy.empty(shape, _numpy_dtype(name)))
-
-    def stream(self) -> int:
-        return int(self.cupy.cuda.get_current_stream(self.value.device.id).ptr)
-
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        device: contextlib.AbstractContextManager[Any] = self.value.device
-        return device
-
-
-def _adapt(value: Any) -> _Array:
-    """The array as `Kernel` sees it; other frameworks' tensors by DLPack, without a copy."""
-    framework = type(value).__module__.partition(".")[0]
-    if isinstance(value, np.ndarray):
-        return _Numpy(value)
-    if framework == "torch":
-        return _Torch(value)
-    if framework == "cupy":
-        return _Cupy(value)
-    if not hasattr(value, "__dlpack_device__"):
-        raise Refused(f"{type(value).__name__} is not an array; pass numpy, torch, cupy or DLPack tensors")
-    device = int(value.__dlpack_device__()[0])
-    if device == 1:
-        return _Numpy(np.from_dlpack(value))
-    if device != 2:
-        raise Refused(f"tensors on DLPack device {device} are not supported; 1 (CPU) and 2 (CUDA) are")
-    try:
-        import cupy  # noqa: PLC0415
-    except ImportError:
-        raise ToolMissing("cupy is needed for these tensors", "pip install 'mirage-cli[gpu]'") from None
-    return _Cupy(cupy.from_dlpack(value))
-
-
-def _host_workspace(count: int) -> _Array:
-    memory = np.empty(count + 64, np.uint8)
-    return _Numpy(memory[-memory.ctypes.data % 64 :])

@@ -17,14 +17,13 @@ from typing import Any
 
 import onnx
 
-from mirage_cli import __version__, fragment_models, isolation, suite_cases
+from mirage_cli import __version__, isolation, suite_cases
 from mirage_cli import patch as patches
 from mirage_cli.assemble import MODEL
-from mirage_cli.backends.library import LIBRARY
-from mirage_cli.backends.spec import OperatorSpec
+from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.options import Options
-from mirage_cli.output import MARK
+from mirage_cli.output import LIBRARY, MARK
 from mirage_cli.pipeline import Progress, optimize
 
 _KEY, _OUT, _INPUT = "row.json", "out", "case.onnx"
@@ -132,7 +131,7 @@ def read(row: Row) -> Built:
     for node in model.graph.node:
         identifier = node.op_type.rpartition("_")[2]
         data = json.loads((out / fragments[identifier]["mugraph"]["file"]).read_text(encoding="utf-8"))
-        spec = fragment_models.operator_spec(identifier, data["operator"], has_cuda=True)
+        spec = operator_spec(identifier, data["operator"], has_cuda=True)
         operators.append(Operator(spec, tuple(node.input), tuple(node.output)))
     used = [fragments[o.spec.id] for o in operators]
     return Built(out / LIBRARY, tuple(operators), tuple(used))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli import fragment_models, measure, runtime
+from mirage_cli.backends.spec import operator_spec
 from mirage_cli.contestant import Arrays, Contestant, OrtContestant, Place, agreement, broken
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError
 from mirage_cli.fragment_models import MAX_BYTES, MAX_CALLS, FragmentModel
@@ -60,7 +61,7 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture
 def fragment(tmp_path: Path) -> FragmentModel:
-    spec = fragment_models.operator_spec("1", OPERATOR)
+    spec = operator_spec("1", OPERATOR)
     feeds = {"x": np.zeros((5, 3), np.float32)}
     return fragment_models.from_folder(model(), tmp_path, [spec], feeds)["1"]
 
@@ -99,7 +100,7 @@ def test_external_weights(tmp_path: Path) -> None:
         model(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=0, convert_attribute=False
     )
     stored = onnx.load(path, load_external_data=False)
-    spec = fragment_models.operator_spec("1", OPERATOR)
+    spec = operator_spec("1", OPERATOR)
     feeds = {"x": np.ones((4, 3), np.float32)}
     found = fragment_models.from_folder(stored, tmp_path, [spec], feeds)["1"]
     assert found.shapes[0] == (4, 3)
@@ -125,7 +126,7 @@ def test_weights_that_a_file_cannot_hold_are_inputs(fragment: FragmentModel, mon
 
 
 def test_an_operator_that_the_model_lacks(tmp_path: Path) -> None:
-    spec = fragment_models.operator_spec("2", OPERATOR | {"op_type": "other_2"})
+    spec = operator_spec("2", OPERATOR | {"op_type": "other_2"})
     with pytest.raises(ModelError, match="expected the operator other_2"):
         fragment_models.from_folder(model(), tmp_path, [spec], {})
 
@@ -133,7 +134,7 @@ def test_an_operator_that_the_model_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [{}, {"inputs": 3}, OPERATOR | {"inputs": [{"name": "x", "dtype": "f7", "dims": []}]}])
 def test_an_operator_that_is_not_well_formed(data: dict[str, Any]) -> None:
     with pytest.raises(InvalidGraph, match="muGraph file of abc"):
-        fragment_models.operator_spec("abc", data)
+        operator_spec("abc", data)
 
 
 # ---- contestants -----------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from mirage_cli.backends.spec import KernelSource, OperatorSpec
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.codegen import render
 from mirage_cli.errors import CompileError, InvalidGraph
+from mirage_cli.output import LIBRARY
 
-LIBRARY = "libmirage.so"
 HEADER = "mirage.h"
 TABLES = "library.cpp"
 _EXPORTS = "{ global: RegisterCustomOps; mirage_*; local: *; };\n"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import extents
-from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.dtypes import BY_NAME, DType
 from mirage_cli.lax.extents import Extent
 
 # The tables of templates/include/mirage/ort_shapes.hpp have these sizes.
@@ -130,6 +131,19 @@ class OperatorSpec:
         known = ", ".join(f"{name} = {value}" for name, value in values.items())
         expected = f"[{', '.join(map(str, tensor.dims))}]" + (f" with {known}" if known else "")
         return Refused(f"{self.op_type}: input {index} '{tensor.name}' has shape {list(found)}, expected {expected}")
+
+
+def operator_spec(identifier: str, data: Mapping[str, Any], has_cuda: bool = False) -> OperatorSpec:
+    """The operator that `operator` of a muGraph file describes. Raises InvalidGraph when it is not well-formed."""
+
+    def tensor(t: Mapping[str, Any]) -> TensorSpec:
+        return TensorSpec(t["name"], BY_NAME[t["dtype"]], tuple(extents.from_json(d) for d in t["dims"]))
+
+    try:
+        inputs, outputs = (tuple(tensor(t) for t in data[key]) for key in ("inputs", "outputs"))
+        return OperatorSpec(identifier, data["op_type"], inputs, outputs, tuple(data["symbols"]), has_cuda)
+    except (KeyError, TypeError, AttributeError) as e:
+        raise InvalidGraph(f"muGraph file of {identifier}: missing or wrong field {e} of the operator") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,20 +36,18 @@ def source(
     target: Target,
     comment: str,
     passes: Passes = ALL,
-    constants: frozenset[int] = frozenset(),
 ) -> Rendered:
     """The source of a fragment for a target. Raises Refused when some kernel cannot be rendered.
 
     `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
-    the graph is taken to be without thread graphs of several operators (`search/unfuse.py`). `constants` are the program's
-    sources that nothing writes while the model runs.
+    the graph is taken to be without thread graphs of several operators (`search/unfuse.py`).
     """
     tiles, kernels = [], []
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
     for k, (part, schedule) in enumerate(zip(graph.kernels, schedules, strict=True)):
-        own = frozenset(n for n, t in enumerate(part.inputs) if t in constants)
-        request = Request(part.program, part.block, schedule, target, k, program.symbols, passes, own)
+        weights = part.constants(program)
+        request = Request(part.program, part.block, schedule, target, k, program.symbols, passes, weights)
         own_kernel = _cpu_kernel(request) if target.kind == "cpu" else made(request)
         tiles.append(own_kernel.tile)
         context = dict(own_kernel.context)

@@ -12,7 +12,7 @@ from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.spec import KernelSource
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import Refused
-from mirage_cli.runtime import Kernel
+from mirage_cli.kernel import Kernel
 
 from .conftest import make_model, random
 from .kernels import AFFINE_CUDA, REVERSE, SOURCES
@@ -47,7 +47,7 @@ def cupy(torch: Any) -> Any:
 
 def test_it_runs_on_the_cpu(library: Path) -> None:
     x = random(5, 4)
-    assert np.array_equal(Kernel(library, AFFINE_CUDA)(x)[0], 2 * x + 1)
+    assert np.array_equal(Kernel(library, AFFINE_CUDA)(x), 2 * x + 1)
     found = runtime.run(runtime.session(make_model(AFFINE_CUDA), library), {"in0": x})
     assert np.array_equal(found["out0"], 2 * x + 1)
 
@@ -83,19 +83,19 @@ def test_a_cuda_kernel_that_does_not_compile(with_nvcc: Toolchain, tmp_path: Pat
 def test_torch(library: Path, torch: Any) -> None:
     x = torch.randn(1000, 4, device="cuda")
     kernel = Kernel(library, AFFINE_CUDA)
-    (y,) = kernel(x)
+    y = kernel(x)
     assert y.device == x.device
     assert torch.equal(y, 2 * x + 1)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        (y,) = kernel(y)
+        y = kernel(y)
     stream.synchronize()
     assert torch.equal(y, 2 * (2 * x + 1) + 1)
     with pytest.raises(Refused, match="aligned to 16 bytes"):
         kernel(torch.randn(41, device="cuda")[1:].reshape(10, 4))
     host = torch.randn(3, 4)
-    assert torch.equal(kernel(host)[0], 2 * host + 1)
+    assert torch.equal(kernel(host), 2 * host + 1)
 
 
 @pytest.mark.gpu
@@ -105,7 +105,7 @@ def test_a_cuda_graph(library: Path, torch: Any) -> None:
     kernel(x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        (y,) = kernel(x)
+        y = kernel(x)
     x.fill_(3)
     graph.replay()
     assert (y == 7).all()
@@ -114,7 +114,7 @@ def test_a_cuda_graph(library: Path, torch: Any) -> None:
 @pytest.mark.gpu
 def test_cupy(library: Path, cupy: Any) -> None:
     x = cupy.arange(40, dtype=cupy.float32).reshape(10, 4)
-    assert (Kernel(library, AFFINE_CUDA)(x)[0] == 2 * x + 1).all()
+    assert (Kernel(library, AFFINE_CUDA)(x) == 2 * x + 1).all()
 
 
 @pytest.mark.gpu

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mirage_cli import runtime
 from mirage_cli.backends import toolchain
 from mirage_cli.backends.cpu import FLAGS, ISA_FLAGS
 from mirage_cli.backends.library import build_library
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
+from mirage_cli.kernel import Kernel
 from mirage_cli.lax.dtypes import BF16, F16, F32
 
 from . import kernels
@@ -66,7 +66,7 @@ def test_library_on_several_threads(tmp_path: Path) -> None:
     assert not built.failed and built.library is not None
     for case in found:
         arrays = case.inputs()
-        results = runtime.Kernel(built.library, specs[case.name], threads=3)(*arrays)
+        results = Kernel(built.library, specs[case.name], threads=3).run(arrays)
         assert case.problem([np.asarray(r) for r in results], arrays) == ""
 
 
