@@ -151,6 +151,7 @@ def fragment_report(w: Work) -> FragmentReport:
     }
     nodes = [o.region.node_names for o in w.occurrences]
     r = FragmentReport(w.id, w.name, status, len(w.occurrences), nodes, program, reason=w.reason, measured=w.measured)
+    r.tuning = w.tuning
     if w.plan is not None:
         r.search = w.plan.statistics.to_json()
         main = _main_plan(w.plan)

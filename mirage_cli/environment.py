@@ -12,8 +12,10 @@ from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ToolMissing, UsageError
 from mirage_cli.options import Options
+from mirage_cli.tuning_cache import TuningCache
 
 CUDA_ARCHS = cuda.ARCHS
+OBJECTS, TUNINGS = "objects", "tunings"  #: folders of the cache
 
 
 def toolchain(options: Options) -> Toolchain:
@@ -64,4 +66,10 @@ def cache_folder(options: Options) -> Path | None:
 def object_cache(options: Options) -> Path | None:
     """The folder of compiled objects."""
     folder = cache_folder(options)
-    return None if folder is None else folder / "objects"
+    return None if folder is None else folder / OBJECTS
+
+
+def tuning_cache(options: Options) -> TuningCache | None:
+    """The cache of measured candidates; None with --no-cache."""
+    folder = cache_folder(options)
+    return None if folder is None else TuningCache(folder / TUNINGS)

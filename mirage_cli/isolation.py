@@ -71,6 +71,60 @@ class _Died:
     reason: str
 
 
+class Resident:
+    """An object that lives in a process of its own: `maker(*args)` makes it there when it is first called, and again after
+    a call that ended the process or took longer than its time."""
+
+    def __init__(self, maker: Callable[..., Any], args: Sequence[Any], start_seconds: float) -> None:
+        self._made = (maker, tuple(args))
+        self._start_seconds = start_seconds
+        self._worker: _Worker | None = None
+
+    def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
+        """The result of a method, or Lost: what it raised, how the process ended, or that it took longer than `seconds`."""
+        if self._worker is None:
+            self._worker = _Worker(_Host(), 0)
+            made = self._ask(("", self._made), self._start_seconds)
+            if isinstance(made, Lost):
+                self.close()
+                return made
+        return self._ask((method, tuple(args)), seconds)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.connection.close()
+            self._worker = None
+
+    def _ask(self, question: tuple[str, Any], seconds: float) -> Any:
+        worker = self._worker
+        assert worker is not None
+        worker.start((0, question), {})
+        if not worker.connection.poll(seconds):
+            self.close()
+            return Lost(f"it took longer than {seconds:g} s")
+        _, result = worker.result()
+        if isinstance(result, _Died):
+            self.close()
+            return Lost(result.reason)
+        return result
+
+
+class _Host:
+    """What a resident's process calls: it holds the object."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+
+    def __call__(self, method: str, args: tuple[Any, ...]) -> Any:
+        if method:
+            return getattr(self.held, method)(*args)
+        maker, given = args
+        self.held = maker(*given)
+        return None
+
+
 class _Worker:
     """A process that makes calls one at a time."""
 

@@ -18,8 +18,10 @@ class Options:
 
     `shape` and `dim` are as in the contract (`NAME=1x128`, `SYMBOL=N` or `MIN:TYPICAL:MAX`), `target` kinds ("cpu",
     "cuda"), `arch` architectures, `gpu` the number of a GPU to measure on, `only` and `skip` globs on node names,
-    `budget` seconds for a fragment's search (0: no limit), `without` optimizer passes that are left out, `confidence`
-    bits of the proof, `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no
+    `budget` seconds for a fragment's search (0: no limit), `tune_candidates` and `tune_budget` how many candidates of a
+    fragment `gpu` measures and in how many seconds (0: no limit), `tuned` takes times from the cache without a GPU too,
+    `without` optimizer passes that are left out, `confidence` bits of the proof, `require_coverage` pairs KIND=SHARE,
+    `cache` a folder ("" for none), `max_memory` bytes (0: no
     limit). `--keep-going` is `strict` negated.
     """
 
@@ -34,6 +36,9 @@ class Options:
     max_ops: int = 16
     candidates: int = 4
     budget: float = 0.0
+    tune_candidates: int = 48
+    tune_budget: float = 90.0
+    tuned: bool = False
     without: tuple[str, ...] = ()
     jobs: int = field(default_factory=cores)
     seed: int = 0

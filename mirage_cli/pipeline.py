@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from mirage_cli import assemble, devices, dims, environment, fragment_models, frontends, isolation
+from mirage_cli import assemble, devices, dims, environment, fragment_models, frontends, isolation, tuning_stage
 from mirage_cli import work as works
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
@@ -33,6 +33,7 @@ from mirage_cli.search.cost import TYPICAL
 from mirage_cli.search.search import SearchOptions
 from mirage_cli.work import Work
 
+TUNING_POOL = 400  #: candidates of a fragment that tuning chooses from
 STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that every report gives the seconds of
 
 
@@ -91,6 +92,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
     if options.dry_run:
         report = run.report()
     else:
+        run.choose()
         with replaced(out) as draft:
             run.build(draft)
             run.check()
@@ -111,6 +113,7 @@ class Run:
     tools: Toolchain = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
+    plans: PlanOptions = field(init=False)
     work: list[Work] = field(default_factory=list)
     built: BuildResult | None = None
     clock: Clock = field(default_factory=Clock)
@@ -142,7 +145,7 @@ class Run:
         symbols = {s for w in self.work for s in w.program.symbols}
         options = plan_options(self.options, self.tools, typical_sizes(symbols, dims.typical(self.ranges)))
         spare = self.options.jobs // max(1, min(len(self.work), self.options.jobs))
-        options = replace(options, search=replace(options.search, jobs=max(1, spare)))
+        self.plans = options = replace(options, search=replace(options.search, jobs=max(1, spare)))
         self.progress.stage("search and prove", len(self.work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators, options) for w in self.work]
@@ -157,6 +160,26 @@ class Run:
         plans = [w.plan for w in self.work if w.plan is not None]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
         self.clock.seconds["verify"] = sum(t.verdict.seconds for p in plans for t in p.plans.values())
+
+    def choose(self) -> None:
+        """With `--gpu`, or `--tuned`, the fastest proved candidate of each fragment takes the place of the model's choice."""
+        work = [w for w in self.chosen if w.plan is not None and w.plan.pool]
+        if not work:
+            return
+        self.progress.stage("tune", len(work))
+        typical = dims.typical(self.ranges)
+        with self.clock.measure("tune"):
+            stage = tuning_stage.Stage(
+                self.options,
+                self.plans,
+                self.tools,
+                self.imported,
+                {name: (r.low, r.high) for name, r in self.ranges.items()},
+                lambda symbols: typical_sizes(symbols, typical),
+                environment.tuning_cache(self.options),
+                tuning_stage.device_of(self.options),
+            )
+            tuning_stage.choose(work, stage, self.progress.step)
 
     def build(self, draft: Path) -> None:
         """Compile the kernels of all fragments that are to be replaced; those that fail are left as they were."""
@@ -269,7 +292,15 @@ def plan_options(options: Options, tools: Toolchain, typical_values: Mapping[str
     typical = tuple(sorted(typical_values.items()))
     bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical)
     passes = without(options.without)
-    return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence, passes)
+    pool = TUNING_POOL if options.tune_candidates and not options.dry_run and _tunes(options) else 0
+    return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence, passes, pool)
+
+
+def _tunes(options: Options) -> bool:
+    """Whether times decide: measured ones, or those of the cache; times of another architecture than we build for do not."""
+    if options.gpu is None:
+        return options.tuned
+    return devices.architecture(options.gpu) in environment.archs(options)
 
 
 def typical_sizes(symbols: Iterable[str], given: Mapping[str, int]) -> dict[str, int]:

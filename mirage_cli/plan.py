@@ -12,7 +12,7 @@ from typing import Any
 from mirage_cli import __version__
 from mirage_cli.codegen.passes import ALL, Passes, without
 from mirage_cli.codegen.source import source
-from mirage_cli.errors import InvalidGraph, Refused, UsageError
+from mirage_cli.errors import CheckFailed, InvalidGraph, Refused, UsageError
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.search.cost import original_us
 from mirage_cli.search.mugraph import KernelGraph, graph_from_json, graph_to_json
@@ -24,6 +24,7 @@ from mirage_cli.search.verify import DEFAULT_CONFIDENCE, Verdict, verify
 
 SCHEMA_VERSION = 1
 MAX_TRIES = 12  #: candidates that are rendered and proved before a target is given up
+TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning chooses from
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class TargetPlan:
 
 @dataclass(slots=True)
 class FragmentPlan:
-    """A fragment with its plans by kind of target ("cpu", "cuda") and the reasons where there is none."""
+    """A fragment with its plans by kind of target ("cpu", "cuda") and the reasons where there is none; `pool` holds what
+    measuring may choose from in the place of the CUDA plan, best first by the model."""
 
     id: str
     name: str
@@ -57,6 +59,7 @@ class FragmentPlan:
     plans: dict[str, TargetPlan] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     passes: Passes = ALL
+    pool: tuple[Candidate, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The form of `mugraphs/ID.json`."""
@@ -84,13 +87,14 @@ class FragmentPlan:
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """What planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
-    optimizer passes."""
+    optimizer passes, how many candidates are kept for measuring."""
 
     targets: dict[str, tuple[str, ...]]
     search: SearchOptions = field(default_factory=SearchOptions)
     seed: int = 0
     confidence: int = DEFAULT_CONFIDENCE
     passes: Passes = ALL
+    pool: int = 0
 
 
 def target_of(names: Sequence[str]) -> Target:
@@ -112,7 +116,23 @@ def plan_fragment(identifier: str, name: str, program: Program, operators: int, 
             result.plans[kind] = plan
         else:
             result.reasons[kind] = reason or _no_candidate(result.statistics)
+        if kind == "cuda" and plan is not None and options.pool:
+            result.pool = tuple(_pool(plan, searcher, program, target, options))
     return result
+
+
+def _pool(
+    own: TargetPlan, searcher: Searcher, program: Program, target: Target, options: PlanOptions
+) -> list[Candidate]:
+    """The candidates that measuring may choose from: the model's `own` choice, then more schedules of all block graphs."""
+    first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
+    found = [first, *searcher.with_schedules(TUNED_SCHEDULES).search(program, target).candidates]
+    if not options.passes.fusion:
+        found = [replace(c, graph=unfused(c.graph)) for c in found]
+    unique: dict[tuple[object, ...], Candidate] = {}
+    for c in found:
+        unique.setdefault((c.graph, c.schedules), c)
+    return list(unique.values())[: options.pool]
 
 
 def _no_candidate(statistics: SearchStatistics) -> str:
@@ -132,29 +152,36 @@ def _choose(
     reason = ""
     for candidate in candidates[:MAX_TRIES]:
         try:
-            graph = candidate.graph if options.passes.fusion else unfused(candidate.graph)
-            text = source_text(identifier, program, graph, candidate.schedules, target, options.passes)
-            tiles = [s.as_tiles() for s in candidate.schedules]
-            verdict = verify(program, graph, tiles, options.seed, options.confidence)
+            return planned(identifier, program, candidate, target, operators, options), ""
         except (Refused, InvalidGraph) as e:
             reason = reason or str(e)
-            continue
-        if not verdict.passed:
-            reason = f"the proof failed: {verdict.reason}"
-            continue
-        original = original_us(program, operators, target, dict(options.search.sizes))
-        return TargetPlan(
-            target.name,
-            target.shared_bytes,
-            graph,
-            candidate.schedules,
-            text,
-            verdict,
-            candidate.predicted_us,
-            candidate.floor_us,
-            original,
-        ), ""
+        except CheckFailed as e:
+            reason = str(e)
     return None, reason
+
+
+def planned(
+    identifier: str, program: Program, candidate: Candidate, target: Target, operators: int, options: PlanOptions
+) -> TargetPlan:
+    """A candidate rendered and proved. Raises Refused or InvalidGraph when it cannot be rendered, CheckFailed when the
+    proof fails."""
+    graph = candidate.graph if options.passes.fusion else unfused(candidate.graph)
+    text = source_text(identifier, program, graph, candidate.schedules, target, options.passes)
+    tiles = [s.as_tiles() for s in candidate.schedules]
+    verdict = verify(program, graph, tiles, options.seed, options.confidence)
+    if not verdict.passed:
+        raise CheckFailed(f"the proof failed: {verdict.reason}")
+    return TargetPlan(
+        target.name,
+        target.shared_bytes,
+        graph,
+        candidate.schedules,
+        text,
+        verdict,
+        candidate.predicted_us,
+        candidate.floor_us,
+        original_us(program, operators, target, dict(options.search.sizes)),
+    )
 
 
 def source_text(

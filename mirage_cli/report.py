@@ -46,6 +46,7 @@ class FragmentReport:
     original_us: float = 0.0
     floor_us: float = 0.0
     measured: list[dict[str, Any]] = field(default_factory=list)
+    tuning: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
 
     def to_json(self, written: bool = True) -> dict[str, Any]:
@@ -68,6 +69,7 @@ class FragmentReport:
             "floor_us": round(self.floor_us, 3),
             "measured": self.measured,
         }
+        data |= {"tuning": self.tuning} if self.tuning else {}
         return data | ({"reason": self.reason} if self.reason else {})
 
 

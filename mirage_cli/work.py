@@ -82,6 +82,7 @@ class Work:
     failed: bool = False
     float_check: FloatCheck | None = None
     measured: list[dict[str, Any]] = field(default_factory=list)
+    tuning: dict[str, Any] = field(default_factory=dict)  #: what was tried on a GPU, for the report
 
     @property
     def operators(self) -> int:

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mirage_cli.errors import Refused
@@ -129,6 +129,12 @@ class Searcher:
         self._blocks: dict[str, tuple[list[BlockGraph], SearchStatistics]] = {}
         self._options: dict[tuple[str, str], list[_Option]] = {}
         self._workers = Workers(options.jobs)
+
+    def with_schedules(self, count: int) -> Searcher:
+        """A searcher that keeps more schedules for each block graph and knows the block graphs that this one found."""
+        other = Searcher(replace(self.options, schedules=count))
+        other._blocks = self._blocks
+        return other
 
     # --- block graphs -------------------------------------------------------------------------------------------------
     def blocks(self, program: Program) -> tuple[list[BlockGraph], SearchStatistics]:

@@ -138,10 +138,10 @@ class ObjectCache:
             _log.warning("object cache %s: %s", self.root, error)
 
 
-def digest_tree(folder: Path) -> str:
-    """A hash of the names and contents of all files below a folder."""
+def digest_tree(folder: Path, pattern: str = "*") -> str:
+    """A hash of the names and contents of all files below a folder, or of those that match a pattern."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    for path in sorted(p for p in folder.rglob(pattern) if p.is_file()):
         digest.update(json.dumps([path.relative_to(folder).as_posix(), path.stat().st_size]).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from mirage_cli.output import LIBRARY
 
 HEADER = "mirage.h"
 TABLES = "library.cpp"
-_EXPORTS = "{ global: RegisterCustomOps; mirage_*; local: *; };\n"
+EXPORTS = "{ global: RegisterCustomOps; mirage_*; local: *; };\n"
 _SCRIPT = """#!/bin/sh
 # Builds ../libmirage.so from this folder, with the commands that were used.
 set -eu
@@ -112,7 +112,7 @@ class _Build:
         """Write what is compiled: the kernels of this build and all headers."""
         shutil.copytree(render.include_dir(), self.src / "include", dirs_exist_ok=True)
         (self.src / "build").mkdir(exist_ok=True)
-        (self.src / "exports.map").write_text(_EXPORTS)
+        (self.src / "exports.map").write_text(EXPORTS)
         for job in (job for several in self.jobs.values() for job in several):
             source = sources[job.fragment]
             text = source.cu if job.source.endswith(".cu") else source.cpp

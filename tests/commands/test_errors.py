@@ -131,7 +131,7 @@ def test_standard_input_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
         (["inspect"], "Missing argument"),
         (["doctor", "x"], "Got unexpected extra argument"),
         (["optimse"], "No such command 'optimse'. Did you mean optimize?"),
-        (["zzz"], "No such command 'zzz'. Commands are optimize, verify, bench, inspect, doctor."),
+        (["zzz"], "No such command 'zzz'. Commands are optimize, verify, bench, inspect, doctor, cache."),
         (["--nope"], "No such option"),
     ],
 )

@@ -1,0 +1,125 @@
+"""`mirage cache`: the folder of earlier results, what is in it, and tunings carried from one machine to another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mirage_cli import environment
+from mirage_cli.environment import OBJECTS, TUNINGS
+from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.options import Options
+from mirage_cli.tuning_cache import Measurement, Row, Settled, TuningCache, exported, imported
+
+SUFFIXES = (".o", ".part")  #: of files in the folder of objects
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command prints: a document, and the same as text."""
+
+    document: Any
+    lines: list[str] = field(default_factory=list)
+
+    def to_json(self) -> Any:
+        """The document."""
+        return self.document
+
+    def text(self) -> str:
+        """The lines."""
+        return "\n".join(self.lines)
+
+
+def folder(options: Options) -> Path:
+    """The cache's folder. Raises UsageError with --no-cache."""
+    found = environment.cache_folder(options)
+    if found is None:
+        raise UsageError("--no-cache: there is no cache then", "leave it out, or name a folder with --cache")
+    return found
+
+
+def where(options: Options) -> Answer:
+    """The folder."""
+    root = folder(options)
+    return Answer({"cache": str(root), "objects": str(root / OBJECTS), "tunings": str(root / TUNINGS)}, [str(root)])
+
+
+def listed(options: Options) -> Answer:
+    """What the cache holds: compiled objects in all, tunings one by one, the fastest of a program first."""
+    root = folder(options)
+    sizes = [p.stat().st_size for p in _objects(root)]
+    rows = _tunings(root).rows() if (root / TUNINGS).is_dir() else []
+    document = {
+        "cache": str(root),
+        "objects": {"files": len(sizes), "bytes": sum(sizes)},
+        "tunings": [r.to_json() for r in rows],
+    }
+    lines = [f"{root}: {len(sizes)} compiled objects ({sum(sizes) / 2**20:.1f} MiB), {len(rows)} tunings"]
+    programs: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        programs.setdefault(row.columns, []).append(row)
+    return Answer(document, lines + [_line(columns, own) for columns, own in programs.items()])
+
+
+def _line(columns: tuple[str, ...], rows: list[Row]) -> str:
+    program, extents, dtype, architecture, device, driver, _ = columns
+    times = [r for r in rows if isinstance(r.value, Measurement) and r.value.us is not None]
+    best = min(times, key=_us, default=None)
+    name = str((best or rows[0]).description.get("name", ""))
+    sizes = ", ".join(f"{k}={v}" for k, v in json.loads(extents).items())
+    said = f"{_us(best):.2f} us" if best is not None else "no time"
+    tried = sum(not isinstance(r.value, Settled) for r in rows)
+    parts = [f"{name} {program}", dtype, sizes, f"{architecture} {device} (driver {driver})", f"{said}, {tried} tried"]
+    return "  " + ", ".join(p for p in parts if p)
+
+
+def _us(row: Row) -> float:
+    return row.value.us or 0.0 if isinstance(row.value, Measurement) else 0.0
+
+
+def export(options: Options) -> Answer:
+    """All tunings as a document that `bring` reads; compiled objects stay."""
+    root = folder(options)
+    document = exported(_tunings(root).rows() if (root / TUNINGS).is_dir() else [])
+    return Answer(document, json.dumps(document, indent=1).splitlines())
+
+
+def bring(options: Options, file: str) -> Answer:
+    """Add the tunings of a document (`-`: standard input). Raises ModelError for one that is not well-formed."""
+    cache = _tunings(folder(options))
+    if not cache.usable:
+        raise UsageError(f"{cache.root} cannot be used as a cache", "name another folder with --cache")
+    taken, left = cache.merge(imported(_read(file), file))
+    return Answer({"taken": taken, "left": left}, [f"{taken} tunings taken, {left} left: what is here says as much"])
+
+
+def clean(options: Options) -> Answer:
+    """Remove everything that was kept: compiled objects and tunings."""
+    root = folder(options)
+    files = _objects(root)
+    size = sum(p.stat().st_size for p in files)
+    for path in files:
+        path.unlink(missing_ok=True)
+    count = _tunings(root).clear() if (root / TUNINGS).is_dir() else 0
+    document = {"objects": len(files), "bytes": size, "tunings": count}
+    return Answer(document, [f"removed {len(files)} compiled objects ({size / 2**20:.1f} MiB) and {count} tunings"])
+
+
+def _read(file: str) -> str:
+    try:
+        if file == "-":
+            return sys.stdin.read()
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, AttributeError, ValueError) as error:
+        raise ModelError(f"{file}: cannot be read: {error}") from None
+
+
+def _objects(root: Path) -> list[Path]:
+    return sorted(p for p in (root / OBJECTS).glob("*") if p.suffix in SUFFIXES and p.is_file())
+
+
+def _tunings(root: Path) -> TuningCache:
+    return TuningCache(root / TUNINGS)
