@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import pytest
 
 from mirage_cli.errors import Refused
-from mirage_cli.isolation import Lost, each
+from mirage_cli.isolation import Lost, Resident, each
 
 
 def work(x: int) -> int:
@@ -59,3 +60,48 @@ def test_memory_is_limited_in_a_process_of_its_own() -> None:
 
 def test_no_jobs() -> None:
     assert results([], 2) == {}
+
+
+class Counter:
+    """What lives in a process of its own."""
+
+    def __init__(self, start: int) -> None:
+        if start < 0:
+            raise Refused("a counter starts at 0")
+        self.count = start
+
+    def add(self, n: int) -> int:
+        self.count += n
+        return self.count
+
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait(self) -> None:
+        time.sleep(600)
+
+    def fail(self) -> None:
+        raise Refused("not this one")
+
+
+def test_a_resident_keeps_its_state_until_its_process_ends() -> None:
+    resident = Resident(Counter, (3,), 60.0)
+    try:
+        assert [resident.call("add", (1,), 60.0), resident.call("add", (1,), 60.0)] == [4, 5]
+        assert resident.call("fail", (), 60.0) == Lost("not this one")
+        assert resident.call("add", (1,), 60.0) == 6
+        assert resident.call("end", (), 60.0) == Lost("its process ended with SIGKILL")
+        assert resident.call("add", (1,), 60.0) == 4
+        assert resident.call("wait", (), 0.2) == Lost("it took longer than 0.2 s")
+        assert resident.call("add", (2,), 60.0) == 5
+    finally:
+        resident.close()
+    assert resident.call("add", (1,), 60.0) == 4
+    resident.close()
+    resident.close()
+
+
+def test_a_resident_that_cannot_be_made() -> None:
+    resident = Resident(Counter, (-1,), 60.0)
+    assert resident.call("add", (1,), 60.0) == Lost("a counter starts at 0")
+    assert resident.call("add", (1,), 60.0) == Lost("a counter starts at 0")
