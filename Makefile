@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples cases guarantee ablation experiment mutations passes dist clean
+.PHONY: help demo test lint format golden samples cases guarantee ablation experiment mutations passes tuning dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ mutations: $(STAMP) ## Prove or refute 10,000 random changes of proved muGraphs 
 
 passes: $(STAMP) ## Write what each optimizer pass does for the published cases into docs/codegen.md
 	$(BIN)/python -m samples.passes --write
+
+tuning: $(STAMP) ## Tune the published cases on GPU 0 and write the cost model's error into docs/performance.md
+	$(BIN)/python -m samples.tuning --gpu 0 --write
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build

@@ -1,0 +1,163 @@
+"""Tune the cases of `mirage bench --suite paper` on a GPU: the cost model's own choices against the fastest candidates.
+
+python -m samples.tuning --gpu 0                      all cases, a table in Markdown
+python -m samples.tuning --gpu 0 'gqa*' --dtype bf16  some of them
+python -m samples.tuning --gpu 0 --write              the table goes into docs/performance.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mirage_cli import environment, isolation, tuning_stage
+from mirage_cli import work as works
+from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.devices import device
+from mirage_cli.frontends.imported import Imported
+from mirage_cli.frontends.imported import Options as Reading
+from mirage_cli.frontends.onnx import from_proto
+from mirage_cli.lax.fragment import partition
+from mirage_cli.options import Options, cores
+from mirage_cli.pipeline import plan_options
+from mirage_cli.plan import PlanOptions, plan_fragment
+from mirage_cli.suite_cases import DTYPES, Case, chosen
+from mirage_cli.tuning import model_error
+from mirage_cli.work import Work
+
+DOCS = Path(__file__).resolve().parents[1] / "docs/performance.md"
+BEGIN, END = "<!-- tuning -->", "<!-- end of tuning -->"
+HEADER = ("case", "tried", "wrong", "seconds", "predicted", "own choice", "tuned", "ratio", "engine", "schedule")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A fragment of a case: its name, seconds of tuning, and the `tuning` of its report."""
+
+    name: str
+    seconds: float
+    tuning: dict[str, Any]
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times longer the model's own choice takes than the tuned one."""
+        own, best = self.tuning.get("own_us"), self.tuning.get("chosen_us")
+        return own / best if own and best else None
+
+    def cells(self) -> list[str]:
+        """The cells of the table."""
+        if "candidates" not in self.tuning:
+            return [self.name, *[""] * (len(HEADER) - 2), self.tuning.get("problem", "nothing to tune")]
+        t = self.tuning
+        named = {c["candidate"]: c for c in t["candidates"]}
+        own, best = named.get(t["own"], {}), named.get(t["chosen"], {})
+        wrong = sum("problem" in c for c in t["candidates"]) - t["refused"]
+        engines, schedules = best.get("engines", []), [_schedule(s) for s in best.get("schedules", [])]
+        return [
+            self.name,
+            str(t["tried"]),
+            str(wrong),
+            f"{self.seconds:.0f}",
+            _us(own.get("predicted_us")),
+            _us(t["own_us"]),
+            _us(t["chosen_us"]),
+            "" if self.ratio is None else f"{self.ratio:.2f}",
+            ", ".join(engines),
+            "; ".join(schedules),
+        ]
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _schedule(s: dict[str, Any]) -> str:
+    numbers = s["tiles"] | ({"loop": s["loop"]} if s["loop"] else {}) | {"warps": s["warps"], "stages": s["stages"]}
+    return " ".join(f"{k}={v}" for k, v in (numbers | s.get("numbers", {})).items())
+
+
+def planned(case: Case, dtype: str, plans: PlanOptions, seed: int) -> tuple[Imported, list[Work]]:
+    """A case's model and its fragments with the candidates of their plans."""
+    imported = from_proto(case.model(DTYPES[dtype], seed), Reading(), case.name)
+    parts = partition(imported.graph, works.tensor_names(imported))
+    found = works.group(parts.fragments, imported)
+    jobs = [(w.id, w.name, w.program, w.operators, plans) for w in found]
+    for k, plan in isolation.each(plan_fragment, jobs, 1):
+        if isinstance(plan, isolation.Lost):
+            found[k].fail(plan.reason)
+        else:
+            found[k].plan = plan
+    return imported, found
+
+
+def tuned(case: Case, dtype: str, options: Options, tools: Toolchain) -> Iterator[Row]:
+    """Tune the fragments of a case."""
+    plans = plan_options(options, tools, {})
+    imported, work = planned(case, dtype, plans, options.seed)
+    cache = environment.tuning_cache(options)
+    stage = tuning_stage.Stage(options, plans, tools, imported, {}, lambda symbols: {}, cache, device(options.gpu or 0))
+    for w in work:
+        start = time.perf_counter()
+        if w.plan is not None and w.plan.pool:
+            tuning_stage.choose([w], stage, lambda text: None)
+        reason = w.reason or "; ".join((w.plan.reasons if w.plan else {}).values())
+        name = case.name if len(work) == 1 else f"{case.name}: {w.name}"
+        yield Row(name, time.perf_counter() - start, w.tuning or {"problem": reason})
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """The lines of the Markdown table, and the model's error."""
+    yield f"| {' | '.join(HEADER)} |"
+    yield "|" + "---|" * len(HEADER)
+    for row in rows:
+        yield f"| {' | '.join(row.cells())} |"
+    timed = [r for r in rows if r.ratio is not None]
+    error = model_error([r.tuning["own_us"] for r in timed], [r.tuning["chosen_us"] for r in timed])
+    yield ""
+    said = f"The model's own choice takes {error:.2f} times what the tuned one takes"
+    yield f"{said} (geometric mean of {len(timed)} fragments)."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tune, print the table, write it into the document with `--write`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="GLOB", help="cases of the suite (all)")
+    parser.add_argument("--gpu", type=int, default=0, metavar="N")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp16")
+    parser.add_argument("--candidates", type=int, default=Options().tune_candidates, metavar="N")
+    parser.add_argument("--seconds", type=float, default=Options().tune_budget, help="for each fragment")
+    parser.add_argument("--cache", metavar="DIR", help="folder of the tunings (the user's)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep everything that was tried")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
+    given = parser.parse_args(arguments)
+    options = Options(
+        target=("cuda",),
+        gpu=given.gpu,
+        jobs=cores(),
+        cache=given.cache,
+        tune_candidates=given.candidates,
+        tune_budget=given.seconds,
+    )
+    tools = environment.toolchain(options)
+    rows: list[Row] = []
+    for case in chosen("paper", given.cases):
+        for row in tuned(case, given.dtype, options, tools):
+            print(" | ".join(row.cells()), flush=True)
+            rows.append(row)
+    if given.json:
+        given.json.write_text(json.dumps([{"name": r.name, "tuning": r.tuning} for r in rows], indent=1))
+    text = "\n".join(table(rows))
+    if given.write:
+        before, _, rest = DOCS.read_text().partition(BEGIN)
+        DOCS.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The table of `make tuning`: what was tried for each case, and the model's error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samples.tuning import Row, table
+
+
+def tuning(own: float | None, best: float | None) -> dict[str, Any]:
+    schedule = {"tiles": {"a": 1, "b": 64}, "loop": 32, "warps": 4, "stages": 3}
+    strip = schedule | {"loop": 0, "engine": "strip", "numbers": {"split": 4}}
+    return {
+        "tried": 3,
+        "refused": 1,
+        "own": "x",
+        "chosen": "y",
+        "own_us": own,
+        "chosen_us": best,
+        "candidates": [
+            {"candidate": "x", "engines": ["block"], "schedules": [schedule], "predicted_us": 11.5},
+            {"candidate": "y", "engines": ["strip"], "schedules": [strip], "predicted_us": 12.0},
+            {"candidate": "z", "engines": ["block"], "schedules": [schedule], "problem": "wrong: rmse"},
+            {"candidate": "r", "engines": ["block"], "schedules": [schedule], "problem": "refused: too large"},
+        ],
+    }
+
+
+def test_the_table() -> None:
+    rows = [
+        Row("gqa_b1", 31.2, tuning(18.0, 9.0)),
+        Row("lora_b1", 5.0, tuning(9.0, 9.0)),
+        Row("mla", 0.0, {"problem": "no"}),
+    ]
+    lines = list(table(rows))
+    assert (
+        lines[2] == "| gqa_b1 | 3 | 1 | 31 | 11.50 | 18.00 | 9.00 | 2.00 | strip | a=1 b=64 warps=4 stages=3 split=4 |"
+    )
+    assert lines[4] == "| mla |  |  |  |  |  |  |  |  | no |"
+    assert (
+        lines[-1] == "The model's own choice takes 1.41 times what the tuned one takes (geometric mean of 2 fragments)."
+    )
+
+
+def test_what_has_no_time_does_not_count() -> None:
+    lines = list(table([Row("gqa_b1", 31.2, tuning(None, None)), Row("lora_b1", 5.0, tuning(18.0, 9.0))]))
+    assert "| - | - |  |" in lines[2]
+    assert lines[-1].startswith("The model's own choice takes 2.00 times")
