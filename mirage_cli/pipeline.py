@@ -33,7 +33,7 @@ from mirage_cli.search.cost import TYPICAL
 from mirage_cli.search.search import SearchOptions
 from mirage_cli.work import Work
 
-TUNING_POOL = 400  #: candidates of a fragment that tuning chooses from
+TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
 STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that every report gives the seconds of
 
 

@@ -55,6 +55,7 @@ class Workshop:
     folder: Path
     settings: Settings
     _count: int = field(default=0)
+    _seen: set[str] = field(default_factory=set)  #: sources without their comments
 
     def build(self, candidates: Sequence[Candidate]) -> list[Built]:
         """A library for each candidate, or the reason why there is none."""
@@ -70,6 +71,11 @@ class Workshop:
             if isinstance(text, Lost):
                 found.append(f"{REFUSED}{text.reason}")
                 continue
+            code = "\n".join(line for line in text.splitlines() if not line.startswith("//"))
+            if code in self._seen:
+                found.append(f"{REFUSED}the same code as an earlier candidate")
+                continue
+            self._seen.add(code)
             name = f"candidate{self._count + k}"
             (self.folder / f"{name}.cu").write_text(text, encoding="utf-8")
             (jobs[k],) = cuda.jobs(self.settings.nvcc, name, [self.settings.architecture])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import frontends, plan, tuning_build, tuning_stage
+from mirage_cli import devices, frontends, pipeline, plan, tuning_build, tuning_stage
 from mirage_cli import work as works
 from mirage_cli.assemble import fragment_report
 from mirage_cli.backends.toolchain import Tool, Toolchain
@@ -247,3 +247,25 @@ def test_the_own_choice_leads_the_pool(planned: tuple[Any, Work, PlanOptions]) -
     plain = plan_fragment(work.id, work.name, work.program, work.operators, replace(options, pool=0))
     assert plain.pool == ()
     assert plain.plans["cuda"].text == own.text
+
+
+# --- when times decide ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "tunes"),
+    [
+        ({}, False),
+        ({"tuned": True}, True),
+        ({"gpu": 0}, True),
+        ({"gpu": 0, "arch": ("sm_80",)}, False),  # times of this GPU say nothing about that one
+        ({"gpu": 0, "tune_candidates": 0}, False),
+        ({"gpu": 0, "dry_run": True}, False),
+        ({"tuned": True, "dry_run": True}, False),
+    ],
+)
+def test_candidates_are_kept_only_where_times_decide(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], tunes: bool
+) -> None:
+    monkeypatch.setattr(devices, "architecture", lambda _: "sm_90a")
+    tools = Toolchain(Tool(("c++",), "c++", "a test"), TOOL)
+    made = pipeline.plan_options(Options(target=("cuda",), **options), tools, {})
+    assert (made.pool > 0) == tunes
