@@ -68,6 +68,8 @@ class Prices:
         if phase != BODY or loop is None:
             return 1
         extent = numeric(self.closure.form.program.extent(loop))
+        if loop == self.closure.mapping.split:
+            extent = max(1, extent // 8)
         return -(-extent // 64)
 
     def price(self, value: Value, way: Derivation) -> float:

@@ -1,0 +1,610 @@
+"""The part of a strip kernel up to the end of its loop."""
+
+from __future__ import annotations
+
+from mirage_cli.codegen.emit import Lines
+from mirage_cli.codegen.strip_base import StripBase
+from mirage_cli.codegen.strip_values import Matrix, OperandTile, RowVector, TileSum, Vector, padded
+from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, count, from_thread, globals_of, refs
+from mirage_cli.errors import Refused
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.search.mugraph import BODY, PROLOGUE, BlockOp
+from mirage_cli.search.strip import made_of_products
+
+MATRIX_TYPES = (F16, BF16)
+HELD_REGISTERS = 64  #: registers of a thread that may hold operands which do not change in the loop
+
+
+class StripLoop(StripBase):
+    """Prints the operators of prologue and body; what accumulators hold is `self.accumulators`."""
+
+    made: frozenset[str]
+
+    def start(self) -> None:
+        """Nothing is printed yet."""
+        self.made = made_of_products(self.g)
+        self.prologue: list[str] = []
+        self.before: list[str] = []
+        self.body: list[str] = []
+        self.accumulators: dict[str, str] = {}  #: name of a strip, row vector or tile sum -> its running maximum or ""
+        self.maxima: list[str] = []
+        self.shrinks: dict[str, str] = {}
+        self.copies: dict[str, str] = {}
+        self.before_loop: list[str] = []
+
+    def walk(self) -> None:
+        """Print the operators of prologue and body in their order."""
+        self.start()
+        for o in self.g.ops:
+            if o.phase == PROLOGUE:
+                self.in_prologue(o)
+            elif o.phase == BODY:
+                self.in_body(o)
+            elif o.op == "accum":
+                self.value[o.name] = Ref(o.name)
+
+    # --- prologue -------------------------------------------------------------------------------------------------------
+    def in_prologue(self, o: BlockOp) -> None:
+        """An operator in front of the loop: lazily an expression, sums and maxima as vectors."""
+        match o.op:
+            case "load":
+                self.value[o.name] = Global(o.source_value or "")
+            case "iota":
+                self.value[o.name] = Position(o.axis or "")
+            case "extent":
+                self.value[o.name] = Count(o.axis or "")
+            case "thread" if o.thread is not None:
+                self.value[o.name] = from_thread(o.thread, [self.value[i] for i in o.inputs])
+            case "sum" | "top":
+                self.early_sum(o)
+            case _:
+                raise Refused(f"{o.name}: {o.op} in front of the loop")
+
+    def early_sum(self, o: BlockOp) -> None:
+        """A sum or maximum in front of the loop: a vector that the block computes once."""
+        source = self.axes[o.inputs[0]]
+        kept = self.group_sizes(self.sized_axes(source - frozenset(o.over), PROLOGUE), PROLOGUE)
+        summed = self.group_sizes(self.sized_axes(source & frozenset(o.over), PROLOGUE), PROLOGUE)
+        v = self.vector(o.name, kept)
+        out = Lines()
+        inside = self.inside([a for a, _ in (*kept, *summed)], PROLOGUE)
+        guard = out.let(inside, "bool") if inside else ""
+        e = self.value[o.inputs[0]]
+        value = self.printed(e, PROLOGUE, out, self.shared_vector, self.held_element, guard)
+        kind = "StripSum" if o.op == "sum" else "StripMax"
+        value = f"{guard} ? {value} : {kind}::none()" if guard else value
+        self.prologue += [
+            f"reduce<{kind}, {v.size}, {count(summed)}, THREADS>(",
+            "    [&](int o, int k) {",
+            "        (void)o, (void)k;",
+            *("        " + x for x in [*self.decode(kept, "o"), *self.decode(summed, "k"), *out.lines]),
+            f"        return {value};",
+            "    },",
+            f"    [&](int o, float x) {{ {o.name}[o] = x; }});",
+            "__syncthreads();",
+        ]
+        self.value[o.name] = Ref(o.name)
+
+    def vector(self, name: str, axes: tuple[tuple[str, int], ...], grouped: bool = False) -> Vector:
+        """A vector in shared memory."""
+        v = self.vectors[name] = Vector(name, axes, grouped)
+        if grouped:
+            stride = padded(v.size, 4)
+            self.memory.keep(f"{name}_all", "float", 4 * stride * self.groups)
+            self.before_loop.append(f"float* const {name} = {name}_all + group * {stride};")
+        else:
+            self.memory.keep(name, "float", 4 * v.size)
+        return v
+
+    def shared_vector(self, name: str) -> str:
+        """An element of a vector at the current position."""
+        if name not in self.vectors:
+            raise Refused(f"{name} is not there in front of the loop")
+        return f"{name}[{self.vector_index(self.vectors[name].axes)}]"
+
+    def held_element(self, value: str) -> str:
+        """An input's element where the block already holds it in a tile; nothing where it does not."""
+        for t in self.tiles.values():
+            if t.value == value and not t.ring:
+                return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
+        return ""
+
+    def linear(self, sizes: tuple[tuple[str, int], ...]) -> str:
+        """The number of the current position in a group of axes."""
+        return self.vector_index(sizes)
+
+    # --- body -----------------------------------------------------------------------------------------------------------
+    def in_body(self, o: BlockOp) -> None:
+        """An operator of the loop."""
+        match o.op:
+            case "load":
+                self.value[o.name] = Global(o.source_value or "")
+            case "iota":
+                self.value[o.name] = Position(o.axis or "")
+            case "extent":
+                self.value[o.name] = Count(o.axis or "")
+            case "thread":
+                self.thread(o)
+            case "contract":
+                self.contraction(o)
+            case "sum" | "top":
+                self.sum_or_top(o)
+            case "running":
+                self.running(o)
+            case "shrink":
+                pass  # made together with its maximum
+            case _:
+                raise Refused(f"{o.name}: {o.op} in the loop")
+
+    def here(self, name: str) -> Expr:
+        """A value as the body reads it: vectors made in front of the loop lie in registers where they go with rows."""
+        e = self.value[name]
+        if self.ops[name].phase != PROLOGUE or not any(n in self.vectors for n in refs(e)):
+            return e
+        own = self.sized_axes(self.axes[name], PROLOGUE)
+        if not own or not set(own) <= self.sides.rows:
+            return e
+        if name not in self.copies:
+            copy = f"{name}_rows"
+            rows = self.group_sizes(own, PROLOGUE)
+            self.copies[name] = copy
+            v = self.row_vectors[copy] = RowVector(copy, rows, self.row_matrices(rows))
+            out = Lines()
+            value = self.printed(e, PROLOGUE, out, self.shared_vector)
+            self.before += [
+                f"{v.type} {copy};",
+                f"MIRAGE_STRIP_ROWS({v.type.replace(' ', '')}) {{",
+                *("    " + x for x in [*self.row_position(v), *out.lines, f"{copy}.v[m_][h_] = {value};"]),
+                "}",
+            ]
+        return Ref(self.copies[name])
+
+    def thread(self, o: BlockOp) -> None:
+        """An elementwise operator: registers where it depends on products, else an expression."""
+        assert o.thread is not None
+        e = from_thread(o.thread, [self.here(i) for i in o.inputs])
+        self.value[o.name] = e
+        found = self.matrix_in(e)
+        if found is not None:
+            self.matrix_value(o, e, found)
+        elif any(n in self.row_vectors for n in refs(e)) and not any(n in self.vectors for n in refs(e)):
+            if self.reads_loop(e):
+                return  # a part of an expression over a strip
+            self.row_value(o, e)
+        elif any(n in self.vectors and self.vectors[n].grouped for n in refs(e)):
+            self.column_value(o, e)
+
+    def reads_loop(self, e: Expr) -> bool:
+        """Whether an expression has axes along columns."""
+        return bool(self.sized_axes(self.axes_in(e), BODY)) and bool(
+            set(self.sized_axes(self.axes_in(e), BODY)) & self.sides.cols
+        )
+
+    def matrix_value(self, o: BlockOp, e: Expr, like: Matrix) -> None:
+        """A new strip with the value of an expression."""
+        own = set(self.sized_axes(self.axes[o.name], BODY))
+        if own != set(like.axes):
+            raise Refused(f"{o.name} has other axes than {like.name}")
+        m = self.matrix(o.name, like.rows, like.cols)
+        self.body += [f"{m.type} {m.name};", *self.over_matrix(m, e, f"{m.name}.v[m_][n_][i_] = {{}};")]
+        self.value[o.name] = Ref(m.name)
+
+    def over_matrix(self, m: Matrix, e: Expr, statement: str) -> list[str]:
+        """A statement for every element of a strip; `{}` stands for the expression's value."""
+        out = Lines()
+        inside = self.inside([a for a, _ in m.rows + m.cols], BODY)
+        guard = out.let(inside, "bool") if inside and self.reads_inputs(e) else ""
+        value = self.printed(e, BODY, out, self.element_of_strip, None, guard)
+        position = self.strip_position(m) if self.has_position(e) or guard else []
+        lines = [*position, *out.lines, statement.format(value)]
+        return [f"MIRAGE_STRIP(S_{m.name}) {{", *("    " + x for x in lines), "}"]
+
+    def element_of_strip(self, name: str) -> str:
+        """A register or vector at a strip's element."""
+        if name in self.matrices:
+            return f"{name}.v[m_][n_][i_]"
+        if name in self.row_vectors:
+            return f"{name}.v[m_][i_ >> 1]"
+        if name in self.vectors:
+            return f"{name}[{self.vector_index(self.vectors[name].axes)}]"
+        raise Refused(f"{name} is not there in the loop")
+
+    def strip_position(self, m: Matrix) -> list[str]:
+        """Index variables of a strip's element; padding counts as the last row or column."""
+        row, col = f"strip_row<S_{m.name}>(member, m_, i_)", "strip_col(n_, i_)"
+        if count(m.rows) < 16 * self.members * m.mt:
+            row = f"min({row}, {count(m.rows) - 1})"
+        if count(m.cols) < 8 * m.nt:
+            col = f"min({col}, {count(m.cols) - 1})"
+        lines = [f"[[maybe_unused]] const int r_ = {row}, c_ = {col};"]
+        return [*lines, *self.decode(m.rows, "r_"), *self.decode(m.cols, "c_")]
+
+    def row_position(self, v: RowVector) -> list[str]:
+        """Index variables of a row vector's element."""
+        row = f"strip_row<{v.type.replace(' ', '')}>(member, m_, h_ * 2)"
+        if count(v.rows) < 16 * self.members * v.mt:
+            row = f"min({row}, {count(v.rows) - 1})"
+        return [f"[[maybe_unused]] const int r_ = {row};", *self.decode(v.rows, "r_")]
+
+    def matrix(self, name: str, rows: tuple[tuple[str, int], ...], cols: tuple[tuple[str, int], ...]) -> Matrix:
+        """A strip with a type of its own."""
+        m = self.matrices[name] = Matrix(name, rows, cols, self.row_matrices(rows), padded(count(cols), 8) // 8)
+        self.declare.append(f"using S_{name} = {m.type};")
+        return m
+
+    def row_value(self, o: BlockOp, e: Expr) -> None:
+        """A new row vector with the value of an expression."""
+        like = next(self.row_vectors[n] for n in refs(e) if n in self.row_vectors)
+        v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt)
+        out = Lines()
+        value = self.printed(e, BODY, out, self.element_of_rows)
+        position = self.row_position(v) if self.has_position(e) else []
+        self.body += [
+            f"{v.type} {v.name};",
+            f"MIRAGE_STRIP_ROWS({v.type}) {{",
+            *("    " + x for x in [*position, *out.lines, f"{v.name}.v[m_][h_] = {value};"]),
+            "}",
+        ]
+        self.value[o.name] = Ref(o.name)
+
+    def element_of_rows(self, name: str) -> str:
+        """A row vector's element."""
+        if name not in self.row_vectors:
+            raise Refused(f"{name} does not go with rows")
+        return f"{name}.v[m_][h_]"
+
+    def column_value(self, o: BlockOp, e: Expr) -> None:
+        """A new vector of a group with the value of an expression."""
+        like = next(self.vectors[n] for n in refs(e) if n in self.vectors)
+        if set(self.sized_axes(self.axes_in(e), BODY)) != {a for a, _ in like.axes}:
+            return  # a part of an expression over a strip
+        v = self.vector(o.name, like.axes, grouped=True)
+        out = Lines()
+        value = self.printed(e, BODY, out, self.shared_vector)
+        lines = [*self.decode(v.axes, "i"), *out.lines, f"{o.name}[i] = {value};"]
+        self.body += [f"for (int i = in_group; i < {v.size}; i += GROUP) {{", *("    " + x for x in lines), "}"]
+        self.body.append("wait_together<GROUP>(1 + group);")
+        self.value[o.name] = Ref(o.name)
+
+    # --- products -------------------------------------------------------------------------------------------------------
+    def contraction(self, o: BlockOp) -> None:
+        """A product of tiles, or of a strip and a tile."""
+        dtype = o.dtype or F32
+        if dtype not in MATRIX_TYPES:
+            raise Refused(f"products of {dtype} are not done by matrix instructions")
+        over = frozenset(o.over)
+        first, second = self.operands(o)
+        col_tile = self.operand_tile(second, dtype, over, "cols")
+        if first in self.made:
+            e = self.value[first]
+            if not isinstance(e, Ref) or e.buffer not in self.matrices:
+                raise Refused(f"{first} is no strip")
+            strip = self.masked(self.matrices[e.buffer], over)
+            rows, depth, a = (
+                strip.rows,
+                strip.cols,
+                f"StripOperand<{self.ctype(dtype)}, S_{strip.name}>{{{strip.name}}}",
+            )
+            depth_padded = 8 * strip.nt
+        else:
+            row_tile = self.operand_tile(first, dtype, over, "rows")
+            rows, depth, depth_padded = self.parts(row_tile, over)
+            a = self.row_operand(row_tile, over, self.row_matrices(rows), depth_padded // 16)
+        cols, other_depth, other_padded = self.parts(col_tile, over)
+        if depth != other_depth or depth_padded != other_padded or depth_padded % 16:
+            raise Refused(f"{o.name}: its operands lie differently along what it sums over")
+        name, shrink = self.target(o)
+        m = self.matrix(name, rows, cols)
+        inner = self.inner_depth(col_tile, over)
+        b = f"Columns8<{col_tile.type}, {inner}>{{{self.tile_text(col_tile)}}}"
+        if name == o.name:
+            self.body += [f"{m.type} {name};", f"{name}.fill(0.0f);"]
+        else:
+            self.before += [f"{m.type} {name};", f"{name}.fill(0.0f);"]
+            self.body += self.scaled(m.name, f"MIRAGE_STRIP(S_{name}) ", "v[m_][n_][i_]", "v[m_][i_ >> 1]", shrink)
+        self.body.append(f"strip_contract<{depth_padded // 16}>({name}, {a}, {b});")
+        self.value[o.name] = Ref(name)
+
+    def operands(self, o: BlockOp) -> tuple[str, str]:
+        """The operand along rows and the one along columns."""
+        over = frozenset(o.over)
+        x, y = o.inputs
+        if y in self.made or x in self.made:
+            return (x, y) if x in self.made else (y, x)
+        own = [set(self.sized_axes(self.axes[i] - over, BODY)) for i in (x, y)]
+        if own[0] & self.sides.rows or own[1] & self.sides.cols:
+            return x, y
+        return y, x
+
+    def parts(
+        self, t: OperandTile, over: frozenset[str]
+    ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...], int]:
+        """The free axes of a tile, the summed ones, and what these are padded to."""
+        if self.inner_depth(t, over) == "true":
+            return t.outer, t.inner, t.n_inner
+        return t.inner, t.outer, t.n_outer
+
+    def inner_depth(self, t: OperandTile, over: frozenset[str]) -> str:
+        """Whether rows of a tile walk what is summed, as a C++ constant."""
+        return "true" if {a for a, _ in t.inner} & over else "false"
+
+    def operand_tile(self, v: str, dtype: DType, over: frozenset[str], side: str) -> OperandTile:
+        """The tile that holds an operand: a loaded one, or one that is computed from loaded ones."""
+        e = self.value[v]
+        if (
+            self.ops[v].op == "load"
+            and self.p.sources[self.reads[self.ops[v].source_value or ""].source].dtype == dtype
+        ):
+            return self.tile_of(v, over, side)
+        return self.computed_tile(v, e, dtype, over, side)
+
+    def computed_tile(self, v: str, e: Expr, dtype: DType, over: frozenset[str], side: str) -> OperandTile:
+        """A tile of the product's type that is computed from what has been loaded."""
+        if v in self.tiles:
+            return self.tiles[v]
+        phase = BODY if self.ops[v].phase == BODY else PROLOGUE
+        like = self.like(v, e, over, side)
+        if any(n not in self.vectors or self.vectors[n].grouped for n in refs(e)):
+            raise Refused(f"{v} mixes loaded tiles and what the loop computes")
+        t = OperandTile(v, like.value, dtype, like.outer, like.inner, like.n_outer, like.n_inner, False)
+        self.tiles[v] = t
+        self.declare.append(f"using {t.type} = Tile<{self.ctype(dtype)}, {t.n_outer}, {t.n_inner}>;")
+        copies = self.groups if phase == BODY else 1
+        self.memory.keep(f"{v}_all" if phase == BODY else f"{v}_tile", self.ctype(dtype), t.bytes * copies)
+        if phase == BODY:
+            self.before_loop.append(
+                f"{self.ctype(dtype)}* const {v}_tile = {v}_all + group * {t.bytes // dtype.bytes};"
+            )
+        out = Lines()
+        axes = [a for a, _ in (*t.outer, *t.inner)]
+        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
+        tests += [f"c < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
+        tests += [x for x in [self.inside(axes, phase)] if x]
+        guard = out.let(" && ".join(tests), "bool") if tests else ""
+        value = self.printed(e, phase, out, self.shared_vector, self.tile_element, guard)
+        value = f"{guard} ? {value} : 0.0f" if guard else value
+        threads, thread = ("GROUP", "in_group") if phase == BODY else ("THREADS", "threadIdx.x")
+        lines = [
+            f"for (int i = {thread}; i < {t.n_outer * t.n_inner}; i += {threads}) {{",
+            f"    const int o = i / {t.n_inner}, c = i % {t.n_inner};",
+            *("    " + x for x in [*self.decode(t.outer, "o"), *self.decode(t.inner, "c"), *out.lines]),
+            f"    put(*{self.tile_text(t)}.element(o, c), {value});",
+            "}",
+            "wait_together<GROUP>(1 + group);" if phase == BODY else "__syncthreads();",
+        ]
+        (self.body if phase == BODY else self.prologue).extend(lines)
+        return t
+
+    def like(self, v: str, e: Expr, over: frozenset[str], side: str) -> OperandTile:
+        """The tile of the input that has all axes of a value."""
+        wanted = set(self.sized_axes(self.axes[v], self.ops[v].phase))
+        for value in globals_of(e):
+            load = self.load_of(value, v)
+            if set(self.sized_axes(self.p.axes_of(value), self.ops[v].phase)) == wanted:
+                return self.tile_of(load, over, side)
+        raise Refused(f"no input has all axes of {v}")
+
+    def load_of(self, value: str, reader: str) -> str:
+        """The load of an input in the phase of its reader."""
+        phase = self.ops[reader].phase
+        for o in self.g.ops:
+            if o.op == "load" and o.source_value == value and o.phase == phase:
+                return o.name
+        raise Refused(f"{reader} reads {value}, which is not loaded in the {phase}")
+
+    def tile_element(self, value: str) -> str:
+        """An input's element at the current position of the tile that it has been copied to; else nothing."""
+        for t in self.tiles.values():
+            if t.value == value and self.ops[t.name].op == "load":
+                return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
+        return ""
+
+    def row_operand(self, t: OperandTile, over: frozenset[str], mt: int, kt: int) -> str:
+        """A tile as operand along rows, in registers when it stays the same and is small."""
+        kind = f"Rows16<{t.type}, {self.inner_depth(t, over)}>"
+        text = f"{kind}{{{self.tile_text(t)}, member * {16 * mt}}}"
+        if t.ring or self.ops[t.name].phase == BODY or 4 * mt * kt > HELD_REGISTERS:
+            return text
+        held = f"{t.name}_held"
+        line = f"HeldRows<{self.ctype(t.dtype)}, {mt}, {kt}> {held};"
+        if line not in self.before:
+            self.before += [line, f"{held}.read({text});"]
+        return held
+
+    def masked(self, m: Matrix, over: frozenset[str]) -> Matrix:
+        """A strip with zeros outside the extents of what a product sums over."""
+        inside = self.inside([a for a, _ in m.cols if a in over], BODY)
+        tests = [x for x in (inside, f"strip_col(n_, i_) < {count(m.cols)}" if count(m.cols) < 8 * m.nt else "") if x]
+        if m.nt % 2:
+            raise Refused(f"{m.name} has {8 * m.nt} columns, no multiple of 16")
+        if tests:
+            line = f"if (!({' && '.join(tests)})) {m.name}.v[m_][n_][i_] = 0.0f;"
+            self.body += [f"MIRAGE_STRIP(S_{m.name}) {{", *("    " + x for x in [*self.strip_position(m), line]), "}"]
+        return m
+
+    # --- accumulators ---------------------------------------------------------------------------------------------------
+    def target(self, o: BlockOp) -> tuple[str, str]:
+        """(name of the result, name of the shrink): that of the accumulator which is the only reader, else its own."""
+        readers = self.readers[o.name]
+        if len(readers) != 1 or readers[0].op != "accum" or o.name in self.g.outputs:
+            return o.name, ""
+        accum = readers[0]
+        shrink = accum.inputs[1] if len(accum.inputs) > 1 else ""
+        if shrink and shrink not in self.shrinks:
+            raise Refused(f"{accum.name} is scaled by {shrink}, which is not there yet")
+        self.accumulators[accum.name] = self.shrinks.get(shrink, "")
+        return accum.name, shrink
+
+    def scaled(self, name: str, loop: str, own: str, other: str, shrink: str) -> list[str]:
+        """Scale an accumulator by a shrink, if any."""
+        return [f"{loop}{name}.{own} *= {shrink}.{other};"] if shrink else []
+
+    def sum_or_top(self, o: BlockOp) -> None:
+        """A sum or maximum along columns of a strip, or along a side of a tile."""
+        e, over = self.here(o.inputs[0]), frozenset(o.over)
+        m = self.matrix_in(e)
+        if m is None:
+            if o.op != "sum":
+                raise Refused(f"{o.name}: a maximum over a loaded tile")
+            self.tile_sum(o, e, over)
+            return
+        if {a for a, _ in m.cols} != set(self.sized_axes(over, BODY)):
+            raise Refused(f"{o.name} does not take whole rows of a strip")
+        kind = "StripSum" if o.op == "sum" else "StripMax"
+        name, shrink = self.target(o)
+        v = self.row_vectors[name] = RowVector(name, m.rows, m.mt)
+        out = Lines()
+        tests = [self.inside([a for a, _ in m.cols], BODY)]
+        tests += [f"strip_col(n_, i_) < {count(m.cols)}"] if count(m.cols) < 8 * m.nt else []
+        test = " && ".join(x for x in tests if x)
+        value = self.printed(e, BODY, out, self.element_of_strip)
+        value = f"{test} ? {value} : {kind}::none()" if test else value
+        position = self.strip_position(m) if self.has_position(e) or test else []
+        lines = [*position, *out.lines, f"x = {kind}::join(x, {value});"]
+        if name == o.name:
+            self.body.append(f"{v.type} {name};")
+            put = f"{name}.v[m_][h_] = over_row<{kind}>(x);"
+        else:
+            self.before += [f"{v.type} {name};", f"{name}.fill(0.0f);"]
+            scale = f" * {shrink}.v[m_][h_]" if shrink else ""
+            put = f"{name}.v[m_][h_] = {name}.v[m_][h_]{scale} + x;"
+        self.body += [
+            f"MIRAGE_STRIP_ROWS({v.type}) {{",
+            f"    float x = {kind}::none();",
+            "#pragma unroll",
+            f"    for (int n_ = 0; n_ < {m.nt}; ++n_)",
+            "#pragma unroll",
+            "        for (int i_ = 2 * h_; i_ < 2 * h_ + 2; ++i_) {",
+            *("            " + x for x in lines),
+            "        }",
+            f"    {put}",
+            "}",
+        ]
+        self.value[o.name] = Ref(name)
+
+    def running(self, o: BlockOp) -> None:
+        """A running maximum and its shrink."""
+        top = self.value[o.inputs[0]]
+        assert isinstance(top, Ref)
+        like = self.row_vectors[top.buffer]
+        v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt)
+        shrink = next(r.name for r in self.readers[o.name] if r.op == "shrink")
+        self.row_vectors[shrink] = RowVector(shrink, like.rows, like.mt)
+        self.shrinks[shrink] = o.name
+        self.maxima.append(o.name)
+        self.before += [f"{v.type} {o.name};", f"{o.name}.fill(-INFINITY);"]
+        self.body += [
+            f"{v.type} {shrink};",
+            f"MIRAGE_STRIP_ROWS({v.type}) {{",
+            f"    const float low = {o.name}.v[m_][h_], high = fmaxf(low, {top.buffer}.v[m_][h_]);",
+            f"    {o.name}.v[m_][h_] = high;",
+            f"    {shrink}.v[m_][h_] = strip_exp_difference(low, high);",
+            "}",
+        ]
+        self.value[o.name], self.value[shrink] = Ref(o.name), Ref(shrink)
+
+    # --- sums over loaded tiles -----------------------------------------------------------------------------------------
+    def tile_sum(self, o: BlockOp, e: Expr, over: frozenset[str]) -> None:
+        """A sum over one side of a loaded tile: carried through the loop in parts, or a vector of every iteration."""
+        if refs(e):
+            raise Refused(f"{o.name} sums more than loaded tiles")
+        wanted = set(self.sized_axes(self.axes[o.inputs[0]], BODY))
+        t = None
+        for value in globals_of(e):
+            if set(self.sized_axes(self.p.axes_of(value), BODY)) == wanted:
+                t = self.tile_of(self.load_of(value, o.inputs[0]), self.depth_of(value, over))
+                break
+        if t is None or not t.ring:
+            raise Refused(f"{o.name}: no tile of the loop has all that it sums")
+        summed = set(self.sized_axes(over, BODY))
+        along = "inner" if summed == {a for a, _ in t.inner} else "outer" if summed == {a for a, _ in t.outer} else ""
+        kept = t.outer if along == "inner" else t.inner
+        if not along:
+            raise Refused(f"{o.name} sums over a part of a tile's side")
+        name, shrink = self.target(o)
+        if shrink:
+            raise Refused(f"{o.name} is scaled while it is accumulated")
+        chunks = t.n_outer * t.chunks
+        if name == o.name:
+            self.column_sum(o, e, t, along, kept)
+            return
+        parts = -(-chunks // self.group_threads)
+        width = 1 if along == "inner" else 16 // t.dtype.bytes
+        self.sums[name] = TileSum(name, t, kept, along, parts, width)
+        self.before.append(f"float {name}[{parts}][{width}] = {{}};")
+        lines, value = self.chunk_value(t, e)
+        target = f"{name}[part][{'0' if width == 1 else 'e'}]"
+        self.body += self.over_chunks(t, [*lines, f"    {target} += {value};", "}"])
+        self.value[o.name] = Ref(name)
+
+    def depth_of(self, value: str, over: frozenset[str]) -> frozenset[str]:
+        """The axes over which a product sums an input, or `over` where none reads it."""
+        for o in self.g.ops:
+            if o.op == "contract" and any(
+                self.ops[i].op == "load" and self.ops[i].source_value == value for i in o.inputs
+            ):
+                return frozenset(o.over)
+        return over
+
+    def over_chunks(self, t: OperandTile, lines: list[str]) -> list[str]:
+        """Statements for each chunk of a tile, shared out to a group's threads: chunk c of row o is part `part`."""
+        chunks = t.n_outer * t.chunks
+        parts = -(-chunks // self.group_threads)
+        test = f"if (k < {chunks}) " if chunks % self.group_threads else ""
+        return [
+            "#pragma unroll",
+            f"for (int part = 0; part < {parts}; ++part) {{",
+            "    const int k = part * GROUP + in_group;",
+            f"    {test}{{",
+            f"        [[maybe_unused]] const int o = k / {t.chunks}, first = k % {t.chunks} * {t.type}::VEC;",
+            *("        " + x for x in lines),
+            "    }",
+            "}",
+        ]
+
+    def chunk_value(self, t: OperandTile, e: Expr) -> tuple[list[str], str]:
+        """(the statements up to and into a loop over a chunk's elements, the value of an expression there)."""
+        out = Lines()
+        axes = [a for a, _ in (*t.outer, *t.inner)]
+        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
+        tests += [f"first + e < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
+        tests += [x for x in [self.inside(axes, BODY)] if x]
+        value = self.printed(e, BODY, out, self.shared_vector, lambda v: "x[e]" if v == t.value else "", "inside")
+        uses = any("inside" in x for x in out.lines)
+        guard = " && ".join(tests) or "true"
+        lines = [
+            f"float x[{t.type}::VEC];",
+            f"chunk_floats(x, {self.tile_text(t)}.chunk(o, first / {t.type}::VEC));",
+            "#pragma unroll",
+            f"for (int e = 0; e < {t.type}::VEC; ++e) {{",
+            *("    " + x for x in [*self.decode(t.outer, "o"), *self.decode(t.inner, "(first + e)")]),
+            *([f"    const bool inside = {guard};"] if tests or uses else []),
+            *("    " + x for x in out.lines),
+        ]
+        return lines, f"(inside ? {value} : 0.0f)" if tests else value
+
+    def column_sum(self, o: BlockOp, e: Expr, t: OperandTile, along: str, kept: tuple[tuple[str, int], ...]) -> None:
+        """A sum over the rows of a tile that the loop needs at once: a vector of the group."""
+        if along != "inner" or t.chunks not in (1, 2, 4, 8, 16, 32) or t.n_outer * t.chunks % self.group_threads:
+            raise Refused(f"{o.name}: the group cannot sum rows of {t.chunks} chunks at once")
+        v = self.vector(o.name, kept, grouped=True)
+        lines, value = self.chunk_value(t, e)
+        steps = []
+        d = t.chunks // 2
+        while d:
+            steps.append(f"sum += __shfl_xor_sync(0xffffffffu, sum, {d});")
+            d //= 2
+        keep = f" && o < {v.size}" if v.size < t.n_outer else ""
+        self.body += self.over_chunks(
+            t,
+            [
+                "float sum = 0.0f;",
+                *lines,
+                f"    sum += {value};",
+                "}",
+                *steps,
+                f"if (k % {t.chunks} == 0{keep}) {o.name}[o] = sum;",
+            ],
+        )
+        self.body.append("wait_together<GROUP>(1 + group);")
+        self.value[o.name] = Ref(o.name)

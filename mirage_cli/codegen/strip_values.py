@@ -1,0 +1,139 @@
+"""What a strip kernel is made of: tiles in shared memory, strips in registers, vectors, and where all of it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mirage_cli.codegen.tile import Sizes, count
+from mirage_cli.lax.dtypes import DType
+
+CHUNK = 16  #: bytes that are copied at a time
+
+
+def padded(n: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-n // unit) * unit
+
+
+@dataclass(frozen=True, slots=True)
+class OperandTile:
+    """A tile of 16-bit or 32-bit elements that products or sums read: `outer` rows of `inner` elements, padded to
+    `n_outer` and `n_inner`. It lies in a ring (`ring`), or is loaded or computed once before the loop."""
+
+    name: str
+    value: str
+    dtype: DType
+    outer: Sizes
+    inner: Sizes
+    n_outer: int
+    n_inner: int
+    ring: bool
+    constant: bool = False
+
+    @property
+    def type(self) -> str:
+        """The name of its C++ type."""
+        return f"Tile_{self.name}"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one stage."""
+        return padded(self.n_outer * self.n_inner * self.dtype.bytes, 128)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row."""
+        return self.n_inner * self.dtype.bytes // CHUNK
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A value in registers with `rows` and `cols`: `mt` x `nt` matrices of 16 x 8 for each warp."""
+
+    name: str
+    rows: Sizes
+    cols: Sizes
+    mt: int
+    nt: int
+
+    @property
+    def type(self) -> str:
+        """Its C++ type."""
+        return f"Strip<{self.mt}, {self.nt}>"
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """All its axes."""
+        return frozenset(a for a, _ in self.rows + self.cols)
+
+
+@dataclass(frozen=True, slots=True)
+class RowVector:
+    """A number for each row of strips, in registers."""
+
+    name: str
+    rows: Sizes
+    mt: int
+
+    @property
+    def type(self) -> str:
+        """Its C++ type."""
+        return f"StripRows<{self.mt}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Numbers in shared memory, one for each position of `axes`; a group has its own where `grouped`."""
+
+    name: str
+    axes: Sizes
+    grouped: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return count(self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class TileSum:
+    """A sum over one side of a tile that a group's threads carry through the loop in parts; `axes` are kept.
+
+    `along` is the side that is summed, "inner" or "outer"; a thread has `parts` chunks with `width` numbers each."""
+
+    name: str
+    tile: OperandTile
+    axes: Sizes
+    along: str
+    parts: int
+    width: int
+
+
+class Memory:
+    """Places in a block's shared memory: what is alive during the loop and what only behind it share their part."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, str, int]] = []
+        self.late: list[tuple[str, str, int]] = []
+        self._kept = self._late = 0
+
+    def keep(self, name: str, type_: str, bytes_: int) -> None:
+        """A place of its own."""
+        self.kept.append((name, type_, self._kept))
+        self._kept += padded(bytes_, 128)
+
+    def reuse(self, name: str, type_: str, bytes_: int) -> None:
+        """A place that the ring has left."""
+        self.late.append((name, type_, self._late))
+        self._late += padded(bytes_, 128)
+
+    def layout(self, ring: int) -> tuple[list[str], int]:
+        """(declarations, bytes) with a ring of so many bytes."""
+        base = padded(max(ring, self._late), 128)
+        lines = []
+        for parts, first in ((self.kept, base), (self.late, 0)):
+            for name, type_, at in parts:
+                lines.append(
+                    f"[[maybe_unused]] {type_}* const {name} = reinterpret_cast<{type_}*>(shared + {first + at});"
+                )
+        return lines, base + self._kept

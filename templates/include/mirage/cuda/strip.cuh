@@ -1,0 +1,273 @@
+// Strips: what one warp holds of a matrix, and the tiles in shared memory that its operands come from.
+//
+// A strip is MT x NT matrices of 16 x 8 floats in the accumulator layout of mma.m16n8: a lane holds two neighbouring
+// columns of two rows, 8 apart, of each of them. A tile is a matrix of rows of 16-byte chunks, whose places are exchanged
+// so that eight rows of one chunk lie in different banks.
+#pragma once
+#include "mirage/cuda/math.cuh"
+#include "mirage/cuda/ptx.cuh"
+#include "mirage/cuda/sync.cuh"
+
+namespace mirage {
+
+// --- registers ------------------------------------------------------------------------------------------------------
+template <int MT_, int NT_>
+struct Strip {
+    static constexpr int MT = MT_, NT = NT_;
+    float v[MT][NT][4];
+    MIRAGE_DEVICE void fill(float x) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int n = 0; n < NT; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) v[m][n][i] = x;
+    }
+};
+
+// A number for each row of a strip: the four lanes of a row hold the same.
+template <int MT_>
+struct StripRows {
+    static constexpr int MT = MT_;
+    float v[MT][2];
+    MIRAGE_DEVICE void fill(float x) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) v[m][0] = v[m][1] = x;
+    }
+};
+
+MIRAGE_DEVICE int lane_of() { return threadIdx.x & 31; }
+// Row and column of a lane's element i of matrix (m, n), of the strip of warp `member` of its group.
+template <class S>
+MIRAGE_DEVICE int strip_row(int member, int m, int i) {
+    return (member * S::MT + m) * 16 + (lane_of() >> 2) + (i >> 1) * 8;
+}
+MIRAGE_DEVICE int strip_col(int n, int i) { return n * 8 + (lane_of() & 3) * 2 + (i & 1); }
+
+#define MIRAGE_STRIP(S)                                                                                      \
+    _Pragma("unroll") for (int m_ = 0; m_ < S::MT; ++m_) _Pragma("unroll") for (int n_ = 0; n_ < S::NT; ++n_) \
+        _Pragma("unroll") for (int i_ = 0; i_ < 4; ++i_)
+#define MIRAGE_STRIP_ROWS(S) \
+    _Pragma("unroll") for (int m_ = 0; m_ < S::MT; ++m_) _Pragma("unroll") for (int h_ = 0; h_ < 2; ++h_)
+
+// The sum or maximum over the lanes that share a row.
+template <class R>
+MIRAGE_DEVICE float over_row(float x) {
+    x = R::join(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return R::join(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+struct StripSum {
+    static MIRAGE_DEVICE float none() { return 0.0f; }
+    static MIRAGE_DEVICE float join(float x, float y) { return x + y; }
+};
+struct StripMax {
+    static MIRAGE_DEVICE float none() { return -INFINITY; }
+    // A NaN may be lost here: the row's exponentials keep it.
+    static MIRAGE_DEVICE float join(float x, float y) { return fmaxf(x, y); }
+};
+
+// Exponentials that keep numbers small, by the special-function unit: a relative error of 2^-22 and the rounding of the
+// exponent, 2^-24 of |x - maximum|. Infinities are treated as in math.cuh.
+constexpr float LOG2_E = 1.4426950408889634f;
+MIRAGE_DEVICE float strip_exp_minus(float x, float maximum) {
+    const float base = maximum == -INFINITY ? 0.0f : maximum * LOG2_E;
+    return power_of_two(fmaf(x, LOG2_E, -base));
+}
+MIRAGE_DEVICE float strip_exp_difference(float old_max, float new_max) {
+    return old_max == new_max ? 1.0f : power_of_two((old_max - new_max) * LOG2_E);
+}
+
+// --- tiles ----------------------------------------------------------------------------------------------------------
+template <class T_, int OUTER_, int INNER_>
+struct Tile {
+    using T = T_;
+    static constexpr int OUTER = OUTER_, INNER = INNER_, VEC = 16 / sizeof(T), CHUNKS = INNER / VEC;
+    static constexpr int GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
+    static_assert(INNER % VEC == 0, "rows are whole chunks");
+    T* at;
+    static MIRAGE_DEVICE int index(int outer, int chunk) {
+        return (outer * CHUNKS + (chunk ^ ((outer / (8 / GROUP)) & (GROUP - 1)))) * VEC;
+    }
+    MIRAGE_DEVICE T* chunk(int outer, int c) const { return at + index(outer, c); }
+    MIRAGE_DEVICE T* element(int outer, int inner) const { return chunk(outer, inner / VEC) + inner % VEC; }
+};
+
+// Start copying a tile: `row(o)` points to the start of row o, nullptr for one that is zero; of a row, elements from
+// `valid` on are zero. `any` is a valid address.
+template <int THREADS, class TILE, class F>
+MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, int valid, F row) {
+    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS;
+#pragma unroll
+    for (int i = 0; i < (COUNT + THREADS - 1) / THREADS; ++i) {
+        const int k = i * THREADS + thread;
+        if (COUNT % THREADS != 0 && k >= COUNT) break;
+        const int o = k / TILE::CHUNKS, c = k % TILE::CHUNKS;
+        const auto* const from = row(o);
+        int bytes = 16;
+        if (TILE::VEC * (c + 1) > valid) bytes = max(0, valid - TILE::VEC * c) * static_cast<int>(sizeof(typename TILE::T));
+        if (from == nullptr) bytes = 0;
+        copy_async<16>(t.chunk(o, c), bytes > 0 ? from + TILE::VEC * c : any, bytes);
+    }
+}
+
+// Eight (or four) neighbouring elements as floats.
+template <class T, int N>
+MIRAGE_DEVICE void chunk_floats(float (&x)[N], const T* from) {
+    static_assert(N * sizeof(T) == 16, "a chunk is 16 bytes");
+    alignas(16) T raw[N];
+    *reinterpret_cast<int4*>(raw) = *reinterpret_cast<const int4*>(from);
+#pragma unroll
+    for (int e = 0; e < N; ++e) x[e] = to_float(raw[e]);
+}
+
+// --- operands of products -------------------------------------------------------------------------------------------
+// `load(f, m, k)`: the operand of matrix row m at depth k, in steps of 16 by 16. INNER_DEPTH: rows of the tile walk the
+// depth, else they walk the matrix's rows.
+template <class TILE, bool INNER_DEPTH>
+struct Rows16 {
+    using T = typename TILE::T;
+    TILE t;
+    int first;
+    MIRAGE_DEVICE void load(uint32_t (&f)[4], int m, int k) const {
+        const int l = lane_of(), low = l & 7, second = (l >> 3) & 1, third = l >> 4;
+        if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk(first + m * 16 + low + second * 8, k * 2 + third));
+        else load_matrices<true>(f, t.chunk(k * 16 + low + third * 8, first / 8 + m * 2 + second));
+    }
+};
+// The same for the columns, 8 at a time (`load2`) or 16 (`load4`).
+template <class TILE, bool INNER_DEPTH>
+struct Columns8 {
+    TILE t;
+    MIRAGE_DEVICE void load2(uint32_t (&f)[2], int n, int k) const {
+        const int l = lane_of(), low = l & 7, second = (l >> 3) & 1;
+        if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk(n * 8 + low, k * 2 + second));
+        else load_matrices<true>(f, t.chunk(k * 16 + low + second * 8, n));
+    }
+    MIRAGE_DEVICE void load4(uint32_t (&f)[4], int n, int k) const {
+        const int l = lane_of(), low = l & 7, second = (l >> 3) & 1, third = l >> 4;
+        if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk((n + third) * 8 + low, k * 2 + second));
+        else load_matrices<true>(f, t.chunk(k * 16 + low + second * 8, n + third));
+    }
+};
+// Operands of rows that were read before the loop.
+template <class T_, int MT, int KT>
+struct HeldRows {
+    using T = T_;
+    uint32_t f[MT][KT][4];
+    template <class R>
+    MIRAGE_DEVICE void read(R rows) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int k = 0; k < KT; ++k) rows.load(f[m][k], m, k);
+    }
+    MIRAGE_DEVICE void load(uint32_t (&x)[4], int m, int k) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = f[m][k][i];
+    }
+};
+MIRAGE_DEVICE uint32_t pack(float x, float y, const __half*) {
+    const __half2 h = __floats2half2_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(h);
+}
+MIRAGE_DEVICE uint32_t pack(float x, float y, const __nv_bfloat16*) {
+    const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(h);
+}
+// A strip as operand: its columns are the depth.
+template <class T_, class S>
+struct StripOperand {
+    using T = T_;
+    const S& s;
+    MIRAGE_DEVICE void load(uint32_t (&f)[4], int m, int k) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float(&x)[4] = s.v[m][2 * k + (i >> 1)];
+            f[i] = pack(x[(i & 1) * 2], x[(i & 1) * 2 + 1], static_cast<const T*>(nullptr));
+        }
+    }
+};
+
+// out += a * b over 16 KT positions
+template <int KT, class S, class A, class B>
+MIRAGE_DEVICE void strip_contract(S& out, const A& a, const B& b) {
+    const typename A::T* const type = nullptr;
+#pragma unroll
+    for (int k = 0; k < KT; ++k) {
+        uint32_t fb[S::NT][2];
+#pragma unroll
+        for (int n = 0; n < S::NT; n += 2) {
+            if (n + 1 < S::NT) {
+                uint32_t two[4];
+                b.load4(two, n, k);
+                fb[n][0] = two[0], fb[n][1] = two[1];
+                fb[(n + 1) % S::NT][0] = two[2], fb[(n + 1) % S::NT][1] = two[3];
+            } else {
+                b.load2(fb[n], n, k);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < S::MT; ++m) {
+            uint32_t fa[4];
+            a.load(fa, m, k);
+#pragma unroll
+            for (int n = 0; n < S::NT; ++n) multiply(out.v[m][n], fa, fb[n], type);
+        }
+    }
+}
+
+// --- merging --------------------------------------------------------------------------------------------------------
+// x += w * from[0..N)
+template <int N>
+MIRAGE_DEVICE void add_scaled(float (&x)[N], const float* from, float w) {
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int e = 0; e < N; e += 4) {
+            const float4 f = *reinterpret_cast<const float4*>(from + e);
+            x[e] += w * f.x, x[e + 1] += w * f.y, x[e + 2] += w * f.z, x[e + 3] += w * f.w;
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < N; ++e) x[e] += w * from[e];
+    }
+}
+template <int N>
+MIRAGE_DEVICE void put_floats(float* to, const float (&x)[N]) {
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int e = 0; e < N; e += 4) *reinterpret_cast<float4*>(to + e) = make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
+    } else {
+#pragma unroll
+        for (int e = 0; e < N; ++e) to[e] = x[e];
+    }
+}
+// N neighbouring results; `to` is aligned to all of them
+template <class T, int N>
+MIRAGE_DEVICE void put_vector(T* to, const float (&x)[N]) {
+    alignas(sizeof(T) * N) T raw[N];
+#pragma unroll
+    for (int e = 0; e < N; ++e) put(raw[e], x[e]);
+    if constexpr (sizeof raw == 16) *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(raw);
+    else if constexpr (sizeof raw == 8) *reinterpret_cast<int2*>(to) = *reinterpret_cast<const int2*>(raw);
+    else if constexpr (sizeof raw == 4) *reinterpret_cast<int*>(to) = *reinterpret_cast<const int*>(raw);
+    else {
+#pragma unroll
+        for (int e = 0; e < N; ++e) to[e] = raw[e];
+    }
+}
+// N neighbouring elements; `from` is aligned to all of them
+template <class T, int N>
+MIRAGE_DEVICE void get_vector(float (&x)[N], const T* from) {
+    alignas(sizeof(T) * N) T raw[N];
+    if constexpr (sizeof raw == 16) *reinterpret_cast<int4*>(raw) = *reinterpret_cast<const int4*>(from);
+    else if constexpr (sizeof raw == 8) *reinterpret_cast<int2*>(raw) = *reinterpret_cast<const int2*>(from);
+    else if constexpr (sizeof raw == 4) *reinterpret_cast<int*>(raw) = *reinterpret_cast<const int*>(from);
+    else {
+#pragma unroll
+        for (int e = 0; e < N; ++e) raw[e] = from[e];
+    }
+#pragma unroll
+    for (int e = 0; e < N; ++e) x[e] = to_float(raw[e]);
+}
+
+}  // namespace mirage
