@@ -10,8 +10,9 @@ not. What is stored between fragments (the *ends*) follows from cost:
    computed from it comes together again; contractions of the same operand that meet there (gate and up projections) are
    one fragment.
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
-   read them; where only elementwise operators read a normalised value, and where a value is needed again after the
-   fragments that it feeds (a residual stream), it is stored.
+   read them; where only elementwise operators read a normalised value, where a value is needed again after the
+   fragments that it feeds (a residual stream), and where several read a costly one (sines of positions), it is stored.
+   Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining them is left to others.
 4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
    operators, are fragments themselves.
 
@@ -153,6 +154,7 @@ class _Partitioner:
                 ends.setdefault(end, []).append(c)
                 self.stored.add(end)
         self.stored |= {v for v in self.results if not self.stored & {v, self.base(v)} and self.computed(v)}
+        self.stored |= {p for v in self.stored for p in self.parts(v) if not self.stored & {p, self.base(p)}}
         self.settle(ends)
         result = Partition()
         done: set[int] = set()
@@ -170,6 +172,7 @@ class _Partitioner:
             found: set[int] = set()
             for end in [*ends, *(v for v in self.stored if v not in ends)]:
                 found |= {v for v in self.boundary(end) if not self.is_source(v)}
+            found |= {p for v in found for p in self.parts(v)}
             if found <= self.stored:
                 return
             self.stored |= found
@@ -377,9 +380,21 @@ class _Partitioner:
             return True
         if isinstance(step, g.Map) and self.crosses(v):
             return True
-        if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and len(self.users[v]) > 1:
+        if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and self.readers(v) > 1:
             return step.op not in ("sigmoid", "silu", "gelu", "gelu_tanh")
         return False
+
+    def readers(self, v: int) -> int:
+        """How many steps read a value, itself or a view of it."""
+        return sum(self.readers(u) if self.is_view(u) else 1 for u in self.users[v])
+
+    def parts(self, v: int) -> list[int]:
+        """What is computed to store `v`: the parts of a concatenation that no program reads across its joints (new keys
+        behind a cache), else `v` itself."""
+        base = self.base(v)
+        if not isinstance(self.step(base), g.Concat) or self.equal_parts(base):
+            return [v]
+        return [p for i in self.graph.inputs[base] if self.computed(i) for p in self.parts(i)]
 
     def equal_parts(self, v: int) -> bool:
         step = self.step(v)

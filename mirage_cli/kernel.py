@@ -35,7 +35,7 @@ from mirage_cli.lax import extents
 from mirage_cli.lax.program import program_from_json
 from mirage_cli.output import LIBRARY, MUGRAPHS
 from mirage_cli.runtime import check_library, element_name
-from mirage_cli.tensors import Found, Framework, Key, Place
+from mirage_cli.tensors import Found, Framework, Key
 
 DEVICE_ALIGNMENT = 16  #: bytes, of tensors in device memory
 MAX_PLANS = 1024  #: combinations of shapes that are remembered
@@ -47,8 +47,9 @@ class _Plan:
 
     entry: Callable[..., int]
     framework: Framework
-    place: Place
-    on_host: bool
+    address: Callable[[Any], int]
+    stream: Callable[[], int] | None  #: None on the host
+    enter: Callable[[], contextlib.AbstractContextManager[Any] | None]
     pack_inputs: Callable[..., bytes]
     pack_outputs: Callable[..., bytes]
     extents: bytes | None
@@ -108,7 +109,7 @@ class Kernel:
             plan = self._plans.get(key) or self._planned(inputs, framework, key)
             self._last = key, plan
         assert plan is not None
-        enter = plan.place.enter()
+        enter = plan.enter()
         if enter is None:
             return self._call(plan, pointers, out)
         with enter:
@@ -127,14 +128,14 @@ class Kernel:
         outputs = tuple([make() for make in plan.makers]) if out is None else self._checked(plan, pointers, out)
         if plan.empty:
             return outputs
-        place = plan.place
-        results = [place.address(o) for o in outputs]
-        if plan.on_host:
+        results = [*map(plan.address, outputs)]
+        if plan.stream is None:
             last: Any = self._pool.reference if self._pool is not None else None
         else:
-            last = place.stream()
-            bits = 0
-            for p in pointers + results:
+            last, bits = plan.stream(), 0
+            for p in pointers:
+                bits |= p
+            for p in results:
                 bits |= p
             if bits % DEVICE_ALIGNMENT:
                 raise self._unaligned(pointers, results)
@@ -142,7 +143,7 @@ class Kernel:
         at = None if scratch is None else plan.scratch_address(scratch)
         code = plan.entry(plan.pack_inputs(*pointers), plan.pack_outputs(*results), at, plan.extents, last)
         if code:
-            kind = "error" if plan.on_host else "CUDA error"
+            kind = "error" if plan.stream is None else "CUDA error"
             raise MirageError(f"{self.spec.op_type}: the kernel ended with {kind} {code}")
         return outputs
 
@@ -216,8 +217,9 @@ class Kernel:
         return _Plan(
             entry=entry,
             framework=framework,
-            place=place,
-            on_host=on_host,
+            address=place.address,
+            stream=None if on_host else place.stream,
+            enter=place.enter,
             pack_inputs=struct.Struct(f"{len(inputs)}P").pack,
             pack_outputs=struct.Struct(f"{len(shapes)}P").pack,
             extents=values or None,

@@ -118,13 +118,34 @@ def test_a_value_that_is_needed_twice(tmp_path: Path) -> None:
     assert "n_m" not in found
 
 
-def test_what_no_fragment_can_be_made_of() -> None:
-    imported, parts, work = read(sample("gpt_neox_fp32"))
+def test_what_no_fragment_can_be_made_of(tmp_path: Path) -> None:
+    """The elements of x in two orders, which no axes describe together."""
+    nodes = (
+        node("Transpose", ["x"], "t"),
+        node("Reshape", ["x", "shape"], "r"),
+        node("Add", ["t", "r"], "a"),
+        node("Exp", ["a"], "e"),
+        node("Neg", ["e"], "y"),
+    )
+    path = model(tmp_path / "m.onnx", nodes, {"x": (TensorProto.FLOAT, [2, 3])}, ["y"], {})
+    proto = onnx.load(path)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([3, 2]), "shape"))
+    onnx.save(proto, path)
+    imported, parts, work = read(path)
+    (left,) = {x.reason for x in parts.left}
     found = reasons(imported, parts, work)
-    left = {x.reason for x in parts.left}
-    assert left, "the sample has no such place any more: take another one"
-    told = {r for r in found.values() if r.startswith("no fragment could be made here: ")}
-    assert told == {f"no fragment could be made here: {r}" for r in left}
+    assert found["n_y"] == f"no fragment could be made here: {left}"
+
+
+def test_new_keys_behind_a_cache() -> None:
+    """They are turned by a fragment of their own; the concatenation alone is left."""
+    imported, parts, work = read(sample("llama_decode_fp32"))
+    assert not parts.left
+    stays = [n for n in imported.model.graph if n.name in reasons(imported, parts, work)]
+    assert sorted(n.op_type for n in stays if n.op_type == "Concat") == ["Concat"] * 4
+    joined = {v.name for n in stays if n.op_type == "Concat" for v in n.inputs if not v.is_graph_input()}
+    made = {v.name for w in work for o in w.occurrences for v in o.region.outputs}
+    assert joined <= made
 
 
 @pytest.mark.parametrize(

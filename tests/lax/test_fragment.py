@@ -39,6 +39,21 @@ def parts_of_proto(proto: onnx.ModelProto) -> Partition:
     return partition(imported.graph, work.tensor_names(imported))
 
 
+def test_a_costly_value_that_several_read_through_views_is_stored() -> None:
+    """Sines of positions, which every layer reads: computed once."""
+    text = """<ir_version: 9, opset_import: ["" : 20]> g (float[8,16] x, float[8] p) => (float[8,32] y, float[8,32] z) {
+        s = Sin(p) u = Unsqueeze(s, one) a = Mul(x, u) y = MatMul(a, w) b = Add(x, u) z = MatMul(b, w)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1]), "one"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.eye(16, 32, dtype=np.float32), "w"))
+    found = parts_of_proto(proto)
+    assert len(found.fragments) == 2
+    for f in found.fragments:
+        assert "sin" not in {n.op for n in f.program.nodes}
+        assert (8,) in {s.dims for s in f.program.sources}
+
+
 #: what every layer of an architecture must have, by the name of the sample without its type
 EVERY_LAYER = {
     "llama": ("attention", "norm_gated_mlp", "norm_linear"),
