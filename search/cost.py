@@ -52,6 +52,21 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranked:
+    """A schedule with its prediction at typical sizes; `score` is what it is ranked by."""
+
+    schedule: Schedule
+    prediction: Prediction
+    score: float
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The key of the ranking: among equals, fewer bytes moved, less memory held, smaller tiles."""
+        p, s = self.prediction, self.schedule
+        return (self.score, p.moved, p.shared, s.tiles, s.loop, s.warps, s.engine, s.numbers)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Many schedules of one block graph at once: element k of every array belongs to schedule k."""
 

@@ -19,7 +19,7 @@ from mirage_cli.lax.program import Program
 from mirage_cli.search.blocks import Found, mapping_graphs
 from mirage_cli.search.combine import two_kernels
 from mirage_cli.search.contains import Containment, contains
-from mirage_cli.search.cost import SMALL, floor_us
+from mirage_cli.search.cost import SMALL, Ranked, floor_us
 from mirage_cli.search.form import search_form
 from mirage_cli.search.kernels import Part, link, one_kernel
 from mirage_cli.search.mapping import Mapping, mappings
@@ -28,7 +28,7 @@ from mirage_cli.search.regroup import variants
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.several import Branches
 from mirage_cli.search.target import Target
-from mirage_cli.search.tiling import SPLITS, Ranked, ranked
+from mirage_cli.search.tiling import SPLITS, ranked
 from mirage_cli.search.workers import Workers
 
 FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be worth storing

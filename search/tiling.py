@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from mirage_cli.lax.program import Program
-from mirage_cli.search.cost import SMALL, Batch, CostModel, Prediction, number
+from mirage_cli.search import rows
+from mirage_cli.search.cost import SMALL, Batch, CostModel, Prediction, Ranked, number
 from mirage_cli.search.mugraph import BODY, BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
@@ -86,21 +86,6 @@ def _options(program: Program, axis: str, batch: bool, target: Target) -> list[i
     return sorted(found) or [1]
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A schedule with its prediction at typical sizes; `score` is what it is ranked by."""
-
-    schedule: Schedule
-    prediction: Prediction
-    score: float
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """The key of the ranking: among equals, fewer bytes moved, less memory held, smaller tiles."""
-        p, s = self.prediction, self.schedule
-        return (self.score, p.moved, p.shared, s.tiles, s.loop, s.warps)
-
-
 def ranked(
     program: Program,
     graph: BlockGraph,
@@ -108,11 +93,20 @@ def ranked(
     count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Ranked]:
-    """The `count` best schedules; those that cannot fit are left out.
+    """The `count` best schedules of all engines; those that cannot fit are left out.
 
     `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
     typical and at small sizes, since it has to serve both.
     """
+    found = [
+        *_blocks(program, graph, target, count, sizes),
+        *rows.ranked(program, graph, target, count, sizes),
+    ]
+    return sorted(found, key=lambda r: r.order)[:count]
+
+
+def _blocks(program: Program, graph: BlockGraph, target: Target, count: int, sizes: Mapping[str, int]) -> list[Ranked]:
+    """The best schedules of the engine `block`, the only one of a CPU."""
     if holds_symbolic(program, graph):
         return []
     space = schedule_space(program, graph, target)

@@ -2,6 +2,7 @@
 
     block      tiles of a block in shared memory, all warps in step (`lower.py`, `emit_cuda.py`)
     strip      groups of warps that walk the loop on their own, values in registers (`strip*.py`)
+    rows       rows of graphs without contractions in registers (`rows.py`)
 
 A template prints `kernelN(const Parameters parameters)` from `k`, the kernel's context. `kernel.cu.j2` itself prints the
 parameters, the workspace and the launches, and needs of every engine:
@@ -22,6 +23,7 @@ from mirage_cli.codegen.lower import lower
 from mirage_cli.codegen.optimize import fits, needed_bytes, optimized
 from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.request import Kernel, Request
+from mirage_cli.codegen.rows import rows_kernel
 from mirage_cli.codegen.strip import strip_kernel
 from mirage_cli.codegen.tile import TileProgram
 from mirage_cli.errors import Refused
@@ -50,7 +52,7 @@ def block_kernel(r: Request) -> Kernel:
     return Kernel(tile, printer.kernel_context(), printer.workspace(), printer.setup)
 
 
-ENGINES: dict[str, Engine] = {"block": block_kernel, "strip": strip_kernel}
+ENGINES: dict[str, Engine] = {"block": block_kernel, "strip": strip_kernel, "rows": rows_kernel}
 
 
 def made(request: Request) -> Kernel:

@@ -188,7 +188,7 @@ def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bo
     files = []
     for k in range(parts):
         lines = ['#include "cuda_runtime.h"' if cuda else '#include "mirage/cpu/tile.hpp"']
-        lines += ['#include "cuda_fp16.h"', '#include "cuda_bf16.h"', '#include "mirage/cuda/tile.cuh"'] if cuda else []
+        lines += ['#include "cuda_fp16.h"', '#include "cuda_bf16.h"', '#include "mirage/cuda/rows.cuh"'] if cuda else []
         lines += [
             "#include <cstdlib>",
             '#include "mirage/entry.h"',

@@ -37,6 +37,9 @@ MIRAGE_DEVICE void wait_for_earlier() {
 #endif
 }
 
+// Ask for the line of memory that holds `from`, to have it nearer when it is read; reads nothing itself.
+MIRAGE_DEVICE void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // --- matrices -------------------------------------------------------------------------------------------------------
 // four or two 8 x 8 matrices of 16-bit elements; lane l brings the address of row l % 8 of matrix l / 8
 template <bool TRANSPOSED>

@@ -1,0 +1,494 @@
+"""The engine `rows`: block graphs without contractions as CUDA kernels whose threads hold rows in registers.
+
+Threads have *slots* of `width` neighbours along the axis that most of memory is walked along. Three forms:
+1. That axis belongs to a row (`along`): `lanes` neighbouring threads, or all of several blocks of a cluster, share a row;
+   slot s of lane l holds the row's chunk s * lanes + l.
+2. It does not, and rows are reduced: a thread holds `width` rows, `lanes` threads share them, `threads / lanes`
+   neighbouring threads have neighbouring rows; slot s of lane l holds position s * lanes + l of each.
+3. Nothing is reduced: a thread has `slots` chunks.
+
+Level by level (see `search/row_values.py`) values of fewer axes are computed first, then slot by slot the others, then
+reductions meet over lanes. What a later level reads again is kept; what was loaded is kept as it was stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mirage_cli.codegen.emit import PAIRED
+from mirage_cli.codegen.emit_cuda import CudaEmitter
+from mirage_cli.codegen.render import c_float
+from mirage_cli.codegen.request import Kernel, Request
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.ops import lookup
+from mirage_cli.lax.program import Output, Slot
+from mirage_cli.search.row_values import LEAVES, REDUCTIONS, Access, Rows, Value, rows_of
+from mirage_cli.search.rows import Shape, check, hopper, shape_of
+
+SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
+CHAINS = 4  #: sums of a thread that go on side by side
+JOIN = {"sum": "Sum", "max": "Max"}
+Node = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowProgram:
+    """A kernel of the engine `rows` with every decision made."""
+
+    rows: Rows
+    shape: Shape
+
+    def text(self) -> str:
+        """Readable lines."""
+        return f"{self.rows.text()}\n{self.shape.text()}"
+
+
+@dataclass(slots=True)
+class Section:
+    """Statements in a loop over slots: before, in and after the loop over the elements of a chunk."""
+
+    first: list[str] = field(default_factory=list)
+    each: list[str] = field(default_factory=list)
+    last: list[str] = field(default_factory=list)
+
+    def add(self, along_chunk: bool, line: str) -> None:
+        """A statement for each element, or one for the chunk."""
+        (self.each if along_chunk else self.first).append(line)
+
+
+def rows_kernel(r: Request) -> Kernel:
+    """A kernel of the engine `rows`. Raises Refused."""
+    r.schedule.validate(r.block)
+    made = RowProgram(rows_of(r.program, r.block), shape_of(r.schedule))
+    check(made.rows, made.shape, r.target)
+    printer = RowEmitter(made, r.number, r.symbols, r.constants)
+    return Kernel(made, printer.context(hopper(r.target)))
+
+
+class RowEmitter:
+    """Prints a row program as the context of `rows.j2`."""
+
+    def __init__(self, made: RowProgram, number: int, symbols: Sequence[str], constants: frozenset[int]) -> None:
+        self.r, self.shape, self.number, self.symbols = made.rows, made.shape, number, tuple(symbols)
+        self.p, self.constants = self.r.program, constants
+        self.reads = {i.name: i for i in self.p.inputs}
+        sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
+        self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
+        self.exact = any(a.bytes > 2 for a in self.float_accesses())
+        self.slotted = frozenset(self.r.row or self.r.kept)
+        self.by = {v.args[1] for v in self.r.values.values() if self.quick(v)}
+        self.scratch = 0
+        self.units = self.per_width(self.r.kept)
+
+    def float_accesses(self) -> list[Access]:
+        """Reads and writes of floating-point tensors."""
+        used = {v.read for v in self.r.values.values() if v.op == "load"}
+        types = [self.p.sources[i.source].dtype for i in self.p.inputs if i.name in used]
+        return [Access((), t.bytes) for t in (*types, *(o.dtype for o in self.p.outputs)) if t.is_float]
+
+    def quick(self, v: Value) -> bool:
+        """Whether a quotient has a divisor that is the same for several."""
+        if v.op != "div":
+            return False
+        by = self.r.values[v.args[1]]
+        return by.op not in LEAVES and not self.varies(by.axes)[0] and self.varies(v.axes) != self.varies(by.axes)
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+    def extent(self, e: Extent) -> str:
+        """An extent as a C expression."""
+        if not isinstance(e, Symbolic):
+            return f"{e}LL" if self.wide else str(e)
+        names = [f"s_{self.symbols.index(n)}" for n in e.names]
+        return "(" + " * ".join(([f"{e.factor}LL"] if e.factor != 1 else []) + names) + ")"
+
+    def per_width(self, axes: Sequence[str]) -> Extent:
+        """Positions of axes, chunks of the vector axis."""
+        total = ex.product(self.p.extent(a) for a in axes)
+        if self.r.vector not in axes:
+            return total
+        if isinstance(total, Symbolic):
+            return Symbolic(total.factor // self.shape.width, total.names)
+        return total // self.shape.width
+
+    def varies(self, axes: frozenset[str]) -> tuple[bool, bool]:
+        """Whether a value with these axes differs from slot to slot, and within a chunk."""
+        return bool(axes & self.slotted), self.r.vector in axes
+
+    def position(self, axis: str, element: bool) -> str:
+        """The position along an axis, of the current element or of the chunk."""
+        return f"i_{axis} + j" if element and axis == self.r.vector and self.shape.width > 1 else f"i_{axis}"
+
+    def offset(self, access: Sequence[Slot], element: bool) -> str:
+        """The element offset of the current position in a stored tensor."""
+        terms, stride = [], ex.ONE
+        for s in reversed(access):
+            here = [] if s.axis is None else [self.position(s.axis, element)]
+            here += [str(s.offset)] if s.offset else []
+            if here:
+                text = " + ".join(here)
+                if stride != 1:
+                    text = f"({text})" if "+" in text else text
+                    text = f"{text} * {self.extent(stride)}"
+                terms.append(text)
+            stride = ex.product([stride, s.extent])
+        return " + ".join(reversed(terms)) or "0"
+
+    def whole(self, access: Sequence[Slot]) -> bool:
+        """Whether a chunk is one access."""
+        axis = self.r.vector
+        return axis is not None and Access(tuple(access), 1).aligned(axis, self.shape.width)
+
+    # --- where a thread is --------------------------------------------------------------------------------------------
+    def decode(self, index: str, axes: Sequence[str]) -> list[str]:
+        """Positions along axes, slowest first, from an index over all of them (chunks of the vector axis)."""
+        lines, rest = [], index
+        for k, a in enumerate(reversed(axes)):
+            count = self.extent(self.per_width([a]))
+            text = rest if k == len(axes) - 1 else f"{rest} % {count}"
+            text = f"{text} * WIDTH" if a == self.r.vector else text
+            lines.append(f"const offset_t i_{a} = {text};")
+            if k < len(axes) - 1:
+                lines.append(f"const offset_t {index}_{k} = {rest} / {count};")
+                rest = f"{index}_{k}"
+        return lines
+
+    def outer(self) -> list[str]:
+        """The positions that a thread has for all its slots."""
+        s, lines = self.shape, []
+        group = f"blockIdx.x / {s.cluster}" if s.cluster > 1 else "blockIdx.x"
+        if self.r.row:
+            here = "threadIdx.x / LANES" if self.r.along else "threadIdx.x % (THREADS / LANES)"
+            lines.append(f"const offset_t row = static_cast<offset_t>({group}) * (THREADS / LANES) + {here};")
+            if self.r.along:
+                within = f" + blockIdx.x % {s.cluster} * THREADS" if s.cluster > 1 else ""
+                lines.append(f"const offset_t lane = threadIdx.x % LANES{within};")
+            else:
+                lines.append("const offset_t lane = threadIdx.x / (THREADS / LANES);")
+            if self.ragged():
+                lines.append(f"const bool real = row < {self.extent(self.units)};")
+            lines += self.decode("row", self.r.kept)
+        return lines
+
+    def ragged(self) -> bool:
+        """Whether some threads have rows that there are not."""
+        own = self.shape.units(self.r)
+        return bool(self.r.row) and not (isinstance(self.units, int) and self.units % own == 0)
+
+    def inner(self) -> tuple[list[str], list[str]]:
+        """The positions of a slot, and the conditions that it exists."""
+        s = self.shape
+        if not self.r.row:
+            block = "static_cast<offset_t>(blockIdx.x) * (SLOTS * THREADS)"
+            lines = [f"const offset_t at = {block} + s * THREADS + static_cast<offset_t>(threadIdx.x);"]
+            exact = isinstance(self.units, int) and self.units % s.units(self.r) == 0
+            return lines + self.decode("at", self.r.kept), [] if exact else [f"at < {self.extent(self.units)}"]
+        count = self.per_width(self.r.row)
+        across = f"LANES * {s.cluster}" if s.cluster > 1 else "LANES"
+        lines = [
+            f"const offset_t at = s * ({across}) + lane;" if s.cluster > 1 else "const offset_t at = s * LANES + lane;"
+        ]
+        lines += self.decode("at", self.r.row)
+        tests = ["real"] if self.ragged() else []
+        return lines, tests + ([] if count == s.slots * s.lanes * s.cluster else [f"at < {self.extent(count)}"])
+
+    # --- values -------------------------------------------------------------------------------------------------------
+    def use(self, name: str, level: int) -> str:
+        """A value, read in a section of a level."""
+        v = self.r.values[name]
+        slot, element = self.varies(v.axes)
+        index = ("[s]" if slot else "") + ("[j]" if element else "")
+        match v.op:
+            case "load":
+                text = f"{v.read}_in" + ("[s]" if slot else "") + (".v[j]" if element else "")
+                dtype = self.p.sources[self.reads[v.read].source].dtype
+                return text if dtype.name == "f32" else f"to_float({text})"
+            case "const":
+                return c_float(v.number if v.number is not None else 0)
+            case "iota":
+                return f"static_cast<float>({self.position(v.axis, True)})"
+            case "extent":
+                return f"static_cast<float>({self.extent(self.p.extent(v.axis))})"
+        if not slot:
+            return name + index
+        return name if v.level == level else f"{name}_kept{index}"
+
+    def spell(self, v: Value) -> str:
+        """The C expression of an operator."""
+        if self.quick(v):
+            by = self.r.values[v.args[1]]
+            index = "[j]" if self.varies(by.axes)[1] else ""
+            return f"divide<{str(self.exact).lower()}>({self.use(v.args[0], v.level)}, {by.name}_by{index})"
+        args = [self.use(a, v.level) for a in v.args]
+        return f"m_{v.op}({', '.join(args)})" if v.op in PAIRED else lookup(v.op).c.format(*args)
+
+    def computed(self, level: int) -> list[Value]:
+        """The elementwise values of a level."""
+        return [v for v in self.r.values.values() if v.level == level and v.op not in (*LEAVES, *REDUCTIONS)]
+
+    def reduced(self, level: int) -> list[Value]:
+        """The reductions that end a level."""
+        return [v for v in self.r.values.values() if v.op in REDUCTIONS and v.level == level + 1]
+
+    # --- loads --------------------------------------------------------------------------------------------------------
+    def loads(self, early: bool) -> list[Node]:
+        """Everything that is read, of constants (`early`) or of the rest, all at once."""
+        own = [v for v in self.r.values.values() if v.op == "load"]
+        own = [v for v in own if (self.reads[v.read].source in self.constants) == early]
+        declared, outside, section = list[str](), list[str](), Section()
+        for v in own:
+            slot, element = self.varies(v.axes)
+            access, place = self.reads[v.read].access, f"{v.read}_in" + ("[s]" if slot else "")
+            kind = CudaEmitter.types[self.p.sources[self.reads[v.read].source].dtype.name]
+            held = f"Chunk<{kind}, WIDTH>" if element else kind
+            declared.append(f"{held} {v.read}_in{'[SLOTS]' if slot else ''};")
+            if not element:
+                line = f"{place} = p.{v.read}[{self.offset(access, False)}];"
+            elif self.whole(access):
+                line = f"{place} = load_chunk<{kind}, WIDTH>(p.{v.read} + {self.offset(access, False)});"
+            else:
+                line = f"{place}.v[j] = p.{v.read}[{self.offset(access, True)}];"
+            gathered = element and not self.whole(access)
+            if slot:
+                section.add(gathered, line)
+            else:
+                line = f"for (int j = 0; j < WIDTH; ++j) {line}" if gathered else line
+                guarded = self.ragged() and bool(v.axes)
+                outside.append(f"if (real) {line}" if guarded else line)
+        return [*_lines([*declared, *outside]), *self.section(section)]
+
+    def ahead(self) -> list[Node]:
+        """Asks for what is read later, so that it comes while the kernel before this one ends."""
+        section = Section()
+        for v in self.r.values.values():
+            if v.op == "load" and self.reads[v.read].source not in self.constants and all(self.varies(v.axes)):
+                access = self.reads[v.read].access
+                if self.whole(access):
+                    section.first.append(f"fetch_ahead(p.{v.read} + {self.offset(access, False)});")
+        return self.section(section)
+
+    def section(self, n: Section) -> list[Node]:
+        """A loop over slots; nothing where it has no statements."""
+        if not (n.first or n.each or n.last):
+            return []
+        positions, tests = self.inner()
+        text = "\n".join([*n.first, *n.each, *n.last, *tests])
+        return [
+            {
+                "kind": "slots",
+                "positions": _read(positions, text),
+                "inside": " && ".join(tests),
+                "first": n.first,
+                "each": n.each,
+                "last": n.last,
+            }
+        ]
+
+    # --- levels -------------------------------------------------------------------------------------------------------
+    def level(self, level: int) -> list[Node]:
+        """What is computed and stored between two rounds of reductions, and the round behind it."""
+        nodes = self.few(level)
+        section = Section()
+        for v in self.computed(level):
+            slot, element = self.varies(v.axes)
+            if slot:
+                section.add(element, f"const float {v.name} = {self.spell(v)};")
+                if self.r.later(v.name):
+                    section.add(element, f"{v.name}_kept[s]{'[j]' if element else ''} = {v.name};")
+        parts = []
+        for v in self.reduced(level):
+            join, many = JOIN[v.op], self.parts(v)
+            parts.append(f"float {v.name}_part[{many}];")
+            parts.append(f"for (float& x : {v.name}_part) x = {join}::none();")
+            inside_chunk = self.r.along or self.varies(v.axes)[1]
+            to = f"{v.name}_part[{'j % ' + str(many) if inside_chunk and many > 1 else '0'}]"
+            section.add(inside_chunk, f"{to} = {join}::join({to}, {self.use(v.args[0], level)});")
+        stores = self.stores(level, section)
+        return [*nodes, *_lines(parts), *self.section(section), *_lines(stores), *self.meet(level)]
+
+    def few(self, level: int) -> list[Node]:
+        """The values that are the same in all slots."""
+        plain, each, declared = list[str](), list[str](), list[str]()
+        for v in self.r.values.values():
+            slot, element = self.varies(v.axes)
+            if slot or v.level != level or v.op in LEAVES:
+                continue
+            if v.op not in REDUCTIONS:
+                if element:
+                    declared.append(f"float {v.name}[WIDTH];")
+                    each.append(f"{v.name}[j] = {self.spell(v)};")
+                else:
+                    plain.append(f"const float {v.name} = {self.spell(v)};")
+            if v.name in self.by and element:
+                declared.append(f"Divisor {v.name}_by[WIDTH];")
+                each.append(f"{v.name}_by[j] = divisor({v.name}[j]);")
+            elif v.name in self.by:
+                plain.append(f"const Divisor {v.name}_by = divisor({v.name});")
+        loop = [{"kind": "each", "lines": each}] if each else []
+        return [*_lines([*plain, *declared]), *loop]
+
+    def parts(self, v: Value) -> int:
+        """Numbers in which a thread gathers a reduction."""
+        if self.r.along:
+            return min(CHAINS, self.shape.width)
+        return self.shape.width if self.varies(v.axes)[1] else 1
+
+    def kept(self) -> list[str]:
+        """Declarations of what later levels read again."""
+        made = []
+        for v in self.r.values.values():
+            slot, element = self.varies(v.axes)
+            if slot and v.op not in (*LEAVES, *REDUCTIONS) and self.r.later(v.name):
+                made.append(f"float {v.name}_kept[SLOTS]{'[WIDTH]' if element else ''};")
+        return made
+
+    # --- reductions ---------------------------------------------------------------------------------------------------
+    def meet(self, level: int) -> list[Node]:
+        """The reductions over the lanes of a row."""
+        found = self.reduced(level)
+        if not found:
+            return []
+        return _lines(self.meet_along(found) if self.r.along else self.meet_across(found))
+
+    def meet_along(self, found: Sequence[Value]) -> list[str]:
+        """Over neighbouring lanes, then over warps."""
+        s, before, after = self.shape, list[str](), list[str]()
+        for v in found:
+            join, many = JOIN[v.op], self.parts(v)
+            lanes = min(s.lanes, 32)
+            before.append(f"float {v.name} = join_lanes<{join}, {lanes}>(join_parts<{join}, {many}>({v.name}_part));")
+            if s.lanes > 32:
+                place, warps = self.scratch, s.lanes // 32
+                self.scratch += s.threads // 32
+                before.append(f"show(scratch + {place}, {v.name});")
+                at = f"scratch + {place} + threadIdx.x / LANES * {warps}"
+                after.append(f"{v.name} = join_shown<{join}, {warps}, 1>({at});")
+        return [*before, *(["__syncthreads();"] if after else []), *after]
+
+    def meet_across(self, found: Sequence[Value]) -> list[str]:
+        """Over threads that lie apart."""
+        s, before, after = self.shape, list[str](), list[str]()
+        for v in found:
+            join, many = JOIN[v.op], self.parts(v)
+            index = "[j]" if self.varies(v.axes)[1] else ""
+            loop = f"for (int j = 0; j < {many}; ++j) " if index else ""
+            name, part = f"{v.name}{index}", f"{v.name}_part[{'j' if index else '0'}]"
+            after.append(f"float {v.name}{'[WIDTH]' if index else ''};")
+            if s.lanes > 1:
+                place = f"scratch + {self.scratch}" + (" + j * THREADS" if index else "")
+                self.scratch += s.threads * many
+                before.append(f"{loop}({place})[threadIdx.x] = {part};")
+                at = f"{place} + threadIdx.x % (THREADS / LANES)"
+                after.append(f"{loop}{name} = join_shown<{join}, LANES, THREADS / LANES>({at});")
+            else:
+                after.append(f"{loop}{name} = {part};")
+        return [*before, *(["__syncthreads();"] if before else []), *after]
+
+    # --- stores -------------------------------------------------------------------------------------------------------
+    def stores(self, level: int, section: Section) -> list[str]:
+        """Adds the outputs that are known at a level to the slots' statements; those stored once are returned."""
+        once = []
+        for k, (name, out) in enumerate(zip(self.r.outputs, self.p.outputs, strict=True)):
+            if self.r.values[name].level != level:
+                continue
+            stored = frozenset(s.axis for s in out.access if s.axis is not None)
+            slot, element = self.varies(stored)
+            tests = self.only(stored)
+            if slot:
+                self.store_slot(k, out, self.use(name, level), tests, element, section)
+            else:
+                tests = [*(["lane == 0"] if self.r.row else []), *(["real"] if self.ragged() else []), *tests]
+                once += self.store_once(k, out, self.use(name, level), tests, element)
+        return once
+
+    def only(self, stored: frozenset[str]) -> list[str]:
+        """Conditions for the positions along axes that a stored tensor lacks: the first ones store."""
+        lacking = [a for a in (*self.r.kept, *self.r.row) if a not in stored and self.p.extent(a) != 1]
+        return [f"i_{a} == 0" for a in lacking if self.varies(stored)[0] or a not in self.r.row]
+
+    def store_slot(
+        self, k: int, out: Output, value: str, tests: Sequence[str], element: bool, section: Section
+    ) -> None:
+        """Adds an output that differs from slot to slot."""
+        guard = f"if ({' && '.join(tests)}) " if tests else ""
+        if element and self.whole(out.access):
+            section.first.append(f"Chunk<{CudaEmitter.types[out.dtype.name]}, WIDTH> y{k}_out;")
+            section.each.append(f"put(y{k}_out.v[j], {value});")
+            section.last.append(f"{guard}store_chunk(p.y{k} + {self.offset(out.access, False)}, y{k}_out);")
+        else:
+            section.add(element, f"{guard}put(p.y{k}[{self.offset(out.access, element)}], {value});")
+
+    def store_once(self, k: int, out: Output, value: str, tests: Sequence[str], element: bool) -> list[str]:
+        """The statements that store an output which is the same in all slots."""
+        guard = f"if ({' && '.join(tests)}) " if tests else ""
+        if not element:
+            return [f"{guard}put(p.y{k}[{self.offset(out.access, False)}], {value});"]
+        if not self.whole(out.access):
+            loop = "for (int j = 0; j < WIDTH; ++j) "
+            return [f"{guard}{loop}put(p.y{k}[{self.offset(out.access, True)}], {value});"]
+        return [
+            f"Chunk<{CudaEmitter.types[out.dtype.name]}, WIDTH> y{k}_out;",
+            f"for (int j = 0; j < WIDTH; ++j) put(y{k}_out.v[j], {value});",
+            f"{guard}store_chunk(p.y{k} + {self.offset(out.access, False)}, y{k}_out);",
+        ]
+
+    # --- a kernel -----------------------------------------------------------------------------------------------------
+    def blocks(self) -> str:
+        """The number of blocks as a C expression."""
+        own, cluster = self.shape.units(self.r), self.shape.cluster
+        if isinstance(self.units, int):
+            return str(-(-self.units // own) * cluster)
+        return f"(({self.extent(self.units)} + {own - 1}) / {own})" + (f" * {cluster}" if cluster > 1 else "")
+
+    def context(self, dependent: bool) -> dict[str, Any]:
+        """Everything that `rows.j2` and `kernel.cu.j2` print."""
+        s = self.shape
+        before = [*(self.ahead() if s.ahead and dependent else []), *self.loads(True)]
+        after = [*self.loads(False), *_lines(self.kept())]
+        for level in range(self.r.levels + 1):
+            after += self.level(level)
+        text = str([before, after])
+        return {
+            "kernel": self.number,
+            "offset_type": "int64_t" if self.wide else "int",
+            "symbols": [self.symbols.index(n) for n in self.p.symbols],
+            "inputs": [
+                {"name": i.name, "type": CudaEmitter.types[self.p.sources[i.source].dtype.name], "source": i.source}
+                for i in self.p.inputs
+            ],
+            "outputs": [
+                {"name": f"y{k}", "type": CudaEmitter.types[o.dtype.name]} for k, o in enumerate(self.p.outputs)
+            ],
+            "grid": [{"axis": "row", "tile": s.units(self.r), "blocks": self.blocks()}],
+            "headers": ["rows.cuh"],
+            "template": "rows.j2",
+            "members": [],
+            "threads": s.threads,
+            "shared_bytes": 0,
+            "cluster": s.cluster,
+            "dependent": dependent,
+            "lanes": s.lanes,
+            "slots": s.slots,
+            "width": s.width,
+            "scratch": self.scratch,
+            "before": [*_lines(_read(self.outer(), text)), *before],
+            "after": after,
+        }
+
+
+def _lines(lines: Sequence[str]) -> list[Node]:
+    return [{"kind": "lines", "lines": list(lines)}] if lines else []
+
+
+def _read(declarations: Sequence[str], text: str) -> list[str]:
+    """The declarations that later ones or `text` read."""
+    kept: list[str] = []
+    for line in reversed(declarations):
+        name = line.split(" = ")[0].split()[-1]
+        if re.search(rf"\b{name}\b", text):
+            kept.append(line)
+            text += "\n" + line.split(" = ", 1)[1]
+    return kept[::-1]
