@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from mirage_cli import devices, dims, example, fragment_models, runtime
+from mirage_cli import bench_gpu, devices, dims, example, fragment_models, runtime
 from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_report import BenchReport, FragmentRow
 from mirage_cli.contestant import Contestant, OrtContestant, Place
-from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.errors import ModelError, ToolMissing, UsageError
 from mirage_cli.frontends import sizes
+from mirage_cli.gpu import GpuTimer
+from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
 from mirage_cli.output import LIBRARY, MARK
 from mirage_cli.pipeline import Progress, Silent
@@ -29,7 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 _MODEL_KEYS = ("path", "sha256", "external_data")
 _FRAGMENT_KEYS = ("id", "name", "occurrences", "schedule", "mugraph", "predicted_us", "floor_us")
 MAX_SETS = 8  #: sets of inputs of the whole model
-NO_TORCH = "not compared: fragments are not translated to PyTorch"
+NO_TORCH = "not compared: PyTorch is a peer on a GPU only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class BenchOptions:
     """How to measure. `gpu` is a number, `cpu` asks for the CPU; without both the first GPU is taken where onnxruntime
     and the folder can use it, else the CPU. `dim` and `shape` are as in `optimize`, `runs` samples of each contestant (None:
     as many as fit into `seconds`, for each fragment and for the whole model), `threads` those of one operator on the
-    CPU (None: onnxruntime's choice), `seed` that of the inputs."""
+    CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further contestants on a GPU (`peers.GROUPS`)."""
 
     gpu: int | None = None
     cpu: bool = False
@@ -47,6 +49,7 @@ class BenchOptions:
     seconds: float = 2.0
     threads: int | None = None
     seed: int = 0
+    peers: tuple[str, ...] = ("eager", "compile")
 
 
 def bench_folder(
@@ -67,8 +70,14 @@ def bench_folder(
     replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
     progress.stage("measure", len(replaced) + 1)
     rows = []
+    gpu, absent = _opened(place, options)
     for fragment in fragment_rows(folder, model, replaced, sets[0], place):
         comparison = measure_fragment(fragment.models, folder / LIBRARY, place, effort, options.seed, timer)
+        if gpu is not None:
+            found = bench_gpu.entries(
+                gpu, fragment.models, fragment.program, folder / LIBRARY, options.peers, options.seconds, options.seed
+            )
+            comparison = replace(comparison, entries=(*comparison.entries, *found))
         rows.append(fragment.row(comparison))
         progress.step(fragment.data["name"])
     original, note = original_model(folder, report)
@@ -83,7 +92,17 @@ def bench_folder(
         "inputs": {name: list(a.shape) for name, a in sets[0].items()},
         "gpu_state": devices.state(place.device) if place.provider == "cuda" else {},
     }
-    return BenchReport(device, settings, note, tuple(rows), whole, {"torch": NO_TORCH})
+    return BenchReport(device, settings, note, tuple(rows), whole, absent)
+
+
+def _opened(place: Place, options: BenchOptions) -> tuple[GpuTimer | None, dict[str, str]]:
+    """What times kernels and torch on a GPU, or why torch is absent."""
+    if place.provider != "cuda":
+        return None, {"torch": NO_TORCH}
+    try:
+        return bench_gpu.opened(place.device), {}
+    except ToolMissing as e:
+        return None, {"torch": f"not compared: {e} ({e.hint})"}
 
 
 # ---- where -----------------------------------------------------------------------------------------------------------
@@ -200,11 +219,12 @@ def sizes_of(model: onnx.ModelProto, dim: Sequence[str], shapes: Mapping[str, tu
 
 @dataclass(frozen=True, slots=True)
 class BenchFragment:
-    """A fragment to measure: its models, and its part of the report of `optimize`."""
+    """A fragment to measure: its models, its part of the report of `optimize`, its program."""
 
     models: fragment_models.FragmentModel
     data: Mapping[str, Any]
     provider: str
+    program: Program
 
     def row(self, comparison: Comparison) -> FragmentRow:
         """Its row in the report, with the predictions where they are for this target and these sizes."""
@@ -228,16 +248,17 @@ def fragment_rows(
     folder: Path, model: onnx.ModelProto, replaced: Sequence[Mapping[str, Any]], feeds: Arrays, place: Place
 ) -> list[BenchFragment]:
     """The replaced fragments of a folder with their models. Raises ModelError when its parts do not belong together."""
-    specs = []
+    specs, programs = [], {}
     for f in replaced:
         path = folder / f["mugraph"]["file"]
         try:
-            operator = json.loads(path.read_text(encoding="utf-8"))["operator"]
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            operator, programs[f["id"]] = stored["operator"], program_from_json(stored["program"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{path}: expected a muGraph file with its operator, found {error}") from error
         specs.append(operator_spec(f["id"], operator))
     models = fragment_models.from_folder(model, folder, specs, feeds)
-    return [BenchFragment(models[f["id"]], f, place.provider) for f in replaced]
+    return [BenchFragment(models[f["id"]], f, place.provider, programs[f["id"]]) for f in replaced]
 
 
 def _whole(

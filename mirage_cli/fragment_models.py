@@ -81,7 +81,7 @@ class FragmentModel:
             nodes.append(helper.make_node(spec.op_type, read, written, f"call_{k}", domain=patch.DOMAIN))
             for i, (name, tensor) in enumerate(zip(read, spec.inputs, strict=True)):
                 if i in self.constants and self.stores_weights:
-                    weights.append(numpy_helper.from_array(self._weight(i, k), name))
+                    weights.append(numpy_helper.from_array(self.weight(i, k), name))
                 else:
                     inputs.append(helper.make_tensor_value_info(name, _onnx_type(tensor.dtype), self.shapes[i]))
             for name, tensor in zip(written, spec.outputs, strict=True):
@@ -111,10 +111,10 @@ class FragmentModel:
                     source = Source(tensor.name, shape, tensor.dtype)
                     found[name] = check.draw(source, shape, "random", random)
                 elif not self.stores_weights:
-                    found[name] = self._weight(i, k)
+                    found[name] = self.weight(i, k)
         return found
 
-    def _weight(self, i: int, k: int) -> Array:
+    def weight(self, i: int, k: int) -> Array:
         """A weight for call `k`: that of a place in the model, shifted by some elements in further calls."""
         places = self.constants[i]
         value = places[k % len(places)]

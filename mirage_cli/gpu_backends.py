@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 from mirage_cli import devices
 from mirage_cli.errors import MirageError, ToolMissing
 from mirage_cli.lax.dtypes import DType
+from mirage_cli.runtime import element_name
 
 Work = Callable[[int], object]
 HINT = "pip install torch (a CUDA build), or: pip install 'mirage-cli[gpu]' (cupy)"
 POISON = 0xFF  #: a byte of which every floating-point element is NaN
-FLOATS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 LEAD_BYTES = 512 << 20  #: read before a sample: the host has put all work on the stream when the first event comes, and
 #: the cache holds nothing of it
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
@@ -38,6 +39,15 @@ def opened(number: int) -> GpuBackend:
         except (ImportError, ToolMissing) as e:
             problems.append(f"{kind.package}: {e}")
     raise ToolMissing(f"timing on a GPU needs torch or cupy ({'; '.join(problems)})", HINT)
+
+
+class Tensors(Protocol):
+    """A tensor in device memory, once for each set (`gpu_entry.Sets`)."""
+
+    memory: Memory
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: int
 
 
 class Memory:
@@ -218,9 +228,20 @@ class TorchBackend(GpuBackend):
         """Fill with normal random numbers of a floating-point type."""
         with self.failures():
             random = self.torch.Generator(self.device).manual_seed(seed)
-            values = self.view(memory, FLOATS[dtype.name])
+            values = self.view(memory, element_name(dtype))
             values.normal_(mean, std, generator=random)
             self.synchronize()
+
+    def tensor(self, sets: Tensors, number: int) -> Any:
+        """The torch tensor of a set, on the same memory."""
+        start = number * sets.stride // sets.dtype.bytes
+        return self.view(sets.memory, element_name(sets.dtype))[start : start + math.prod(sets.shape)].view(sets.shape)
+
+    def host(self, tensor: Any, kind: np.dtype[Any]) -> NDArray[Any]:
+        """A tensor's elements as an array of its type; bfloat16 as that of ml_dtypes."""
+        if tensor.dtype == self.torch.bfloat16:
+            return np.asarray(tensor.contiguous().view(self.torch.uint16).cpu().numpy()).view(kind)
+        return np.asarray(tensor.cpu().numpy())
 
 
 class CupyBackend(GpuBackend):
@@ -321,5 +342,5 @@ class CupyBackend(GpuBackend):
                 bits = wide.view(np.uint32)
                 self.view(memory, "uint16")[...] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
             else:
-                self.view(memory, FLOATS[dtype.name])[...] = wide
+                self.view(memory, element_name(dtype))[...] = wide
             self.synchronize()

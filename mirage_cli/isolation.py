@@ -34,14 +34,18 @@ def attempt(function: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def each(
-    function: Callable[..., Any], jobs: Sequence[Sequence[Any]], workers: int, max_memory: int = 0
+    function: Callable[..., Any],
+    jobs: Sequence[Sequence[Any]],
+    workers: int,
+    max_memory: int = 0,
+    apart: bool = False,
 ) -> Iterator[tuple[int, Any]]:
     """(number of the job, its result or Lost) as jobs end.
 
     `function` and arguments must be importable and picklable. With one worker and no `max_memory` (bytes of address
-    space for each worker) the calls are made here.
+    space for each worker) the calls are made here, unless they have to be `apart`.
     """
-    if max_memory == 0 and (workers <= 1 or len(jobs) <= 1):
+    if max_memory == 0 and not apart and (workers <= 1 or len(jobs) <= 1):
         for k, args in enumerate(jobs):
             yield k, attempt(function, args)
         return

@@ -72,13 +72,14 @@ def session(
     exact: bool = False,
     graph: bool = False,
     data: Path | None = None,
+    stream: int = 0,
 ) -> Any:
     """An `onnxruntime.InferenceSession` of a model, with the custom operators of `library`.
 
     `threads` limits the threads of one operator, `optimize` allows onnxruntime's own graph optimizations. On CUDA
     `device` is the GPU's number, `exact` keeps float32 products in float32 (onnxruntime's default is TF32), and `graph`
-    captures the model as a CUDA graph that later calls with the same buffers replay. `data` is the folder of the
-    external data of a model given as bytes.
+    captures the model as a CUDA graph that later calls with the same buffers replay, all on the CUDA stream with the
+    address `stream` where one is given. `data` is the folder of the external data of a model given as bytes.
 
     Threads of a session wait actively for work while it runs and stop when its call ends, so that several sessions of
     one process can be timed in turn without one's idle threads taking the cores from the other.
@@ -104,6 +105,7 @@ def session(
     wanted: list[Any] = [_PROVIDERS["cpu"]]
     if provider == "cuda":
         settings = {"device_id": device, "use_tf32": int(not exact), "enable_cuda_graph": int(graph)}
+        settings |= {"user_compute_stream": stream} if stream else {}
         wanted.insert(0, (_PROVIDERS["cuda"], {name: str(value) for name, value in settings.items()}))
     source = model if isinstance(model, bytes) else str(model)
     try:

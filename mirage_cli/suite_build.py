@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ def _is_made(folder: Path, key: Mapping[str, Any]) -> bool:
 def sources_digest() -> str:
     """A hash of everything in this package that decides what `optimize` makes."""
     digest = hashlib.sha256(__version__.encode())
-    for path in sorted(p for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+    files = (Path(folder) / name for folder, _, names in os.walk(PACKAGE, followlinks=True) for name in names)
+    for path in sorted(p for p in files if p.suffix != ".pyc"):
         digest.update(path.relative_to(PACKAGE).as_posix().encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]

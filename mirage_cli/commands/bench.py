@@ -9,14 +9,24 @@ import click
 
 from mirage_cli.commands import common
 from mirage_cli.commands.common import Voice
+from mirage_cli.errors import CheckFailed
+
+#: options that only one of the two forms takes
+_FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads")
+_SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "build", "markdown", "jobs")
 
 
 @click.command(
     cls=common.Command,
-    short_help="Time the original model against the patched one.",
-    examples=("mirage bench out --cpu --threads 4", "mirage bench out --gpu 0 --dim seq=1024 --json > times.json"),
+    short_help="Time the original model against the patched one, or the suite.",
+    examples=(
+        "mirage bench out --cpu --threads 4",
+        "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
+        "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
+    ),
 )
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="[DIR]", type=click.Path(), required=False)
+@click.option("--suite", type=click.Choice(["paper"]), help="Optimize and time the cases of this suite instead.")
 @click.option("--cpu", is_flag=True, help="Measure on the CPU [the first GPU that can be used, else the CPU].")
 @common.settings_options("dim", "shape", gpu="Measure on this GPU.")
 @click.option("--runs", type=click.IntRange(1), metavar="N", help="Runs of each [as many as --seconds allow].")
@@ -24,16 +34,75 @@ from mirage_cli.commands.common import Voice
     "--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Time for each measurement, about [2]."
 )
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads of ONNX Runtime [its own choice].")
-@common.settings_options("seed")
+@click.option("--peers", metavar="NAMES", help="Peers on a GPU, of eager,compile,sdpa,ort [all of them].")
+@click.option("--no-peers", is_flag=True, help="Time ours alone.")
+@common.settings_options(
+    "seed",
+    only="Suite: only rows with such a name.",
+    jobs="Suite: rows that are optimized at a time [number of cores].",
+)
+@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="Suite: the element type [fp16].")
+@click.option(
+    "--peers-from", type=click.Path(), metavar="FILE", help="Suite: take peers' times from this JSON document."
+)
+@click.option("--allow-tf32", is_flag=True, help="Suite: float32 products of peers may be TF32.")
+@click.option("--build", type=click.Path(), metavar="DIR", help="Suite: keep here what is optimized, and use it again.")
+@click.option(
+    "--markdown", type=click.Path(), metavar="FILE", help="Suite: put the table between the marks of this file."
+)
 @common.speaking
-def bench(voice: Voice, folder: str, cpu: bool, **given: Any) -> None:
-    """Time the original model against the patched one of the output folder DIR, fragment by fragment and whole."""
-    values = common.given_values(given)
-    if cpu and "gpu" in values:
-        raise click.UsageError("--cpu and --gpu exclude each other.", click.get_current_context())
+def bench(voice: Voice, folder: str | None, suite: str | None, **given: Any) -> int:
+    """Time the original model against the patched one of the output folder DIR, fragment by fragment and whole; or, with
+    --suite, every case of a suite beside PyTorch and ONNX Runtime. Ends with 1 when an answer is wrong."""
+    context = click.get_current_context()
+    if (folder is None) == (suite is None):
+        raise click.UsageError("Give either an output folder or --suite.", context)
+    values = {k: v for k, v in common.given_values(given).items() if v is not False}
+    for name in _FOLDER_ONLY if suite else _SUITE_ONLY:
+        if name in values:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} does not go with {'--suite' if suite else 'DIR'}.", context
+            )
+    if "cpu" in values and "gpu" in values:
+        raise click.UsageError("--cpu and --gpu exclude each other.", context)
+    if "peers" in values and "no_peers" in values:
+        raise click.UsageError("--peers and --no-peers exclude each other.", context)
+    wrong = _suite(voice, suite, values) if suite else _folder(voice, Path(folder or ""), values)
+    return CheckFailed.exit_code if wrong else 0
+
+
+def _peers(values: dict[str, Any]) -> None:
+    """Turn --peers and --no-peers into the field of the options."""
+    from mirage_cli import peers
+
+    if values.pop("no_peers", False):
+        values["peers"] = ()
+    elif "peers" in values:
+        values["peers"] = peers.groups(values["peers"])
+
+
+def _folder(voice: Voice, folder: Path, values: dict[str, Any]) -> bool:
     from mirage_cli import benchmark
 
-    options = benchmark.BenchOptions(cpu=cpu, **values)
+    _peers(values)
+    options = benchmark.BenchOptions(**values)
     with voice.progress() as progress:
-        found = benchmark.bench_folder(Path(folder), options, progress)
+        found = benchmark.bench_folder(folder, options, progress)
     voice.result(found.to_json, found.text)
+    return found.wrong
+
+
+def _suite(voice: Voice, suite: str, values: dict[str, Any]) -> bool:
+    from mirage_cli import suite as suites
+    from mirage_cli.suite_report import write_markdown
+
+    _peers(values)
+    markdown = values.pop("markdown", None)
+    values |= {k: Path(values[k]) for k in ("peers_from", "build") if k in values}
+    options = suites.SuiteOptions(suite, tf32=values.pop("allow_tf32", False), **values)
+    with voice.progress() as progress:
+        found = suites.run(options, progress)
+    voice.result(found.to_json, found.text)
+    if markdown is not None:
+        write_markdown(found, Path(markdown))
+    return found.wrong

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import benchmark, doctor, inspection, recheck
+from mirage_cli import benchmark, doctor, inspection, recheck, suite, suite_report
 from mirage_cli.benchmark import BenchOptions
 from mirage_cli.options import Options
 from mirage_cli.recheck import VerifyOptions
+from mirage_cli.suite import SuiteOptions
 from tests.commands.conftest import Run
 from tests.optimized import Optimized, sample
 
@@ -26,9 +27,10 @@ class Found:
 
     passed: bool = True
     ok: bool = True
+    wrong: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"fine": self.passed and self.ok}
+        return {"fine": self.passed and self.ok and not self.wrong}
 
     def text(self) -> str:
         return "in words\n"
@@ -50,6 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         (recheck, "verify_folder"),
         (recheck, "verify_pair"),
         (benchmark, "bench_folder"),
+        (suite, "run"),
         (inspection, "inspect"),
         (doctor, "examine"),
     ):
@@ -95,9 +98,44 @@ def test_exit_codes(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> 
     assert run("verify", "out").exit_code == run("doctor").exit_code == 0
     monkeypatch.setattr(recheck, "verify_folder", lambda *_: Found(passed=False))
     monkeypatch.setattr(doctor, "examine", lambda: Found(ok=False))
+    monkeypatch.setattr(benchmark, "bench_folder", lambda *_: Found(wrong=True))
+    monkeypatch.setattr(suite, "run", lambda *_: Found(wrong=True))
+    for arguments in (("bench", "out"), ("bench", "--suite", "paper")):
+        answer = run(*arguments, "--json")
+        assert (answer.exit_code, json.loads(answer.stdout)) == (1, {"fine": False})
     difference, missing = run("verify", "out", "--json"), run("doctor", "--json")
     assert (difference.exit_code, json.loads(difference.stdout)) == (1, {"fine": False})
     assert (missing.exit_code, json.loads(missing.stdout)) == (4, {"fine": False})
+
+
+def test_the_suite_is_handed_on(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(suite_report, "write_markdown", lambda found, path: written.append(path))
+    run("bench", "--suite", "paper", "--gpu", "1", "--only", "a*", "--only", "b", "--dtype", "bf16", "--no-peers", "-q")
+    asked = ("--peers", "ort, eager", "--peers-from", "p.json", "--build", "kept", "--allow-tf32", "--jobs", "3")
+    run("bench", "--suite", "paper", *asked, "--seconds", "0.2", "--seed", "5", "--markdown", "page.md", "-q")
+    first = SuiteOptions(gpu=1, only=("a*", "b"), dtype="bf16", peers=())
+    kept = {"peers_from": Path("p.json"), "build": Path("kept")}
+    second = SuiteOptions(peers=("eager", "ort"), tf32=True, seconds=0.2, jobs=3, seed=5, **kept)
+    assert calls == [("run", first, None), ("run", second, None)]
+    assert written == [Path("page.md")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "either an output folder or --suite"),
+        (("out", "--suite", "paper"), "either an output folder or --suite"),
+        (("--suite", "paper", "--threads", "2"), "--threads does not go with --suite"),
+        (("out", "--dtype", "fp16"), "--dtype does not go with DIR"),
+        (("out", "--peers", "eager", "--no-peers"), "exclude each other"),
+        (("out", "--peers", "nobody"), "there is no such peer"),
+    ],
+)
+def test_what_does_not_go_together(run: Run, calls: Calls, arguments: tuple[str, ...], message: str) -> None:
+    result = run("bench", *arguments)
+    assert result.exit_code == 2 and message in result.stderr
+    assert calls == []
 
 
 # --- for real ---------------------------------------------------------------------------------------------------------
