@@ -76,23 +76,34 @@ class _Died:
 
 
 class Resident:
-    """An object that lives in a process of its own: `maker(*args)` makes it there when it is first called, and again after
-    a call that ended the process or took longer than its time."""
+    """An object that lives in a process of its own: `maker(*args)` makes it there, when it is begun or first called, and
+    again after a call that ended the process or took longer than its time."""
 
     def __init__(self, maker: Callable[..., Any], args: Sequence[Any], start_seconds: float) -> None:
         self._made = (maker, tuple(args))
         self._start_seconds = start_seconds
         self._worker: _Worker | None = None
+        self._making = False
+
+    def begin(self) -> None:
+        """Let the object be made, without waiting for it."""
+        if self._worker is None:
+            self._worker = _Worker(_Host(), 0)
+            self._worker.start((0, ("", self._made)), {})
+            self._making = True
 
     def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
         """The result of a method, or Lost: what it raised, how the process ended, or that it took longer than `seconds`."""
-        if self._worker is None:
-            self._worker = _Worker(_Host(), 0)
-            made = self._ask(("", self._made), self._start_seconds)
+        self.begin()
+        if self._making:
+            made = self._answer(self._start_seconds)
+            self._making = False
             if isinstance(made, Lost):
                 self.close()
                 return made
-        return self._ask((method, tuple(args)), seconds)
+        assert self._worker is not None
+        self._worker.start((0, (method, tuple(args))), {})
+        return self._answer(seconds)
 
     def close(self) -> None:
         """End the process."""
@@ -101,10 +112,9 @@ class Resident:
             self._worker.connection.close()
             self._worker = None
 
-    def _ask(self, question: tuple[str, Any], seconds: float) -> Any:
+    def _answer(self, seconds: float) -> Any:
         worker = self._worker
         assert worker is not None
-        worker.start((0, question), {})
         if not worker.connection.poll(seconds):
             self.close()
             return Lost(f"it took longer than {seconds:g} s")

@@ -45,6 +45,9 @@ class Builder(Protocol):
 class Bench(Protocol):
     """Runs libraries on the GPU. Problems are texts: what crashes or hangs costs itself only."""
 
+    def start(self) -> str:
+        """Wait until it can be asked; what keeps it from that, or nothing."""
+
     def check(self, library: Path) -> str:
         """What is wrong with a library's answers, by the accuracy rule; nothing when they are right."""
 
@@ -95,11 +98,12 @@ class Trial:
 
 @dataclass(slots=True)
 class Tuned:
-    """What tuning a fragment found: the trials in their order (the model's own choice first, where it was tried), and
-    whether the time sufficed for all that were to be tried."""
+    """What tuning a fragment found: the trials in their order (the model's own choice first, where it was tried), whether
+    the time sufficed for all that were to be tried, and what kept everything from being tried."""
 
     trials: list[Trial] = field(default_factory=list)
     complete: bool = True
+    problem: str = ""
 
     @property
     def tried(self) -> int:
@@ -179,7 +183,8 @@ def tune(
     limits: Limits,
     clock: Timer,
 ) -> Tuned:
-    """Try candidates (by their hashes; the model's own choice first), beginning with what is `known` of them."""
+    """Try candidates (by their hashes; the model's own choice first), beginning with what is `known` of them. The bench
+    may start while the first ones are built."""
     start = clock.now()
 
     def spent(share: float = 1.0) -> bool:
@@ -199,7 +204,11 @@ def tune(
         left = [c for k, c in pool.items() if k not in tried and k != own]
         seen = [*(t.candidate for t in found.trials), *batch]
         batch += select(left, count - len(batch), seen, corrections(found.trials))
-        for c, built in zip(batch, builder.build(batch), strict=True):
+        made = builder.build(batch)
+        found.problem = bench.start()
+        if found.problem:
+            return found
+        for c, built in zip(batch, made, strict=True):
             key = keys[id(c)]
             if spent():
                 found.complete = False

@@ -157,8 +157,12 @@ class IsolatedBench:
     def __init__(self, job: BenchJob) -> None:
         self._resident = Resident(Measured, (job,), START_SECONDS)
 
+    def begin(self) -> None:
+        """Begin the process without waiting for it."""
+        self._resident.begin()
+
     def start(self) -> str:
-        """Begin the process; why it cannot, or nothing."""
+        """Wait until the process can be asked; why it cannot, or nothing."""
         found = self._resident.call("ready", (), START_SECONDS)
         return found.reason if isinstance(found, Lost) else ""
 

@@ -136,9 +136,7 @@ def _measured(w: Work, stage: Stage) -> Found:
     start = clock.now()
     bench = IsolatedBench(BenchJob(_check_job(w, stage), dict(stage.sizes(w.spec().symbols)), stage.options.gpu or 0))
     try:
-        problem = bench.start()
-        if problem:
-            return Found(where, cached, problem)
+        bench.begin()
         with tempfile.TemporaryDirectory(prefix="mirage-tuning-") as folder:
             settings = Settings(
                 nvcc,
@@ -152,9 +150,9 @@ def _measured(w: Work, stage: Stage) -> Found:
             tuned = tune(pool, known, workshop, bench, limits, clock)
     finally:
         bench.close()
-    if stage.cache is not None:
+    if stage.cache is not None and not tuned.problem:
         stage.cache.store(_rows(w, where, tuned, stage.asked))
-    return Found(where, tuned, seconds=clock.now() - start)
+    return Found(where, tuned, tuned.problem, clock.now() - start)
 
 
 def _nvcc(stage: Stage) -> Tool:

@@ -86,6 +86,7 @@ class Counter:
 
 def test_a_resident_keeps_its_state_until_its_process_ends() -> None:
     resident = Resident(Counter, (3,), 60.0)
+    resident.begin()
     try:
         assert [resident.call("add", (1,), 60.0), resident.call("add", (1,), 60.0)] == [4, 5]
         assert resident.call("fail", (), 60.0) == Lost("not this one")

@@ -42,6 +42,7 @@ class Machine:
     wrong: Sequence[str] = ()
     broken: Sequence[str] = ()
     refused: Sequence[str] = ()
+    problem: str = ""
     seconds: float = 0.0
     built: list[list[str]] = field(default_factory=list)
     log: list[tuple[Any, ...]] = field(default_factory=list)
@@ -60,6 +61,9 @@ class Machine:
             f"{REFUSED}no" if n in self.refused else "it does not compile: no" if n in self.broken else Path(n)
             for n in names
         ]
+
+    def start(self) -> str:
+        return self.problem
 
     def check(self, library: Path) -> str:
         self.seconds += 1
@@ -182,6 +186,13 @@ def test_time_that_is_up_ends_the_trying() -> None:
     assert [len(b) for b in machine.built] == [8, 8]  # 34 s after the first batch, and none begins after 45 s
     assert 8 < len(found.trials) < 40
     assert machine.seconds < 60 + 4
+
+
+def test_a_bench_that_does_not_start_ends_it() -> None:
+    pool = pool_of(40)
+    machine = Machine(dict.fromkeys(pool, 9.0), pool, problem="there is no torch")
+    found = run(machine, Limits(40, 0.0, 8))
+    assert (found.problem, found.trials, len(machine.built)) == ("there is no torch", [], 1)
 
 
 def test_what_is_known_is_not_tried_again() -> None:

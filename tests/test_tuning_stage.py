@@ -42,6 +42,9 @@ class Gpu:
         self.built += len(candidates)
         return [Path(str(self.built - len(candidates) + k)) for k in range(len(candidates))]
 
+    def begin(self) -> None:
+        pass
+
     def start(self) -> str:
         return self.problem
 
