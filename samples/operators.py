@@ -280,6 +280,11 @@ def gated_mlp_down(net: Net, n: int, h: int, d: int) -> str:
     return net("MatMul", gated_mlp(net, n, h, d), net.weight("w3", d, h))
 
 
+def norm_gated_mlp_down(net: Net, n: int, h: int, d: int) -> str:
+    """(silu(N W1) * (N W2)) W3 with N = rms(X) g."""
+    return net("MatMul", norm_gated_mlp(net, n, h, d), net.weight("w3", d, h))
+
+
 def gated_down(net: Net, n: int, h: int, d: int) -> str:
     """(silu(X) * Y) W, a gated MLP's second half."""
     x, y = net.input("x", n, h), net.input("y", n, h)
@@ -435,7 +440,7 @@ OPERATORS: dict[str, Builder] = {
 
 #: every operator's function: the stored ones' and those of relatives that only `cases.py` uses
 GRAPHS: dict[str, Callable[..., Made]] = {name: builder.graph for name, builder in OPERATORS.items()} | {
-    f.__name__: f for f in (attention, gated_mlp_down, jit_demo, qknorm_k_gain, rmsnorm_mlp)
+    f.__name__: f for f in (attention, gated_mlp_down, jit_demo, norm_gated_mlp_down, qknorm_k_gain, rmsnorm_mlp)
 }
 
 

@@ -130,18 +130,18 @@ class CpuEmitter(Emitter):
         }
 
     def operand(self, name: str, free: Sizes, over: Sizes, phase: str) -> str:
-        """{pointer, stride between free positions, stride between summed ones}."""
+        """operand(pointer, stride between free positions, stride between summed ones)."""
         if name in self.t.buffers:
             b = self.t.buffers[name]
             loop, pointer = self.g.loop, self.pointer(b)
             if loop is not None and loop in dict(over) and self.whole_loop(b, loop, phase):
                 pointer += f" + {loop}_step * {b.stride(loop)}"
             strides = [b.stride(g[-1][0]) if g else 1 for g in (free, over)]
-            return f"{{{pointer}, {strides[0]}, {strides[1]}}}"
+            return f"operand({pointer}, {strides[0]}, {strides[1]})"
         access = self.reads[name].access
         fixed = [s.axis for s in access if s.axis is not None]
         texts = [self.stride_of(name, g[-1][0]) if g else "1" for g in (free, over)]
-        return f"{{{name} + {self.offset(access, phase, fixed)}, {texts[0]}, {texts[1]}}}"
+        return f"operand({name} + {self.offset(access, phase, fixed)}, {texts[0]}, {texts[1]})"
 
     def stride_of(self, name: str, axis: str) -> str:
         """The elements between neighbours along an axis of a stored tensor."""

@@ -54,6 +54,8 @@ from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
 MATRIX_TYPES = (F16, BF16, F32)
+LINE = 16  #: float32 numbers of a line of a CPU's cache
+ALIASED = 256  #: rows of a multiple of so many float32 numbers share places of a CPU's first-level cache
 CHEAP_FLOPS = 1  #: an elementwise value of at most this price is computed again rather than kept
 
 
@@ -133,9 +135,14 @@ class _Lowering:
 
     def buffer(self, b: Buffer) -> Buffer:
         if b.place != FRAGMENT and not b.pitch:
-            b = replace(b, pitch=max(1, b.n_cols))
+            b = replace(b, pitch=self.pitch(b.n_cols))
         self.buffers[b.name] = b
         return b
+
+    def pitch(self, cols: int) -> int:
+        """Elements between rows of a plain tile. On the CPU rows that are a large power of two long would fall into the
+        same places of the first-level cache."""
+        return cols + LINE if not self.on_gpu and cols and cols % ALIASED == 0 else max(1, cols)
 
     def vector(self, name: str, axes: frozenset[str], phase: str) -> Buffer:
         """A shared tile for a reduced value."""
@@ -188,7 +195,7 @@ class _Lowering:
         elif dtype in (F16, BF16):
             spread = any(self.axes[r.name] - self.axes[o.name] for r in self.readers[o.name])
             keep = keep or ((spread or len(self.readers[o.name]) > 1) and not small)
-        elif keep and dtype == F32 and all(self.direct(source, o, c) for c in contractions):
+        if not self.on_gpu and contractions and self.read_where_stored(o, source, dtype, contractions):
             keep = False
         self.value[o.name] = self.kept_load(o, source, dtype, contractions) if keep else Global(source.name)
 
@@ -205,6 +212,14 @@ class _Lowering:
             if c.dtype == dtype or not self.on_gpu:
                 self.operands[(o.name, self.matrix_type(c), frozenset(c.over))] = b.name
         return Ref(b.name)
+
+    def read_where_stored(self, o: BlockOp, source: Input, dtype: DType, contractions: list[BlockOp]) -> bool:
+        """Whether contractions on the CPU read the stored tensor itself. They convert columns of another type than
+        float32 while they read them; rows, and what is read again in every iteration, are converted once."""
+        if dtype not in MATRIX_TYPES or not all(self.direct(source, o, c) for c in contractions):
+            return False
+        columns = all(self.sides(c)[1] == o.name and c.phase == o.phase for c in contractions)
+        return dtype == F32 or (columns and len(contractions) == len(self.readers[o.name]))
 
     def direct(self, source: Input, o: BlockOp, c: BlockOp) -> bool:
         """Whether a contraction on the CPU can read the stored tensor itself: two strides, one of them 1."""
@@ -241,7 +256,7 @@ class _Lowering:
     def operand_buffer(self, name: str, dtype: DType, rows: Sizes, cols: Sizes, place: str, phase: str) -> Buffer:
         """A tile that a contraction reads; for matrix instructions, rows and columns are padded to whole matrices (what is
         read there reaches only the padding of results)."""
-        b = Buffer(name, dtype, rows, cols, place, phase, max(1, count(cols)), count(rows))
+        b = Buffer(name, dtype, rows, cols, place, phase, self.pitch(count(cols)), count(rows))
         return self.buffer(b.whole_matrices() if self.on_gpu else b)
 
     def do_iota(self, o: BlockOp) -> None:
@@ -304,7 +319,7 @@ class _Lowering:
         e = self.value[v]
         if isinstance(e, Global) and not self.on_gpu:
             stored = self.p.sources[self.reads[e.value].source].dtype
-            if stored == F32 and count(self.sizes(self.ordered(self.axes[v]), phase)) > 1:
+            if stored in MATRIX_TYPES and count(self.sizes(self.ordered(self.axes[v]), phase)) > 1:
                 return e.value
         if isinstance(e, Ref):
             b = self.buffers[e.buffer]

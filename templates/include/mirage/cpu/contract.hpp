@@ -1,0 +1,274 @@
+// Contractions of tiles: c[i][j] += sum over k of a(i, k) * b(j, k), with blocks of the result in registers.
+//
+// `a` is a tile in scratch memory. `b` is a tile or a stored tensor of any type that contractions take, converted while
+// it is read. What is done depends on how `b` lies and on the number of rows:
+// - columns side by side, few rows: rows of `b` are read in the order in which they lie, some of them at a time, so that
+//   weights stream from memory once (`stream`);
+// - summed positions side by side, very few rows: dot products (`dots`);
+// - else columns are packed, some at a time, and all rows meet them in the first-level cache (`panels`).
+#pragma once
+#include "mirage/cpu/math.hpp"
+
+namespace mirage {
+inline namespace MIRAGE_ISA {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, BLOCK_ROWS = 12;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, BLOCK_ROWS = 6;
+#else
+constexpr int LANES = 4, BLOCK_ROWS = 4;
+#endif
+constexpr int BLOCK_COLS = 2 * LANES;  // two vectors
+constexpr int DEPTH = 256;             // products that are added up before they join the result: long sums stay accurate
+constexpr int STREAMS = 8;                     // rows of b that are read at a time where they lie far apart
+constexpr int PACKED = 64;                     // columns of b that are packed at a time
+constexpr int CLOSE = 512;                     // where rows of b lie at most so far apart, a few of them are packed
+constexpr int STREAMED_ROWS = 3 * BLOCK_ROWS;  // up to here b is converted again for every block of rows, not packed
+typedef float Vector __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Shorts __attribute__((vector_size(LANES * 2)));
+
+MIRAGE_INLINE Vector load_vector(const float* p) {
+    Vector v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+MIRAGE_INLINE Vector load_vector(const bfloat* p) {
+    Shorts bits;
+    std::memcpy(&bits, p, sizeof bits);
+    const Words wide = __builtin_convertvector(bits, Words) << 16;
+    Vector v;
+    std::memcpy(&v, &wide, sizeof v);
+    return v;
+}
+MIRAGE_INLINE Vector load_vector(const half* p) {
+    Vector v;
+#if defined(__F16C__)
+    Floats8 part[LANES / 8];
+    for (int i = 0; i < LANES / 8; ++i) part[i] = from_halves(p + 8 * i);
+    std::memcpy(&v, part, sizeof v);
+#else
+    for (int i = 0; i < LANES; ++i) v[i] = to_float(p[i]);
+#endif
+    return v;
+}
+MIRAGE_INLINE void store_vector(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
+MIRAGE_INLINE float add_lanes(Vector v) {
+    float part[LANES];
+    store_vector(part, v);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) part[i] += part[i + width];
+    return part[0];
+}
+
+// An operand: element (i, k) lies at data[i * row + k * depth].
+template <class T>
+struct Operand {
+    const T* data;
+    int64_t row, depth;
+};
+template <class T>
+MIRAGE_INLINE Operand<T> operand(const T* data, int64_t row, int64_t depth) {
+    return {data, row, depth};
+}
+// The result: element (i, j) lies at data[i * row + j]; `fresh`: what is there does not count.
+struct Result {
+    float* data;
+    int64_t row;
+    bool fresh;
+};
+
+// How a block of rows of `a` lies: element (r, k) at data[r * lda + k], or, TURNED, at data[k * ROWS + r].
+enum Rows { PLAIN, TURNED };
+
+// ROWS x VECTORS of c; row k of b at b + k * ldb
+template <Rows FORM, int ROWS, int VECTORS, class T>
+MIRAGE_INLINE void block(Result c, const float* a, int64_t lda, const T* b, int64_t ldb, int depth) {
+    Vector sum[ROWS][VECTORS] = {};
+    for (int k = 0; k < depth; ++k) {
+        Vector x[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) x[v] = load_vector(b + k * ldb + v * LANES);
+        for (int r = 0; r < ROWS; ++r) {
+            const float y = FORM == TURNED ? a[k * ROWS + r] : a[r * lda + k];
+            for (int v = 0; v < VECTORS; ++v) sum[r][v] += y * x[v];
+        }
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v) {
+            float* const to = c.data + r * c.row + v * LANES;
+            store_vector(to, c.fresh ? sum[r][v] : load_vector(to) + sum[r][v]);
+        }
+}
+// The same for a number of rows up to MOST that is known when it runs.
+template <Rows FORM, int VECTORS, int MOST, class T>
+MIRAGE_INLINE void block_of(int rows, Result c, const float* a, int64_t lda, const T* b, int64_t ldb, int depth) {
+    if constexpr (MOST > 0) {
+        if (rows == MOST) return block<FORM, MOST, VECTORS>(c, a, lda, b, ldb, depth);
+        block_of<FORM, VECTORS, MOST - 1>(rows, c, a, lda, b, ldb, depth);
+    }
+}
+// Rows in blocks of nearly one size: the size of the first block of `rows` rows.
+MIRAGE_INLINE int first_block(int rows) {
+    const int count = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    return (rows + count - 1) / count;
+}
+template <class T>
+[[maybe_unused]] static void blocks(int rows, Result c, const float* a, int64_t lda, const T* b, int64_t ldb,
+                                    int depth) {
+    for (int i = 0, part = 0; i < rows; i += part) {
+        part = first_block(rows - i);
+        block_of<PLAIN, 2, BLOCK_ROWS>(part, {c.data + i * c.row, c.row, c.fresh}, a + i * lda, lda, b, ldb, depth);
+    }
+}
+
+// Up to PACKED columns as panels of BLOCK_COLS: number (k, j) of a panel at [k * BLOCK_COLS + j], zeros behind the last
+// column. Rows of b are read in the order in which they lie.
+template <class T>
+[[maybe_unused]] static void pack(float* __restrict to, Operand<T> b, int width, int depth) {
+    const int whole = b.row == 1 ? width / BLOCK_COLS : 0;
+    for (int k = 0; k < depth; ++k)
+        for (int p = 0; p < whole; ++p)
+            for (int v = 0; v < 2; ++v) {
+                const int at = v * LANES;
+                const Vector x = load_vector(b.data + k * b.depth + p * BLOCK_COLS + at);
+                store_vector(to + (p * depth + k) * BLOCK_COLS + at, x);
+            }
+    for (int p = whole; p * BLOCK_COLS < width; ++p)
+        for (int q = 0; q < BLOCK_COLS; ++q) {
+            const int j = p * BLOCK_COLS + q;
+            float* const from = to + p * depth * BLOCK_COLS + q;
+            for (int k = 0; k < depth; ++k)
+                from[k * BLOCK_COLS] = j < width ? to_float(b.data[j * b.row + k * b.depth]) : 0.0f;
+        }
+}
+// Fewer than BLOCK_COLS columns of a panel.
+[[maybe_unused]] static void narrow_blocks(int rows, Result c, int width, const float* a, int64_t lda,
+                                           const float* panel, int depth) {
+    alignas(64) float part[BLOCK_ROWS * BLOCK_COLS];
+    for (int i = 0; i < rows; i += BLOCK_ROWS) {
+        const int high = rows - i < BLOCK_ROWS ? rows - i : BLOCK_ROWS;
+        blocks(high, {part, BLOCK_COLS, true}, a + i * lda, lda, panel, BLOCK_COLS, depth);
+        for (int r = 0; r < high; ++r)
+            for (int q = 0; q < width; ++q) {
+                float& to = c.data[(i + r) * c.row + q];
+                to = part[r * BLOCK_COLS + q] + (c.fresh ? 0.0f : to);
+            }
+    }
+}
+// Columns from `from` on, packed some at a time.
+template <class T>
+[[maybe_unused]] static void panels(Result c, int rows, int from, int cols, int depth, const float* a, int64_t lda,
+                                    Operand<T> b) {
+    alignas(64) float packed[DEPTH * PACKED];
+    for (int first = from; first < cols; first += PACKED) {
+        const int width = cols - first < PACKED ? cols - first : PACKED;
+        pack(packed, operand(b.data + first * b.row, b.row, b.depth), width, depth);
+        for (int j = 0; j < width; j += BLOCK_COLS) {
+            const float* const panel = packed + j * depth;
+            const Result to = {c.data + first + j, c.row, c.fresh};
+            if (j + BLOCK_COLS <= width) {
+                blocks(rows, to, a, lda, panel, BLOCK_COLS, depth);
+            } else {
+                narrow_blocks(rows, to, width - j, a, lda, panel, depth);
+            }
+        }
+    }
+}
+// Few rows, columns of b side by side: some rows of b at a time, as far as the columns go.
+template <class T>
+[[maybe_unused]] static void stream(Result c, int rows, int cols, int depth, const float* a, int64_t lda,
+                                    const T* b, int64_t ldb) {
+    const int whole = cols / BLOCK_COLS * BLOCK_COLS;
+    float turned[STREAMED_ROWS * DEPTH / 2];
+    const int step = rows == 1 && ldb <= CLOSE ? DEPTH / 2 : STREAMS;
+    for (int k = 0; k < depth; k += step) {
+        const int part = depth - k < step ? depth - k : step;
+        const bool fresh = c.fresh && k == 0;
+        for (int i = 0, high = 0; i < rows; i += high) {
+            high = first_block(rows - i);
+            for (int t = 0; t < part; ++t)
+                for (int r = 0; r < high; ++r) turned[i * part + t * high + r] = a[(i + r) * lda + k + t];
+        }
+        const T* const from = b + k * ldb;
+        int j = 0;
+        if (rows == 1)
+            for (; j + 4 * BLOCK_COLS <= cols; j += 4 * BLOCK_COLS)
+                block<TURNED, 1, 8>({c.data + j, c.row, fresh}, turned, 0, from + j, ldb, part);
+        if (rows <= 3)  // more columns at a time keep the multipliers busy
+            for (; j + 2 * BLOCK_COLS <= cols; j += 2 * BLOCK_COLS)
+                block_of<TURNED, 4, 3>(rows, {c.data + j, c.row, fresh}, turned, 0, from + j, ldb, part);
+        for (; j < whole; j += BLOCK_COLS)
+            for (int i = 0, high = 0; i < rows; i += high) {
+                high = first_block(rows - i);
+                const Result to = {c.data + i * c.row + j, c.row, fresh};
+                block_of<TURNED, 2, BLOCK_ROWS>(high, to, turned + i * part, 0, from + j, ldb, part);
+            }
+    }
+    if (whole < cols) panels(c, rows, whole, cols, depth, a, lda, operand(b, 1, ldb));
+}
+// ROWS (up to 3) times columns that lie depth-first in memory: dot products, four columns at a time
+template <int ROWS, class T>
+[[maybe_unused]] static void dots(Result c, int cols, int depth, const float* a, int64_t lda, Operand<T> b) {
+    const int whole = depth / LANES * LANES;
+    for (int j = 0; j < cols; j += 4) {
+        const int width = cols - j < 4 ? cols - j : 4;
+        const T* from[4];
+        for (int q = 0; q < 4; ++q) from[q] = b.data + (j + (q < width ? q : 0)) * b.row;
+        Vector sum[ROWS][4] = {};
+        for (int k = 0; k < whole; k += LANES)
+            for (int q = 0; q < 4; ++q) {
+                const Vector y = load_vector(from[q] + k);
+                for (int r = 0; r < ROWS; ++r) sum[r][q] += load_vector(a + r * lda + k) * y;
+            }
+        for (int r = 0; r < ROWS; ++r)
+            for (int q = 0; q < width; ++q) {
+                float total = add_lanes(sum[r][q]);
+                for (int k = whole; k < depth; ++k) total += a[r * lda + k] * to_float(from[q][k]);
+                float& to = c.data[r * c.row + j + q];
+                to = total + (c.fresh ? 0.0f : to);
+            }
+    }
+}
+// At most DEPTH summed positions, those of a row of a side by side.
+template <class T>
+[[maybe_unused]] static void contract_part(Result c, int rows, int cols, int depth, const float* a, int64_t lda,
+                                           Operand<T> b) {
+    const bool close = b.depth <= CLOSE && rows > 1;
+    if (b.row == 1 && rows <= STREAMED_ROWS && !close) return stream(c, rows, cols, depth, a, lda, b.data, b.depth);
+    if (b.depth == 1 && b.row != 1) {
+        if (rows == 1) return dots<1>(c, cols, depth, a, lda, b);
+        if (rows == 2) return dots<2>(c, cols, depth, a, lda, b);
+        if (rows == 3) return dots<3>(c, cols, depth, a, lda, b);
+    }
+    panels(c, rows, 0, cols, depth, a, lda, b);
+}
+// c[rows][cols] += (or = without `add`) sum over depth of a(i, k) * b(j, k)
+template <class T>
+[[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Operand<float> a,
+                                      Operand<T> b, bool add) {
+    constexpr int HEIGHT = 64;  // rows of an operand that is turned
+    if (depth == 0 && !add)
+        for (int i = 0; i < rows; ++i)
+            for (int j = 0; j < cols; ++j) c[i * ldc + j] = 0.0f;
+    for (int k = 0; k < depth; k += DEPTH) {
+        const int part = depth - k < DEPTH ? depth - k : DEPTH;
+        const Operand<T> y = {b.data + k * b.depth, b.row, b.depth};
+        const bool fresh = !add && k == 0;
+        if (a.depth == 1) {
+            contract_part({c, ldc, fresh}, rows, cols, part, a.data + k, a.row, y);
+            continue;
+        }
+        alignas(64) float turned[HEIGHT * DEPTH];
+        for (int i = 0; i < rows; i += HEIGHT) {
+            const int height = rows - i < HEIGHT ? rows - i : HEIGHT;
+            for (int t = 0; t < part; ++t)
+                for (int r = 0; r < height; ++r)
+                    turned[r * DEPTH + t] = a.data[(i + r) * a.row + (k + t) * a.depth];
+            contract_part({c + i * ldc, ldc, fresh}, height, cols, part, turned, DEPTH, y);
+        }
+    }
+}
+
+}  // namespace MIRAGE_ISA
+}  // namespace mirage
