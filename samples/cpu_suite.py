@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import platform
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -143,7 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for dtype in [options.dtype] if options.dtype else DTYPES:
             with tempfile.TemporaryDirectory() as folder:
                 r = measured(CASES[name], dtype, options.seconds, Path(folder))
-            print(f"{r.case:22} {dtype} {r.original_us:10.0f} {r.mirage_us:10.0f} {r.speedup:6.2f} pred {r.predicted_us:10.0f}", flush=True)
+            print(
+                f"{r.case:22} {dtype} {r.original_us:10.0f} {r.mirage_us:10.0f} {r.speedup:6.2f} pred {r.predicted_us:10.0f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -30,9 +30,17 @@ CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
 MATRIX_EFFICIENCY = 0.35  #: share of the matrix rate that generated CUDA loops reach
 STEP_US = 0.35  #: fixed time of one iteration on a GPU: barriers, first bytes
 STATEMENT_US = 0.03  #: fixed time of one statement over a tile on a CPU
-STREAMED = (
-    0.65  #: share of a CPU's memory bandwidth that generated loops reach; onnxruntime's packed weights set the rate
-)
+SEGMENT = 1500.0  #: bytes side by side with which a CPU's reads come half way from their slowest to its bandwidth
+SCATTERED = 0.3  #: share of a CPU's bandwidth that reads of short pieces reach
+FEW_ROWS = 6.0  #: rows of a tile with which a CPU's contractions reach half their rate
+CONTRACTED = 0.95  #: share of a CPU's rate that contractions of many rows reach
+STREAMED_ROWS, STREAMS = (
+    18,
+    8,
+)  #: as in include/mirage/cpu/contract.hpp: with few rows, sums are read and written this often
+FIRST_CACHE = 24576  #: bytes of sums that stay in the first-level cache
+SUM_SECONDS = 1e-10  #: reading and writing a sum beyond it
+OVERLAP = 0.7  #: share of the shorter of memory and work that a CPU does at the time of the other
 CONVERT_FLOPS = 3.0  #: converting an element of another type to float32
 EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
 BARRIER_OPS = ("top", "sum", "running", "contract")
@@ -106,6 +114,7 @@ class CostModel:
         self.p, self.g, self.t, self.sizes = program, graph, target, sizes
         self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.axes = graph.axes_of(program)
+        self.reads = {i.name: i for i in program.inputs}
         self.source = {i.name: program.sources[i.source] for i in program.inputs}
         self.contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
         self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
@@ -184,7 +193,8 @@ class _Estimate:
             if o.op == "load":
                 bytes_ = n * self.m.source[o.source_value or ""].dtype.bytes
                 traffic = traffic + bytes_ * repeat
-                shared = shared + bytes_ * (self.s.stages if o.phase == BODY else 1)
+                if o.phase != BODY or self.t.kind == "cuda":  # on a CPU the loop reads tensors where they are stored
+                    shared = shared + bytes_ * (self.s.stages if o.phase == BODY else 1)
             elif o.op == "contract":
                 size, depth = self.matrix(o)
                 name = o.dtype.name if o.dtype else "f32"
@@ -208,7 +218,7 @@ class _Estimate:
             traffic = traffic + 8 * sum(self.own(o) for o in self.g.ops if o.op == "grid_sum")
             exchange = EXCHANGE_US
         if self.t.kind == "cpu":
-            us = self.cpu_time(shared, traffic)
+            us = self.cpu_time(shared)
         else:
             us = self.cuda_time(traffic, work, matrix, shared, fragment)
         return Predictions(us + exchange, np.floor(shared), traffic * self.blocks)
@@ -236,8 +246,12 @@ class _Estimate:
             if o.op == "contract":
                 over = frozenset(o.over)
                 x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
-                few = np.minimum(1.0, 0.2 + 0.15 * np.minimum(x, y))  # few rows: operands come from memory every time
-                seconds = seconds + repeat * 2.0 * x * y * self.elements(over, o.phase) / (t.rate(o.dtype) * few)
+                rows = np.minimum(x, y)
+                rate = t.rate(o.dtype) * CONTRACTED * rows / (rows + FEW_ROWS)
+                depth = self.elements(over, o.phase)
+                seconds = seconds + repeat * 2.0 * x * y * depth / rate
+                spilled = (rows <= STREAMED_ROWS) & (4 * x * y > FIRST_CACHE)
+                seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * SUM_SECONDS, 0.0)
             elif o.op == "thread" and o.thread is not None:
                 seconds = seconds + repeat * n * o.thread.flops() / t.special
             elif o.op in ("sum", "top"):
@@ -248,14 +262,41 @@ class _Estimate:
         """Whether blocks that take so long are worth more than one thread."""
         return (self.blocks > 1) & (self.blocks * task > 2 * self.t.fork_us)
 
-    def cpu_time(self, shared: Floats, traffic: Floats) -> Floats:
+    def segment(self, o: BlockOp) -> Floats:
+        """Bytes that lie side by side in what a load reads."""
+        source = self.m.reads[o.source_value or ""]
+        found, whole = self.ones * self.m.p.sources[source.source].dtype.bytes, self.ones > 0
+        for s in reversed(source.access):
+            extent = number(s.extent, self.m.sizes)
+            taken = self.ones * (1 if s.axis is None else np.minimum(self.tile(s.axis, o.phase), extent))
+            found = np.where(whole, found * taken, found)
+            whole = whole & (taken >= extent)
+        return found
+
+    def memory_us(self) -> Floats:
+        """All blocks' reads and writes on a CPU: what comes from memory, and what the caches give again."""
+        t, time, written = self.t, 0.0 * self.ones, 0.0
+        for o in self.g.ops:
+            if o.op != "load":
+                continue
+            source = self.m.source[o.source_value or ""]
+            total = self.own(o) * source.dtype.bytes * self.repeat(o) * self.blocks
+            first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * source.dtype.bytes)
+            segment = self.segment(o)
+            share = SCATTERED + (1 - SCATTERED) * segment / (segment + SEGMENT)
+            time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * CACHE_FACTOR)
+        for out in self.m.p.outputs:
+            written += math.prod(number(e, self.m.sizes) for e in out.dims) * out.dtype.bytes
+        return (time + written / t.bandwidth) * 1e6
+
+    def cpu_time(self, shared: Floats) -> Floats:
         """Microseconds on a CPU."""
         t, task = self.t, self.task_us()
         slowed = task * np.where(shared <= t.shared_bytes / 2, 1.0, 2.0)
         shares = t.fork_us + np.ceil(self.blocks / t.units) * slowed
         time = np.where(self.parallel(task), shares, self.blocks * slowed)
-        memory = np.maximum(self.m.once, traffic * self.blocks / CACHE_FACTOR) / (t.bandwidth * STREAMED) * 1e6
-        slowest: Floats = np.maximum(time, memory)
+        memory = self.memory_us()
+        slowest: Floats = np.maximum(time, memory) + (1 - OVERLAP) * np.minimum(time, memory)
         return t.launch_us + slowest
 
     # --- CUDA ---------------------------------------------------------------------------------------------------------

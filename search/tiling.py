@@ -19,9 +19,10 @@ from mirage_cli.search.mugraph import BODY, BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
-TILES = {"cuda": (1, 4, 16, 32, 64, 128), "cpu": (1, 4, 16, 64, 128, 256)}
-LOOPS = {"cuda": (16, 32, 64, 128), "cpu": (32, 64, 128, 256)}
+TILES = {"cuda": (1, 4, 16, 32, 64, 128), "cpu": (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)}
+LOOPS = {"cuda": (16, 32, 64, 128), "cpu": (32, 64, 128, 256, 512, 1024, 4096)}
 WHOLE = 256  #: an axis up to this extent may be taken whole
+HALVED = 8192  #: an axis up to this extent may be split in two on a CPU, for two threads
 SPLITS = (2, 4, 8, 16)  #: blocks that share a split reduction
 WARPS = (4, 8)
 STAGES = (3, 2)
@@ -83,6 +84,8 @@ def _options(program: Program, axis: str, batch: bool, target: Target) -> list[i
     found = {t for t in TILES[target.kind] if t < extent}
     if extent <= WHOLE:
         found.add(extent if target.kind == "cpu" or extent < 16 else -(-extent // 16) * 16)
+    if target.kind == "cpu" and WHOLE < extent <= HALVED:
+        found.add(-(-extent // 2 // 16) * 16)
     return sorted(found) or [1]
 
 

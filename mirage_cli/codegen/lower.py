@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mirage_cli.codegen.shapes import Shapes
+from mirage_cli.codegen.stored import MATRIX_TYPES, StoredReads, pitch, storage_order
 from mirage_cli.codegen.tile import (
     FRAGMENT,
     RING,
@@ -53,9 +54,6 @@ from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
-MATRIX_TYPES = (F16, BF16, F32)
-LINE = 16  #: float32 numbers of a line of a CPU's cache
-ALIASED = 256  #: rows of a multiple of so many float32 numbers share places of a CPU's first-level cache
 CHEAP_FLOPS = 1  #: an elementwise value of at most this price is computed again rather than kept
 
 
@@ -72,6 +70,7 @@ class _Lowering:
     def __init__(self, program: Program, graph: BlockGraph, schedule: Schedule, target: Target, fusion: bool) -> None:
         self.p, self.g, self.s, self.t, self.fusion = program, graph, schedule, target, fusion
         self.shapes = Shapes(program, graph, schedule, target)
+        self.stored = StoredReads(program, self.shapes)
         self.axes = graph.axes_of(program)
         self.ops = {o.name: o for o in graph.ops}
         self.readers: dict[str, list[BlockOp]] = {o.name: [] for o in graph.ops}
@@ -135,14 +134,9 @@ class _Lowering:
 
     def buffer(self, b: Buffer) -> Buffer:
         if b.place != FRAGMENT and not b.pitch:
-            b = replace(b, pitch=self.pitch(b.n_cols))
+            b = replace(b, pitch=pitch(b.n_cols, self.t))
         self.buffers[b.name] = b
         return b
-
-    def pitch(self, cols: int) -> int:
-        """Elements between rows of a plain tile. On the CPU rows that are a large power of two long would fall into the
-        same places of the first-level cache."""
-        return cols + LINE if not self.on_gpu and cols and cols % ALIASED == 0 else max(1, cols)
 
     def vector(self, name: str, axes: frozenset[str], phase: str) -> Buffer:
         """A shared tile for a reduced value."""
@@ -161,7 +155,7 @@ class _Lowering:
         for b in sorted(tiles, key=lambda b: b.place != FRAGMENT):
             if {a for a, _ in b.axes} == wanted:
                 return self.sizes([a for a, _ in b.axes], phase)
-        stored = [n for v in globals_of(e) for n in _storage_order(self.reads[v])]
+        stored = [n for v in globals_of(e) for n in storage_order(self.reads[v])]
         order = sorted(self.ordered(axes), key=lambda a: stored.index(a) if a in stored else -1)
         return self.sizes(order, phase)
 
@@ -200,7 +194,7 @@ class _Lowering:
         self.value[o.name] = self.kept_load(o, source, dtype, contractions) if keep else Global(source.name)
 
     def kept_load(self, o: BlockOp, source: Input, dtype: DType, contractions: list[BlockOp]) -> Expr:
-        stored = _storage_order(source)
+        stored = storage_order(source)
         groups = [frozenset(c.over) & self.axes[o.name] for c in contractions]
         rows, cols = self.layout(stored, groups, o.phase)
         if not self.on_gpu:
@@ -216,20 +210,10 @@ class _Lowering:
     def read_where_stored(self, o: BlockOp, source: Input, dtype: DType, contractions: list[BlockOp]) -> bool:
         """Whether contractions on the CPU read the stored tensor itself. They convert columns of another type than
         float32 while they read them; rows, and what is read again in every iteration, are converted once."""
-        if dtype not in MATRIX_TYPES or not all(self.direct(source, o, c) for c in contractions):
+        if dtype not in MATRIX_TYPES or not all(self.stored.direct(source, c.over, o.phase) for c in contractions):
             return False
-        columns = all(self.sides(c)[1] == o.name and c.phase == o.phase for c in contractions)
+        columns = all(self.shapes.sides(c)[1] == o.name and c.phase == o.phase for c in contractions)
         return dtype == F32 or (columns and len(contractions) == len(self.readers[o.name]))
-
-    def direct(self, source: Input, o: BlockOp, c: BlockOp) -> bool:
-        """Whether a contraction on the CPU can read the stored tensor itself: two strides, one of them 1."""
-        stored = [a for a in _storage_order(source) if self.shapes.size(a, o.phase) > 1]
-        summed = [a for a in stored if a in c.over]
-        free = [a for a in stored if a not in c.over]
-        if len(summed) > 1 or len(free) > 1 or not stored:
-            return False
-        last = next((s for s in reversed(source.access) if s.extent != 1), None)
-        return last is not None and last.axis == stored[-1]
 
     def layout(self, stored: Sequence[str], groups: Sequence[frozenset[str]], phase: str) -> tuple[Sizes, Sizes]:
         """Rows and columns of an operand: summed and free axes apart, the innermost stored axis innermost."""
@@ -256,7 +240,7 @@ class _Lowering:
     def operand_buffer(self, name: str, dtype: DType, rows: Sizes, cols: Sizes, place: str, phase: str) -> Buffer:
         """A tile that a contraction reads; for matrix instructions, rows and columns are padded to whole matrices (what is
         read there reaches only the padding of results)."""
-        b = Buffer(name, dtype, rows, cols, place, phase, self.pitch(count(cols)), count(rows))
+        b = Buffer(name, dtype, rows, cols, place, phase, pitch(count(cols), self.t), count(rows))
         return self.buffer(b.whole_matrices() if self.on_gpu else b)
 
     def do_iota(self, o: BlockOp) -> None:
@@ -277,7 +261,7 @@ class _Lowering:
         dtype = self.matrix_type(o)
         over = frozenset(o.over)
         self.check_batch(o)
-        a, b = (self.operand(i, dtype, over, o.phase) for i in self.sides(o))
+        a, b = (self.operand(i, dtype, over, o.phase) for i in self.shapes.sides(o))
         rows = self.free_group(a, over, o)
         cols = self.free_group(b, over, o)
         summed = self.summed_group(a, over, o)
@@ -297,19 +281,6 @@ class _Lowering:
             raise Refused(
                 f"axis {wide[0]} is a batch of the contraction {o.name} and has to be split to single positions"
             )
-
-    def sides(self, o: BlockOp) -> tuple[str, str]:
-        """The operand whose free axes become rows, and the one whose become columns (the innermost stored ones)."""
-        x, y = o.inputs
-        last = next((s.axis for s in reversed(self.p.outputs[0].access) if s.axis is not None), None)
-        over = frozenset(o.over)
-
-        def weight(v: str) -> tuple[bool, bool, int]:
-            free = self.axes[v] - over
-            n = count(self.sizes(self.ordered(free), o.phase))
-            return (last in free, self.g.loop in free, n)
-
-        return (x, y) if weight(y) >= weight(x) else (y, x)
 
     def operand(self, v: str, dtype: DType, over: frozenset[str], phase: str) -> str:
         """The buffer (or, on the CPU, the stored input) that holds `v` as an operand of type `dtype`."""
@@ -354,7 +325,7 @@ class _Lowering:
         if operand in self.buffers:
             b = self.buffers[operand]
             return b.rows, b.cols
-        stored = _storage_order(self.reads[operand])
+        stored = storage_order(self.reads[operand])
         phase = BODY if self.g.loop in stored else PROLOGUE
         sizes = self.sizes(stored, phase)
         return sizes[:-1], sizes[-1:]
@@ -447,6 +418,8 @@ class _Lowering:
         self.vector(target, self.axes[o.name], phase)
         if add:
             self.start_accumulator(self.ops[target])
+        if kind == "sum" and not self.on_gpu and self.matrix_vector(o, e, target, add):
+            return
         f = self.main_fragment(e, domain)
         wide = tuple(a for a, _ in domain if a in over)
         scratch = ""
@@ -461,6 +434,20 @@ class _Lowering:
         node = Reduce(target, kind, self.readable(e, o.phase, domain), domain, tuple(o.over), mask, add, scratch)
         self.emit(o.phase, node)
         self.value[o.name] = Ref(target)
+
+    def matrix_vector(self, o: BlockOp, e: Expr, target: str, add: bool) -> bool:
+        """Emit a sum of products as a contraction of one row where a stored matrix meets a vector along the sum."""
+        found = self.stored.product(e, o.over, self.buffers, o.phase)
+        if found is None:
+            return False
+        vector = found.vector
+        if not isinstance(vector, Ref) or self.buffers[vector.buffer].dtype != F32:
+            b = self.shared(f"{o.name}_row", found.over, o.phase)
+            self.emit(o.phase, Compute(b.name, self.readable(vector, o.phase, found.over)))
+            vector = Ref(b.name)
+        self.emit(o.phase, Contract(target, vector.buffer, found.matrix.value, found.over, add))
+        self.value[o.name] = Ref(target)
+        return True
 
     def scratch(self, o: BlockOp, f: Buffer, along_cols: bool) -> str:
         kept = f.n_rows if along_cols else f.n_cols
@@ -509,7 +496,3 @@ class _Lowering:
 
     def do_shrink(self, o: BlockOp) -> None:
         """Made together with its running maximum."""
-
-
-def _storage_order(source: Input) -> list[str]:
-    return [s.axis for s in source.access if s.axis is not None]

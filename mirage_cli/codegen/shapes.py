@@ -7,7 +7,7 @@ import math
 from mirage_cli.codegen.tile import Buffer
 from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import BODY, BlockGraph
+from mirage_cli.search.mugraph import BODY, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
@@ -98,3 +98,16 @@ class Shapes:
         if not isinstance(extent, int):
             raise Refused(f"a block would have to hold axis {axis} of symbolic extent {extent} whole")
         return extent
+
+    def sides(self, o: BlockOp) -> tuple[str, str]:
+        """Of a contraction's operands, the one whose free axes become rows, and the one whose become columns (the innermost
+        stored ones)."""
+        axes = self.g.axes_of(self.p)
+        last = next((s.axis for s in reversed(self.p.outputs[0].access) if s.axis is not None), None)
+
+        def weight(v: str) -> tuple[bool, bool, int]:
+            free = axes[v] - frozenset(o.over)
+            return (last in free, self.g.loop in free, math.prod(self.size(a, o.phase) for a in free))
+
+        x, y = o.inputs
+        return (x, y) if weight(y) >= weight(x) else (y, x)

@@ -52,7 +52,7 @@ struct Parameters0 {
 void kernel0(void* data, size_t block) {
     Parameters0& parameters = *static_cast<Parameters0*>(data);
     using offset_t [[maybe_unused]] = int64_t;
-    unsigned char* const memory = scratch(896 + 128);
+    unsigned char* const memory = scratch(640 + 128);
     if (memory == nullptr) {
         parameters.failed = MIRAGE_OUT_OF_MEMORY;
         return;
@@ -65,12 +65,10 @@ void kernel0(void* data, size_t block) {
     block /= 6;
     const offset_t a_at = static_cast<offset_t>(block % 4) * 1;
     block /= 4;
-    float* const t0 = reinterpret_cast<float*>(memory + 256);
     float* const t1 = reinterpret_cast<float*>(memory + 0);
-    float* const t2 = reinterpret_cast<float*>(memory + 768);
-    float* const t3 = reinterpret_cast<float*>(memory + 256);
-    float* const t6 = reinterpret_cast<float*>(memory + 512);
-    float* const t7 = reinterpret_cast<float*>(memory + 640);
+    float* const t2 = reinterpret_cast<float*>(memory + 512);
+    float* const t6 = reinterpret_cast<float*>(memory + 256);
+    float* const t7 = reinterpret_cast<float*>(memory + 384);
     (void)block;
 
     {
@@ -83,21 +81,11 @@ void kernel0(void* data, size_t block) {
         const offset_t c_step = static_cast<offset_t>(step) * 16;
         (void)c_step;
         const int n_c_step = smaller(16, 40 - c_step);
-        MIRAGE_VECTOR_LOOP
-        for (int i_c = 0; i_c < n_c_step; ++i_c)
-        {
-            load_row(t0 + i_c * 4, x0 + (c_step + i_c) * 24 + b_at, 4);
-        }
         {
             load_row(t2 + 0, x1 + a_at * 40 + c_step, n_c_step);
         }
-        mirage::contract(t6, 4, 1, 4, n_c_step, {t2, 1, 1}, {t0, 1, 4}, true);
-        MIRAGE_VECTOR_LOOP
-        for (int i_c = 0; i_c < n_c_step; ++i_c)
-        {
-            load_row(t3 + i_c * 4, x2 + (c_step + i_c) * 24 + b_at, 4);
-        }
-        mirage::contract(t7, 4, 1, 4, n_c_step, {t1 + c_step * 1, 1, 1}, {t3, 1, 4}, true);
+        mirage::contract(t6, 4, 1, 4, n_c_step, operand(t2, 1, 1), operand(x0 + c_step * 24 + b_at, 1, 24), true);
+        mirage::contract(t7, 4, 1, 4, n_c_step, operand(t1 + c_step * 1, 1, 1), operand(x2 + c_step * 24 + b_at, 1, 24), true);
     }
     {
         float row[4] = {};

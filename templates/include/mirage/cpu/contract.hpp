@@ -24,6 +24,7 @@ constexpr int DEPTH = 256;             // products that are added up before they
 constexpr int STREAMS = 8;                     // rows of b that are read at a time where they lie far apart
 constexpr int PACKED = 64;                     // columns of b that are packed at a time
 constexpr int CLOSE = 512;                     // where rows of b lie at most so far apart, a few of them are packed
+constexpr int APART = 16384;                   // sums that are made apart from the result
 constexpr int STREAMED_ROWS = 3 * BLOCK_ROWS;  // up to here b is converted again for every block of rows, not packed
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
@@ -175,11 +176,10 @@ template <class T>
         }
     }
 }
-// Few rows, columns of b side by side: some rows of b at a time, as far as the columns go.
+// Few rows, columns of b side by side: STREAMS rows of b at a time, as far as the columns go.
 template <class T>
-[[maybe_unused]] static void stream(Result c, int rows, int cols, int depth, const float* a, int64_t lda,
-                                    const T* b, int64_t ldb) {
-    const int whole = cols / BLOCK_COLS * BLOCK_COLS;
+[[maybe_unused]] static void stream_rows(Result c, int rows, int whole, int depth, const float* a, int64_t lda,
+                                         const T* b, int64_t ldb) {
     float turned[STREAMED_ROWS * DEPTH / 2];
     const int step = rows == 1 && ldb <= CLOSE ? DEPTH / 2 : STREAMS;
     for (int k = 0; k < depth; k += step) {
@@ -193,10 +193,10 @@ template <class T>
         const T* const from = b + k * ldb;
         int j = 0;
         if (rows == 1)
-            for (; j + 4 * BLOCK_COLS <= cols; j += 4 * BLOCK_COLS)
+            for (; j + 4 * BLOCK_COLS <= whole; j += 4 * BLOCK_COLS)
                 block<TURNED, 1, 8>({c.data + j, c.row, fresh}, turned, 0, from + j, ldb, part);
         if (rows <= 3)  // more columns at a time keep the multipliers busy
-            for (; j + 2 * BLOCK_COLS <= cols; j += 2 * BLOCK_COLS)
+            for (; j + 2 * BLOCK_COLS <= whole; j += 2 * BLOCK_COLS)
                 block_of<TURNED, 4, 3>(rows, {c.data + j, c.row, fresh}, turned, 0, from + j, ldb, part);
         for (; j < whole; j += BLOCK_COLS)
             for (int i = 0, high = 0; i < rows; i += high) {
@@ -204,6 +204,27 @@ template <class T>
                 const Result to = {c.data + i * c.row + j, c.row, fresh};
                 block_of<TURNED, 2, BLOCK_ROWS>(high, to, turned + i * part, 0, from + j, ldb, part);
             }
+    }
+}
+// The same for any number of columns. Sums over all of the depth are made apart before they join the result.
+template <class T>
+[[maybe_unused]] static void stream(Result c, int rows, int cols, int depth, const float* a, int64_t lda,
+                                    const T* b, int64_t ldb) {
+    const int whole = cols / BLOCK_COLS * BLOCK_COLS;
+    if (c.fresh || depth <= STREAMS) {
+        stream_rows(c, rows, whole, depth, a, lda, b, ldb);
+    } else {
+        alignas(64) float sums[APART];
+        const int most = APART / rows / BLOCK_COLS * BLOCK_COLS;
+        for (int j = 0; j < whole; j += most) {
+            const int width = whole - j < most ? whole - j : most;
+            stream_rows({sums, width, true}, rows, width, depth, a, lda, b + j, ldb);
+            for (int i = 0; i < rows; ++i)
+                for (int q = 0; q < width; q += LANES) {
+                    float* const to = c.data + i * c.row + j + q;
+                    store_vector(to, load_vector(to) + load_vector(sums + i * width + q));
+                }
+        }
     }
     if (whole < cols) panels(c, rows, whole, cols, depth, a, lda, operand(b, 1, ldb));
 }
