@@ -1,0 +1,80 @@
+"""The end-to-end decoder: a graph without weights, the same weights wherever they have the same names, both models timed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from samples import decoder
+
+ROWS, COLUMNS = 128, 512
+
+
+def step(sizes: decoder.Sizes) -> onnx.ModelProto:
+    """A model with the inputs of a step: a product, and caches handed on."""
+    shape = [sizes.batch, sizes.key_heads, sizes.cached, sizes.depth]
+    half = TensorProto.FLOAT16
+    inputs = [helper.make_tensor_value_info("hidden", half, [sizes.batch, 1, ROWS])]
+    inputs.append(helper.make_tensor_value_info("position", TensorProto.INT64, [sizes.batch, 1]))
+    inputs += [helper.make_tensor_value_info(f"past.{n}", half, shape) for n in sizes.caches]
+    outputs = [helper.make_tensor_value_info("output", half, [sizes.batch, 1, COLUMNS])]
+    outputs += [helper.make_tensor_value_info(f"present.{n}", half, shape) for n in sizes.caches]
+    nodes = [helper.make_node("MatMul", ["hidden", "w"], ["m"]), helper.make_node("Sigmoid", ["m"], ["output"])]
+    nodes += [helper.make_node("Neg", [f"past.{n}"], [f"present.{n}"]) for n in sizes.caches]
+    weight = numpy_helper.from_array(np.zeros((ROWS, COLUMNS), np.float16), "w")
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sizes = decoder.Sizes(layers=1, hidden=ROWS, key_heads=2, depth=4, cached=6)
+    (tmp_path / decoder.SIZES).write_text(json.dumps(asdict(sizes)))
+    decoder.without_weights(step(sizes), tmp_path / decoder.MODEL)
+    return tmp_path
+
+
+def test_weights_are_filled_in_by_name(folder: Path, tmp_path: Path) -> None:
+    path = folder / decoder.MODEL
+    assert path.stat().st_size < 1500
+    (stored,) = onnx.load(path, load_external_data=False).graph.initializer
+    assert stored.data_location == TensorProto.EXTERNAL and not stored.raw_data
+    assert decoder.fill(path) == 2 * ROWS * COLUMNS
+    found = numpy_helper.to_array(onnx.load(path).graph.initializer[0]).astype(np.float64)
+    assert found.shape == (ROWS, COLUMNS)
+    assert abs(found.std() * np.sqrt(ROWS) - 1) < 0.02
+    other = folder / "other.onnx"
+    model = onnx.load(path)
+    model.graph.node[1].op_type = "Tanh"
+    onnx.save(model, other, save_as_external_data=True, location="elsewhere.data", size_threshold=1024)
+    (folder / "elsewhere.data").write_bytes(bytes(2 * ROWS * COLUMNS))
+    decoder.fill(other)
+    assert np.array_equal(numpy_helper.to_array(onnx.load(other).graph.initializer[0]), found)
+
+
+def test_large_weights_repeat_what_is_drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "BLOCK", 1000)
+    path = folder / decoder.MODEL
+    decoder.fill(path)
+    found = numpy_helper.to_array(onnx.load(path).graph.initializer[0]).ravel()
+    assert np.array_equal(found[:1000], found[1000:2000])
+    assert found[-1] == found[(found.size - 1) % 1000]
+
+
+def test_both_models_are_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    decoder.fill(folder / decoder.MODEL)
+    result = decoder.measure(folder, None, False, "", 0.01)
+    assert result["replaced"] == {"mlp": 1}
+    plain = result["plain"]
+    assert plain["problem"] == ""
+    assert plain["relative_error"] < 1e-2
+    assert set(plain["us"]) == {"original", "mirage"}
+    assert plain["gain"] > 0
+    assert "graph" not in result
