@@ -57,12 +57,19 @@ int main(int count, char** arguments) {
     for (const auto& kernel : kernels) {
         if (std::strcmp(kernel.name, arguments[1]) != 0) continue;
         const std::vector<int64_t> extents = numbers(), inputs = numbers(), outputs = numbers();
+        [[maybe_unused]] const std::vector<int64_t> constants = numbers();
         std::vector<void*> in, out;
         for (int64_t size : inputs) {
             in.push_back(memory(size, 16, 0));
             read(in.back(), static_cast<size_t>(size));
         }
         for (int64_t size : outputs) out.push_back(memory(size, 16, 0xff));
+#if defined(HARNESS_CUDA)
+        for (size_t k = 0; k < in.size(); ++k)
+            if (!constants[k]) emulator::machine.hidden.push_back({in[k], static_cast<size_t>(inputs[k]), {}});
+        for (size_t k = 0; k < out.size(); ++k)
+            emulator::machine.guarded.push_back({out[k], static_cast<size_t>(outputs[k]), {}});
+#endif
         const int64_t size = kernel.size(extents.data());
         void* const workspace = size > 0 ? memory(size, 256, 0xff) : nullptr;
         const int status = kernel.run(in.data(), out.data(), workspace, extents.data(), nullptr);

@@ -20,10 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli import check, runtime
-from mirage_cli.codegen import engines, render, source
+from mirage_cli.codegen import engines, render, source, strip_base
 from mirage_cli.codegen.memory import live_ranges
 from mirage_cli.codegen.optimize import optimized
 from mirage_cli.codegen.passes import ALL, Passes
+from mirage_cli.codegen.request import Spelled
+from mirage_cli.codegen.strip import StripProgram
+from mirage_cli.codegen.strip_values import Memory
 from mirage_cli.codegen.tile import RING, TileProgram
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents
@@ -37,6 +40,7 @@ from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import Target, load_target
 from mirage_cli.search.tiling import schedules
 
+Places = list[tuple[int, int]]  #: (offset, bytes) of what may be touched; none: everything
 Finish = Callable[[TileProgram, Passes], TileProgram]
 HERE = Path(__file__).parent
 GAP = 256  #: bytes between buffers that are laid out apart
@@ -153,6 +157,34 @@ def apart(tile: TileProgram, passes: Passes) -> TileProgram:
     return replace(tile, offsets=offsets, shared_bytes=at)
 
 
+class Apart(Memory):
+    """The memory of a strip kernel without any sharing; `plans` gets its places."""
+
+    def __init__(self, plans: list[Places]) -> None:
+        super().__init__()
+        self.plans, self.sizes = plans, dict[str, int]()
+
+    def keep(self, name: str, type_: str, bytes_: int) -> None:
+        super().keep(name, type_, bytes_ + GAP)
+        self.sizes[name] = bytes_
+
+    def reuse(self, name: str, type_: str, bytes_: int) -> None:
+        super().reuse(name, type_, bytes_ + GAP)
+        self.sizes[name] = bytes_
+
+    def layout(self, ring: int) -> tuple[list[str], int]:
+        first = -(-ring // 128) * 128 + GAP
+        self.late = [(name, type_, first + at) for name, type_, at in self.late]
+        self._late += first
+        lines, total = super().layout(0)
+        places = [(0, ring)]
+        for line in lines:
+            name, at = re.findall(r"const (\w+) = .*\(shared \+ (\d+)\);", line)[0]
+            places.append((int(at), self.sizes[name]))
+        self.plans.append(places)
+        return lines, total
+
+
 def source_bytes(tile: TileProgram, name: str) -> int:
     """Bytes that a buffer may touch: all stages of a ring."""
     b = tile.buffers[name]
@@ -162,21 +194,31 @@ def source_bytes(tile: TileProgram, name: str) -> int:
 
 def emulated(case: Case, separate: bool, finish: Finish = optimized) -> str:
     """The source of a CUDA kernel for the emulator; `separate` lays buffers out apart and forbids what lies between.
-    `finish` stands for the passes."""
-    with mock.patch.object(engines, "optimized", apart if separate else finish):
-        roomy = replace(case, target=replace(case.target, shared_bytes=ROOMY)) if separate else case
+    `finish` stands for the passes of the engine `block`."""
+    roomy = replace(case, target=replace(case.target, shared_bytes=ROOMY)) if separate else case
+    strips: list[Places] = []
+    with (
+        mock.patch.object(engines, "optimized", apart if separate else finish),
+        mock.patch.object(strip_base, "Memory", (lambda: Apart(strips)) if separate else Memory),
+    ):
         rendered = roomy.render()
-    parts = iter(
-        ", ".join(f"{{{t.offsets[b]}, {source_bytes(t, b)}}}" for b in sorted(t.offsets))
-        if separate
-        else f"{{0, {t.shared_bytes}}}"
-        for t in rendered.tiles
-    )
+    kept = iter(strips)
+    places = iter(_places(tile, kept) if separate else [] for tile in rendered.tiles)
     return re.sub(
         r"extern __shared__ .*;",
-        lambda _: f"unsigned char* const shared = emulator::shared({{{next(parts)}}});",
+        lambda _: f"unsigned char* const shared = emulator::shared({{{_listed(next(places))}}});",
         rendered.text,
     )
+
+
+def _places(tile: Spelled, strips: Iterator[Places]) -> Places:
+    if isinstance(tile, TileProgram):
+        return [(tile.offsets[b], source_bytes(tile, b)) for b in sorted(tile.offsets)]
+    return next(strips) if isinstance(tile, StripProgram) else []
+
+
+def _listed(places: Places) -> str:
+    return ", ".join(f"{{{at}, {size}}}" for at, size in places)
 
 
 # --- building and running -------------------------------------------------------------------------------------------------
@@ -187,13 +229,9 @@ def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bo
     include = [*([f"-I{HERE / 'emulator'}"] if cuda else []), f"-I{render.include_dir()}"]
     files = []
     for k in range(parts):
-        lines = ['#include "cuda_runtime.h"' if cuda else '#include "mirage/cpu/tile.hpp"']
-        lines += ['#include "cuda_fp16.h"', '#include "cuda_bf16.h"', '#include "mirage/cuda/rows.cuh"'] if cuda else []
-        lines += [
-            "#include <cstdlib>",
-            '#include "mirage/entry.h"',
-            '#include "mirage/cuda/launch.cuh"' if cuda else "",
-        ]
+        headers = {f'"{h}"': None for name in names[k::parts] for h in re.findall(r'#include "(.*)"', texts[name])}
+        first = ['"cuda_runtime.h"', '"cuda_fp16.h"', '"cuda_bf16.h"'] if cuda else ['"mirage/cpu/tile.hpp"']
+        lines = [f"#include {h}" for h in [*first, "<cstdlib>", *headers]]
         for name in names[k::parts]:
             lines += [f"namespace of_{name} {{", texts[name], "}"]
         (folder / f"part{k}.cpp").write_text("\n".join(lines))
@@ -233,7 +271,8 @@ def call(harness: Path, case: Case, arrays: Sequence[NDArray[Any]], mode: str = 
     sizes = [a.nbytes for a in arrays]
     outputs = [(o, _shape(o, case)) for o in case.program.outputs]
     wanted = [int(np.prod(shape)) * o.dtype.bytes for o, shape in outputs]
-    head = [len(values), *values, len(sizes), *sizes, len(wanted), *wanted]
+    constants = [int(s.constant) for s in case.program.sources]
+    head = [n for part in (values, sizes, wanted, constants) for n in (len(part), *part)]
     request = struct.pack(f"{len(head)}q", *head) + b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
     done = subprocess.run([str(harness), case.name, mode], input=request, capture_output=True, check=False)
     if done.returncode != 0 or done.stderr:

@@ -24,9 +24,20 @@ struct __half {
         if (std::signbit(x)) bits |= 0x8000;
     }
 };
-inline float __half2float(__half h) {
-    const int e = h.bits >> 10 & 31, m = h.bits & 0x3ff;
-    const double x = e == 31 ? (m ? NAN : INFINITY) : e ? std::ldexp(1024 + m, e - 25) : std::ldexp(m, -24);
-    return static_cast<float>(h.bits & 0x8000 ? -x : x);
+inline std::vector<float> emulate_halves() {
+    std::vector<float> all;
+    for (int bits = 0; bits < 0x10000; ++bits) {
+        const int e = bits >> 10 & 31, m = bits & 0x3ff;
+        const double x = e == 31 ? (m ? NAN : INFINITY) : e ? std::ldexp(1024 + m, e - 25) : std::ldexp(m, -24);
+        all.push_back(static_cast<float>(bits & 0x8000 ? -x : x));
+    }
+    return all;
 }
+inline const std::vector<float> emulated_halves = emulate_halves();
+inline float __half2float(__half h) { return emulated_halves[h.bits]; }
 inline __half __float2half_rn(float x) { return __half(x); }
+
+struct __half2 {
+    __half x, y;
+};
+inline __half2 __floats2half2_rn(float x, float y) { return {__half(x), __half(y)}; }

@@ -1,8 +1,10 @@
-// CUDA on a CPU: the threads of a block are fibers that run one after the other from barrier to barrier.
+// CUDA on a CPU: the threads of a cluster of blocks are fibers that run one after the other from barrier to barrier.
 //
-// A thread runs until it must wait; a warp until all its threads wait for the block; so a read that needs a barrier and has
-// none finds what was there before. `order` turns the order of blocks, warps and lanes around, `lazy` delays asynchronous
-// copies to the last moment that the program allows: together they show what hides in one order.
+// A thread runs until it must wait; a warp until all its threads wait for others; so a read that needs a barrier and has
+// none finds what was there before. `backwards` turns the order of blocks, warps and lanes around, `lazy` delays
+// asynchronous copies to the last moment that the program allows: together they show what hides in one order.
+//
+// A dependent launch finds the `hidden` arrays only behind `wait_for_earlier`, and may not touch the `guarded` ones before.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -13,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <utility>
 #include <vector>
 #if defined(__SANITIZE_ADDRESS__)
@@ -29,12 +32,23 @@
 #define __global__
 #define __forceinline__ inline
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
 
 using std::isnan;
 using std::max;
 using std::min;
+
+struct alignas(8) int2 {
+    int x, y;
+};
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 typedef int cudaError_t;
 typedef void* cudaStream_t;
@@ -45,12 +59,12 @@ inline cudaError_t cudaMemsetAsync(void* at, int value, size_t size, cudaStream_
 }
 
 namespace emulator {
-constexpr unsigned WARP = 32;
+constexpr unsigned WARP = 32, BARRIERS = 16;
 constexpr size_t STACK = 1 << 16;
 struct Index {
     unsigned x;
 };
-enum State { READY, AT_WARP, AT_BLOCK, DONE };
+enum State { READY, AT_WARP, AT_NAMED, AT_BLOCK, AT_CLUSTER, DONE };
 
 [[noreturn]] inline void fail(const char* what, int line) {
     std::fprintf(stderr, "emulator: %s (line %d)\n", what, line);
@@ -109,10 +123,14 @@ struct Copy {
 };
 struct Thread {
     Context context;
-    std::vector<char> stack = std::vector<char>(STACK);
+    std::unique_ptr<char[]> stack{new char[STACK]};
     State state = DONE;
     int line = 0;
     unsigned exchanges = 0;
+    unsigned barrier = 0, company = 0;  // the named barrier where it waits, and for how many threads
+    unsigned arrived = 0, passed = 0;   // barriers of its cluster that it has come to, and that it has left
+    bool sent = false;                  // whether it has written to another block since it arrived at one
+    bool waited = false;                // whether it has waited for the work in front of the kernel
     std::vector<Copy> open;
     std::vector<std::vector<Copy>> groups;
 };
@@ -123,16 +141,39 @@ struct Show {
     uint32_t a[WARP][4], b[WARP][2];
 };
 
+struct Block {
+    unsigned char* memory;
+    bool laid_out;
+    unsigned needed;  // the barrier of the cluster that has to be behind it when it ends
+};
+// Memory outside of the kernel, and what it holds.
+struct Array {
+    void* at;
+    size_t size;
+    std::vector<char> saved;
+    void save() { saved.assign(static_cast<char*>(at), static_cast<char*>(at) + size); }
+};
+
 struct Machine {
     bool backwards = false, lazy = false;
+    std::vector<Array> hidden, guarded;
     std::vector<Thread> threads;
     std::vector<Show> shows;
+    std::vector<Block> blocks;
     std::function<void()> body;
     Context scheduler;
-    unsigned count = 0, current = 0;
-    unsigned char* memory = nullptr;
-    size_t size = 0;
-    bool laid_out = false;
+    unsigned count = 0, warps = 0, current = 0;  // threads and warps of a block; the thread that runs
+    unsigned first_block = 0;
+    size_t size = 0;  // of the memory of a block
+    bool dependent = false, revealed = true;
+
+    unsigned stride() const { return warps * WARP; }
+    Block& block() { return blocks[current / stride()]; }
+    // The threads of the cluster's block number k.
+    template <class F>
+    void each_of(unsigned k, F f) {
+        for (unsigned t = 0; t < count; ++t) f(threads[k * stride() + t]);
+    }
 };
 inline Machine machine;
 }  // namespace emulator
@@ -150,20 +191,23 @@ inline void wait(State state, int line) {
 }
 inline void enter() {
     machine.body();
-    if (!self().open.empty() || !self().groups.empty()) fail("a thread ends while its copies are on their way", 0);
+    const Thread& t = self();
+    if (!t.open.empty() || !t.groups.empty()) fail("a thread ends while its copies are on their way", 0);
+    if (machine.dependent && !t.waited) fail("a thread ends and has not waited for the work in front of it", 0);
     wait(DONE, 0);
 }
 
 inline void resume(unsigned thread) {
     machine.current = thread;
-    threadIdx.x = thread;
+    threadIdx.x = thread % machine.stride();
+    blockIdx.x = machine.first_block + thread / machine.stride();
     machine.threads[thread].state = READY;
     switch_to(machine.scheduler, machine.threads[thread].context);
 }
 
-// Run a warp until all its threads wait for the block, or are done.
+// Run a warp until all its threads wait for other warps, or are done.
 inline void run_warp(unsigned warp) {
-    const unsigned first = warp * WARP, lanes = std::min(WARP, machine.count - first);
+    const unsigned first = warp * WARP, lanes = std::min(WARP, machine.count - warp % machine.warps * WARP);
     for (;;) {
         unsigned waiting = 0;
         for (unsigned k = 0; k < lanes; ++k) {
@@ -181,50 +225,164 @@ inline void run_warp(unsigned warp) {
     }
 }
 
-inline void run_block(unsigned threads) {
-    machine.count = threads;
-    if (machine.threads.size() < threads) machine.threads.resize(threads);
-    machine.shows.resize(2 * ((threads + WARP - 1) / WARP));
-    for (unsigned t = 0; t < threads; ++t) {
-        start(machine.threads[t].context, machine.threads[t].stack.data(), enter);
-        machine.threads[t].state = READY;
-        machine.threads[t].exchanges = 0;
-    }
-    const unsigned warps = (threads + WARP - 1) / WARP;
+// Let the threads of a block go on whose named barrier is complete; whether there are any.
+inline bool pass_named(unsigned block) {
+    unsigned here[BARRIERS] = {}, company[BARRIERS] = {};
+    machine.each_of(block, [&](const Thread& t) {
+        if (t.state != AT_NAMED) return;
+        if (here[t.barrier]++ > 0 && company[t.barrier] != t.company)
+            fail("threads wait for different numbers of threads at a named barrier", t.line);
+        company[t.barrier] = t.company;
+    });
+    bool any = false;
+    machine.each_of(block, [&](Thread& t) {
+        if (t.state != AT_NAMED || here[t.barrier] < company[t.barrier]) return;
+        if (here[t.barrier] > company[t.barrier]) fail("too many threads at a named barrier", t.line);
+        t.state = READY;
+        any = true;
+    });
+    return any;
+}
+// Let the threads of a block go on that all wait for the block; whether they do.
+inline bool pass_block(unsigned block) {
+    const Thread& first = machine.threads[block * machine.stride()];
+    bool all = true, together = true;
+    machine.each_of(block, [&](const Thread& t) {
+        all = all && t.state == AT_BLOCK;
+        together = together && t.line == first.line;
+    });
+    if (all && !together) fail("threads of a block wait at different barriers", first.line);
+    if (all) machine.each_of(block, [](Thread& t) { t.state = READY; });
+    return all;
+}
+// Let the threads go on that wait for the cluster, when all its threads have arrived; whether there are any.
+inline bool pass_cluster() {
+    unsigned arrived = ~0u;
+    for (unsigned b = 0; b < machine.blocks.size(); ++b)
+        machine.each_of(b, [&](const Thread& t) {
+            if (t.state != DONE) arrived = std::min(arrived, t.arrived);
+        });
+    bool any = false;
+    for (unsigned b = 0; b < machine.blocks.size(); ++b)
+        machine.each_of(b, [&](Thread& t) {
+            if (t.state != AT_CLUSTER || t.passed >= arrived) return;
+            ++t.passed;
+            t.state = READY;
+            any = true;
+        });
+    return any;
+}
+
+inline void run_cluster() {
+    const unsigned blocks = static_cast<unsigned>(machine.blocks.size());
+    for (unsigned b = 0; b < blocks; ++b)
+        machine.each_of(b, [&](Thread& t) {
+            start(t.context, t.stack.get(), enter);
+            t.state = READY;
+            t.exchanges = t.arrived = t.passed = 0;
+            t.sent = t.waited = false;
+        });
+    const unsigned warps = blocks * machine.warps;
     for (;;) {
         for (unsigned k = 0; k < warps; ++k) run_warp(machine.backwards ? warps - 1 - k : k);
-        const Thread& first = machine.threads[0];
-        for (unsigned t = 1; t < threads; ++t)
-            if (machine.threads[t].state != first.state || machine.threads[t].line != first.line)
-                fail("threads of a block wait at different barriers", machine.threads[t].line);
-        if (first.state == DONE) return;
-        for (unsigned t = 0; t < threads; ++t) machine.threads[t].state = READY;
+        bool done = true, moved = false;
+        for (unsigned b = 0; b < blocks; ++b) {
+            machine.each_of(b, [&](const Thread& t) { done = done && t.state == DONE; });
+            moved = pass_named(b) || moved;
+            moved = pass_block(b) || moved;
+        }
+        if (done) break;
+        if (!moved && !pass_cluster()) fail("threads wait at different barriers", machine.threads[0].line);
+    }
+    for (unsigned b = 0; b < blocks; ++b) {
+        unsigned passed = 0;
+        machine.each_of(b, [&](const Thread& t) { passed = std::max(passed, t.passed); });
+        if (passed < machine.blocks[b].needed) fail("a block may end before others have written to its memory", 0);
     }
 }
 
-inline void run_grid(unsigned blocks, unsigned threads, int shared_bytes, std::function<void()> body) {
-    std::vector<unsigned char> memory(static_cast<size_t>(shared_bytes) + 128);
-    machine.memory = memory.data() + 128 - reinterpret_cast<uintptr_t>(memory.data()) % 128;
+inline void run_grid(unsigned blocks, unsigned threads, int shared_bytes, unsigned cluster, bool dependent,
+                     std::function<void()> body) {
+    if (blocks % cluster != 0) fail("blocks are no whole clusters", static_cast<int>(cluster));
+    const size_t stride = (static_cast<size_t>(shared_bytes) + 255) / 128 * 128;
+    std::vector<unsigned char> memory(stride * cluster + 128);
+    unsigned char* const first = memory.data() + 128 - reinterpret_cast<uintptr_t>(memory.data()) % 128;
     machine.size = static_cast<size_t>(shared_bytes);
+    machine.count = threads;
+    machine.warps = (threads + WARP - 1) / WARP;
+    machine.dependent = dependent;
     machine.body = std::move(body);
-    for (unsigned k = 0; k < blocks; ++k) {
-        blockIdx.x = machine.backwards ? blocks - 1 - k : k;
-        machine.laid_out = false;
+    if (machine.threads.size() < cluster * machine.stride()) machine.threads.resize(cluster * machine.stride());
+    machine.shows.resize(2 * cluster * machine.warps);
+    for (Array& a : machine.hidden) a.save();
+    for (unsigned k = 0; k < blocks / cluster; ++k) {
+        machine.first_block = (machine.backwards ? blocks / cluster - 1 - k : k) * cluster;
+        machine.blocks.clear();
+        for (unsigned b = 0; b < cluster; ++b) machine.blocks.push_back({first + b * stride, false, 0});
         ASAN_UNPOISON_MEMORY_REGION(memory.data(), memory.size());
         std::memset(memory.data(), 0xff, memory.size());  // what is read before it is written is not a number
-        run_block(threads);
+        machine.revealed = !dependent;
+        if (dependent) {
+            for (Array& a : machine.hidden) std::memset(a.at, 0xff, a.size);
+            for (Array& a : machine.guarded) a.save();
+        }
+        run_cluster();
     }
     ASAN_UNPOISON_MEMORY_REGION(memory.data(), memory.size());
 }
 
-// The shared memory of the block, of which only the given {offset, bytes} may be touched.
+// The shared memory of the block, of which only the given {offset, bytes} may be touched, if any are given.
 inline unsigned char* shared(std::initializer_list<std::pair<int, int>> parts) {
-    if (!machine.laid_out) {
-        machine.laid_out = true;
-        ASAN_POISON_MEMORY_REGION(machine.memory, machine.size);
-        for (const auto& part : parts) ASAN_UNPOISON_MEMORY_REGION(machine.memory + part.first, part.second);
+    Block& block = machine.block();
+    if (!block.laid_out && parts.size() > 0) {
+        block.laid_out = true;
+        ASAN_POISON_MEMORY_REGION(block.memory, machine.size);
+        for (const auto& part : parts)
+            ASAN_UNPOISON_MEMORY_REGION(block.memory + part.first, static_cast<size_t>(part.second));
     }
-    return machine.memory;
+    return block.memory;
+}
+
+// Wait at a barrier of some warps of the block.
+inline void wait_named(unsigned barrier, unsigned threads, int line) {
+    if (barrier == 0 || barrier >= BARRIERS) fail("there is no such named barrier", static_cast<int>(barrier));
+    self().barrier = barrier;
+    self().company = threads;
+    wait(AT_NAMED, line);
+}
+// Come to the barrier of the cluster; a `release` shows what the thread has written.
+inline void arrive_cluster(bool release, int line) {
+    wait(AT_WARP, line);
+    Thread& t = self();
+    if (t.arrived++ != t.passed) fail("a thread arrives at the cluster's barrier twice", line);
+    if (t.sent && !release) fail("a relaxed arrival behind what was written for another block", line);
+    t.sent = false;
+}
+inline void wait_cluster(int line) {
+    wait(AT_WARP, line);
+    if (self().arrived != self().passed + 1) fail("a thread waits for the cluster and has not arrived", line);
+    wait(AT_CLUSTER, line);
+}
+// Where a block of the cluster has what lies at `p` in the memory of this one, to write it.
+inline void* in_block(const void* p, unsigned rank, int line) {
+    Thread& t = self();
+    const auto at = static_cast<const unsigned char*>(p) - machine.block().memory;
+    if (at < 0 || at >= static_cast<ptrdiff_t>(machine.size)) fail("no address in the block's memory", line);
+    if (rank >= machine.blocks.size()) fail("no such block in the cluster", static_cast<int>(rank));
+    if (t.passed == 0) fail("a block is written to that may not have begun", line);
+    t.sent = true;
+    Block& other = machine.blocks[rank];
+    other.needed = std::max(other.needed, t.arrived + 1);
+    return other.memory + at;
+}
+// What the work in front of the kernel has written is there.
+inline void wait_for_earlier() {
+    self().waited = true;
+    if (machine.revealed) return;
+    machine.revealed = true;
+    for (const Array& a : machine.hidden) std::memcpy(a.at, a.saved.data(), a.size);
+    for (const Array& a : machine.guarded)
+        if (std::memcmp(a.at, a.saved.data(), a.size) != 0) fail("a result is written before earlier work has ended", 0);
 }
 
 // Lanes show something (`show` writes it), wait for one another, and look at what the others showed.
@@ -247,6 +405,7 @@ inline unsigned add(unsigned* at, unsigned x) {
 }  // namespace emulator
 
 #define __syncthreads() emulator::wait(emulator::AT_BLOCK, __LINE__)
+#define __syncwarp(...) emulator::wait(emulator::AT_WARP, __LINE__)
 #define __shfl_xor_sync(mask, x, lanes) emulator::shuffle_xor(x, lanes, __LINE__)
 #define __threadfence() ((void)0)
 #define atomicAdd(at, x) emulator::add(at, x)

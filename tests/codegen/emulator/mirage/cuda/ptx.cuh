@@ -26,9 +26,8 @@ void copy_wait() {
     }
 }
 
-// kernels run one after the other
 inline void launch_dependents() {}
-inline void wait_for_earlier() {}
+inline void wait_for_earlier() { emulator::wait_for_earlier(); }
 inline void fetch_ahead(const void*) {}
 
 // Matrix k, row r lies at the address that lane 8 k + r brings; this lane gets elements 2 c and 2 c + 1 of its row (or,
