@@ -381,6 +381,16 @@ def original_us(
     return total + operators * target.kernel_us
 
 
+def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
+    """Grid axes that some contraction has in both operands."""
+    axes = graph.axes_of(program)
+    found: set[str] = set()
+    for o in graph.ops:
+        if o.op == "contract":
+            found |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
+    return frozenset(found & set(graph.grid))
+
+
 def number(e: ex.Extent, sizes: Mapping[str, int] = MappingProxyType({})) -> int:
     """An extent as a number for estimates; a symbol without a size counts as `TYPICAL`."""
     return e if isinstance(e, int) else ex.value(e, {n: sizes.get(n, TYPICAL) for n in ex.names(e)})

@@ -13,8 +13,8 @@ from types import MappingProxyType
 import numpy as np
 
 from mirage_cli.lax.program import Program
-from mirage_cli.search import rows
-from mirage_cli.search.cost import SMALL, Batch, CostModel, Prediction, Ranked, number
+from mirage_cli.search import rows, warpgroup
+from mirage_cli.search.cost import SMALL, Batch, CostModel, Prediction, Ranked, batch_axes, number
 from mirage_cli.search.mugraph import BODY, BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
@@ -26,16 +26,6 @@ HALVED = 8192  #: an axis up to this extent may be split in two on a CPU, for tw
 SPLITS = (2, 4, 8, 16)  #: blocks that share a split reduction
 WARPS = (4, 8)
 STAGES = (3, 2)
-
-
-def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
-    """Grid axes that some contraction has in both operands."""
-    axes = graph.axes_of(program)
-    found: set[str] = set()
-    for o in graph.ops:
-        if o.op == "contract":
-            found |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
-    return frozenset(found & set(graph.grid))
 
 
 def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
@@ -104,6 +94,7 @@ def ranked(
     found = [
         *_blocks(program, graph, target, count, sizes),
         *rows.ranked(program, graph, target, count, sizes),
+        *warpgroup.ranked(program, graph, target, count, sizes),
     ]
     return sorted(found, key=lambda r: r.order)[:count]
 

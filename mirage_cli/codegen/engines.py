@@ -3,6 +3,7 @@
     block      tiles of a block in shared memory, all warps in step (`lower.py`, `emit_cuda.py`)
     strip      groups of warps that walk the loop on their own, values in registers (`strip*.py`)
     rows       rows of graphs without contractions in registers (`rows.py`)
+    warpgroup  many rows on sm_90a: a warp brings tiles, warpgroups multiply them (`warpgroup.py`)
 
 A template prints `kernelN(const Parameters parameters)` from `k`, the kernel's context. `kernel.cu.j2` itself prints the
 parameters, the workspace and the launches, and needs of every engine:
@@ -26,6 +27,7 @@ from mirage_cli.codegen.request import Kernel, Request
 from mirage_cli.codegen.rows import rows_kernel
 from mirage_cli.codegen.strip import strip_kernel
 from mirage_cli.codegen.tile import TileProgram
+from mirage_cli.codegen.warpgroup import warpgroup_kernel
 from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.mugraph import BlockGraph
@@ -52,7 +54,7 @@ def block_kernel(r: Request) -> Kernel:
     return Kernel(tile, printer.kernel_context(), printer.workspace(), printer.setup)
 
 
-ENGINES: dict[str, Engine] = {"block": block_kernel, "strip": strip_kernel, "rows": rows_kernel}
+ENGINES: dict[str, Engine] = {"block": block_kernel, "strip": strip_kernel, "rows": rows_kernel, "warpgroup": warpgroup_kernel}
 
 
 def made(request: Request) -> Kernel:

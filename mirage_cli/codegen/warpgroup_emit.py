@@ -1,0 +1,309 @@
+"""Statements of a kernel of warpgroups: what consumers compute between products, and what they store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mirage_cli.codegen.emit import Lines
+from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, from_thread
+from mirage_cli.codegen.warpgroup_plan import Plan, Product
+from mirage_cli.codegen.warpgroup_text import COLUMN, FULL, ROW, SCALAR, Text, ctype, indented
+from mirage_cli.errors import Refused
+from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE, BlockOp
+
+__all__ = ["Statements", "statements"]
+
+
+@dataclass(slots=True)
+class Statements:
+    """Lines by place. `start`: variables that live as long as a block's tile; `operands`: left operands that are computed
+    of loaded tiles; `prologue`, `body`, `epilogue`; `rescale`: what was accumulated, weighed anew; `words`: left operands
+    of late products."""
+
+    start: list[str] = field(default_factory=list)
+    prologue: list[str] = field(default_factory=list)
+    operands: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    rescale: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    epilogue: list[str] = field(default_factory=list)
+
+
+def statements(plan: Plan, text: Text) -> Statements:
+    """The statements of a kernel. Raises Refused."""
+    return _Writing(plan, text).run()
+
+
+class _Writing:
+    def __init__(self, plan: Plan, text: Text) -> None:
+        self.plan, self.text, self.p, self.g = plan, text, plan.program, plan.graph
+        self.ops = {o.name: o for o in self.g.ops}
+        self.readers: dict[str, list[BlockOp]] = {o.name: [] for o in self.g.ops}
+        for o in self.g.ops:
+            for i in dict.fromkeys(o.inputs):
+                self.readers[i].append(o)
+        self.value: dict[str, Expr] = {}
+        self.products = {p.op: p for p in (*plan.early, *plan.late)}
+        self.lefts = {p.left for p in (*plan.early, *plan.late)}
+        self.out = Statements()
+
+    def run(self) -> Statements:
+        for o in self.g.ops:
+            getattr(self, f"do_{o.op}", self.unknown)(o)
+        for k, name in enumerate(self.g.outputs):
+            self.store(k, name)
+        return self.out
+
+    def unknown(self, o: BlockOp) -> None:
+        raise Refused(f"warpgroups do not render {o.op}")
+
+    # --- places -------------------------------------------------------------------------------------------------------
+    def place(self, phase: str) -> list[str]:
+        return {PROLOGUE: self.out.prologue, BODY: self.out.body, EPILOGUE: self.out.epilogue}[phase]
+
+    def level_of(self, name: str) -> str:
+        return self.text.level(self.text.axes[name])
+
+    def declare(self, name: str, level: str, start: str = "") -> None:
+        """A variable of this level that lives as long as the block's tile."""
+        self.text.levels[name] = level
+        shape = f"[{self.plan.row_tiles}]"
+        if level == ROW:
+            shape += "[2]"
+        else:
+            shape += f"[{self.plan.sizes[self.text.column_axis(self.text.axes[name])] // 8}][4]"
+        self.out.start.append(f"float {name}{shape};")
+        if start:
+            self.out.start += self.text.each_row([f"{name}[m][h] = {start};"])
+
+    # --- values without statements --------------------------------------------------------------------------------------
+    def do_load(self, o: BlockOp) -> None:
+        self.value[o.name] = Ref(o.name) if self.plan.tile(o.name) else Global(o.source_value or "")
+
+    def do_iota(self, o: BlockOp) -> None:
+        self.value[o.name] = Position(o.axis or "")
+
+    def do_extent(self, o: BlockOp) -> None:
+        self.value[o.name] = Count(o.axis or "")
+
+    def do_contract(self, o: BlockOp) -> None:
+        p = self.products[o.name]
+        if self.plan.tile(p.left) is None:
+            self.operand(p)
+        if not p.accumulated:
+            self.declare(o.name, FULL)
+        self.value[o.name] = Ref(o.name)
+
+    def operand(self, p: Product) -> None:
+        """The words of a left operand that is computed."""
+        name = f"{p.left}_words"
+        line = f"uint32_t {name}[{self.plan.row_tiles}][{p.depth // 16}][4];"
+        if line in self.out.start:
+            return
+        self.out.start.append(line)
+        phase, lines = self.ops[p.left].phase, Lines()
+        e = self.value[p.left]
+        late = any(q.left == p.left for q in self.plan.late)
+        value = self.text.expression(e, FULL, phase, lines)
+        outside = self.text.inside([p.over], phase)
+        if outside:
+            value = f"{outside} ? {value} : 0.0f"
+        pack = f"Words<{ctype(p.dtype)}>::pack(pair[j][i - 1], pair[j][i])"
+        inner = [*lines.lines, f"pair[j][i] = {value};", f"if (i % 2) {name}[m][k][j * 2 + i / 2] = {pack};"]
+        made = self.text.each(self.text.tiles_of(e), p.over, inner)
+        made.insert(4, "        float pair[2][4];")
+        target = self.out.words if late else self.out.prologue if phase == PROLOGUE else self.out.operands
+        target += made
+
+    # --- elementwise ----------------------------------------------------------------------------------------------------
+    def do_thread(self, o: BlockOp) -> None:
+        assert o.thread is not None
+        e = from_thread(o.thread, [self.value[i] for i in o.inputs])
+        level = self.level_of(o.name)
+        self.check_reading(o, e)
+        elsewhere = any(r.phase != o.phase for r in self.readers[o.name])
+        if level in (SCALAR, COLUMN):
+            self.value[o.name] = e
+        elif level == ROW:
+            lines = Lines()
+            value = self.text.expression(e, ROW, o.phase, lines)
+            self.declare(o.name, ROW)
+            self.place(o.phase).extend(self.text.each_row([*lines.lines, f"{o.name}[m][h] = {value};"]))
+            self.value[o.name] = Ref(o.name)
+        elif self.alone(o) or (len(self.readers[o.name]) < 2 and not elsewhere):
+            self.value[o.name] = e
+        else:
+            lines = Lines()
+            value = self.text.expression(e, FULL, o.phase, lines)
+            self.declare(o.name, FULL)
+            axis = self.text.column_axis(self.text.axes[o.name])
+            inner = [*lines.lines, f"{o.name}[m][n][i] = {value};"]
+            self.place(o.phase).extend(self.text.each(self.text.tiles_of(e), axis, inner))
+            self.value[o.name] = Ref(o.name)
+
+    def alone(self, o: BlockOp) -> bool:
+        """Whether a value is made of loaded tiles alone: it is computed again where it is read."""
+        readers = self.readers[o.name]
+        return o.phase != EPILOGUE and o.name in self.lefts and not self.multiplied(o.name) and bool(readers)
+
+    def multiplied(self, name: str) -> bool:
+        o = self.ops[name]
+        return o.op == "contract" or any(self.multiplied(i) for i in o.inputs)
+
+    def check_reading(self, o: BlockOp, e: Expr) -> None:
+        """Tiles of a ring are gone when scores are there."""
+        ringed = [t for t in self.text.tiles_of(e) if t in {x.name for x in self.plan.tiles if x.ring != "held"}]
+        if ringed and (self.plan.late or o.phase != BODY):
+            raise Refused(f"{o.name} reads the tile {ringed[0]} beside a product")
+        for t in self.text.tiles_of(e):
+            if self.plan.rows not in self.plan.present(self.text.axes[t]):
+                raise Refused(f"{o.name} reads the tile {t}, which has no rows")
+
+    # --- reductions -----------------------------------------------------------------------------------------------------
+    def reduced(self, o: BlockOp, kind: str, partial: str) -> list[str]:
+        """Lines that combine `partial` (of the thread's own columns) with an operand of a reduction."""
+        (name,) = o.inputs
+        over = [a for a in o.over if a in self.plan.sizes]
+        if self.level_of(name) != FULL or over != [self.text.column_axis(self.text.axes[name])]:
+            raise Refused(f"{o.name}: {o.op} over {', '.join(o.over)} of a value without rows")
+        e, lines = self.value[name], Lines()
+        self.check_reading(o, e)
+        value = self.text.expression(e, FULL, o.phase, lines)
+        inside = self.text.inside(over, o.phase)
+        none = {"sum": "0.0f", "top": "-INFINITY"}[kind]
+        value = f"({inside} ? {value} : {none})" if inside else value
+        target = f"{partial}[m][i / 2]"
+        line = f"{target} += {value};" if kind == "sum" else f"{target} = fmaxf({target}, {value});"
+        return self.text.each(self.text.tiles_of(e), over[0], [*lines.lines, line])
+
+    def do_sum(self, o: BlockOp) -> None:
+        accum = self.only_accumulated(o)
+        place = self.place(o.phase)
+        if accum is None or self.shrink_of(accum):
+            self.declare(o.name, ROW)
+            self.value[o.name] = Ref(o.name)
+            place += self.text.each_row([f"{o.name}[m][h] = 0.0f;"])
+            place += self.reduced(o, "sum", o.name)
+        else:
+            place += self.reduced(o, "sum", accum.name)
+        if accum is None:
+            place += self.text.each_row([f"{o.name}[m][h] = sum_of_row({o.name}[m][h]);"])
+
+    def only_accumulated(self, o: BlockOp) -> BlockOp | None:
+        """The accumulator that is the only reader of a sum: what a thread has is put together after the loop."""
+        readers = self.readers[o.name]
+        return readers[0] if len(readers) == 1 and readers[0].op == "accum" and readers[0].inputs[0] == o.name else None
+
+    def do_top(self, o: BlockOp) -> None:
+        self.declare(o.name, ROW)
+        place = self.place(o.phase)
+        place += self.text.each_row([f"{o.name}[m][h] = -INFINITY;"])
+        place += self.reduced(o, "top", o.name)
+        place += self.text.each_row([f"{o.name}[m][h] = top_of_row({o.name}[m][h]);"])
+        self.value[o.name] = Ref(o.name)
+        if any(r.op == "thread" for r in self.readers[o.name]):
+            self.level(o.name, o.phase)
+
+    def level(self, name: str, phase: str) -> None:
+        """What exponentials below a maximum take away."""
+        self.out.start.append(f"float {name}_level[{self.plan.row_tiles}][2];")
+        self.place(phase).extend(self.text.each_row([f"{name}_level[m][h] = level_of({name}[m][h]);"]))
+
+    def do_running(self, o: BlockOp) -> None:
+        (top,) = o.inputs
+        self.declare(o.name, ROW, "-INFINITY")
+        shrinks = [r.name for r in self.readers[o.name] if r.op == "shrink"]
+        lines = [f"const float high = fmaxf({o.name}[m][h], {top}[m][h]);"]
+        for s in shrinks:
+            self.declare(s, ROW)
+            lines.append(f"{s}[m][h] = exp_between({o.name}[m][h], high);")
+        self.place(BODY).extend(self.text.each_row([*lines, f"{o.name}[m][h] = high;"]))
+        self.level(o.name, BODY)
+        self.value[o.name] = Ref(o.name)
+
+    def do_shrink(self, o: BlockOp) -> None:
+        self.value[o.name] = Ref(o.name)
+
+    def shrink_of(self, o: BlockOp) -> str:
+        return o.inputs[1] if len(o.inputs) > 1 else ""
+
+    # --- accumulators ---------------------------------------------------------------------------------------------------
+    def do_accum(self, o: BlockOp) -> None:
+        name, shrink = o.inputs[0], self.shrink_of(o)
+        source = self.ops[name]
+        self.value[o.name] = Ref(o.name)
+        if source.op == "contract":
+            self.declare(o.name, FULL)
+            if shrink:
+                axis = self.text.column_axis(self.text.axes[o.name])
+                self.out.rescale += self.text.each([], axis, [f"{o.name}[m][n][i] *= {shrink}[m][i / 2];"])
+            return
+        if self.level_of(o.name) != ROW:
+            raise Refused(f"{o.name} accumulates {name}, which is neither a product nor a number of each row")
+        start = [f"float {o.name}[{self.plan.row_tiles}][2];"]
+        self.text.levels[o.name] = ROW
+        self.out.start[:0] = [*start, *self.text.each_row([f"{o.name}[m][h] = 0.0f;"])]
+        lines, together = Lines(), source.op == "sum" and self.only_accumulated(source) is o
+        if shrink or not together:
+            value = self.text.expression(self.value[name], ROW, BODY, lines)
+            old = f"{o.name}[m][h] * {shrink}[m][h]" if shrink else f"{o.name}[m][h]"
+            self.out.body += self.text.each_row([*lines.lines, f"{o.name}[m][h] = {old} + {value};"])
+        if together:
+            self.out.epilogue += self.text.each_row([f"{o.name}[m][h] = sum_of_row({o.name}[m][h]);"])
+
+    # --- results --------------------------------------------------------------------------------------------------------
+    def store(self, k: int, name: str) -> None:
+        o, e = self.p.outputs[k], self.value[name]
+        stored = frozenset(s.axis for s in o.access if s.axis is not None)
+        level = self.text.level(stored)
+        once = [a for a in self.g.grid if a not in stored and self.several(a)]
+        first = [f"{a}_at == 0" for a in once]
+        to, lines = f"parameters.y{k}", Lines()
+        if level == ROW:
+            value = self.text.expression(e, ROW, EPILOGUE, lines)
+            inside = [t for t in (self.text.inside(sorted(self.plan.present(stored)), EPILOGUE), *first) if t]
+            test = " && ".join(["lane % 4 == 0", *inside])
+            put = f"put({to}[{self.text.offset(o.access, EPILOGUE)}], {value});"
+            self.out.epilogue += self.text.each_row([f"if ({test}) {{", *indented([*lines.lines, put]), "}"])
+            return
+        if level != FULL:
+            raise Refused(f"output {k} has no rows")
+        axis = self.text.column_axis(stored)
+        count = self.plan.sizes[axis] // 8
+        value = self.text.expression(e, FULL, EPILOGUE, lines)
+        last = next((s for s in reversed(o.access) if s.extent != 1), None)
+        if last is None or last.axis != axis:
+            inside = [t for t in (self.text.inside(sorted(self.plan.present(stored)), EPILOGUE), *first) if t]
+            put = f"put({to}[{self.text.offset(o.access, EPILOGUE)}], {value});"
+            guarded = [f"if ({' && '.join(inside)}) {put}"] if inside else [put]
+            self.out.epilogue += self.text.each([], axis, [*lines.lines, *guarded])
+            return
+        made = self.text.each([], axis, [*lines.lines, f"result[n][i] = {value};"])
+        made[1] += " {"
+        made.insert(2, f"    float result[{count}][4];")
+        rows = self.text.inside([self.plan.rows], EPILOGUE).replace("r_", "(row + m * 64 + h * 8)")
+        test = " && ".join([*first, *([rows] if rows else [])])
+        place = self.text.offset(o.access, EPILOGUE, fixed=axis).replace("r_", "(row + m * 64 + h * 8)")
+        pointer = f"{to} + {place}"
+        pointer = f"{test} ? {pointer} : nullptr" if test else pointer
+        aligned = str(self.aligned(k)).lower()
+        columns = " - ".join([self.text.extent(self.p.extent(axis)), *self.text.base(axis, EPILOGUE)])
+        columns = str(self.plan.sizes[axis]) if self.plan.exact(axis) else f"static_cast<int>({columns})"
+        made += [
+            f"    auto place = [&](int h) {{ return {pointer}; }};",
+            f"    store_rows<{aligned}, {ctype(o.dtype)}>(result, place, {columns});",
+            "}",
+        ]
+        self.out.epilogue += made
+
+    def several(self, axis: str) -> bool:
+        extent, tile = self.p.extent(axis), self.plan.schedule.tile(axis) or 1
+        return not isinstance(extent, int) or extent > tile
+
+    def aligned(self, k: int) -> bool:
+        """Whether rows of an output start at multiples of 16 bytes."""
+        o = self.p.outputs[k]
+        unit = 16 // o.dtype.bytes
+        slots = [s for s in o.access if s.extent != 1]
+        stride = slots[-1].extent
+        return isinstance(stride, int) and stride % unit == 0 and slots[-1].offset % unit == 0
