@@ -27,8 +27,8 @@ BARRIER_BYTES = 2048  #: of shared memory, beside tiles
 
 
 def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> str | None:
-    """The axis whose positions are the rows of all products: on one side of each of them, the other side being loaded;
-    the output's outer one where there is a choice. `single` are the axes of which a block holds one position."""
+    """The axis whose positions are the rows of all products: on one side of each of them, the other side being loaded,
+    and not what is contiguous in results. `single` are the axes of which a block holds one position."""
     axes = graph.axes_of(program)
     ops = {o.name: o for o in graph.ops}
     shared: set[str] | None = None
@@ -41,11 +41,13 @@ def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> s
             if len(free) == 1 and ops[other].op == "load":
                 sides |= free
         shared = sides if shared is None else shared & sides
-    found = sorted(a for a in shared or () if a in graph.grid)
-    if not found:
-        return None
-    last = next((s.axis for s in reversed(program.outputs[0].access) if s.axis in axes[graph.outputs[0]]), None)
-    return min(found, key=lambda a: (a == last, a))
+    contiguous = {_contiguous(program, k) for k, v in enumerate(graph.outputs) if len(axes[v] - set(single)) > 1}
+    return min((a for a in shared or () if a in graph.grid and a not in contiguous), default=None)
+
+
+def _contiguous(program: Program, output: int) -> str | None:
+    """The innermost axis of an output."""
+    return next((s.axis for s in reversed(program.outputs[output].access) if s.extent != 1), None)
 
 
 def feeds(graph: BlockGraph) -> dict[str, bool]:

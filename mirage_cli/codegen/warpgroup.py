@@ -3,7 +3,8 @@
 The first warp brings tiles through the copy engine, the warpgroups behind the first one multiply. Blocks walk units of work
 (a tile of rows and one of columns, or as many beside one another as make a cluster). Numbers of its own in a schedule:
 
-    cluster   blocks along the rows that share what they bring of the right operands
+    cluster   blocks along the rows that share what they bring of the right operands; blocks that reduce together (a split
+              of the loop axis) are a cluster of their own
     band      units along the rows that are walked together before the next columns are taken (0: all of them)
     turns     whether consumers take turns at issuing products
     resident  blocks on a multiprocessor
@@ -22,7 +23,7 @@ from mirage_cli.codegen.warpgroup_text import Text, ctype
 from mirage_cli.errors import Refused
 from mirage_cli.lax.extents import Symbolic
 
-PRODUCER_REGISTERS = 40
+PRODUCER_REGISTERS = 56
 REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
 SPARE_REGISTERS = 40  #: of a thread, beside fragments
 ALIGNMENT = 1024
@@ -137,19 +138,21 @@ class _Printer:
     def walk(self) -> list[str]:
         """Statements that turn the number of a unit into first positions."""
         rows = self.plan.rows
-        others = [a for a in self.g.grid if a != rows]
+        others = [a for a in self.g.grid if a != rows and a not in self.g.split]
         wide = [a for a in others if a in self.plan.sizes]
         batch = [a for a in others if a not in self.plan.sizes]
         lines = [f"const int rows_ = static_cast<int>({self.blocks(rows)});"]
         lines.append(f"const int wide_ = static_cast<int>({' * '.join(['1', *(self.blocks(a) for a in wide)])});")
-        band = self.numbers.get("band", 0)
+        band, cluster = self.numbers.get("band", 0), self.plan.cluster
+        place = f" * {cluster} + rank" if cluster > 1 else ""
         lines += [
             f"const int band_ = {f'min({band}, rows_)' if band else 'rows_'};",
             "int part = unit % (rows_ * wide_);",
             "const int first_ = part / (band_ * wide_) * band_, height_ = min(band_, rows_ - first_);",
             "part = part % (band_ * wide_);",
-            f"const int row_block_ = (first_ + part % height_) * {self.plan.cluster} + rank;",
+            f"const int row_block_ = (first_ + part % height_){place};",
             self.first_position(rows, "row_block_"),
+            *(self.first_position(a, "rank") for a in self.g.split),
         ]
         for names, source, start in ((wide, "across_", "part / height_"), (batch, "rest_", "unit / (rows_ * wide_)")):
             before = [f"int {source} = {start};"] if names else []
@@ -167,6 +170,8 @@ class _Printer:
     def steps(self) -> str:
         assert self.g.loop is not None
         extent, step = self.p.extent(self.g.loop), self.plan.schedule.loop
+        if self.g.split:
+            return str((self.plan.schedule.tile(self.g.loop) or step) // step)
         if isinstance(extent, Symbolic):
             return f"static_cast<int>(({self.text.extent(extent)} + {step - 1}) / {step})"
         return str(-(-extent // step))
@@ -181,9 +186,12 @@ class _Printer:
         self.check_registers()
         rings = self.rings()
         loop = self.g.loop
-        units = " * ".join(["int64_t{1}", *(self.blocks(a) for a in self.g.grid)])
+        units = " * ".join(["int64_t{1}", *(self.blocks(a) for a in self.g.grid if a not in self.g.split)])
         resident = self.numbers.get("resident", 1)
-        barriers = sum(2 * r["stages"] for r in rings) * 8
+        tiles = sum(r["bytes"] * r["stages"] for r in rings)
+        exchange = self.lines.published * self.plan.consumers * 512
+        barriers = (sum(2 * r["stages"] for r in rings) + 2) * 8
+        cluster = self.plan.cluster * self.plan.parts
         late = bool(self.plan.late)
         instructions = {i["name"]: i for p in self.products if (i := self.instruction(p, kernel))}
         return {
@@ -199,18 +207,21 @@ class _Printer:
             "outputs": [{"name": f"y{k}", "type": ctype(o.dtype)} for k, o in enumerate(self.p.outputs)],
             "members": [line for m in self.maps.values() for line in m.members()],
             "maps": list(self.maps),
-            "grid": [{"blocks": f"walking_blocks({units}, {self.plan.cluster}, {resident})"}],
+            "grid": [{"blocks": f"walking_blocks({units}, {cluster}, {resident})"}],
             "units": units,
             "walk": self.walk(),
-            "cluster": self.plan.cluster,
+            "cluster": cluster,
+            "sharing": self.plan.cluster,
+            "parts": self.plan.parts,
             "dependent": False,
             "threads": 32 * self.plan.schedule.warps,
             "consumers": self.plan.consumers,
             "resident": resident,
             "registers": self.registers(),
             "producer_registers": PRODUCER_REGISTERS,
-            "shared_bytes": ALIGNMENT + sum(r["bytes"] * r["stages"] for r in rings) + barriers,
-            "barriers_at": sum(r["bytes"] * r["stages"] for r in rings),
+            "shared_bytes": ALIGNMENT + tiles + exchange + barriers,
+            "exchange_at": tiles,
+            "barriers_at": tiles + exchange,
             "rings": rings,
             "group_rows": self.plan.row_tiles * 64,
             "steps": self.steps(),

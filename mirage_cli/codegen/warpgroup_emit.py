@@ -9,7 +9,7 @@ from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, from_thr
 from mirage_cli.codegen.warpgroup_plan import Plan, Product
 from mirage_cli.codegen.warpgroup_text import COLUMN, FULL, ROW, SCALAR, Text, ctype, indented
 from mirage_cli.errors import Refused
-from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE, BlockOp
+from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockOp
 
 __all__ = ["Statements", "statements"]
 
@@ -18,7 +18,8 @@ __all__ = ["Statements", "statements"]
 class Statements:
     """Lines by place. `start`: variables that live as long as a block's tile; `operands`: left operands that are computed
     of loaded tiles; `prologue`, `body`, `epilogue`; `rescale`: what was accumulated, weighed anew; `words`: left operands
-    of late products."""
+    of late products; `publish`, `grid`: before and after blocks that reduce together have exchanged `published` numbers
+    of each thread."""
 
     start: list[str] = field(default_factory=list)
     prologue: list[str] = field(default_factory=list)
@@ -27,6 +28,9 @@ class Statements:
     rescale: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     epilogue: list[str] = field(default_factory=list)
+    publish: list[str] = field(default_factory=list)
+    grid: list[str] = field(default_factory=list)
+    published: int = 0
 
 
 def statements(plan: Plan, text: Text) -> Statements:
@@ -45,6 +49,7 @@ class _Writing:
         self.value: dict[str, Expr] = {}
         self.products = {p.op: p for p in (*plan.early, *plan.late)}
         self.lefts = {p.left for p in (*plan.early, *plan.late)}
+        self.shares: dict[str, int] = {}
         self.out = Statements()
 
     def run(self) -> Statements:
@@ -59,7 +64,8 @@ class _Writing:
 
     # --- places -------------------------------------------------------------------------------------------------------
     def place(self, phase: str) -> list[str]:
-        return {PROLOGUE: self.out.prologue, BODY: self.out.body, EPILOGUE: self.out.epilogue}[phase]
+        lines = self.out
+        return {PROLOGUE: lines.prologue, BODY: lines.body, EPILOGUE: lines.epilogue, GRID: lines.grid}[phase]
 
     def level_of(self, name: str) -> str:
         return self.text.level(self.text.axes[name])
@@ -72,7 +78,7 @@ class _Writing:
             shape += "[2]"
         else:
             shape += f"[{self.plan.sizes[self.text.column_axis(self.text.axes[name])] // 8}][4]"
-        self.out.start.append(f"float {name}{shape};")
+        self.out.start.append(f"[[maybe_unused]] float {name}{shape};")
         if start:
             self.out.start += self.text.each_row([f"{name}[m][h] = {start};"])
 
@@ -251,50 +257,107 @@ class _Writing:
         if together:
             self.out.epilogue += self.text.each_row([f"{o.name}[m][h] = sum_of_row({o.name}[m][h]);"])
 
+    # --- over blocks ----------------------------------------------------------------------------------------------------
+    def published(self, name: str) -> int:
+        """The place of what other blocks read of a value, which every thread publishes in its own layout."""
+        if name not in self.shares:
+            level, rows = self.level_of(name), self.plan.row_tiles
+            at = self.shares[name] = self.out.published
+            if level == FULL:
+                axis = self.text.column_axis(self.text.axes[name])
+                count = self.text.columns(axis)
+                place = f"{at} + (m * {count} + n) * 4 + i"
+                self.out.publish += self.text.each([], axis, [f"publish({place}, {name}[m][n][i]);"])
+                self.out.published += rows * count * 4
+            elif level == ROW:
+                self.out.publish += self.text.each_row([f"publish({at} + m * 2 + h, {name}[m][h]);"])
+                self.out.published += rows * 2
+            else:
+                raise Refused(f"{name}, which blocks reduce together, has no rows")
+        return self.shares[name]
+
+    def do_grid_top(self, o: BlockOp) -> None:
+        (name,) = o.inputs
+        at, parts = self.published(name), self.plan.parts
+        self.declare(o.name, ROW)
+        self.value[o.name] = Ref(o.name)
+        self.out.start.append(f"float {o.name}_weight[{parts}][{self.plan.row_tiles}][2];")
+        lines = ["float top = -INFINITY;"]
+        for s in range(parts):
+            lines += [f"const float top{s} = published({s}, {at} + m * 2 + h);", f"top = fmaxf(top, top{s});"]
+        lines.append(f"{o.name}[m][h] = top;")
+        lines += [f"{o.name}_weight[{s}][m][h] = exp_between(top{s}, top);" for s in range(parts)]
+        self.out.grid += self.text.each_row(lines)
+
+    def do_grid_sum(self, o: BlockOp) -> None:
+        at, full = self.published(o.inputs[0]), self.level_of(o.name) == FULL
+        place, row = f"{at} + m * 2 + h", "h"
+        if full:
+            count = self.text.columns(self.text.column_axis(self.text.axes[o.name]))
+            place, row = f"{at} + (m * {count} + n) * 4 + i", "i / 2"
+        terms = []
+        for s in range(self.plan.parts):
+            weight = f" * {o.inputs[2]}_weight[{s}][m][{row}]" if len(o.inputs) > 1 else ""
+            terms.append(f"published({s}, {place}){weight}")
+        if full:
+            self.text.exchanged[o.name] = " + ".join(terms)
+        else:
+            self.declare(o.name, ROW)
+            self.out.grid += self.text.each_row([f"{o.name}[m][h] = {' + '.join(terms)};"])
+        self.value[o.name] = Ref(o.name)
+
     # --- results --------------------------------------------------------------------------------------------------------
     def store(self, k: int, name: str) -> None:
+        """The statements that store an output; of blocks that reduce together each stores its part of the columns."""
         o, e = self.p.outputs[k], self.value[name]
         stored = frozenset(s.axis for s in o.access if s.axis is not None)
         level = self.text.level(stored)
-        once = [a for a in self.g.grid if a not in stored and self.several(a)]
-        first = [f"{a}_at == 0" for a in once]
-        to, lines = f"parameters.y{k}", Lines()
+        if self.g.split and self.ops[name].phase != GRID:
+            raise Refused(f"output {k} does not depend on what blocks reduce together")
+        lines = Lines()
+        once = [f"{a}_at == 0" for a in self.g.grid if a not in (*stored, *self.g.split) and self.several(a)]
+        value = self.text.expression(e, level, EPILOGUE, lines)
         if level == ROW:
-            value = self.text.expression(e, ROW, EPILOGUE, lines)
-            inside = [t for t in (self.text.inside(sorted(self.plan.present(stored)), EPILOGUE), *first) if t]
-            test = " && ".join(["lane % 4 == 0", *inside])
-            put = f"put({to}[{self.text.offset(o.access, EPILOGUE)}], {value});"
-            self.out.epilogue += self.text.each_row([f"if ({test}) {{", *indented([*lines.lines, put]), "}"])
-            return
-        if level != FULL:
+            first = [*once, "rank == 0"] if self.g.split else once
+            self.place(self.ops[name].phase).extend(self.store_rows_alone(k, value, lines, first))
+        elif level == FULL:
+            lines.lines.append(f"result[k * 2 + j][i] = {value};")
+            self.place(GRID if self.g.split else EPILOGUE).extend(self.store_full(k, stored, lines, once))
+        else:
             raise Refused(f"output {k} has no rows")
-        axis = self.text.column_axis(stored)
-        count = self.plan.sizes[axis] // 8
-        value = self.text.expression(e, FULL, EPILOGUE, lines)
-        last = next((s for s in reversed(o.access) if s.extent != 1), None)
-        if last is None or last.axis != axis:
-            inside = [t for t in (self.text.inside(sorted(self.plan.present(stored)), EPILOGUE), *first) if t]
-            put = f"put({to}[{self.text.offset(o.access, EPILOGUE)}], {value});"
-            guarded = [f"if ({' && '.join(inside)}) {put}"] if inside else [put]
-            self.out.epilogue += self.text.each([], axis, [*lines.lines, *guarded])
-            return
-        made = self.text.each([], axis, [*lines.lines, f"result[n][i] = {value};"])
+
+    def store_rows_alone(self, k: int, value: str, lines: Lines, first: list[str]) -> list[str]:
+        """A number of each row: one of the four lanes that have it writes it."""
+        o = self.p.outputs[k]
+        inside = self.text.inside([self.plan.rows], EPILOGUE)
+        test = " && ".join(["lane % 4 == 0", *([inside] if inside else []), *first])
+        put = f"put(parameters.y{k}[{self.text.offset(o.access, EPILOGUE)}], {value});"
+        return self.text.each_row([f"if ({test}) {{", *indented([*lines.lines, put]), "}"])
+
+    def store_full(self, k: int, stored: frozenset[str], lines: Lines, first: list[str]) -> list[str]:
+        """A full value: its elements, then rows of them."""
+        o, axis, parts = self.p.outputs[k], self.text.column_axis(stored), self.plan.parts
+        if next((s.axis for s in reversed(o.access) if s.extent != 1), None) != axis:
+            raise Refused(f"what is contiguous of output {k} is not {axis}, the axis of columns")
+        count = self.text.columns(axis, parts)
+        made = self.text.each([], axis, lines.lines, parts)
         made[1] += " {"
         made.insert(2, f"    float result[{count}][4];")
-        rows = self.text.inside([self.plan.rows], EPILOGUE).replace("r_", "(row + m * 64 + h * 8)")
+        row = "(row + m * 64 + h * 8)"
+        rows = self.text.inside([self.plan.rows], EPILOGUE).replace("r_", row)
         test = " && ".join([*first, *([rows] if rows else [])])
-        place = self.text.offset(o.access, EPILOGUE, fixed=axis).replace("r_", "(row + m * 64 + h * 8)")
-        pointer = f"{to} + {place}"
+        skipped = f"rank * {count * 8}" if parts > 1 else "0"
+        pointer = f"parameters.y{k} + {self.text.offset(o.access, EPILOGUE, fixed=axis).replace('r_', row)}"
+        pointer += f" + {skipped}" if parts > 1 else ""
         pointer = f"{test} ? {pointer} : nullptr" if test else pointer
-        aligned = str(self.aligned(k)).lower()
-        columns = " - ".join([self.text.extent(self.p.extent(axis)), *self.text.base(axis, EPILOGUE)])
-        columns = str(self.plan.sizes[axis]) if self.plan.exact(axis) else f"static_cast<int>({columns})"
-        made += [
+        left = [self.text.extent(self.p.extent(axis)), *self.text.base(axis, EPILOGUE), skipped]
+        columns = str(count * 8) if self.plan.exact(axis) else f"static_cast<int>({' - '.join(left)})"
+        return [
+            *made,
             f"    auto place = [&](int h) {{ return {pointer}; }};",
-            f"    store_rows<{aligned}, {ctype(o.dtype)}>(result, place, {columns});",
+            f"    store_rows<{str(self.aligned(k)).lower()}, {ctype(o.dtype)}>(result, place, {columns});",
             "}",
         ]
-        self.out.epilogue += made
 
     def several(self, axis: str) -> bool:
         extent, tile = self.p.extent(axis), self.plan.schedule.tile(axis) or 1

@@ -27,6 +27,7 @@ PANEL = 64  #: columns of a panel: 128 bytes
 HELD, EARLY, LATE = "held", "early", "late"  #: tiles loaded once, tiles freed after the early or the late products
 GROUP_ROWS = 64
 MAX_COLUMNS = 256  #: of one matrix instruction
+MAX_PARTS = 8  #: blocks of a cluster
 MAX_BOX = 256  #: positions of a box along one axis
 
 
@@ -99,6 +100,13 @@ class Plan:
         """Blocks along the rows that share the right operands."""
         return dict(self.schedule.numbers).get("cluster", 1)
 
+    @property
+    def parts(self) -> int:
+        """Blocks that reduce together, each over its share of the loop axis."""
+        extent = self.program.extent(self.graph.loop or "") if self.graph.split else 1
+        share = self.schedule.tile(self.graph.loop or "") or 1
+        return -(-extent // share) if isinstance(extent, int) else 0
+
     def tile(self, name: str) -> Tile | None:
         """The tile of a loaded value; None for what is read where it is stored."""
         return next((t for t in self.tiles if t.name == name), None)
@@ -116,7 +124,12 @@ class Plan:
         extent = self.program.extent(axis)
         if not isinstance(extent, int):
             return False
-        return extent % self.sizes.get(axis, 1) == 0
+        size = self.sizes.get(axis, 1)
+        if axis == self.rows:
+            size *= self.cluster
+        if axis in self.graph.split:
+            size = self.schedule.tile(axis) or size
+        return extent % size == 0
 
     def text(self) -> str:
         """Readable lines, for golden files."""
@@ -182,24 +195,35 @@ class _Planning:
 
     def check_graph(self) -> None:
         """What every body has."""
-        if self.g.split:
-            raise Refused("warpgroups do not reduce over blocks")
         if self.g.loop is None or not self.contractions:
             raise Refused("warpgroups need a loop with products")
+        if self.g.split:
+            self.check_split()
         for o in self.contractions:
             if o.phase != BODY:
                 raise Refused(f"the product {o.name} stands outside the loop")
             if o.dtype not in (F16, BF16):
                 raise Refused(f"warpgroups multiply 16-bit types, {o.name} is in {o.dtype}")
 
+    def check_split(self) -> None:
+        """Blocks reduce together over shares of the loop axis, as a cluster."""
+        loop = self.g.loop or ""
+        extent, share = self.p.extent(loop), self.s.tile(loop) or 1
+        if self.g.split != (loop,):
+            raise Refused(f"warpgroups reduce over blocks along the loop axis {loop}, not {', '.join(self.g.split)}")
+        if not isinstance(extent, int) or share % self.s.loop or not 1 < -(-extent // share) <= MAX_PARTS:
+            raise Refused(f"shares of {share} positions of axis {loop} of {extent}")
+        if dict(self.s.numbers).get("cluster", 1) > 1:
+            raise Refused("a cluster that reduces together shares no operands")
+
     def found_sizes(self) -> dict[str, int]:
         sizes = {}
         for a in sorted(frozenset[str]().union(*self.axes.values())):
             extent, tile = self.p.extent(a), self.s.tile(a)
-            if tile is not None:
-                size = tile
-            elif a == self.g.loop:
+            if a == self.g.loop:
                 size = self.s.loop
+            elif tile is not None:
+                size = tile
             elif isinstance(extent, int):
                 size = -(-extent // PANEL) * PANEL if extent > 1 else 1
             else:

@@ -48,6 +48,7 @@ class Text:
         sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
         self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
         self.levels: dict[str, str] = {}
+        self.exchanged: dict[str, str] = {}  #: full values that are put together of what blocks published
 
     # --- levels and axes ----------------------------------------------------------------------------------------------
     def level(self, axes: frozenset[str]) -> str:
@@ -140,6 +141,8 @@ class Text:
             return out.let(f"i % 2 ? {words}::high({w}) : {words}::low({w})")
         if self.levels.get(name.removesuffix("_level")) == ROW:
             return f"{name}[m][{'i / 2' if level == FULL else 'h'}]"
+        if name in self.exchanged:
+            return out.let(self.exchanged[name])
         return f"{name}[m][n][i]"
 
     # --- loops --------------------------------------------------------------------------------------------------------
@@ -155,9 +158,18 @@ class Text:
             "    }",
         ]
 
-    def each(self, e: Sequence[str], axis: str, lines: Sequence[str]) -> list[str]:
-        """Every thread visits its elements of fragments whose columns are `axis`; `e` are the tiles that are read."""
+    def columns(self, axis: str, parts: int = 1) -> int:
+        """Runs of eight columns of fragments whose columns are `axis`, of which blocks take a part each."""
         count = self.plan.sizes[axis] // 8
+        if count % parts:
+            raise Refused(f"{self.plan.sizes[axis]} columns for {parts} blocks")
+        return count // parts
+
+    def each(self, e: Sequence[str], axis: str, lines: Sequence[str], parts: int = 1) -> list[str]:
+        """Every thread visits its elements of fragments whose columns are `axis` (of `parts` blocks each has its own
+        columns); `e` are the tiles that are read."""
+        count = self.columns(axis, parts)
+        own = f"rank * {count} + " if parts > 1 else ""
         loads = []
         for name in e:
             tile = self.plan.tile(name)
@@ -175,7 +187,7 @@ class Text:
             f"        for (int j = 0; j < {min(2, count)}; ++j)",
             "#pragma unroll",
             "            for (int i = 0; i < 4; ++i) {",
-            "                [[maybe_unused]] const int n = k * 2 + j;",
+            f"                [[maybe_unused]] const int n = {own}k * 2 + j;",
             "                [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;",
             *indented(indented(indented(indented(lines)))),
             "            }",

@@ -86,8 +86,17 @@ struct Barrier {
     MIRAGE_DEVICE void arrive() {
         asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
     }
-    // the barrier at the same place in block `rank` of the cluster
+    // The barrier at the same place in block `rank` of the cluster; orders nothing but what the copy engine and matrix
+    // products do.
     MIRAGE_DEVICE void arrive_at(int rank) {
+        asm volatile(
+            "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+            "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(this)),
+            "r"(rank)
+            : "memory");
+    }
+    // The same, after everything that this thread has seen is visible to who waits with `wait_cluster`.
+    MIRAGE_DEVICE void publish_at(int rank) {
         asm volatile(
             "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(this)),
@@ -102,7 +111,7 @@ struct Barrier {
             "r"(parity)
             : "memory");
     }
-    // the same, when threads of other blocks of the cluster arrive
+    // The same, and see what threads of other blocks of the cluster have published.
     MIRAGE_DEVICE void wait_cluster(uint32_t parity) {
         asm volatile(
             "{\n.reg .pred done;\nAGAIN_%=:\n"

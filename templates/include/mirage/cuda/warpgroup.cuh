@@ -50,6 +50,20 @@ MIRAGE_DEVICE int cluster_rank() {
     return static_cast<int>(rank);
 }
 
+MIRAGE_DEVICE void store_shared(uint32_t at, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+}
+// A number in the shared memory of block `rank` of the cluster.
+MIRAGE_DEVICE float load_of_block(int rank, uint32_t at) {
+    float x;
+    asm volatile(
+        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %1, %2;\nld.shared::cluster.f32 %0, [remote];\n}"
+        : "=f"(x)
+        : "r"(at), "r"(rank)
+        : "memory");
+    return x;
+}
+
 // --- tiles in shared memory -----------------------------------------------------------------------------------------
 // A tile is panels of 64 columns; a row of a panel is 128 bytes, eight chunks of 16 that are swizzled by the row's
 // number. Panels start at multiples of 1024 bytes.
