@@ -9,20 +9,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from mirage_cli.lax.dtypes import BF16, F16
 from mirage_cli.lax.program import Program
-from mirage_cli.search.cost import Prediction, bytes_once, floor_us, number, products
+from mirage_cli.search.cost import SMALL, Prediction, Ranked, batch_axes, bytes_once, floor_us, number
 from mirage_cli.search.mugraph import BODY, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
 PANEL = 64  #: positions of a contiguous axis come in multiples of this
 LEAST_ROWS = 64
+REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
+PRODUCER_REGISTERS = 56  #: of a thread of the warpgroup that brings tiles
+MOST_REGISTERS = 255
+SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
 COLUMNS = (256, 192, 128, 64)
-STAGES = 6  #: more do not help
+STAGES = (6, 4, 3, 2)  #: the most that fit
+PARTS = (2, 4)  #: blocks that reduce together
+SHARES = {"early": 0.9, "late": 0.8}  #: of the matrix rate that iterations reach, without and with late products
+FIXED_US = 1.5  #: of a unit beside its iterations
+EXCHANGE_US = 1.5  #: of blocks that reduce together
 BARRIER_BYTES = 2048  #: of shared memory, beside tiles
 
 
@@ -61,57 +68,35 @@ def feeds(graph: BlockGraph) -> dict[str, bool]:
     return {o.name: any(multiplied(i) for i in o.inputs) for o in graph.ops if o.op == "contract"}
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A schedule with its prediction."""
-
-    schedule: Schedule
-    prediction: Prediction
-
-
-def found(
+def ranked(
     program: Program,
     graph: BlockGraph,
     target: Target,
-    batch: Collection[str],
+    count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
-) -> list[Found]:
-    """Schedules of a graph, best first; none for one that does not suit. `batch` are the grid axes that both operands of
-    some product have, which are split to single positions."""
-    model = _model(program, graph, target, batch, sizes)
-    if model is None:
-        return []
-    made = [Found(s, p) for s in model.schedules() if (p := model.predict(s)).shared <= target.shared_bytes]
-    return sorted(made, key=lambda f: (f.prediction.us, f.prediction.shared, f.schedule.tiles, f.schedule.loop))
-
-
-def predicted(
-    program: Program,
-    graph: BlockGraph,
-    target: Target,
-    batch: Collection[str],
-    schedule: Schedule,
-    sizes: Mapping[str, int],
-) -> Prediction:
-    """The prediction for a schedule that `found` gave for other sizes."""
-    rows = rows_axis(program, graph, batch)
-    assert rows is not None
-    return _Model(program, graph, target, rows, frozenset(batch), sizes).predict(schedule)
-
-
-def _model(
-    program: Program, graph: BlockGraph, target: Target, batch: Collection[str], sizes: Mapping[str, int]
-) -> _Model | None:
-    """The model of a graph that suits."""
+) -> list[Ranked]:
+    """The `count` best schedules of the engine for a block graph; none where it does not suit."""
     contractions = [o for o in graph.ops if o.op == "contract"]
-    if target.name != "sm_90a" or graph.split or graph.loop is None or not contractions:
-        return None
+    split = set(graph.split) - {graph.loop}
+    if target.name != "sm_90a" or split or graph.loop is None or not contractions:
+        return []
     if any(o.phase != BODY or o.dtype not in (F16, BF16) for o in contractions):
-        return None
+        return []
+    batch = batch_axes(program, graph)
     rows = rows_axis(program, graph, batch)
+    axes = graph.axes_of(program)
+    if any(o.op == "load" and o.phase != BODY and graph.loop in axes[o.name] for o in graph.ops):
+        return []
     if rows is None or number(program.extent(rows), sizes) < LEAST_ROWS:
-        return None
-    return _Model(program, graph, target, rows, frozenset(batch), sizes)
+        return []
+    model = _Model(program, graph, target, rows, batch, sizes)
+    small = _Model(program, graph, target, rows, batch, dict.fromkeys(program.symbols, SMALL))
+    made = []
+    for s in model.schedules():
+        prediction = model.predict(s)
+        score = math.sqrt(prediction.us * small.predict(s).us) if program.symbols else prediction.us
+        made.append(Ranked(s, prediction, score))
+    return sorted(made, key=lambda r: r.order)[:count]
 
 
 class _Model:
@@ -130,7 +115,6 @@ class _Model:
         self.ops = {o.name: o for o in graph.ops}
         self.late = any(feeds(graph).values())
         self.contractions = [o for o in graph.ops if o.op == "contract"]
-        self.flops = sum(products(program, sizes).values())
         self.rate = target.rate(self.contractions[0].dtype)
         self.once = bytes_once(program, sizes)
         self.floor = floor_us(program, target, sizes)
@@ -138,19 +122,24 @@ class _Model:
     # --- the space ----------------------------------------------------------------------------------------------------
     def schedules(self) -> Iterator[Schedule]:
         """Tiles, warps, stages and numbers that are worth a prediction."""
-        wide = [a for a in self.g.grid if a not in self.batch and a != self.rows]
+        wide = [a for a in self.g.grid if a not in self.batch and a not in (self.rows, self.g.loop)]
         options = [self.columns(a) for a in wide]
         shapes = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (64, 1))
-        for columns in itertools.product(*options):
-            for (height, consumers), loop in itertools.product(shapes, (128, 64) if self.late else (64,)):
-                tiles = dict(zip(wide, columns, strict=True)) | {self.rows: height}
-                ordered = tuple((a, tiles.get(a, 1)) for a in self.g.grid)
-                for numbers in self.numbers(consumers):
-                    for stages in (STAGES, 4, 3, 2):
-                        s = Schedule(ordered, loop, 4 * (consumers + 1), stages, "warpgroup", numbers)
-                        if self.shared(s) * dict(numbers)["resident"] <= self.t.shared_bytes:
-                            yield s
-                            break
+        loops = (128, 64) if self.late else (64,)
+        for columns, (height, consumers), loop, parts in itertools.product(
+            itertools.product(*options), shapes, loops, PARTS if self.g.split else (1,)
+        ):
+            tiles = dict(zip(wide, columns, strict=True)) | {self.rows: height}
+            if self.g.split:
+                share = -(-self.extents[self.g.loop or ""] // (parts * loop)) * loop
+                if -(-self.extents[self.g.loop or ""] // share) != parts:
+                    continue
+                tiles[self.g.loop or ""] = share
+            ordered = tuple((a, tiles.get(a, 1)) for a in self.g.grid)
+            for numbers in self.numbers(consumers):
+                made = (Schedule(ordered, loop, 4 * (consumers + 1), n, "warpgroup", numbers) for n in STAGES)
+                fitting = (s for s in made if self.fits(s))
+                yield from itertools.islice(fitting, 1)
 
     def columns(self, axis: str) -> list[int]:
         """Positions of an axis of columns in a block: scores of an iteration are computed once, so attention takes all."""
@@ -164,16 +153,15 @@ class _Model:
             for resident in (1, 2) if consumers == 1 else (1,):
                 yield (("cluster", 1), ("band", 0), ("turns", int(consumers > 1)), ("resident", resident))
             return
-        for cluster in (2, 1):
+        for cluster in (1,) if self.g.split else (2, 1):
             yield (("cluster", cluster), ("band", 16 // cluster), ("turns", 0), ("resident", 1))
 
     # --- sizes ----------------------------------------------------------------------------------------------------------
     def size(self, axis: str, s: Schedule) -> int:
         """Positions of an axis in a tile of an iteration."""
-        tile = s.tile(axis)
-        if tile is not None:
-            return tile
-        return s.loop if axis == self.g.loop else -(-self.extents[axis] // PANEL) * PANEL
+        if axis == self.g.loop:
+            return s.loop
+        return s.tile(axis) or -(-self.extents[axis] // PANEL) * PANEL
 
     def elements(self, axes: Collection[str], s: Schedule) -> int:
         """Elements of a tile."""
@@ -196,39 +184,55 @@ class _Model:
                 visit(i)
         return [self.ops[n] for n in names]
 
+    def fits(self, s: Schedule) -> bool:
+        """Whether shared memory and registers are enough."""
+        resident, consumers = s.number("resident"), s.warps // 4 - 1
+        registers = (REGISTERS // resident - PRODUCER_REGISTERS) // consumers // 8 * 8
+        held = self.fragments(s) + SPARE_REGISTERS
+        return self.shared(s) * resident <= self.t.shared_bytes and held <= min(registers, MOST_REGISTERS)
+
+    def fragments(self, s: Schedule) -> int:
+        """Registers of a consumer's thread that hold fragments: results of products, and left operands that are computed
+        (words of two elements)."""
+        total = 0
+        for o in self.contractions:
+            left, right = o.inputs if self.rows in self.axes[o.inputs[0]] else o.inputs[::-1]
+            threads = 128 * (s.warps // 4 - 1)
+            over = frozenset(o.over)
+            total += self.elements((self.axes[left] | self.axes[right]) - over - self.batch, s) // threads
+            if self.ops[left].op != "load":
+                total += self.elements(self.axes[left] - self.batch, s) // (2 * threads)
+        return total
+
     def shared(self, s: Schedule) -> int:
         """Bytes of shared memory of a block."""
         total = BARRIER_BYTES
         for o in self.operands():
             total += 2 * self.elements(self.axes[o.name], s) * (s.stages if o.phase == BODY else 1)
+        if self.g.split:
+            total += 4 * sum(self.elements(self.axes[o.name], s) for o in self.g.ops if o.op == "grid_sum")
         return total
 
     # --- time -----------------------------------------------------------------------------------------------------------
     def predict(self, s: Schedule) -> Prediction:
         """Microseconds: what the matrix units do, at the share of their rate that such tiles reach, in whole waves."""
-        cluster, resident = s.number("cluster"), s.number("resident")
-        tiles = 1
+        cluster, resident, parts, steps = s.number("cluster"), s.number("resident"), 1, 1
+        loop, units = self.g.loop or "", 1
         for a in self.g.grid:
-            whole = self.size(a, s) * (cluster if a == self.rows else 1)
-            tiles *= -(-self.extents[a] // whole)
-        slots = self.t.units * resident // cluster
-        waves = -(-tiles // slots)
-        steps = -(-self.extents[self.g.loop or ""] // s.loop)
+            if a == loop:
+                parts = -(-self.extents[a] // (s.tile(a) or 1))
+            else:
+                units *= -(-self.extents[a] // (self.size(a, s) * (cluster if a == self.rows else 1)))
+        steps = -(-(s.tile(loop) or self.extents[loop]) // s.loop)
+        waves = -(-units // (self.t.units * resident // (cluster * parts)))
         own = 0.0
         for c in self.contractions:
             axes = frozenset(c.over).union(*(self.axes[i] for i in c.inputs))
             own += 2.0 * self.elements(axes, s)
-        step = own * resident / (self.rate / self.t.units) * 1e6 / self.share(s)
+        share = SHARES["late" if self.late else "early"]
+        step = own * resident / (self.rate / self.t.units) * 1e6 / share
         moved = sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
-        traffic = moved * steps * tiles * cluster
-        us = self.t.launch_us + waves * (steps * step + self.fixed(s))
+        traffic = moved * steps * units * cluster * parts
+        us = self.t.launch_us + waves * (steps * step + FIXED_US + (EXCHANGE_US if parts > 1 else 0.0))
         us = max(us, self.once / self.t.bandwidth * 1e6)
         return Prediction(us, self.shared(s), self.floor, float(traffic))
-
-    def share(self, s: Schedule) -> float:
-        """The share of the matrix rate that an iteration of such tiles reaches."""
-        return 0.8 if self.late else 0.9
-
-    def fixed(self, s: Schedule) -> float:
-        """Microseconds of a unit beside its iterations."""
-        return 1.5

@@ -54,7 +54,12 @@ def block_kernel(r: Request) -> Kernel:
     return Kernel(tile, printer.kernel_context(), printer.workspace(), printer.setup)
 
 
-ENGINES: dict[str, Engine] = {"block": block_kernel, "strip": strip_kernel, "rows": rows_kernel, "warpgroup": warpgroup_kernel}
+ENGINES: dict[str, Engine] = {
+    "block": block_kernel,
+    "strip": strip_kernel,
+    "rows": rows_kernel,
+    "warpgroup": warpgroup_kernel,
+}
 
 
 def made(request: Request) -> Kernel:

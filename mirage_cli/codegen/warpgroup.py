@@ -22,10 +22,8 @@ from mirage_cli.codegen.warpgroup_plan import EARLY, HELD, LATE, PANEL, Plan, Pr
 from mirage_cli.codegen.warpgroup_text import Text, ctype
 from mirage_cli.errors import Refused
 from mirage_cli.lax.extents import Symbolic
+from mirage_cli.search.warpgroup import MOST_REGISTERS, PRODUCER_REGISTERS, REGISTERS, SPARE_REGISTERS
 
-PRODUCER_REGISTERS = 56
-REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
-SPARE_REGISTERS = 40  #: of a thread, beside fragments
 ALIGNMENT = 1024
 
 
@@ -85,7 +83,7 @@ class _Printer:
         rows = self.plan.row_tiles
         held = sum(rows * p.cols // 2 for p in self.products)
         held += sum(rows * p.depth // 4 for p in self.products if self.plan.tile(p.left) is None)
-        if held + SPARE_REGISTERS > (self.registers() or 255):
+        if held + SPARE_REGISTERS > (self.registers() or MOST_REGISTERS):
             raise Refused(f"{held} registers of fragments for each thread")
 
     # --- products -----------------------------------------------------------------------------------------------------
