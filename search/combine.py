@@ -99,7 +99,8 @@ class _Combine:
         fresh = (f"w{k}" for k in range(len(self.p.inputs) + len(self.p.nodes) + len(shares)))
         taken = {i.name for i in self.p.inputs} | {n.name for n in self.p.nodes}
         names = dict(zip(shares, (n for n in fresh if n not in taken), strict=False))
-        stores = {v: tuple(Slot(a.name, a.extent) for a in self.finer.axes if a.name in axes[v]) for v in shares}
+        order = sorted(self.finer.axes, key=lambda a: a.name != self.split.outer)  # what a part stores lies together
+        stores = {v: tuple(Slot(a.name, a.extent) for a in order if a.name in axes[v]) for v in shares}
         count, outputs = len(self.p.sources), len(self.p.outputs)
         tensor = {v: count + outputs + k for k, v in enumerate(shares)}
         own = [k for k, v in enumerate(self.g.outputs) if v in early]

@@ -83,7 +83,7 @@ def check(rows: Rows, shape: Shape, target: Target) -> None:
         raise Refused(f"chunks of {shape.width} elements: memory gives {widths(rows)}")
     if rows.row and held(rows, shape) < rows.length():
         raise Refused(f"threads hold {held(rows, shape)} of a row's {rows.length()} positions")
-    if shape.cluster > 1 and not (rows.along and shape.lanes == shape.threads and hopper(target)):
+    if shape.cluster > 1 and not (rows.along and rows.levels and shape.lanes == shape.threads and hopper(target)):
         raise Refused("blocks share rows that lie along memory, one at a time, on targets with clusters")
     if registers(rows, shape) > available(shape, target):
         raise Refused(f"about {registers(rows, shape)} registers for each thread")
@@ -159,6 +159,11 @@ def _shapes(rows: Rows, width: int, target: Target) -> Iterator[Shape]:
         if lanes < 2 * chunks:
             for threads in (t for t in THREADS if t == lanes or (t > lanes and t <= 256)):
                 yield Shape(threads, lanes, -(-chunks // lanes), width, 1, ahead)
+
+    if hopper(target):
+        for threads in THREADS[1:]:
+            for cluster in (c for c in CLUSTERS if threads * c < 2 * chunks):
+                yield Shape(threads, threads, -(-chunks // (threads * cluster)), width, cluster, ahead)
 
 
 # --- predictions ----------------------------------------------------------------------------------------------------------

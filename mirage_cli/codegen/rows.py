@@ -356,16 +356,24 @@ class RowEmitter:
     def meet_along(self, found: Sequence[Value]) -> list[str]:
         """Over neighbouring lanes, then over warps."""
         s, before, after = self.shape, list[str](), list[str]()
+        begun = ["cluster_wait();"] if s.cluster > 1 and not self.scratch else []  # all blocks are there
         for v in found:
             join, many = JOIN[v.op], self.parts(v)
             lanes = min(s.lanes, 32)
             before.append(f"float {v.name} = join_lanes<{join}, {lanes}>(join_parts<{join}, {many}>({v.name}_part));")
-            if s.lanes > 32:
-                place, warps = self.scratch, s.lanes // 32
+            place, warps = self.scratch, s.lanes * s.cluster // 32
+            if s.cluster > 1:
+                self.scratch += warps
+                before.append(f"show_all<{s.cluster}, {s.threads // 32}>(scratch + {place}, {v.name});")
+                after.append(f"{v.name} = join_shown<{join}, {warps}, 1>(scratch + {place});")
+            elif s.lanes > 32:
                 self.scratch += s.threads // 32
                 before.append(f"show(scratch + {place}, {v.name});")
                 at = f"scratch + {place} + threadIdx.x / LANES * {warps}"
                 after.append(f"{v.name} = join_shown<{join}, {warps}, 1>({at});")
+        if s.cluster > 1:
+            shown = next(k for k, line in enumerate(before) if line.startswith("show"))
+            return [*before[:shown], *begun, *before[shown:], "cluster_arrive();", "cluster_wait();", *after]
         return [*before, *(["__syncthreads();"] if after else []), *after]
 
     def meet_across(self, found: Sequence[Value]) -> list[str]:
@@ -467,13 +475,12 @@ class RowEmitter:
             "template": "rows.j2",
             "members": [],
             "threads": s.threads,
-            "shared_bytes": 0,
+            "shared_bytes": 4 * self.scratch,
             "cluster": s.cluster,
             "dependent": dependent,
             "lanes": s.lanes,
             "slots": s.slots,
             "width": s.width,
-            "scratch": self.scratch,
             "before": [*_lines(_read(self.outer(), text)), *before],
             "after": after,
         }

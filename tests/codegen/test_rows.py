@@ -34,7 +34,7 @@ def all_cases() -> list[Case]:
 
 def test_rows_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
     assert len(all_cases) == 3 * len(NAMED) + RANDOM
-    texts = {c.name: c.render().text for c in all_cases}
+    texts = {c.name: kernels.emulated(c, separate=False) for c in all_cases}
     harness = kernels.build(texts, tmp_path, [*kernels.EMULATOR_FLAGS, *kernels.ADDRESSES], cuda=True)
     assert kernels.run(harness, all_cases) == []
     assert kernels.run(harness, all_cases, BACKWARDS) == []

@@ -1,5 +1,6 @@
 // Rows in registers: chunks of memory, reductions over the lanes of a warp and the warps of a block, quotients.
 #pragma once
+#include "mirage/cuda/sync.cuh"
 #include "mirage/cuda/tile.cuh"
 
 namespace mirage {
@@ -40,6 +41,14 @@ MIRAGE_DEVICE float join_lanes(float x) {
 MIRAGE_DEVICE void show(float* scratch, float x) {
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
 }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A warp's result where all warps of the cluster's blocks find it behind the cluster's next barrier: block by block.
+template <int CLUSTER, int WARPS>
+MIRAGE_DEVICE void show_all(float* scratch, float x) {
+    if (threadIdx.x % 32 < CLUSTER)
+        *in_block(scratch + blockIdx.x % CLUSTER * WARPS + threadIdx.x / 32, threadIdx.x % 32) = x;
+}
+#endif
 // R over COUNT numbers that lie STRIDE apart
 template <class R, int COUNT, int STRIDE>
 MIRAGE_DEVICE float join_shown(const float* at) {
