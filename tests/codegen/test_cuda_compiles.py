@@ -53,12 +53,17 @@ def _wide(g: Graph, t: DType) -> Sequence[int]:
 FULL_SIZE: dict[str, Build] = {"rmslinear": _rms_linear, "attention": _attention}
 
 
-@pytest.fixture(scope="module")
-def nvcc() -> toolchain.Tool:
+def found_nvcc() -> toolchain.Tool:
+    """The compiler; skips the test where there is none."""
     try:
         return toolchain.find_nvcc()
     except ToolMissing as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> toolchain.Tool:
+    return found_nvcc()
 
 
 def _best(name: str, fragment: Program, target: str) -> Case:
@@ -79,7 +84,8 @@ def _fragments(target: str) -> Iterator[tuple[str, Program]]:
             yield name, program(build, F16)
 
 
-def _compile(nvcc: toolchain.Tool, text: str, folder: Path, target: str) -> str:
+def compiled(nvcc: toolchain.Tool, text: str, folder: Path, target: str) -> str:
+    """What the compiler says of a source; fails when it says no or warns."""
     (folder / "all.cu").write_text(text)
     command = [*nvcc.command, *nvcc.compile_flags, *OPTIONS, "-arch", target, f"-I{render.include_dir()}"]
     command += ["-c", "all.cu", "-o", "all.o"]
@@ -89,14 +95,14 @@ def _compile(nvcc: toolchain.Tool, text: str, folder: Path, target: str) -> str:
 
 
 @pytest.mark.parametrize("target", list(SAMPLES))
-def test_kernels_of_samples_compile(target: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
+def test_kernels_of_samplescompiled(target: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
     found = [_best(name, fragment, target) for name, fragment in _fragments(target)]
     found += cases("wide", program(_wide, F16), target, 1, kind=lambda g: g.loop in g.split)
     assert len(found) > len(SAMPLES[target])
     lines = [f'#include "{header}"' for header in INCLUDES]
     for case in found:
         lines += [f"namespace of_{case.name} {{", case.render().text, "}"]
-    said = _compile(nvcc, "\n".join(lines), tmp_path, target)
+    said = compiled(nvcc, "\n".join(lines), tmp_path, target)
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
     assert len(registers) == sum(len(c.graph.kernels) for c in found)
     assert max(registers) < 255
@@ -105,4 +111,4 @@ def test_kernels_of_samples_compile(target: str, nvcc: toolchain.Tool, tmp_path:
 
 @pytest.mark.parametrize("header", sorted(p.name for p in (render.include_dir() / "mirage" / "cuda").iterdir()))
 def test_header_compiles_alone(header: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
-    _compile(nvcc, f'#include "mirage/cuda/{header}"\n', tmp_path, "sm_80")
+    compiled(nvcc, f'#include "mirage/cuda/{header}"\n', tmp_path, "sm_80")

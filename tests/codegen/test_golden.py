@@ -60,7 +60,8 @@ def _render(kind: str) -> Rendered:
     return source("golden", fragment, graph, schedules, load_target(TARGETS[kind][0]), graph.text())
 
 
-def _compare(name: str, text: str) -> None:
+def compare(name: str, text: str) -> None:
+    """The text is that of a file in golden/, or becomes it."""
     path = GOLDEN / name
     if os.environ.get("MIRAGE_GOLDEN"):
         path.write_text(text)
@@ -69,13 +70,13 @@ def _compare(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("kind", list(TARGETS))
 def test_source(kind: str) -> None:
-    _compare(f"kernel.{TARGETS[kind][1]}", _render(kind).text)
+    compare(f"kernel.{TARGETS[kind][1]}", _render(kind).text)
 
 
 @pytest.mark.parametrize("kind", list(TARGETS))
 def test_tile_program(kind: str) -> None:
     (tile,) = _render(kind).tiles
-    _compare(f"tiles_{kind}.txt", tile.text() + "\n")
+    compare(f"tiles_{kind}.txt", tile.text() + "\n")
 
 
 @pytest.mark.parametrize("kind", list(TARGETS))
