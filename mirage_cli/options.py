@@ -33,7 +33,7 @@ class Options:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     max_kernels: int = 4
-    max_ops: int = 16
+    max_ops: int = 24
     candidates: int = 4
     budget: float = 0.0
     tune_candidates: int = 48

@@ -45,7 +45,7 @@ class SearchOptions:
     at a time, which changes nothing but the time."""
 
     max_kernels: int = 4
-    max_ops: int = 16
+    max_ops: int = 24
     candidates: int = 4
     schedules: int = 4
     budget: float = 0.0

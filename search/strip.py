@@ -7,13 +7,19 @@ at a time) or along the columns (8 at a time) of a matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.mugraph import BODY, GRID, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.target import Target
 
+REGISTERS = 65536  #: of a multiprocessor
+OTHER_REGISTERS = 100  #: of a thread, for all but the results of products
 Size = Callable[[str, str], int]  #: positions of an axis that a tile of a phase holds
 
 
@@ -45,6 +51,11 @@ def made_of_products(graph: BlockGraph) -> frozenset[str]:
         if o.phase == BODY and (o.op == "contract" or found & set(o.inputs)):
             found.add(o.name)
     return frozenset(found)
+
+
+def resident_by_registers(threads: int, floats: float) -> int:
+    """How many blocks of so many threads, each with so many registers of products, a multiprocessor has registers for."""
+    return max(1, min(4, int(REGISTERS / (threads * min(255.0, OTHER_REGISTERS + 1.25 * floats)))))
 
 
 def orient(program: Program, graph: BlockGraph, size: Size) -> Sides:
@@ -92,3 +103,258 @@ def _count(axes: frozenset[str], size: Size) -> int:
     for a in axes:
         total *= size(a, BODY)
     return total
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+ROWS = (16, 32, 64, 128, 256)  #: rows of a block's strips
+COLUMNS = (8, 16, 32, 64)  #: columns of a block's strips where an axis is too long to be held whole
+HELD_COLUMNS = 256  #: columns that a block may hold whole
+DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
+WARPS = (4, 8)
+CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
+MOST_STAGES = 8
+SECTOR = 128  #: bytes of a row below which the memory is not used well
+NOMINAL = 1024  #: what a symbol counts as where axes are told apart
+MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What each grid axis is to the products of a block graph."""
+
+    sides: Sides
+    batch: frozenset[str]
+    chained: bool
+
+
+def roles(program: Program, graph: BlockGraph) -> Roles:
+    """The roles of a block graph's axes. Raises Refused where the engine does not suit it."""
+    if graph.loop is None or not products(graph):
+        raise Refused("no loop with a product")
+    if any(o.dtype is None or o.dtype.bytes != 2 for o in products(graph)):
+        raise Refused("products are not of a 16-bit type")
+    axes = graph.axes_of(program)
+    batch = frozenset(a for o in products(graph) for a in (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over))
+
+    def size(axis: str, phase: str) -> int:
+        if axis in batch:
+            return 1
+        extent = program.extent(axis)
+        return extent if isinstance(extent, int) else NOMINAL
+
+    made = made_of_products(graph)
+    chained = any(i in made for o in products(graph) for i in o.inputs)
+    return Roles(orient(program, graph, size), batch, chained)
+
+
+def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
+    """The schedules of a block graph that are worth a prediction. Raises Refused where the engine does not suit it."""
+    if graph.split and (len(graph.split) != 1 or not target.clusters):
+        raise Refused("a reduction over blocks needs clusters")
+    r = roles(program, graph)
+    for tiles in itertools.product(*(_tiles(program, graph, r, a) for a in graph.grid)):
+        tile = dict(zip(graph.grid, tiles, strict=True))
+        rows = math.prod(
+            _held(program, tile, a) for a in r.sides.rows if a != graph.loop and a in _result(program, graph)
+        )
+        cols = math.prod(tile[a] for a in r.sides.cols if a in tile and a not in graph.split)
+        if not 1 <= rows <= ROWS[-1] or (cols > HELD_COLUMNS):
+            continue
+        for loop, warps in itertools.product(DEPTHS, WARPS):
+            extent = program.extent(graph.loop or "")
+            if isinstance(extent, int) and loop >= 2 * extent and loop > DEPTHS[0]:
+                continue
+            if graph.loop in graph.split and tile[graph.loop or ""] % loop:
+                continue
+            for members in (1, 2, 4, 8):
+                if warps % members or (members > 1 and rows < 16 * members) or (members > 1 and not r.chained):
+                    continue
+                yield from _with_stages(
+                    program,
+                    graph,
+                    target,
+                    r,
+                    Schedule(tuple(tile.items()), loop, warps, 2, "strip", (("members", members),)),
+                )
+
+
+def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, s: Schedule) -> Iterator[Schedule]:
+    """A schedule with as many stages as one block, or two, on a multiprocessor have memory for."""
+    shape = Shape(program, graph, s, r)
+    made = set()
+    for resident in (1, 2):
+        room = min(target.shared_total // resident - 1024, target.shared_bytes) - shape.kept
+        stages = min(MOST_STAGES, room // max(1, shape.stage * shape.groups))
+        if stages >= 2 and shape.merge <= room and stages not in made and shape.registers() <= MATRIX_REGISTERS:
+            made.add(stages)
+            yield replace(s, stages=stages)
+
+
+def _result(program: Program, graph: BlockGraph) -> frozenset[str]:
+    """The axes of what is stored."""
+    return frozenset(s.axis for o in program.outputs for s in o.access if s.axis is not None)
+
+
+def _held(program: Program, tile: Mapping[str, int], axis: str) -> int:
+    extent = program.extent(axis)
+    return tile.get(axis, extent if isinstance(extent, int) else NOMINAL)
+
+
+def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int]:
+    extent = program.extent(axis)
+    if axis in graph.split:
+        if not isinstance(extent, int):
+            return []
+        unit = DEPTHS[-1] if extent >= DEPTHS[-1] * CLUSTERS[0] else DEPTHS[0]
+        shares = {-(-extent // (parts * unit)) * unit for parts in CLUSTERS if extent >= parts * unit}
+        return sorted(x for x in shares if x < extent)
+    if axis in r.batch or (axis not in r.sides.rows and axis not in r.sides.cols):
+        return [1]
+    if axis in r.sides.rows:
+        if not isinstance(extent, int):
+            return [x for x in ROWS if x <= 128]
+        return sorted({min(x, extent) for x in ROWS})
+    if not isinstance(extent, int):
+        return list(COLUMNS)
+    if r.chained and extent <= HELD_COLUMNS:
+        return [extent]
+    return [extent] if extent <= COLUMNS[1] else sorted({min(x, extent) for x in COLUMNS[1:]})
+
+
+class Shape:
+    """The sizes of a kernel: bytes and work of one block, as its lowering will have them."""
+
+    def __init__(self, program: Program, graph: BlockGraph, s: Schedule, r: Roles) -> None:
+        self.p, self.g, self.s, self.r = program, graph, s, r
+        self.axes = graph.axes_of(program)
+        self.members = s.number("members")
+        self.groups = s.warps // self.members
+        reads = {i.name: program.sources[i.source].dtype.bytes for i in program.inputs}
+        operands = {i for o in products(graph) for i in o.inputs}
+        self.stage = self.kept = 0
+        self.moved = 0.0  # bytes of a stage, those of rows that are shorter than a sector of the memory counted higher
+        for o in graph.ops:
+            if o.op == "load" and (o.name in operands or self._feeds(o.name, operands)):
+                bytes_ = self.elements(self.axes[o.name], o.phase) * reads[o.source_value or ""]
+                bytes_ = -(-bytes_ // 128) * 128
+                if o.phase == BODY:
+                    self.stage += bytes_
+                    self.moved += bytes_ * max(1.0, SECTOR / self.run(o.source_value or ""))
+                else:
+                    self.kept += bytes_
+        self.loads = self.stage / 16
+        self.results = [o for o in graph.ops if o.op == "accum" and self._product(o)]
+        self.merge = sum(
+            self.groups * 4 * self.rows(self.axes[o.name]) * (self.cols(self.axes[o.name]) + 4) for o in self.results
+        )
+        if graph.split:
+            summed = [o for o in graph.ops if o.op == "grid_sum"]
+            self.kept += sum(4 * math.prod(self.size(a, BODY) for a in self.axes[o.name]) + 512 for o in summed)
+        self.kept += 4096
+
+    def run(self, value: str) -> float:
+        """Bytes of an input that lie side by side in a tile."""
+        source = next(i for i in self.p.inputs if i.name == value)
+        n = self.p.sources[source.source].dtype.bytes
+        for slot in reversed(source.access):
+            held = 1 if slot.axis is None else self.size(slot.axis, BODY)
+            n *= held
+            if slot.extent != held:
+                break
+        return n
+
+    def _feeds(self, load: str, operands: set[str]) -> bool:
+        return any(o.name in operands and load in o.inputs and o.op == "thread" for o in self.g.ops)
+
+    def _product(self, o: BlockOp) -> bool:
+        return any(x.name == o.inputs[0] and x.op == "contract" for x in self.g.ops)
+
+    def size(self, axis: str, phase: str) -> int:
+        """Positions of an axis in a tile."""
+        if axis == self.g.loop and phase == BODY:
+            return self.s.loop
+        tile = self.s.tile(axis)
+        extent = self.p.extent(axis)
+        return tile if tile is not None else extent if isinstance(extent, int) else NOMINAL
+
+    def rows(self, axes: frozenset[str]) -> int:
+        """Rows of a block's strip with padding."""
+        unit = 16 * self.members
+        return -(-math.prod(self.size(a, BODY) for a in axes & self.r.sides.rows) // unit) * unit
+
+    def cols(self, axes: frozenset[str]) -> int:
+        """Columns of a strip with padding."""
+        return -(-math.prod(self.size(a, BODY) for a in axes & self.r.sides.cols) // 8) * 8
+
+    def elements(self, axes: frozenset[str], phase: str) -> int:
+        """Elements of an operand's tile with padding."""
+        n = 1
+        for own, unit in (
+            (axes & self.r.sides.rows, 16 * self.members),
+            (axes - self.r.sides.rows, 8),
+        ):
+            n *= -(-math.prod(self.size(a, phase) for a in own) // unit) * unit if own else 1
+        return n
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        total = 1
+        for a, tile in self.s.tiles:
+            extent = self.p.extent(a)
+            total *= -(-(extent if isinstance(extent, int) else NOMINAL) // tile)
+        return total
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that reduce together."""
+        if not self.g.split:
+            return 1
+        extent = self.p.extent(self.g.split[0])
+        return -(-extent // (self.s.tile(self.g.split[0]) or 1)) if isinstance(extent, int) else 1
+
+    @property
+    def shared(self) -> int:
+        """Shared memory of a block."""
+        return max(self.stage * self.s.stages * self.groups, self.merge) + self.kept
+
+    @property
+    def turns(self) -> float:
+        """Iterations of a group."""
+        extent = self.p.extent(self.g.loop or "")
+        whole = extent if isinstance(extent, int) else NOMINAL
+        if self.g.loop in self.g.split:
+            whole = self.s.tile(self.g.loop or "") or whole
+        return math.ceil(math.ceil(whole / self.s.loop) / self.groups)
+
+    def multiplies(self) -> float:
+        """Matrix instructions of a warp in an iteration."""
+        total = 0.0
+        for o in products(self.g):
+            own = self.axes[o.name]
+            depth = math.prod(self.size(a, BODY) for a in o.over)
+            total += self.rows(own) / 16 / self.members * self.cols(own) / 8 * math.ceil(depth / 16)
+        return total
+
+    def elementwise(self) -> float:
+        """Elementwise operations of a lane in an iteration, each times its price."""
+        made, total = made_of_products(self.g), 0.0
+        for o in self.g.ops:
+            own = self.axes[o.name]
+            n = self.rows(own) * self.cols(own) / 32 / self.members
+            if o.phase == BODY and o.op == "thread" and o.thread is not None and o.name in made:
+                total += n * o.thread.flops()
+            elif o.phase == BODY and o.op in ("sum", "top"):
+                read = self.axes[o.inputs[0]]
+                if o.inputs[0] in made:
+                    total += self.rows(read) * self.cols(read) / 32 / self.members
+                else:
+                    total += 4.0 * self.elements(read, BODY) / 32 / self.members
+            elif o.op == "accum" and len(o.inputs) > 1:
+                total += n
+        return total
+
+    def registers(self) -> float:
+        """Registers of a thread that strips take."""
+        strips = {o.name for o in products(self.g)}
+        return sum(self.rows(self.axes[n]) * self.cols(self.axes[n]) / 32 / self.members for n in strips)

@@ -30,6 +30,11 @@ class Target:
     latency_us: float
     fork_us: float = 0.0
 
+    @property
+    def clusters(self) -> bool:
+        """Whether blocks can form clusters that share their memory."""
+        return self.name.startswith("sm_9")
+
     def rate(self, dtype: DType | None) -> float:
         """Multiply-adds of a matrix product in this type, times two, a second."""
         return self.flops.get(dtype.name if dtype else "f32", self.flops["f32"])

@@ -16,9 +16,9 @@ from mirage_cli.codegen.request import Kernel, Request
 from mirage_cli.codegen.strip_merge import StripMerge
 from mirage_cli.codegen.strip_values import OperandTile
 from mirage_cli.errors import Refused
+from mirage_cli.search.strip import resident_by_registers
 
-REGISTERS = 65536  #: of a multiprocessor
-MOST_FLOATS = 200  #: accumulators of a thread beyond which kernels spill
+MOST_FLOATS = 200  #: registers of a thread for results of products, beyond which kernels spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Kernel(StripMerge):
         """The whole kernel."""
         self.walk()
         self.finish()
-        floats = sum(4 * m.mt * m.nt for m in self.matrices.values())
+        floats = sum(4 * m.mt * m.nt for m in self.matrices.values() if m.name in self.produced)
         if floats > MOST_FLOATS:
             raise Refused(f"{floats} registers of strips for each thread")
         ring = [t for t in self.tiles.values() if t.ring]
@@ -57,7 +57,7 @@ class _Kernel(StripMerge):
         if shared > self.r.target.shared_bytes:
             raise Refused(f"{shared} bytes of shared memory, {self.r.target.name} has {self.r.target.shared_bytes}")
         threads = 32 * self.s.warps
-        resident = max(1, min(self.r.target.shared_total // (shared + 1024), self.r.target.threads // threads, 4))
+        resident = max(1, min(self.r.target.shared_total // (shared + 1024), resident_by_registers(threads, floats)))
         held = [t for t in self.tiles.values() if not t.ring and self.ops[t.name].op == "load"]
         ring_place = f"unsigned char* const ring = shared + group * {stage * stages};"
         context: dict[str, Any] = self.context() | {
@@ -65,7 +65,7 @@ class _Kernel(StripMerge):
             "template": "strip.j2",
             "members": [],
             "cluster": self.splits,
-            "dependent": self.r.target.name.startswith("sm_9"),
+            "dependent": self.r.target.clusters,
             "threads": threads,
             "resident": resident,
             "shared_bytes": shared,

@@ -31,6 +31,7 @@ class StripLoop(StripBase):
         self.shrinks: dict[str, str] = {}
         self.copies: dict[str, str] = {}
         self.before_loop: list[str] = []
+        self.produced: set[str] = set()  #: strips that products are added up in
 
     def walk(self) -> None:
         """Print the operators of prologue and body in their order."""
@@ -295,6 +296,7 @@ class StripLoop(StripBase):
             raise Refused(f"{o.name}: its operands lie differently along what it sums over")
         name, shrink = self.target(o)
         m = self.matrix(name, rows, cols)
+        self.produced.add(name)
         inner = self.inner_depth(col_tile, over)
         b = f"Columns8<{col_tile.type}, {inner}>{{{self.tile_text(col_tile)}}}"
         if name == o.name:

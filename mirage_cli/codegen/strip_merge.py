@@ -382,6 +382,8 @@ class StripMerge(StripLoop):
 
     def over_blocks(self) -> None:
         """Blocks of a cluster send one another their shares; every block finishes its part of the results."""
+        if not self.r.target.clusters:
+            raise Refused(f"{self.r.target.name} has no clusters of blocks")
         if len(self.g.split) != 1 or self.splits > 16:
             raise Refused(f"{self.splits} blocks would make a cluster")
         s = self.splits
