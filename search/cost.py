@@ -28,6 +28,7 @@ TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
 CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
 MATRIX_EFFICIENCY = 0.35  #: share of the matrix rate that generated CUDA loops reach
+BLOCK_FACTOR = 2.5  #: how much slower than these terms kernels of the engine `block` were on one H200
 STEP_US = 0.35  #: fixed time of one iteration on a GPU: barriers, first bytes
 STATEMENT_US = 0.03  #: fixed time of one statement over a tile on a CPU
 SEGMENT = 1500.0  #: bytes side by side with which a CPU's reads come half way from their slowest to its bandwidth
@@ -319,7 +320,7 @@ class _Estimate:
         chain = waves * (t.latency_us + self.steps * (STEP_US / np.minimum(resident, 2) + 0.05 * barriers))
         spill = np.where(fragment / (32 * warps) <= 128, 1.0, 4.0)
         slowest: Floats = np.maximum(np.maximum(memory, cache), np.maximum(compute * spill, chain))
-        return t.launch_us + slowest
+        return t.launch_us + BLOCK_FACTOR * slowest
 
 
 def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:

@@ -11,10 +11,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import BODY, GRID, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.cost import number
+from mirage_cli.search.mugraph import BODY, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
@@ -224,8 +226,16 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
 class Shape:
     """The sizes of a kernel: bytes and work of one block, as its lowering will have them."""
 
-    def __init__(self, program: Program, graph: BlockGraph, s: Schedule, r: Roles) -> None:
+    def __init__(
+        self,
+        program: Program,
+        graph: BlockGraph,
+        s: Schedule,
+        r: Roles,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.p, self.g, self.s, self.r = program, graph, s, r
+        self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.axes = graph.axes_of(program)
         self.members = s.number("members")
         self.groups = s.warps // self.members
@@ -274,8 +284,7 @@ class Shape:
         if axis == self.g.loop and phase == BODY:
             return self.s.loop
         tile = self.s.tile(axis)
-        extent = self.p.extent(axis)
-        return tile if tile is not None else extent if isinstance(extent, int) else NOMINAL
+        return tile if tile is not None else self.extents[axis]
 
     def rows(self, axes: frozenset[str]) -> int:
         """Rows of a block's strip with padding."""
@@ -301,8 +310,7 @@ class Shape:
         """Blocks of the grid."""
         total = 1
         for a, tile in self.s.tiles:
-            extent = self.p.extent(a)
-            total *= -(-(extent if isinstance(extent, int) else NOMINAL) // tile)
+            total *= -(-self.extents[a] // tile)
         return total
 
     @property
@@ -310,8 +318,7 @@ class Shape:
         """Blocks that reduce together."""
         if not self.g.split:
             return 1
-        extent = self.p.extent(self.g.split[0])
-        return -(-extent // (self.s.tile(self.g.split[0]) or 1)) if isinstance(extent, int) else 1
+        return -(-self.extents[self.g.split[0]] // (self.s.tile(self.g.split[0]) or 1))
 
     @property
     def shared(self) -> int:
@@ -321,8 +328,7 @@ class Shape:
     @property
     def turns(self) -> float:
         """Iterations of a group."""
-        extent = self.p.extent(self.g.loop or "")
-        whole = extent if isinstance(extent, int) else NOMINAL
+        whole = self.extents[self.g.loop or ""]
         if self.g.loop in self.g.split:
             whole = self.s.tile(self.g.loop or "") or whole
         return math.ceil(math.ceil(whole / self.s.loop) / self.groups)

@@ -9,11 +9,10 @@ from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
-from mirage_cli.search.cost import SMALL, Prediction, bytes_once, floor_us
+from mirage_cli.search.cost import SMALL, Prediction, Ranked, bytes_once, floor_us
 from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.strip import Roles, Shape, resident_by_registers, roles, schedules
+from mirage_cli.search.strip import Shape, resident_by_registers, roles, schedules
 from mirage_cli.search.target import Target
-from mirage_cli.search.tiling_rank import Ranked, pick
 
 LAUNCH = 1.5  #: microseconds from launch to launch, with nothing in between
 WAVE = 1.65  #: of every further wave of blocks
@@ -35,7 +34,7 @@ PARTS = 4  #: parts of a multiprocessor that issue instructions
 CLUSTERS_THAT_FIT = {2: 66 / 132, 4: 30 / 132, 8: 15 / 132}
 
 
-def predicted_us(program: Program, shape: Shape, target: Target, once: float) -> float:
+def predicted_us(shape: Shape, target: Target, once: float) -> float:
     """Microseconds of a kernel that reads and writes `once` bytes in all."""
     s, units = shape.s, target.units
     resident = min(target.shared_total // (shape.shared + 1024), resident_by_registers(32 * s.warps, shape.registers()))
@@ -56,7 +55,8 @@ def predicted_us(program: Program, shape: Shape, target: Target, once: float) ->
     traffic = shape.blocks * shape.groups * shape.turns * shape.stage
     cache = traffic / (target.bandwidth * CACHE_FACTOR * min(1.0, used / units)) * 1e6
     fixed = LAUNCH + WAVE * (waves - 1) + (CLUSTER if shape.cluster > 1 else 0.0)
-    return fixed + max(loop * waves, memory, cache) + MERGE * shape.merge * waves
+    slowest: float = max(loop * waves, memory, cache)
+    return fixed + slowest + MERGE * shape.merge * waves
 
 
 def ranked(
@@ -67,19 +67,22 @@ def ranked(
     sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Ranked]:
     """The `count` best schedules of a block graph for the engine `strip`; none where it does not suit it."""
+    if target.kind != "cuda":
+        return []
     try:
         r = roles(program, graph)
         found = list(schedules(program, graph, target))
     except Refused:
         return []
-    floor = floor_us(program, target, sizes)
+    floor, once = floor_us(program, target, sizes), bytes_once(program, sizes)
+    small = dict.fromkeys(program.symbols, SMALL)
+    once_small = bytes_once(program, small)
     options = []
     for s in found:
-        us, shape = _typical(program, graph, target, r, s, sizes)
-        score = us
+        shape = Shape(program, graph, s, r, sizes)
+        us = score = predicted_us(shape, target, once)
         if program.symbols:
-            small, _ = _typical(program, graph, target, r, s, dict.fromkeys(program.symbols, SMALL))
-            score = math.sqrt(us * small)
+            score = math.sqrt(us * predicted_us(Shape(program, graph, s, r, small), target, once_small))
         moved = float(shape.blocks * shape.groups * shape.turns * shape.stage)
         options.append(Ranked(s, Prediction(us, shape.shared, floor, moved), score))
-    return pick(options, count, target)
+    return sorted(options, key=lambda o: o.order)[:count]

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from mirage_cli.lax.program import Program
-from mirage_cli.search import rows, warpgroup
+from mirage_cli.search import rows, strip_cost, warpgroup
 from mirage_cli.search.cost import SMALL, Batch, CostModel, Prediction, Ranked, batch_axes, number
 from mirage_cli.search.mugraph import BODY, BlockGraph
 from mirage_cli.search.schedule import Schedule
@@ -95,6 +95,7 @@ def ranked(
         *_blocks(program, graph, target, count, sizes),
         *rows.ranked(program, graph, target, count, sizes),
         *warpgroup.ranked(program, graph, target, count, sizes),
+        *strip_cost.ranked(program, graph, target, count, sizes),
     ]
     return sorted(found, key=lambda r: r.order)[:count]
 

@@ -30,7 +30,10 @@ SAMPLES = {
     "sm_80": ("attention_masked_fp16", "gated_mlp_fp32", "lora_scaled_fp16", "moe_fp32", "rmsnorm_gain_linear_fp16"),
     "sm_90a": ("gqa_fp32", "layer_norm_linear_gelu_fp16", "norm_gated_mlp_fp32", "ntrans_fp16", "qknorm_gqa_fp16"),
 }
-INCLUDES = ("mirage/cuda/launch.cuh", "mirage/cuda/tile.cuh", "mirage/entry.h")
+INCLUDES = (
+    *(f"mirage/cuda/{name}.cuh" for name in ("launch", "tile", "strip", "rows", "warpgroup", "tma")),
+    "mirage/entry.h",
+)
 OPTIONS = ("-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v")
 
 
