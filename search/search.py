@@ -42,7 +42,8 @@ SHORTEST = 64  #: positions of a split axis that a part has at least
 class SearchOptions:
     """Bounds: kernels of a fragment, operators of a block, block graphs kept for each mapping, schedules for each block
     graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically; `jobs` processes close mappings
-    at a time, which changes nothing but the time."""
+    at a time, which changes nothing but the time. `apart` keeps that many schedules of every engine and varies the kernels
+    of a graph one at a time: more to measure, the same best."""
 
     max_kernels: int = 4
     max_ops: int = 24
@@ -51,6 +52,7 @@ class SearchOptions:
     budget: float = 0.0
     sizes: tuple[tuple[str, int], ...] = ()
     jobs: int = 1
+    apart: bool = False
 
 
 @dataclass(slots=True)
@@ -131,8 +133,8 @@ class Searcher:
         self._workers = Workers(options.jobs)
 
     def with_schedules(self, count: int) -> Searcher:
-        """A searcher that keeps more schedules for each block graph and knows the block graphs that this one found."""
-        other = Searcher(replace(self.options, schedules=count))
+        """A searcher that keeps more schedules, apart, for each block graph and knows those that this one found."""
+        other = Searcher(replace(self.options, schedules=count, apart=True))
         other._blocks = self._blocks
         return other
 
@@ -248,7 +250,8 @@ class Searcher:
         return [o for o in self._options[key] if len(o.ranks) <= max_kernels]
 
     def _ranked(self, program: Program, graph: BlockGraph, target: Target) -> list[Ranked]:
-        return ranked(program, graph, target, self.options.schedules, dict(self.options.sizes))
+        options = self.options
+        return ranked(program, graph, target, options.schedules, dict(options.sizes), options.apart)
 
     def _combined(
         self, program: Program, target: Target, one: Sequence[_Option], split: Sequence[_Option]
@@ -271,8 +274,8 @@ class Searcher:
                 continue
             if not kernels[1] or kernels[1][0].score > 2 * (target.launch_us + kernels[1][0].prediction.floor_us):
                 graph, kernels[1] = self._second(graph, target, kernels[1])
-            for k in range(max(map(len, kernels)) if all(kernels) else 0):
-                yield _Option(graph, tuple(ranks[min(k, len(ranks) - 1)] for ranks in kernels))
+            for places in _together([len(ranks) for ranks in kernels], self.options.apart) if all(kernels) else ():
+                yield _Option(graph, tuple(ranks[k] for k, ranks in zip(places, kernels, strict=True)))
 
     def _second(self, graph: KernelGraph, target: Target, known: list[Ranked]) -> tuple[KernelGraph, list[Ranked]]:
         """The kernel graph with the best block graph for what its second kernel computes."""
@@ -298,12 +301,24 @@ class Searcher:
         ways = [self._ways(p, target, 1 + spare) for p, _ in parts]
         if not all(ways):
             return
-        for k in range(self.options.schedules):
-            chosen = _fitting([w[min(k, len(w) - 1) :] for w in ways], self.options.max_kernels)
+        count = self.options.schedules
+        for places in _together([min(count, len(w)) for w in ways], self.options.apart, count):
+            chosen = _fitting([w[k:] for k, w in zip(places, ways, strict=True)], self.options.max_kernels)
             if chosen is None:
                 return
             graph = link(program, parts, [o.graph for o in chosen])
             yield _Option(graph, tuple(r for o in chosen for r in o.ranks))
+
+
+def _together(lengths: Sequence[int], apart: bool, count: int = 0) -> Iterator[tuple[int, ...]]:
+    """Which of the ranked ways of several parts to take together: the k-th of all, for the longest of them (or `count`
+    times); with `apart` the k-th of one beside the best of the others."""
+    if not apart:
+        yield from (tuple(min(k, n - 1) for n in lengths) for k in range(count or max(lengths)))
+        return
+    yield (0,) * len(lengths)
+    for part, n in enumerate(lengths):
+        yield from (tuple(k if p == part else 0 for p in range(len(lengths))) for k in range(1, n))
 
 
 def _fitting(ways: Sequence[Sequence[_Option]], max_kernels: int) -> tuple[_Option, ...] | None:

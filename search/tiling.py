@@ -85,8 +85,9 @@ def ranked(
     target: Target,
     count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
+    apart: bool = False,
 ) -> list[Ranked]:
-    """The `count` best schedules of all engines; those that cannot fit are left out.
+    """The `count` best schedules of all engines, or of each engine with `apart`; those that cannot fit are left out.
 
     `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
     typical and at small sizes, since it has to serve both.
@@ -97,7 +98,7 @@ def ranked(
         *warpgroup.ranked(program, graph, target, count, sizes),
         *strip_cost.ranked(program, graph, target, count, sizes),
     ]
-    return sorted(found, key=lambda r: r.order)[:count]
+    return sorted(found, key=lambda r: r.order)[: None if apart else count]
 
 
 def _blocks(program: Program, graph: BlockGraph, target: Target, count: int, sizes: Mapping[str, int]) -> list[Ranked]:

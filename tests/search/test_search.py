@@ -25,7 +25,7 @@ from mirage_cli.search.form import search_form
 from mirage_cli.search.kernels import assemble, cut_values, cuts, operators, split
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.search import Searcher, SearchOptions, _together
 from mirage_cli.search.target import load_target
 from tests.lax.programs import graphs, recorded
 from tests.search.programs import (
@@ -235,7 +235,7 @@ def test_candidates_are_ranked() -> None:
 # --- determinism ----------------------------------------------------------------------------------------------------------
 LISTING = """
 import sys
-from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.search import Searcher, SearchOptions, _together
 from tests.search.programs import program_of
 for name in sys.argv[1:]:
     p = program_of(name)
@@ -279,3 +279,18 @@ def test_closures_hold_equal_values_once() -> None:
     assert len(keys) == len(closure.values)
     assert all(v.ways for v in closure.values)
     assert len(block_graphs(closure, 3)) == len({g.ops for g in block_graphs(closure, 3)})
+
+
+def test_a_searcher_for_measuring_keeps_more_and_the_same_best() -> None:
+    p, target = normed(), load_target("sm_90a")
+    plain = Searcher(SearchOptions())
+    few, many = plain.search(p, target).candidates, plain.with_schedules(8).search(p, target).candidates
+    assert len(many) > len(few)
+    assert (many[0].graph, many[0].schedules) == (few[0].graph, few[0].schedules)
+    assert {(c.graph, c.schedules) for c in few if len(c.graph.kernels) == 1} <= {(c.graph, c.schedules) for c in many}
+
+
+def test_kernels_of_a_graph_are_varied_together_or_one_at_a_time() -> None:
+    assert list(_together([3, 1], False)) == [(0, 0), (1, 0), (2, 0)]
+    assert list(_together([3, 2], False, 2)) == [(0, 0), (1, 1)]
+    assert list(_together([3, 2], True)) == [(0, 0), (1, 0), (2, 0), (0, 1)]
