@@ -25,6 +25,7 @@ from mirage_cli.search.mugraph import KernelGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import Target, load_target
+from mirage_cli.search.tiling import blocks_ranked
 from mirage_cli.search.unfuse import unfused
 from samples.cases import CASES, program
 
@@ -95,9 +96,15 @@ def programs(sample: str) -> Iterator[tuple[str, Program]]:
 
 
 def measured(name: str, p: Program, target: Target) -> Row:
-    """The figures of a program's best muGraph that renders. Raises Refused when none does."""
+    """The figures of a program's best muGraph that the engine `block` renders, which has these passes. Raises Refused when
+    it renders none."""
     for candidate in Searcher(SearchOptions()).search(p, target).candidates:
-        graph, schedules = candidate.graph, candidate.schedules
+        graph = candidate.graph
+        ways = [blocks_ranked(k.program, k.block, target, 1) for k in graph.kernels]
+        if not all(ways):
+            continue
+        pairs = zip(candidate.schedules, ways, strict=True)
+        schedules = [s if s.engine == "block" else way[0].schedule for s, way in pairs]
         all_of_them = figures(p, graph, schedules, target, ALL)
         if all_of_them is not None:
             off = {pass_: figures(p, graph, schedules, target, without([pass_])) for pass_ in PASSES}

@@ -93,7 +93,7 @@ def ranked(
     typical and at small sizes, since it has to serve both.
     """
     found = [
-        *_blocks(program, graph, target, count, sizes),
+        *blocks_ranked(program, graph, target, count, sizes),
         *rows.ranked(program, graph, target, count, sizes),
         *warpgroup.ranked(program, graph, target, count, sizes),
         *strip_cost.ranked(program, graph, target, count, sizes),
@@ -101,7 +101,13 @@ def ranked(
     return sorted(found, key=lambda r: r.order)[: None if apart else count]
 
 
-def _blocks(program: Program, graph: BlockGraph, target: Target, count: int, sizes: Mapping[str, int]) -> list[Ranked]:
+def blocks_ranked(
+    program: Program,
+    graph: BlockGraph,
+    target: Target,
+    count: int,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+) -> list[Ranked]:
     """The best schedules of the engine `block`, the only one of a CPU."""
     if holds_symbolic(program, graph):
         return []
