@@ -183,12 +183,14 @@ class _Printer:
         """What `warpgroup.j2` prints."""
         self.check_registers()
         rings = self.rings()
+        made = self.plan.schedule
         loop = self.g.loop
         units = " * ".join(["int64_t{1}", *(self.blocks(a) for a in self.g.grid if a not in self.g.split)])
         resident = self.numbers.get("resident", 1)
         tiles = sum(r["bytes"] * r["stages"] for r in rings)
         exchange = self.lines.published * self.plan.consumers * 512
-        barriers = (sum(2 * r["stages"] for r in rings) + 2) * 8
+        barriers = (sum(2 * r["stages"] for r in rings) + 2 + made.stages) * 8
+        sides = len(self.lines.side_names) * self.plan.schedule.loop * 4 * made.stages
         cluster = self.plan.cluster * self.plan.parts
         late = bool(self.plan.late)
         instructions = {i["name"]: i for p in self.products if (i := self.instruction(p, kernel))}
@@ -217,9 +219,11 @@ class _Printer:
             "resident": resident,
             "registers": self.registers(),
             "producer_registers": PRODUCER_REGISTERS,
-            "shared_bytes": ALIGNMENT + tiles + exchange + barriers,
+            "shared_bytes": ALIGNMENT + tiles + exchange + sides + barriers,
             "exchange_at": tiles,
-            "barriers_at": tiles + exchange,
+            "sides_at": tiles + exchange,
+            "barriers_at": tiles + exchange + sides,
+            "stages": made.stages,
             "rings": rings,
             "group_rows": self.plan.row_tiles * 64,
             "steps": self.steps(),
@@ -228,6 +232,8 @@ class _Printer:
             "turns": bool(self.numbers.get("turns", 0)) and self.plan.consumers > 1,
             "instructions": list(instructions.values()),
             "late": late,
+            "held": bool(self.plan.ring(HELD)),
+            "held_words": not any(t.name in (p.left, p.right) for p in self.products for t in self.plan.ring(HELD)),
             "computed": any(self.plan.tile(p.left) is None for p in self.plan.early),
             "issue_early": self.issue(self.plan.early, kernel, "step == 0"),
             "issue_late": self.issue(self.plan.late, kernel, "step == 1"),

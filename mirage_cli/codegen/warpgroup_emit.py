@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mirage_cli.codegen.emit import Lines
-from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, from_thread
+from mirage_cli.codegen.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
 from mirage_cli.codegen.warpgroup_plan import Plan, Product
-from mirage_cli.codegen.warpgroup_text import COLUMN, FULL, ROW, SCALAR, Text, ctype, indented
+from mirage_cli.codegen.warpgroup_text import COLUMN, FULL, ROW, SCALAR, SIDE, Text, ctype, indented
 from mirage_cli.errors import Refused
 from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockOp
 
@@ -19,7 +19,8 @@ class Statements:
     """Lines by place. `start`: variables that live as long as a block's tile; `operands`: left operands that are computed
     of loaded tiles; `prologue`, `body`, `epilogue`; `rescale`: what was accumulated, weighed anew; `words`: left operands
     of late products; `publish`, `grid`: before and after blocks that reduce together have exchanged `published` numbers
-    of each thread."""
+    of each thread; `sides`: what helpers compute for position `c_` of the loop axis of a full slot of `side_ring`, in
+    vectors called `side_names`."""
 
     start: list[str] = field(default_factory=list)
     prologue: list[str] = field(default_factory=list)
@@ -31,6 +32,9 @@ class Statements:
     publish: list[str] = field(default_factory=list)
     grid: list[str] = field(default_factory=list)
     published: int = 0
+    sides: list[str] = field(default_factory=list)
+    side_names: list[str] = field(default_factory=list)
+    side_ring: str = ""
 
 
 def statements(plan: Plan, text: Text) -> Statements:
@@ -50,6 +54,7 @@ class _Writing:
         self.products = {p.op: p for p in (*plan.early, *plan.late)}
         self.lefts = {p.left for p in (*plan.early, *plan.late)}
         self.shares: dict[str, int] = {}
+        self.side_sums: dict[str, BlockOp] = {}
         self.out = Statements()
 
     def run(self) -> Statements:
@@ -128,7 +133,11 @@ class _Writing:
         level = self.level_of(o.name)
         self.check_reading(o, e)
         elsewhere = any(r.phase != o.phase for r in self.readers[o.name])
-        if level in (SCALAR, COLUMN):
+        if level == COLUMN and self.sums_of(e):
+            self.value[o.name] = e
+            if any(self.level_of(r.name) == FULL for r in self.readers[o.name]):
+                self.side(o, e)
+        elif level in (SCALAR, COLUMN, SIDE):
             self.value[o.name] = e
         elif level == ROW:
             lines = Lines()
@@ -159,11 +168,71 @@ class _Writing:
     def check_reading(self, o: BlockOp, e: Expr) -> None:
         """Tiles of a ring are gone when scores are there."""
         ringed = [t for t in self.text.tiles_of(e) if t in {x.name for x in self.plan.tiles if x.ring != "held"}]
-        if ringed and (self.plan.late or o.phase != BODY):
+        if ringed and (self.plan.late or o.phase != BODY) and self.level_of(o.name) not in (SIDE, COLUMN):
             raise Refused(f"{o.name} reads the tile {ringed[0]} beside a product")
-        for t in self.text.tiles_of(e):
+        for t in self.text.tiles_of(e) if self.level_of(o.name) != SIDE else ():
             if self.plan.rows not in self.plan.present(self.text.axes[t]):
                 raise Refused(f"{o.name} reads the tile {t}, which has no rows")
+
+    # --- numbers of columns, computed of loaded tiles by the warps beside the one that brings them --------------------------
+    def do_side_sum(self, o: BlockOp) -> None:
+        """A sum over elements of a tile without rows: one number for each position of the loop axis."""
+        over = [a for a in o.over if a in self.plan.sizes]
+        kept = self.plan.present(self.text.axes[o.name])
+        tiles = self.text.tiles_of(self.value[o.inputs[0]])
+        if o.phase != BODY or kept != {self.g.loop} or len(over) != 1 or len(tiles) != 1 or not self.plan.late:
+            raise Refused(f"{o.name}: a sum over {', '.join(o.over)} of a value without rows")
+        self.side_sums[o.name] = o
+        self.value[o.name] = Ref(o.name)
+        if any(self.level_of(r.name) == FULL for r in self.readers[o.name]):
+            self.side(o, Ref(o.name))
+
+    def sums_of(self, e: Expr) -> list[str]:
+        """The sums over tiles without rows that an expression reads."""
+        match e:
+            case Ref(name):
+                return [name] if name in self.side_sums else []
+            case Apply(_, args):
+                return list(dict.fromkeys(s for a in args for s in self.sums_of(a)))
+        return []
+
+    def side(self, o: BlockOp, e: Expr) -> None:
+        """The statements with which helpers make such a number, at position `c_` of the tile."""
+        lines: list[str] = []
+        rings = set()
+        for s in self.sums_of(e):
+            over = next(a for a in self.side_sums[s].over if a in self.plan.sizes)
+            operand = self.value[self.side_sums[s].inputs[0]]
+            (name,) = self.text.tiles_of(operand)
+            tile = self.plan.tile(name)
+            assert tile is not None
+            rings.add(tile.ring)
+            inner = Lines()
+            value = self.text.expression(operand, SIDE, BODY, inner)
+            extent = self.text.extent(self.p.extent(over))
+            value = value if self.plan.exact(over) else f"q * 8 + i < {extent} ? {value} : 0.0f"
+            turned = str(tile.outer != self.g.loop).lower()
+            lines += [
+                f"float {s} = 0.0f;",
+                f"for (int q = 0; q < {tile.positions(over) // 8}; ++q) {{",
+                f"    uint32_t w_{name}[4];",
+                f"    load_eight<{turned}>(w_{name}, {name}, {tile.rows}, c_, q);",
+                "#pragma unroll",
+                "    for (int i = 0; i < 8; ++i) {",
+                *indented(indented([*inner.lines, f"{s} += {value};"])),
+                "    }",
+                "}",
+            ]
+        if len(rings) != 1 or (self.out.side_ring and self.out.side_ring not in rings):
+            raise Refused(f"{o.name} is computed of tiles of several rings")
+        (self.out.side_ring,) = rings
+        inner = Lines()
+        value = self.text.expression(e, COLUMN, BODY, inner)
+        self.out.sides += [*lines, *inner.lines, f"{o.name}_now[c_] = {value};"]
+        self.out.sides.append(f"{o.name}_inverse_now[c_] = 1.0f / {o.name}_now[c_];")
+        self.out.side_names += [o.name, f"{o.name}_inverse"]
+        self.text.sides.add(o.name)
+        self.value[o.name] = Ref(o.name)
 
     # --- reductions -----------------------------------------------------------------------------------------------------
     def reduced(self, o: BlockOp, kind: str, partial: str) -> list[str]:
@@ -178,11 +247,25 @@ class _Writing:
         inside = self.text.inside(over, o.phase)
         none = {"sum": "0.0f", "top": "-INFINITY"}[kind]
         value = f"({inside} ? {value} : {none})" if inside else value
-        target = f"{partial}[m][i / 2]"
-        line = f"{target} += {value};" if kind == "sum" else f"{target} = fmaxf({target}, {value});"
-        return self.text.each(self.text.tiles_of(e), over[0], [*lines.lines, line])
+        combine = "{0} += {1};" if kind == "sum" else "{0} = fmaxf({0}, {1});"
+        line = combine.format("part[j][i / 2]", value)
+        made = self.text.each(self.text.tiles_of(e), over[0], [*lines.lines, line])
+        made[1] += " {"
+        made.insert(2, f"    float part[2][2] = {{{{{none}, {none}}}, {{{none}, {none}}}}};")
+        return [
+            *made,
+            "#pragma unroll",
+            "    for (int h = 0; h < 2; ++h) {",
+            f"        {combine.format('part[0][h]', 'part[1][h]')}",
+            f"        {combine.format(f'{partial}[m][h]', 'part[0][h]')}",
+            "    }",
+            "}",
+        ]
 
     def do_sum(self, o: BlockOp) -> None:
+        if self.level_of(o.inputs[0]) == SIDE:
+            self.do_side_sum(o)
+            return
         accum = self.only_accumulated(o)
         place = self.place(o.phase)
         if accum is None or self.shrink_of(accum):

@@ -1,8 +1,8 @@
 """Expressions, positions and loops of a kernel of warpgroups, as C++.
 
 Values have a level: "full" (rows and one more axis; elements `[m][n][i]` of fragments), "row" (`[m][h]`), "column" or
-"scalar" (printed anew where they are read). In loops over full values the current position is row `r_` of the block's tile
-and column `c_`; the words of a loaded tile are in `w_TILE`.
+"scalar" (printed anew where they are read), "side" (elements of a loaded tile without rows). In loops over full values
+the current position is row `r_` of the block's tile and column `c_`; the words of a loaded tile are in `w_TILE`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Slot
 from mirage_cli.search.mugraph import BODY
 
-FULL, ROW, COLUMN, SCALAR = "full", "row", "column", "scalar"
+FULL, ROW, COLUMN, SCALAR, SIDE = "full", "row", "column", "scalar", "side"
 
 
 def ctype(dtype: DType) -> str:
@@ -48,6 +48,8 @@ class Text:
         sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
         self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
         self.levels: dict[str, str] = {}
+        self.sides: set[str] = set()  #: numbers of columns that helpers compute of loaded tiles
+        self.inverses: set[str] = set()  #: those that values are divided by
         self.exchanged: dict[str, str] = {}  #: full values that are put together of what blocks published
 
     # --- levels and axes ----------------------------------------------------------------------------------------------
@@ -55,6 +57,8 @@ class Text:
         """The level of a value with these axes. Raises Refused."""
         own = self.plan.present(axes)
         rest = own - {self.plan.rows}
+        if len(rest) == 2 and self.plan.rows not in own:
+            return SIDE
         if len(rest) > 1:
             raise Refused(f"a value over {', '.join(sorted(own))}")
         if self.plan.rows in own:
@@ -127,6 +131,9 @@ class Text:
             case Apply("exp_minus", (x, Ref(maximum))):
                 below = self.expression(x, level, phase, out)
                 return out.let(f"exp_below({below}, {self.element(f'{maximum}_level', level, out)})")
+            case Apply("div", (x, Ref(name))) if name in self.sides:
+                self.inverses.add(name)
+                return out.let(f"{self.expression(x, level, phase, out)} * {name}_inverse_now[c_]")
             case Apply(op, args):
                 inner = [self.expression(a, level, phase, out) for a in args]
                 if op in PAIRED:
@@ -135,10 +142,16 @@ class Text:
 
     def element(self, name: str, level: str, out: Lines) -> str:
         """An element of a value in registers at the current position."""
+        if name in self.sides:
+            return f"{name}_now[c_]"
         if (tile := self.plan.tile(name)) is not None:
             words = f"Words<{ctype(tile.dtype)}>"
+            if level == SIDE:
+                return out.let(f"i % 2 ? {words}::high(w_{name}[i / 2]) : {words}::low(w_{name}[i / 2])")
             w = f"w_{name}[j][i / 2]"
             return out.let(f"i % 2 ? {words}::high({w}) : {words}::low({w})")
+        if level == COLUMN:
+            return name
         if self.levels.get(name.removesuffix("_level")) == ROW:
             return f"{name}[m][{'i / 2' if level == FULL else 'h'}]"
         if name in self.exchanged:

@@ -90,7 +90,14 @@ def _fragments(target: str) -> Iterator[tuple[str, Program]]:
 def compiled(nvcc: toolchain.Tool, text: str, folder: Path, target: str) -> str:
     """What the compiler says of a source; fails when it says no or warns."""
     (folder / "all.cu").write_text(text)
-    command = [*nvcc.command, *nvcc.compile_flags, *OPTIONS, "-arch", target, f"-I{render.include_dir()}"]
+    command = [
+        *nvcc.command,
+        *nvcc.compile_flags,
+        *OPTIONS,
+        "-gencode",
+        f"arch=compute_{target[3:]},code={target}",
+        f"-I{render.include_dir()}",
+    ]
     command += ["-c", "all.cu", "-o", "all.o"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:8000]

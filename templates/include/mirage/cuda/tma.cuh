@@ -30,8 +30,13 @@ inline EncodeTiled encode_tiled() {
     static const EncodeTiled found = [] {
         void* function = nullptr;
         cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
         const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                                     cudaEnableDefault, &result);
+#else
+        const cudaError_t status =
+            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+#endif
         const bool known = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
         return known ? reinterpret_cast<EncodeTiled>(function) : nullptr;
     }();

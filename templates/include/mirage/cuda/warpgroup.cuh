@@ -99,6 +99,27 @@ MIRAGE_DEVICE void load_fragment(uint32_t (&v)[2][2], uint32_t tile, int rows, i
     }
 }
 
+// Eight elements of a row from column 8 * q on (or, TURNED, of column `row` from row 8 * q on), as words.
+template <bool TURNED>
+MIRAGE_DEVICE void load_eight(uint32_t (&v)[4], uint32_t tile, int rows, int row, int q) {
+    if constexpr (TURNED) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            uint16_t low, high;
+            const uint32_t at = chunk_address(tile, rows, q * 8 + 2 * k, row / 8) + row % 8 * 2;
+            const uint32_t next = chunk_address(tile, rows, q * 8 + 2 * k + 1, row / 8) + row % 8 * 2;
+            asm volatile("ld.shared.u16 %0, [%1];" : "=h"(low) : "r"(at) : "memory");
+            asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(next) : "memory");
+            v[k] = static_cast<uint32_t>(high) << 16 | low;
+        }
+    } else {
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                     : "r"(chunk_address(tile, rows, row, q))
+                     : "memory");
+    }
+}
+
 // --- words of two elements of 16 bits -------------------------------------------------------------------------------
 template <class T>
 struct Words;
