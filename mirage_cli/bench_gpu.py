@@ -91,7 +91,7 @@ class _Fragment:
 
     def peers(self, asked: tuple[str, ...], effort: Effort) -> tuple[dict[str, Prepared], dict[str, str]]:
         """Peers that can run, and why others cannot."""
-        right = self.exact(*self.arguments[0])[0]
+        right = self.exact(*self.arguments[0])
         torch = self.backend.torch
         makers: dict[str, Callable[[], Prepared]] = {}
         for group, make in (

@@ -26,6 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 COMPILE_MODE = "max-autotune-no-cudagraphs"
 _SDPA = {"sdpa flash": "FLASH_ATTENTION", "sdpa cudnn": "CUDNN_ATTENTION", "sdpa efficient": "EFFICIENT_ATTENTION"}
+_MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 MAX_COPIES = 128  #: of a graph in one onnxruntime model
 Arguments = Sequence[Sequence[Any]]  #: for each set, the tensors that a function takes
 
@@ -147,11 +148,17 @@ def torch_maker(
 
 
 def check_close(found: Any, right: Any) -> None:
-    """Raise MirageError when a tensor is not the `right` one (float64) but for rounding: half of the type's digits."""
-    wide = found.double()
-    if wide.shape != right.shape:
-        raise MirageError(f"wrong: shape {tuple(wide.shape)} instead of {tuple(right.shape)}")
-    limit = (2.0 ** -{"float16": 10, "bfloat16": 7, "float32": 23}[str(found.dtype).removeprefix("torch.")]) ** 0.5
-    error = float((wide - right).norm() / right.norm())
-    if not error <= limit:
-        raise MirageError(f"wrong: relative error {error:.1e}")
+    """Raise MirageError when a tensor, or one of several, is not the `right` one (float64) but for rounding: half of the
+    type's digits."""
+    several = isinstance(found, tuple)
+    for f, r in zip(found if several else (found,), right if several else (right,), strict=True):
+        if f.shape != r.shape:
+            raise MirageError(f"wrong: shape {tuple(f.shape)} instead of {tuple(r.shape)}")
+        if not f.dtype.is_floating_point:
+            continue
+        finite = r.isfinite()
+        wide, exact = f.double()[finite], r[finite]
+        error, size = float((wide - exact).norm()), float(exact.norm())
+        unit = 2.0 ** -_MANTISSA[str(f.dtype).removeprefix("torch.")]
+        if not error <= unit**0.5 * size + unit:
+            raise MirageError(f"wrong: relative error {error / size if size else error:.1e}")
