@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples cases guarantee ablation experiment mutations passes tuning dist clean
+.PHONY: help demo test lint format golden samples cases guarantee ablation experiment mutations passes suite tuning dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ passes: $(STAMP) ## Write what each optimizer pass does for the published cases 
 
 tuning: $(STAMP) ## Tune the published cases on GPU 0 and write the cost model's error into docs/performance.md
 	$(BIN)/python -m samples.tuning --gpu 0 --write
+
+suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/performance.md (needs torch with CUDA and nvcc)
+	status=0; for type in fp16 bf16 fp32; do \
+	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/performance.md || status=$$?; \
+	done; exit $$status
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build

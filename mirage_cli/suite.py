@@ -24,7 +24,8 @@ _BROKEN = f"exit code {BROKEN}"
 class SuiteOptions:
     """What to run: the suite, the GPU, patterns of row names, the type, the groups of peers (`peers.GROUPS`), a JSON
     document of an earlier run whose peers' times are taken over, whether float32 products may be TF32, a folder that
-    keeps what was optimized (None: nothing is kept), seconds for the contestants of a row, processes that optimize."""
+    keeps what was optimized (None: nothing is kept), whether `optimize` tunes on the GPU, seconds for the contestants of a
+    row, processes that optimize."""
 
     suite: str = "paper"
     gpu: int = 0
@@ -34,6 +35,7 @@ class SuiteOptions:
     peers_from: Path | None = None
     tf32: bool = False
     build: Path | None = None
+    tune: bool = False
     seconds: float = 0.5
     jobs: int = field(default_factory=cores)
     seed: int = 0
@@ -54,7 +56,8 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
     with ExitStack() as stack:
         folder = options.build or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mirage-suite-")))
         folder.mkdir(parents=True, exist_ok=True)
-        built = Options(arch=(arch,), jobs=options.jobs, seed=options.seed, cache=options.cache)
+        gpu = options.gpu if options.tune else None
+        built = Options(arch=(arch,), gpu=gpu, jobs=options.jobs, seed=options.seed, cache=options.cache)
         rows = suite_build.build(options.suite, cases, options.dtype, folder, built, progress)
         asked = Asked(options.gpu, options.peers, options.tf32, options.seconds, options.seed)
         progress.stage("measure", len(rows) + 1)
@@ -64,6 +67,7 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
         "suite": options.suite,
         "dtype": options.dtype,
         "allow_tf32": options.tf32,
+        "tuned": options.tune,
         "peers": list(options.peers),
         "peers_from": str(options.peers_from) if options.peers_from else None,
         "seconds": options.seconds,

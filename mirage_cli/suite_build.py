@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,14 @@ class Built:
 def build(
     suite: str, cases: Sequence[suite_cases.Case], dtype: str, folder: Path, options: Options, progress: Progress
 ) -> list[Row]:
-    """Optimize the model of every case, several at a time; a row that fails says why."""
+    """Optimize the model of every case, several at a time, or one after the other where the options tune on a GPU; a row
+    that fails says why."""
     progress.stage("optimize", len(cases))
-    each = Options(target=("cuda",), arch=options.arch, seed=options.seed, cache=options.cache, force=True, jobs=1)
+    tunes = options.gpu is not None
+    each = replace(options, target=("cuda",), force=True, jobs=options.jobs if tunes else 1)
     jobs = [(suite, c.name, dtype, folder / f"{c.name}-{dtype}", each) for c in cases]
     rows: list[Row | None] = [None] * len(cases)
-    for k, found in isolation.each(build_row, jobs, options.jobs):
+    for k, found in isolation.each(build_row, jobs, 1 if tunes else options.jobs):
         lost = found.reason if isinstance(found, isolation.Lost) else found
         rows[k] = Row(cases[k].name, dtype, jobs[k][3], lost)
         progress.step(f"{cases[k].name}: {lost or 'optimized'}")

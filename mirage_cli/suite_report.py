@@ -137,7 +137,8 @@ class SuiteReport:
             f"{state.get('device', 'GPU')}, driver {state.get('driver', '?')}, SM clock {state.get('clocks.sm', '?')}, "
             f"throttle reasons {state.get('clocks_throttle_reasons.active', '?')}, {state.get('timed_with', '')}",
             f"{rates}, launch in a graph {limits['launch_us']:.2f} us"
-            + ("; float32 products may be TF32" if self.settings["allow_tf32"] else ""),
+            + ("; float32 products may be TF32" if self.settings["allow_tf32"] else "")
+            + ("; candidates measured" if self.settings["tuned"] else "; candidates chosen by the cost model"),
         ]
 
     def table(self) -> list[list[str]]:

@@ -45,7 +45,7 @@ def shim(folder: Path, to: Path, identifier: str, wrong: str = "") -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    (to / "shim.c").write_text(text.replace("ID", identifier).replace("BREAK", wrong))
+    (to / "shim.c").write_text(SHIM.replace("ID", identifier).replace("BREAK", wrong))
     command = [compiler, "-shared", "-fPIC", "-o", to / "libshim.so", to / "shim.c"]
     subprocess.run([*command, f"-L{folder}", "-l:libmirage.so", f"-Wl,-rpath,{folder}"], check=True)
     return to / "libshim.so"

@@ -24,7 +24,7 @@ from mirage_cli.suite_cases import Case, Tensor
 from mirage_cli.suite_measure import Asked
 from mirage_cli.suite_report import SuiteReport, SuiteRow, write_markdown
 
-SETTINGS = {"suite": "paper", "dtype": "fp16", "allow_tf32": False, "peers_from": None}
+SETTINGS = {"suite": "paper", "dtype": "fp16", "allow_tf32": False, "tuned": False, "peers_from": None}
 LIMITS = {"bandwidth": 4e12, "flops": 8e14, "launch_us": 1.0, "gpu_state": {"device": "H200", "driver": "1"}}
 
 
@@ -108,7 +108,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SuiteOptions:
     monkeypatch.setattr(devices, "device", lambda n: devices.Device(n, "GPU-1", "NVIDIA H200", "580", "9.0", "1 MiB"))
 
     def build(name: str, cases: Sequence[Case], dtype: str, folder: Path, options: Options, progress: Any) -> list[Row]:
-        assert options.arch == ("sm_90a",)
+        assert (options.arch, options.gpu) == (("sm_90a",), None)
         return [Row(c.name, dtype, folder / c.name) for c in cases]
 
     def each(

@@ -112,11 +112,25 @@ def test_the_suite_is_handed_on(run: Run, calls: Calls, monkeypatch: pytest.Monk
     written: list[Any] = []
     monkeypatch.setattr(suite_report, "write_markdown", lambda found, path: written.append(path))
     run("bench", "--suite", "paper", "--gpu", "1", "--only", "a*", "--only", "b", "--dtype", "bf16", "--no-peers", "-q")
-    asked = ("--peers", "ort, eager", "--peers-from", "p.json", "--build", "kept", "--allow-tf32", "--jobs", "3")
-    run("bench", "--suite", "paper", *asked, "--seconds", "0.2", "--seed", "5", "--markdown", "page.md", "-q")
+    asked = ("--peers", "ort, eager", "--peers-from", "p.json", "--build", "kept", "--allow-tf32", "--tune")
+    run(
+        "bench",
+        "--suite",
+        "paper",
+        *asked,
+        "--jobs",
+        "3",
+        "--seconds",
+        "0.2",
+        "--seed",
+        "5",
+        "--markdown",
+        "page.md",
+        "-q",
+    )
     first = SuiteOptions(gpu=1, only=("a*", "b"), dtype="bf16", peers=())
     kept = {"peers_from": Path("p.json"), "build": Path("kept")}
-    second = SuiteOptions(peers=("eager", "ort"), tf32=True, seconds=0.2, jobs=3, seed=5, **kept)
+    second = SuiteOptions(peers=("eager", "ort"), tf32=True, tune=True, seconds=0.2, jobs=3, seed=5, **kept)
     assert calls == [("run", first, None), ("run", second, None)]
     assert written == [Path("page.md")]
 
