@@ -2,9 +2,10 @@
 times them are arguments, and so is the clock.
 
 1. Candidates are tried in batches, diverse ones first: each pick has the least predicted time, times a penalty for every
-   earlier pick of the same family (kernel graph and engines) and of the same tiles. The model's own choice is the first.
-2. What a family took so far, over what was predicted, corrects the predictions of the rest of it: a model that is wrong
-   about an engine is put right by its first candidates.
+   earlier pick of the same family (kernel graph and engines), of the same tiles and engines, of the same engines. The
+   model's own choice is the first.
+2. What a family took so far, over what was predicted, corrects the predictions of the rest of it, and of families of the
+   same engines that were not tried: a model that is wrong about an engine is put right by its first candidates.
 3. Every candidate is checked before it is timed, with few samples; the best few are then timed again, in turns, with many.
 4. A deadline ends the trying. What was not tried stays untried, and is said so.
 """
@@ -25,7 +26,7 @@ from mirage_cli.search.search import Candidate
 from mirage_cli.timing import Timer
 from mirage_cli.tuning_cache import Measurement
 
-FAMILY_PENALTY, TILES_PENALTY = 1.12, 1.06  #: for each earlier pick of the same family, of the same tiles in it
+FAMILY_PENALTY, TILES_PENALTY, ENGINE_PENALTY = 1.08, 1.05, 1.02  #: for each earlier pick that has them in common
 FINALISTS = 6
 QUICK, THOROUGH = 9, 60  #: samples of a candidate in the first round, of a finalist in the second
 BUILDING = 0.75  #: share of the time after which nothing more is built
@@ -130,14 +131,14 @@ def fingerprint(candidate: Candidate, without: Sequence[str] = ()) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def family(candidate: Candidate) -> tuple[object, ...]:
+def family(candidate: Candidate) -> tuple[Any, ...]:
     """What candidates with like errors of the model share: kernel graph and engines."""
     return (candidate.graph, *engines(candidate))
 
 
-def corrections(trials: Sequence[Trial]) -> dict[tuple[object, ...], float]:
+def corrections(trials: Sequence[Trial]) -> dict[tuple[Any, ...], float]:
     """For each family the geometric mean of measured over predicted times."""
-    logs: dict[tuple[object, ...], list[float]] = {}
+    logs: dict[tuple[Any, ...], list[float]] = {}
     for t in trials:
         if t.result.us is not None:
             logs.setdefault(family(t.candidate), []).append(math.log(t.result.us / t.candidate.predicted_us))
@@ -145,29 +146,39 @@ def corrections(trials: Sequence[Trial]) -> dict[tuple[object, ...], float]:
 
 
 def select(
-    pool: Sequence[Candidate], count: int, tried: Sequence[Candidate] = (), factors: Mapping[Any, float] | None = None
+    pool: Sequence[Candidate],
+    count: int,
+    tried: Sequence[Candidate] = (),
+    factors: Mapping[tuple[Any, ...], float] | None = None,
 ) -> list[Candidate]:
     """The next `count` of a pool to try after those `tried`; `factors` correct the predictions of families.
 
-    A family without a factor of its own takes the least of all factors, so that no family is left out because another
-    one was predicted too well.
+    A family without a factor of its own takes the least one of its engines, and 1 where there is none: so none is left out
+    because another one was predicted too well.
     """
     factors = factors or {}
-    usual = min(factors.values(), default=1.0)
-    numbers: dict[tuple[object, ...], int] = {}  # graphs are large: each is hashed once
+    usual: dict[tuple[Any, ...], float] = {}
+    for (_, *kinds), factor in factors.items():
+        usual[tuple(kinds)] = min(factor, usual.get(tuple(kinds), factor))
+    numbers: dict[tuple[Any, ...], int] = {}  # graphs are large: each is hashed once
 
-    def kind(c: Candidate) -> tuple[int, tuple[object, ...]]:
-        return numbers.setdefault(family(c), len(numbers)), tuple(s.tiles for s in c.schedules)
+    def traits(c: Candidate) -> tuple[Any, ...]:
+        kinds = tuple(engines(c))
+        return numbers.setdefault(family(c), len(numbers)), (kinds, *(s.tiles for s in c.schedules)), kinds
 
-    seen = [kind(c) for c in tried]
-    families, tiles = Counter(f for f, _ in seen), Counter(seen)
-    left = [(c.predicted_us * factors.get(family(c), usual), c, kind(c)) for c in pool]
+    def corrected(c: Candidate) -> float:
+        return c.predicted_us * factors.get(family(c), usual.get(tuple(engines(c)), 1.0))
+
+    counts = Counter(t for c in tried for t in traits(c))
+    left = [(corrected(c), c, traits(c)) for c in pool]
     chosen: list[Candidate] = []
     while left and len(chosen) < count:
-        prices = [us * FAMILY_PENALTY ** families[k[0]] * TILES_PENALTY ** tiles[k] for us, _, k in left]
-        _, best, best_kind = left.pop(min(range(len(left)), key=prices.__getitem__))
-        families[best_kind[0]] += 1
-        tiles[best_kind] += 1
+        prices = [
+            us * FAMILY_PENALTY ** counts[a] * TILES_PENALTY ** counts[b] * ENGINE_PENALTY ** counts[c]
+            for us, _, (a, b, c) in left
+        ]
+        _, best, own = left.pop(min(range(len(left)), key=prices.__getitem__))
+        counts.update(own)
         chosen.append(best)
     return chosen
 

@@ -82,7 +82,8 @@ def run(machine: Machine, limits: Limits, known: Mapping[str, Measurement] | Non
 
 # --- what is tried ----------------------------------------------------------------------------------------------------
 def test_picks_are_spread_over_families() -> None:
-    pool = [candidate("a", 10.0 + 0.01 * k, tile=2**k) for k in range(6)] + [candidate("b", 11.0), candidate("c", 11.5)]
+    pool = [candidate("a", 10.0 + 0.01 * k, tile=2**k) for k in range(6)]
+    pool += [candidate("b", 10.5, 64), candidate("c", 11.0, 128)]
     assert [cast(str, c.graph) for c in select(pool, 4)] == ["a", "b", "a", "c"]
 
 
@@ -102,7 +103,7 @@ def test_other_tiles_come_before_the_same_ones() -> None:
 
 
 def test_a_pick_depends_on_what_was_tried_before() -> None:
-    a, b, c = candidate("a", 10.0, 16), candidate("a", 10.0, 32), candidate("b", 11.0)
+    a, b, c = candidate("a", 10.0, 16), candidate("a", 10.0, 32), candidate("b", 10.5, 64)
     assert select([a, b, c], 1) == [a]
     assert select([b, c], 1, tried=[a]) == [c]
 
@@ -116,6 +117,18 @@ def test_a_family_that_took_longer_than_predicted_waits() -> None:
     fine = Trial(candidate("b", 10.0), "m", time(10.0))
     assert select(left, 1, [], corrections([*slow, fine])) == [left[1]]
     assert select(left, 1, [], {}) == [left[0]]
+
+
+def test_an_engine_that_was_not_tried_is_taken_at_its_word() -> None:
+    slow = [Trial(candidate("a", 10.0, engine="strip"), "k", time(13.0))]
+    left = [candidate("b", 10.5, engine="strip"), candidate("a", 12.0)]
+    assert select(left, 1, [], corrections(slow)) == [left[1]]
+    assert select(left, 1, [], {}) == [left[0]]
+
+
+def test_the_same_tiles_in_another_graph_are_not_much_new() -> None:
+    pool = [candidate("a", 10.0, 16), candidate("b", 10.0, 16), candidate("c", 10.2, 32)]
+    assert select(pool, 3) == [pool[0], pool[2], pool[1]]
 
 
 def test_the_order_is_the_same_every_time() -> None:
@@ -210,7 +223,7 @@ def test_what_is_known_is_not_tried_again() -> None:
 def test_families_of_the_first_batch_decide_the_second() -> None:
     pool = named(
         *(candidate("slow", 10.0 + n / 100, tile=n) for n in range(6)),
-        *(candidate("quick", 13.0 + n / 100, tile=n) for n in range(6)),
+        *(candidate("quick", 13.0 + n / 100, tile=n, engine="strip") for n in range(6)),
     )
     us = {k: 40.0 if cast(str, c.graph) == "slow" else 13.0 for k, c in pool.items()}
     machine = Machine(us, pool)
