@@ -27,6 +27,7 @@ from mirage_cli.timing import Timer
 from mirage_cli.tuning_cache import Measurement
 
 FAMILY_PENALTY, TILES_PENALTY, ENGINE_PENALTY = 1.08, 1.05, 1.02  #: for each earlier pick that has them in common
+HOPELESS = 4  #: refused candidates of a family of which none could be rendered, after which it is left
 FINALISTS = 6
 QUICK, THOROUGH = 9, 60  #: samples of a candidate in the first round, of a finalist in the second
 BUILDING = 0.75  #: share of the time after which nothing more is built
@@ -213,6 +214,7 @@ def tune(
         count = min(limits.batch, limits.candidates - found.tried)
         batch = [pool[own]] if own not in tried else []
         left = [c for k, c in pool.items() if k not in tried and k != own]
+        left = _hopeful(left, found.trials) or left
         seen = [*(t.candidate for t in found.trials), *batch]
         batch += select(left, count - len(batch), seen, corrections(found.trials))
         made = builder.build(batch)
@@ -230,6 +232,14 @@ def tune(
     _finals(found, libraries, bench, spent())
     found.trials.sort(key=lambda t: t.key != own)
     return found
+
+
+def _hopeful(pool: Sequence[Candidate], trials: Sequence[Trial]) -> list[Candidate]:
+    """The candidates of a pool but for those of families that cannot be rendered."""
+    refused = Counter(family(t.candidate) for t in trials if t.result.problem.startswith(REFUSED))
+    fine = {family(t.candidate) for t in trials if not t.result.problem.startswith(REFUSED)}
+    hopeless = {f for f, count in refused.items() if count >= HOPELESS} - fine
+    return [c for c in pool if family(c) not in hopeless]
 
 
 def _first(built: Built, bench: Bench) -> Measurement:

@@ -185,6 +185,15 @@ def test_those_that_cannot_be_rendered_are_none_of_those_tried() -> None:
     assert len(found.trials) == 7
 
 
+def test_a_family_that_cannot_be_rendered_is_left() -> None:
+    pool = named(
+        *(candidate("none", 10.0, tile=n) for n in range(12)), *(candidate("some", 20.0, tile=n) for n in range(6))
+    )
+    refused = tuple(k for k, c in pool.items() if cast(str, c.graph) == "none")
+    found = run(Machine(dict.fromkeys(pool, 9.0), pool, refused=refused), Limits(3, 0.0, 4))
+    assert (found.tried, len(found.trials)) == (3, 9)
+
+
 def test_everything_refused_ends() -> None:
     pool = pool_of(5)
     found = run(Machine({}, pool, refused=tuple(pool)), Limits(4, 0.0, 2))
