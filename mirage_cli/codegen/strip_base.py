@@ -74,6 +74,7 @@ class StripBase(FragmentEmitter):
         self.matrices: dict[str, Matrix] = {}
         self.row_vectors: dict[str, RowVector] = {}
         self.vectors: dict[str, Vector] = {}
+        self.inverses: dict[str, str] = {}  #: vectors of a group whose inverses are kept too
         self.sums: dict[str, TileSum] = {}
         self.memory = Memory()
         self.declare: list[str] = []
@@ -228,6 +229,11 @@ class StripBase(FragmentEmitter):
                 return out.let(f"static_cast<float>({self.position(a, phase)})")
             case Count(a):
                 return f"static_cast<float>({self.extent(self.p.extent(a))})"
+            case Apply("div", (above, Ref(below))) if below in self.inverses or below in self.row_vectors:
+                text = self.printed(above, phase, out, ref, read, guard)
+                if below in self.inverses:
+                    return out.let(f"{text} * {ref(below).replace(below, self.inverses[below], 1)}")
+                return out.let(f"{text} * {out.let(f'1.0f / {ref(below)}')}")
             case Apply(op, args):
                 inner = [self.printed(a, phase, out, ref, read, guard) for a in args]
                 if op in PAIRED:

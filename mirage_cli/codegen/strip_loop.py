@@ -263,6 +263,10 @@ class StripLoop(StripBase):
         out = Lines()
         value = self.printed(e, BODY, out, self.shared_vector)
         lines = [*self.decode(v.axes, "i"), *out.lines, f"{o.name}[i] = {value};"]
+        if any(n.op == "div" for r in self.readers[o.name] if r.thread is not None for n in r.thread.nodes):
+            inverse = self.vector(f"{o.name}_inverse", like.axes, grouped=True)
+            self.inverses[o.name] = inverse.name
+            lines.append(f"{inverse.name}[i] = 1.0f / {o.name}[i];")
         self.body += [f"for (int i = in_group; i < {v.size}; i += GROUP) {{", *("    " + x for x in lines), "}"]
         self.body.append("wait_together<GROUP>(1 + group);")
         self.value[o.name] = Ref(o.name)
@@ -587,10 +591,16 @@ class StripLoop(StripBase):
 
     def column_sum(self, o: BlockOp, e: Expr, t: OperandTile, along: str, kept: tuple[tuple[str, int], ...]) -> None:
         """A sum over the rows of a tile that the loop needs at once: a vector of the group."""
-        if along != "inner" or t.chunks not in (1, 2, 4, 8, 16, 32) or t.n_outer * t.chunks % self.group_threads:
+        whole = t.n_outer % self.group_threads == 0
+        lanes = t.chunks in (1, 2, 4, 8, 16, 32) and t.n_outer * t.chunks % self.group_threads == 0
+        if along != "inner" or not (whole or lanes):
             raise Refused(f"{o.name}: the group cannot sum rows of {t.chunks} chunks at once")
         v = self.vector(o.name, kept, grouped=True)
         lines, value = self.chunk_value(t, e)
+        if t.n_outer % self.group_threads == 0:
+            self.body += self.row_sum(t, v, lines, value)
+            self.value[o.name] = Ref(o.name)
+            return
         steps = []
         d = t.chunks // 2
         while d:
@@ -610,3 +620,24 @@ class StripLoop(StripBase):
         )
         self.body.append("wait_together<GROUP>(1 + group);")
         self.value[o.name] = Ref(o.name)
+
+    def row_sum(self, t: OperandTile, v: Vector, lines: list[str], value: str) -> list[str]:
+        """The statements of a sum over the rows of a tile, whole rows for each thread of the group."""
+        keep = f"if (o < {v.size}) " if v.size < t.n_outer else ""
+        body = [
+            f"for (int c = 0; c < {t.chunks}; ++c) {{",
+            f"    [[maybe_unused]] const int first = c * {t.type}::VEC;",
+            *("    " + x for x in [*lines, f"    sum += {value};", "}"]),
+            "}",
+        ]
+        return [
+            "#pragma unroll",
+            f"for (int part = 0; part < {t.n_outer // self.group_threads}; ++part) {{",
+            "    const int o = part * GROUP + in_group;",
+            "    float sum = 0.0f;",
+            "#pragma unroll",
+            *("    " + x for x in body),
+            f"    {keep}{v.name}[o] = sum;",
+            "}",
+            "wait_together<GROUP>(1 + group);",
+        ]
