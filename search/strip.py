@@ -115,6 +115,7 @@ DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
 WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
 MOST_STAGES = 8
+EXACT_PRICE = 25.0  #: matrix instructions in whose time as many products are done in float32
 SECTOR = 128  #: bytes of a row below which the memory is not used well
 NOMINAL = 1024  #: what a symbol counts as where axes are told apart
 MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
@@ -133,8 +134,8 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     """The roles of a block graph's axes. Raises Refused where the engine does not suit it."""
     if graph.loop is None or not products(graph):
         raise Refused("no loop with a product")
-    if any(o.dtype is None or o.dtype.bytes != 2 for o in products(graph)):
-        raise Refused("products are not of a 16-bit type")
+    if any(o.dtype is None or o.dtype.name not in ("f16", "bf16", "f32") for o in products(graph)):
+        raise Refused("products are not of a type that kernels multiply")
     axes = graph.axes_of(program)
     batch = frozenset(a for o in products(graph) for a in (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over))
 
@@ -334,12 +335,13 @@ class Shape:
         return math.ceil(math.ceil(whole / self.s.loop) / self.groups)
 
     def multiplies(self) -> float:
-        """Matrix instructions of a warp in an iteration."""
+        """Matrix instructions of a warp in an iteration; a product in float32 counts as the many that it takes."""
         total = 0.0
         for o in products(self.g):
             own = self.axes[o.name]
             depth = math.prod(self.size(a, BODY) for a in o.over)
-            total += self.rows(own) / 16 / self.members * self.cols(own) / 8 * math.ceil(depth / 16)
+            price = EXACT_PRICE if o.dtype is not None and o.dtype.bytes == 4 else 1.0
+            total += price * self.rows(own) / 16 / self.members * self.cols(own) / 8 * math.ceil(depth / 16)
         return total
 
     def elementwise(self) -> float:

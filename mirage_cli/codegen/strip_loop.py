@@ -275,8 +275,8 @@ class StripLoop(StripBase):
     def contraction(self, o: BlockOp) -> None:
         """A product of tiles, or of a strip and a tile."""
         dtype = o.dtype or F32
-        if dtype not in MATRIX_TYPES:
-            raise Refused(f"products of {dtype} are not done by matrix instructions")
+        if dtype not in (*MATRIX_TYPES, F32):
+            raise Refused(f"products of {dtype} are not done by this engine")
         over = frozenset(o.over)
         first, second = self.operands(o)
         col_tile = self.operand_tile(second, dtype, over, "cols")
@@ -308,7 +308,8 @@ class StripLoop(StripBase):
         else:
             self.before += [f"{m.type} {name};", f"{name}.fill(0.0f);"]
             self.body += self.scaled(m.name, f"MIRAGE_STRIP(S_{name}) ", "v[m_][n_][i_]", "v[m_][i_ >> 1]", shrink)
-        self.body.append(f"strip_contract<{depth_padded // 16}>({name}, {a}, {b});")
+        how = "strip_contract" if dtype in MATRIX_TYPES else "strip_contract_exactly"
+        self.body.append(f"{how}<{depth_padded // 16}>({name}, {a}, {b});")
         self.value[o.name] = Ref(name)
 
     def operands(self, o: BlockOp) -> tuple[str, str]:
@@ -409,7 +410,8 @@ class StripLoop(StripBase):
         """A tile as operand along rows, in registers when it stays the same and is small."""
         kind = f"Rows16<{t.type}, {self.inner_depth(t, over)}>"
         text = f"{kind}{{{self.tile_text(t)}, member * {16 * mt}}}"
-        if t.ring or self.ops[t.name].phase == BODY or 4 * mt * kt > HELD_REGISTERS:
+        loop = t.ring or self.ops[t.name].phase == BODY
+        if loop or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
             return text
         held = f"{t.name}_held"
         line = f"HeldRows<{self.ctype(t.dtype)}, {mt}, {kt}> {held};"

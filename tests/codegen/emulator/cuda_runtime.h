@@ -397,6 +397,10 @@ inline float shuffle_xor(float x, unsigned mask, int line) {
     const Show& s = exchange([&](Show& to, unsigned lane) { to.x[lane] = x; }, line);
     return s.x[(machine.current % WARP) ^ mask];
 }
+inline float shuffle_from(float x, unsigned lane, int line) {
+    const Show& s = exchange([&](Show& to, unsigned own) { to.x[own] = x; }, line);
+    return s.x[lane % WARP];
+}
 inline unsigned add(unsigned* at, unsigned x) {
     const unsigned before = *at;
     *at += x;
@@ -406,6 +410,7 @@ inline unsigned add(unsigned* at, unsigned x) {
 
 #define __syncthreads() emulator::wait(emulator::AT_BLOCK, __LINE__)
 #define __syncwarp(...) emulator::wait(emulator::AT_WARP, __LINE__)
+#define __shfl_sync(mask, x, lane) emulator::shuffle_from(x, lane, __LINE__)
 #define __shfl_xor_sync(mask, x, lanes) emulator::shuffle_xor(x, lanes, __LINE__)
 #define __threadfence() ((void)0)
 #define atomicAdd(at, x) emulator::add(at, x)

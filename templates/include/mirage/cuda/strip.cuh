@@ -133,6 +133,14 @@ struct Rows16 {
         if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk(first + m * 16 + low + second * 8, k * 2 + third));
         else load_matrices<true>(f, t.chunk(k * 16 + low + third * 8, first / 8 + m * 2 + second));
     }
+    // float32: this lane's two rows of matrix m at depth k
+    MIRAGE_DEVICE void one(float (&x)[2], int m, int k) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = first + m * 16 + (lane_of() >> 2) + h * 8;
+            x[h] = INNER_DEPTH ? *t.element(row, k) : *t.element(k, row);
+        }
+    }
 };
 // The same for the columns, 8 at a time (`load2`) or 16 (`load4`).
 template <class TILE, bool INNER_DEPTH>
@@ -147,6 +155,16 @@ struct Columns8 {
         const int l = lane_of(), low = l & 7, second = (l >> 3) & 1, third = l >> 4;
         if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk((n + third) * 8 + low, k * 2 + second));
         else load_matrices<true>(f, t.chunk(k * 16 + low + second * 8, n + third));
+    }
+    // float32: this lane's two columns of matrix n at depth k
+    MIRAGE_DEVICE void one(float (&x)[2], int n, int k) const {
+        const int col = n * 8 + (lane_of() & 3) * 2;
+        if constexpr (INNER_DEPTH) {
+            x[0] = *t.element(col, k), x[1] = *t.element(col + 1, k);
+        } else {
+            const float2 both = *reinterpret_cast<const float2*>(t.element(k, col));
+            x[0] = both.x, x[1] = both.y;
+        }
     }
 };
 // Operands of rows that were read before the loop.
@@ -186,9 +204,35 @@ struct StripOperand {
             f[i] = pack(x[(i & 1) * 2], x[(i & 1) * 2 + 1], static_cast<const T*>(nullptr));
         }
     }
+    // float32: the lane of the same rows that has column k shows it
+    MIRAGE_DEVICE void one(float (&x)[2], int m, int k) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            x[h] = __shfl_sync(0xffffffffu, s.v[m][k / 8][(k & 1) + 2 * h], (lane_of() & ~3) | (k % 8 / 2));
+    }
 };
 
-// out += a * b over 16 KT positions
+// out += a * b over 16 KT positions, in full float32 arithmetic
+template <int KT, class S, class A, class B>
+MIRAGE_DEVICE void strip_contract_exactly(S& out, const A& a, const B& b) {
+#pragma unroll
+    for (int k = 0; k < 16 * KT; ++k) {
+        float fb[S::NT][2];
+#pragma unroll
+        for (int n = 0; n < S::NT; ++n) b.one(fb[n], n, k);
+#pragma unroll
+        for (int m = 0; m < S::MT; ++m) {
+            float fa[2];
+            a.one(fa, m, k);
+#pragma unroll
+            for (int n = 0; n < S::NT; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) out.v[m][n][i] = fmaf(fa[i >> 1], fb[n][i & 1], out.v[m][n][i]);
+        }
+    }
+}
+
+// out += a * b over 16 KT positions, by matrix instructions
 template <int KT, class S, class A, class B>
 MIRAGE_DEVICE void strip_contract(S& out, const A& a, const B& b) {
     const typename A::T* const type = nullptr;
