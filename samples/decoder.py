@@ -201,7 +201,7 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
     result: dict[str, Any] = {
         "sizes": asdict(sizes),
         "replaced": {f["name"]: f["occurrences"] for f in report["fragments"] if f["status"] == "replaced"},
-        "left": {f["name"]: f["reason"] for f in report["fragments"] if f["status"] != "replaced"},
+        "left": {f["name"]: f.get("reason", "") for f in report["fragments"] if f["status"] != "replaced"},
     }
     for graph in (False, True) if gpu is not None else (False,):
         place = Place(kind, gpu or 0)
