@@ -155,7 +155,7 @@ class Run:
                     w.fail(f"the search failed: {plan.reason}")
                 else:
                     w.plan = plan
-                    w.decide(self.options.force, measured=self.options.gpu is not None)
+                    w.decide(self.options.force, self.options.gpu is not None, self.options.target)
                 self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
         plans = [w.plan for w in self.work if w.plan is not None]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)

@@ -95,8 +95,9 @@ class Work:
         return f"{self.name}_{self.id}"
 
     # --- decisions ------------------------------------------------------------------------------------------------------
-    def decide(self, force: bool, measured: bool = False) -> None:
-        """Replace a fragment that is planned for every target and predicted to be faster on each (or with `force`).
+    def decide(self, force: bool, measured: bool = False, targets: Sequence[str] = ()) -> None:
+        """Replace a fragment that is planned for every target and predicted to be faster on each of those asked for (by
+        default on all), or with `force`.
 
         With `measured`, what is faster on the GPU is found by measuring, later.
         """
@@ -105,7 +106,8 @@ class Work:
             kind, reason = next(iter(self.plan.reasons.items()), ("", "no target"))
             self.fail(f"{kind}: {reason}" if kind else reason)
             return
-        slow = [k for k, p in self.plan.plans.items() if not p.faster and not (measured and k == "cuda")]
+        asked = {k: p for k, p in self.plan.plans.items() if k in targets or not targets}
+        slow = [k for k, p in asked.items() if not p.faster and not (measured and k == "cuda")]
         if slow and not force:
             p = self.plan.plans[slow[0]]
             self.reason = (

@@ -137,6 +137,8 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     if any(o.dtype is None or o.dtype.name not in ("f16", "bf16", "f32") for o in products(graph)):
         raise Refused("products are not of a type that kernels multiply")
     axes = graph.axes_of(program)
+    if any(o.op == "load" and o.phase != BODY and graph.loop in axes[o.name] for o in graph.ops):
+        raise Refused("a tile would be held whole along the loop")
     batch = frozenset(a for o in products(graph) for a in (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over))
 
     def size(axis: str, phase: str) -> int:

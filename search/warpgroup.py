@@ -89,6 +89,8 @@ def ranked(
         return []
     if rows is None or number(program.extent(rows), sizes) < LEAST_ROWS:
         return []
+    if any(not axes[i] - frozenset(o.over) - batch for o in contractions for i in o.inputs):
+        return []  # a product with a vector
     model = _Model(program, graph, target, rows, batch, sizes)
     small = _Model(program, graph, target, rows, batch, dict.fromkeys(program.symbols, SMALL))
     made = []

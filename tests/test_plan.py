@@ -18,6 +18,7 @@ from mirage_cli.lax.program import Program
 from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, source_text, target_of
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
+from mirage_cli.work import Work
 from tests.codegen.programs import NAMED, program
 
 BOTH = PlanOptions({"cpu": ("cpu",), "cuda": ("sm_80", "sm_90a")})
@@ -158,3 +159,18 @@ def test_a_plan_without_passes_is_rendered_again_from_its_file(fragment: Program
 def test_files_with_unknown_passes_are_refused(planned: plans.FragmentPlan) -> None:
     with pytest.raises(InvalidGraph, match="unknown pass 'speed'"):
         plan_from_json(planned.to_json() | {"without": ["speed"]})
+
+
+@pytest.mark.parametrize(
+    ("targets", "replaced"), [((), False), (("cpu",), False), (("cuda",), True), (("cuda", "cpu"), False)]
+)
+def test_only_targets_that_were_asked_for_decide(
+    fragment: Program, planned: plans.FragmentPlan, targets: tuple[str, ...], replaced: bool
+) -> None:
+    """A CPU kernel that comes along with a CUDA one may be slower than the original."""
+    p = planned.plans
+    slower = {"cpu": replace(p["cpu"], original_us=0.0), "cuda": replace(p["cuda"], original_us=1e9)}
+    work = Work("abc", "norm_linear", fragment, [], (), (), replace(planned, plans=slower))
+    work.decide(force=False, targets=targets)
+    assert work.replace is replaced
+    assert work.reason.startswith("" if replaced else "not predicted to be faster on cpu")
