@@ -135,7 +135,8 @@ class StripBase(FragmentEmitter):
         units = [self.side(part, depth) for part in (outer, run)]
         if not outer:
             units[0] = 16 if not inner_depth else 16 * self.members if side == "rows" else 8
-        n_outer, n_inner = padded(count(outer_sizes), units[0]), padded(count(inner_sizes), max(units[1], 8))
+        units[1] = max(units[1], CHUNK // dtype.bytes)
+        n_outer, n_inner = padded(count(outer_sizes), units[0]), padded(count(inner_sizes), units[1])
         tile = OperandTile(
             load, source.name, dtype, outer_sizes, inner_sizes, n_outer, n_inner, phase == BODY, self.constant(source)
         )

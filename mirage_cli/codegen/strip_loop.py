@@ -106,7 +106,7 @@ class StripLoop(StripBase):
     def held_element(self, value: str) -> str:
         """An input's element where the block already holds it in a tile; nothing where it does not."""
         for t in self.tiles.values():
-            if t.value == value and not t.ring:
+            if t.value == value and not t.ring and self.ops[t.name].op == "load":
                 return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
         return ""
 
@@ -212,19 +212,19 @@ class StripLoop(StripBase):
 
     def strip_position(self, m: Matrix) -> list[str]:
         """Index variables of a strip's element; padding counts as the last row or column."""
-        row, col = f"strip_row<S_{m.name}>(member, m_, i_)", "strip_col(n_, i_)"
-        if count(m.rows) < 16 * self.members * m.mt:
-            row = f"min({row}, {count(m.rows) - 1})"
-        if count(m.cols) < 8 * m.nt:
-            col = f"min({col}, {count(m.cols) - 1})"
+        row = self.clamped(f"strip_row<S_{m.name}>(member, m_, i_)", m.rows, 16 * self.members * m.mt)
+        col = self.clamped("strip_col(n_, i_)", m.cols, 8 * m.nt)
         lines = [f"[[maybe_unused]] const int r_ = {row}, c_ = {col};"]
         return [*lines, *self.decode(m.rows, "r_"), *self.decode(m.cols, "c_")]
+
+    def clamped(self, index: str, sizes: tuple[tuple[str, int], ...], n: int) -> str:
+        """An index below `n` as one of a group of axes; padding counts as the last position."""
+        return index if count(sizes) == n else f"min({index}, {count(sizes) - 1})"
 
     def row_position(self, v: RowVector) -> list[str]:
         """Index variables of a row vector's element."""
         row = f"strip_row<{v.type.replace(' ', '')}>(member, m_, h_ * 2)"
-        if count(v.rows) < 16 * self.members * v.mt:
-            row = f"min({row}, {count(v.rows) - 1})"
+        row = self.clamped(row, v.rows, 16 * self.members * v.mt)
         return [f"[[maybe_unused]] const int r_ = {row};", *self.decode(v.rows, "r_")]
 
     def matrix(self, name: str, rows: tuple[tuple[str, int], ...], cols: tuple[tuple[str, int], ...]) -> Matrix:
@@ -368,13 +368,14 @@ class StripLoop(StripBase):
         tests += [f"c < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
         tests += [x for x in [self.inside(axes, phase)] if x]
         guard = out.let(" && ".join(tests), "bool") if tests else ""
-        value = self.printed(e, phase, out, self.shared_vector, self.tile_element, guard)
+        value = self.printed(e, phase, out, self.shared_vector, lambda x: self.tile_element(x, phase), guard)
         value = f"{guard} ? {value} : 0.0f" if guard else value
+        outer, inner = self.clamped("o", t.outer, t.n_outer), self.clamped("c", t.inner, t.n_inner)
         threads, thread = ("GROUP", "in_group") if phase == BODY else ("THREADS", "threadIdx.x")
         lines = [
             f"for (int i = {thread}; i < {t.n_outer * t.n_inner}; i += {threads}) {{",
             f"    const int o = i / {t.n_inner}, c = i % {t.n_inner};",
-            *("    " + x for x in [*self.decode(t.outer, "o"), *self.decode(t.inner, "c"), *out.lines]),
+            *("    " + x for x in [*self.decode(t.outer, outer), *self.decode(t.inner, inner), *out.lines]),
             f"    put(*{self.tile_text(t)}.element(o, c), {value});",
             "}",
             "wait_together<GROUP>(1 + group);" if phase == BODY else "__syncthreads();",
@@ -399,10 +400,10 @@ class StripLoop(StripBase):
                 return o.name
         raise Refused(f"{reader} reads {value}, which is not loaded in the {phase}")
 
-    def tile_element(self, value: str) -> str:
-        """An input's element at the current position of the tile that it has been copied to; else nothing."""
+    def tile_element(self, value: str, phase: str) -> str:
+        """An input's element at the current position of the tile that a phase has copied it to; else nothing."""
         for t in self.tiles.values():
-            if t.value == value and self.ops[t.name].op == "load":
+            if t.value == value and self.ops[t.name].op == "load" and self.ops[t.name].phase == phase:
                 return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
         return ""
 

@@ -384,8 +384,10 @@ class StripMerge(StripLoop):
         """Blocks of a cluster send one another their shares; every block finishes its part of the results."""
         if not self.r.target.clusters:
             raise Refused(f"{self.r.target.name} has no clusters of blocks")
-        if len(self.g.split) != 1 or self.splits > 16:
+        if len(self.g.split) != 1 or not 2 <= self.splits <= 16:
             raise Refused(f"{self.splits} blocks would make a cluster")
+        if not self.r.target.name.startswith("sm_9"):
+            raise Refused(f"{self.r.target.name} has no clusters")
         s = self.splits
         self.epilogue.append("cluster_wait();")
         self.declare.append(f"const unsigned rank = {self.g.split[0]}_block;")

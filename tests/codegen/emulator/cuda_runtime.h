@@ -75,6 +75,7 @@ enum State { READY, AT_WARP, AT_NAMED, AT_BLOCK, AT_CLUSTER, DONE };
 typedef void* Context;
 extern "C" void emulator_switch(void** from, void* to);
 asm(R"(
+.text
 .weak emulator_switch
 emulator_switch:
     pushq %rbp

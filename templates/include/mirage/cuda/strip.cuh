@@ -67,11 +67,12 @@ struct StripMax {
 };
 
 // Exponentials that keep numbers small, by the special-function unit: a relative error of 2^-22 and the rounding of the
-// exponent, 2^-24 of |x - maximum|. Infinities are treated as in math.cuh.
+// exponent, 2^-24 of |x - maximum|. (The difference comes first: x log2(e) - maximum log2(e) in one instruction is wrong by
+// 2^-24 of |maximum|, and maxima of masked rows are large.) Infinities are treated as in math.cuh.
 constexpr float LOG2_E = 1.4426950408889634f;
 MIRAGE_DEVICE float strip_exp_minus(float x, float maximum) {
-    const float base = maximum == -INFINITY ? 0.0f : maximum * LOG2_E;
-    return power_of_two(fmaf(x, LOG2_E, -base));
+    const float base = maximum == -INFINITY ? 0.0f : maximum;
+    return power_of_two((x - base) * LOG2_E);
 }
 MIRAGE_DEVICE float strip_exp_difference(float old_max, float new_max) {
     return old_max == new_max ? 1.0f : power_of_two((old_max - new_max) * LOG2_E);
