@@ -164,6 +164,7 @@ class CpuEmitter(Emitter):
             return {"axis": a, "count": self.valid(a, phase)}
 
         inner = bool(n.domain) and n.domain[-1][0] in n.over
+        row = self.contiguous(n.expr, summed[-1]) if inner and not out.lines else None
         return {
             "kind": "reduce_inner" if inner or not kept else "reduce_outer",
             "op": kind,
@@ -171,6 +172,7 @@ class CpuEmitter(Emitter):
             "summed": [count(a) for a in summed],
             "lines": out.lines,
             "value": value,
+            "row": f"{self.pointer(row)} + {self.index(row, phase, [summed[-1]])}" if row is not None else "",
             "target": target,
             "add": n.add,
         }

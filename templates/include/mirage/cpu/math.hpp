@@ -109,21 +109,37 @@ MIRAGE_INLINE void put(half& to, float x) {
 }
 
 // --- functions --------------------------------------------------------------------------------------------------------
-// exp by 2^n * p(r), r in [-ln2/2, ln2/2]; within 1.5 ulp, subnormal results included
-MIRAGE_INLINE float m_exp(float x) {
-    const float bounded = x < -104.0f ? -104.0f : (x > 89.0f ? 89.0f : x);
-    const float shifted = bounded * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
-    const float r = (bounded - n * 0.693145751953125f) - n * 1.42860677e-06f;
+// exp(x) = 2^n * p with whole n and p near 1
+struct Power {
+    int32_t n;
+    float p;
+};
+MIRAGE_INLINE Power split_exp(float x) {
+    const float shifted = x * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
+    const float r = (x - n * 0.693145751953125f) - n * 1.42860677e-06f;  // in [-ln2/2, ln2/2]
     float p = 0.00019891009596308316f;
     p = p * r + 0.0013933666900006931f;
     p = p * r + 0.008333310908565454f;
     p = p * r + 0.041666464772966816f;
     p = p * r + 0.16666666681640166f;
     p = p * r + 0.5000000013481058f;
-    p = (p * r) * r + r + 1.0f;
-    const int32_t whole = static_cast<int32_t>(n), first = whole >> 1, second = whole - first;
-    const float y = p * as_float(static_cast<uint32_t>(first + 127) << 23) * as_float(static_cast<uint32_t>(second + 127) << 23);
-    return x != x ? x : (x < -104.0f ? 0.0f : (x > 88.72283935546875f ? INFINITY : y));
+    return {static_cast<int32_t>(n), (p * r) * r + r + 1.0f};
+}
+MIRAGE_INLINE float power_of_two(int32_t n) { return as_float(static_cast<uint32_t>(n + 127) << 23); }
+// within 1.5 ulp, subnormal results included
+MIRAGE_INLINE float m_exp(float x) {
+    const float bounded = x < -104.0f ? 0.0f : (x > 89.0f ? 89.0f : x);  // what vanishes would be slow
+    const Power e = split_exp(bounded);
+    const int32_t first = e.n >> 1, second = e.n - first;
+    const float y = e.p * power_of_two(first) * power_of_two(second);
+    return x < -104.0f ? 0.0f : y;  // beyond the largest number y is infinite, and NaN stays NaN
+}
+// exp of a number up to 0, beside 1: what would be subnormal is 0
+MIRAGE_INLINE float exp_weight(float x) {
+    const float bounded = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+    const Power e = split_exp(bounded);
+    const float y = e.p * power_of_two(e.n);
+    return x < -87.0f ? 0.0f : y;
 }
 MIRAGE_INLINE float m_abs(float x) { return as_float(as_bits(x) & 0x7fffffffu); }
 MIRAGE_INLINE float with_sign(float magnitude, float sign) {
@@ -193,7 +209,7 @@ MIRAGE_INLINE float m_div0(float x, float y) {
 }
 // exp(x - maximum); a row whose maximum is -inf has nothing to weigh
 MIRAGE_INLINE float m_exp_minus(float x, float maximum) {
-    const float e = m_exp(x - maximum);  // first: a loop with a call in one branch is not vectorised
+    const float e = exp_weight(x - maximum);  // first: a loop with a call in one branch is not vectorised
     return maximum == -INFINITY ? 0.0f : e;
 }
 // exp(old - new) for a running maximum; 1 while both are -inf
