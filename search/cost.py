@@ -33,16 +33,15 @@ STEP_US = 0.35  #: fixed time of one iteration on a GPU: barriers, first bytes
 STATEMENT_US = 0.03  #: fixed time of one statement over a tile on a CPU
 SEGMENT = 1500.0  #: bytes side by side with which a CPU's reads come half way from their slowest to its bandwidth
 SCATTERED = 0.3  #: share of a CPU's bandwidth that reads of short pieces reach
-FEW_ROWS = 6.0  #: rows of a tile with which a CPU's contractions reach half their rate
-CONTRACTED = 0.95  #: share of a CPU's rate that contractions of many rows reach
-STREAMED_ROWS, STREAMS = (
-    18,
-    8,
-)  #: as in include/mirage/cpu/contract.hpp: with few rows, sums are read and written this often
+STREAMED_RATE, STREAMED_HALF = 0.5, 1.5  #: share of a CPU's rate that few streamed rows reach; rows for half of that
+PACKED_RATE, PACKED_HALF = 0.95, 10.0  #: the same with many rows
+LIBRARY_RATE, LIBRARY_BANDWIDTH = 0.85, 0.77  #: what onnxruntime's products reach of a CPU's rate and bandwidth
+STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
+STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
 FIRST_CACHE = 24576  #: bytes of sums that stay in the first-level cache
 SUM_SECONDS = 1e-10  #: reading and writing a sum beyond it
-OVERLAP = 0.7  #: share of the shorter of memory and work that a CPU does at the time of the other
-CONVERT_FLOPS = 3.0  #: converting an element of another type to float32
+OVERLAP = 0.5  #: share of the shorter of memory and work that a CPU does at the time of the other
+CONVERT_FLOPS = 0.5  #: converting an element of another type to float32 while it is read
 EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
 BARRIER_OPS = ("top", "sum", "running", "contract")
 Floats: TypeAlias = NDArray[np.float64]
@@ -248,10 +247,12 @@ class _Estimate:
                 over = frozenset(o.over)
                 x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
                 rows = np.minimum(x, y)
-                rate = t.rate(o.dtype) * CONTRACTED * rows / (rows + FEW_ROWS)
+                few = rows <= STREAMED_ROWS
+                streamed, packed = rows / (rows + STREAMED_HALF), rows / (rows + PACKED_HALF)
+                rate = t.rate(o.dtype) * np.where(few, STREAMED_RATE * streamed, PACKED_RATE * packed)
                 depth = self.elements(over, o.phase)
                 seconds = seconds + repeat * 2.0 * x * y * depth / rate
-                spilled = (rows <= STREAMED_ROWS) & (4 * x * y > FIRST_CACHE)
+                spilled = few & (4 * x * y > FIRST_CACHE)
                 seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * SUM_SECONDS, 0.0)
             elif o.op == "thread" and o.thread is not None:
                 seconds = seconds + repeat * n * o.thread.flops() / t.special
@@ -374,8 +375,13 @@ def original_us(
         time = moved / target.bandwidth
         if n.op == "contract":
             axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
-            cores = target.units if target.kind == "cpu" else 1
-            time = max(time, 2.0 * math.prod(extents[a] for a in axes) / (target.rate(n.dtype) * cores * 0.8))
+            flops = 2.0 * math.prod(extents[a] for a in axes)
+            if target.kind == "cpu":
+                work = flops / (target.rate(n.dtype) * target.units * LIBRARY_RATE)
+                time = time / LIBRARY_BANDWIDTH
+                time = max(time, work) + (1 - OVERLAP) * min(time, work)
+            else:
+                time = max(time, flops / (target.rate(n.dtype) * 0.8))
         elif n.op in OPS:
             time = max(time, size(n.name) * OPS[n.op].flops / target.special)
         total += time * 1e6

@@ -123,8 +123,10 @@ template <class T>
     }
 }
 
-// Up to PACKED columns as panels of BLOCK_COLS: number (k, j) of a panel at [k * BLOCK_COLS + j], zeros behind the last
-// column. Rows of b are read in the order in which they lie.
+// Numbers between panels of some depth: a line apart, or many of them would share places of the first-level cache.
+MIRAGE_INLINE int panel_size(int depth) { return (depth + 1) * BLOCK_COLS; }
+// Columns as panels of BLOCK_COLS: number (k, j) of a panel at [k * BLOCK_COLS + j], zeros behind the last column. Rows of
+// b are read in the order in which they lie.
 template <class T>
 [[maybe_unused]] static void pack(float* __restrict to, Operand<T> b, int width, int depth) {
     const int whole = b.row == 1 ? width / BLOCK_COLS : 0;
@@ -133,12 +135,12 @@ template <class T>
             for (int v = 0; v < 2; ++v) {
                 const int at = v * LANES;
                 const Vector x = load_vector(b.data + k * b.depth + p * BLOCK_COLS + at);
-                store_vector(to + (p * depth + k) * BLOCK_COLS + at, x);
+                store_vector(to + p * panel_size(depth) + k * BLOCK_COLS + at, x);
             }
     for (int p = whole; p * BLOCK_COLS < width; ++p)
         for (int q = 0; q < BLOCK_COLS; ++q) {
             const int j = p * BLOCK_COLS + q;
-            float* const from = to + p * depth * BLOCK_COLS + q;
+            float* const from = to + p * panel_size(depth) + q;
             for (int k = 0; k < depth; ++k)
                 from[k * BLOCK_COLS] = j < width ? to_float(b.data[j * b.row + k * b.depth]) : 0.0f;
         }
@@ -161,12 +163,12 @@ template <class T>
 template <class T>
 [[maybe_unused]] static void panels(Result c, int rows, int from, int cols, int depth, const float* a, int64_t lda,
                                     Operand<T> b) {
-    alignas(64) float packed[DEPTH * PACKED];
+    alignas(64) float packed[(DEPTH + 1) * PACKED];
     for (int first = from; first < cols; first += PACKED) {
         const int width = cols - first < PACKED ? cols - first : PACKED;
         pack(packed, operand(b.data + first * b.row, b.row, b.depth), width, depth);
         for (int j = 0; j < width; j += BLOCK_COLS) {
-            const float* const panel = packed + j * depth;
+            const float* const panel = packed + j / BLOCK_COLS * panel_size(depth);
             const Result to = {c.data + first + j, c.row, c.fresh};
             if (j + BLOCK_COLS <= width) {
                 blocks(rows, to, a, lda, panel, BLOCK_COLS, depth);

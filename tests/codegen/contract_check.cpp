@@ -1,0 +1,71 @@
+// Compares mirage::contract with plain loops for many shapes, layouts and element types; prints what differs, returns how
+// many do. Guard numbers around every array show writes outside; reads outside are the sanitizers' business.
+#include <cstdio>
+#include <vector>
+
+#include "mirage/cpu/contract.hpp"
+
+namespace {
+using namespace mirage;
+
+constexpr float GUARD = 12345.0f;
+
+// small whole numbers over 8: exact in every type, so that sums are equal to the last bit
+float number(int i) { return static_cast<float>((i * 7919 + i / 13) % 17 - 8) / 8.0f; }
+
+struct Shape {
+    int rows, cols, depth;
+    bool a_turned, b_turned, add;
+    int pad;  // elements between rows beyond what they hold
+};
+
+template <class T>
+bool agrees(const Shape& s, const char* type) {
+    const int a_pitch = (s.a_turned ? s.rows : s.depth) + s.pad, b_pitch = (s.b_turned ? s.depth : s.cols) + s.pad;
+    const int a_rows = s.a_turned ? s.depth : s.rows, b_rows = s.b_turned ? s.cols : s.depth;
+    const int c_pitch = s.cols + s.pad;
+    // the last row of an operand ends where its elements do
+    std::vector<float> a(static_cast<size_t>(a_rows > 0 ? a_pitch * a_rows - s.pad : 0));
+    std::vector<T> b(static_cast<size_t>(b_rows > 0 ? b_pitch * b_rows - s.pad : 0));
+    std::vector<float> c(static_cast<size_t>(c_pitch * s.rows) + 64, GUARD);
+    for (size_t i = 0; i < a.size(); ++i) a[i] = number(static_cast<int>(i));
+    for (size_t i = 0; i < b.size(); ++i) put(b[i], number(static_cast<int>(i) + 5));
+    const int64_t a_row = s.a_turned ? 1 : a_pitch, a_depth = s.a_turned ? a_pitch : 1;
+    const int64_t b_row = s.b_turned ? b_pitch : 1, b_depth = s.b_turned ? 1 : b_pitch;
+    std::vector<float> wanted = c;
+    for (int i = 0; i < s.rows; ++i)
+        for (int j = 0; j < s.cols; ++j) {
+            float sum = s.add ? GUARD : 0.0f;
+            for (int k = 0; k < s.depth; ++k)
+                sum += a[static_cast<size_t>(i * a_row + k * a_depth)] *
+                       to_float(b[static_cast<size_t>(j * b_row + k * b_depth)]);
+            wanted[static_cast<size_t>(i * c_pitch + j)] = sum;
+        }
+    contract(c.data(), c_pitch, s.rows, s.cols, s.depth, operand<float>(a.data(), a_row, a_depth),
+             operand<T>(b.data(), b_row, b_depth), s.add);
+    if (c == wanted) return true;
+    std::printf("%s: %d x %d over %d, a turned %d, b turned %d, add %d, pad %d\n", type, s.rows, s.cols, s.depth,
+                s.a_turned, s.b_turned, s.add, s.pad);
+    return false;
+}
+
+int failures(const Shape& s) { return !agrees<float>(s, "f32") + !agrees<half>(s, "f16") + !agrees<bfloat>(s, "bf16"); }
+
+}  // namespace
+
+int main() {
+    int failed = 0, count = 0;
+    for (int rows : {1, 2, 3, 4, 7, 13, 18, 37})
+        for (int cols : {1, 7, 16, 33, 150})
+            for (int depth : {1, 5, 8, 67, 300})
+                for (int form = 0; form < 8; ++form) {
+                    ++count;
+                    failed += failures({rows, cols, depth, (form & 1) != 0, (form & 2) != 0, (form & 4) != 0, count % 3});
+                }
+    failed += failures({17, 2100, 20, false, false, true, 0});  // sums that are made apart, in several parts
+    failed += failures({1, 70, 300, false, false, true, 600});  // rows far apart
+    failed += failures({9, 70, 300, false, false, true, 600});
+    failed += failures({3, 5, 0, false, false, false, 1});  // nothing to sum
+    std::printf("%d shapes, %d failures\n", count, failed);
+    return failed == 0 ? 0 : 1;
+}
