@@ -8,10 +8,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples cases guarantee ablation experiment mutations passes suite tuning dist clean
+.PHONY: help demo test lint format golden samples cases guarantee ablation experiment mutations passes suite tuning \
+  cpu-suite dist clean
 
 help: ## Print these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  PYTHON=...      the interpreter that .venv is made with (3.11 or newer; now: $(PYTHON))"
 
 demo: $(STAMP) ## Optimize an exported decoder, prove it, and run it in onnxruntime beside the original
@@ -66,6 +67,9 @@ suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/perfor
 	status=0; for type in fp16 bf16 fp32; do \
 	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/performance.md || status=$$?; \
 	done; exit $$status
+
+cpu-suite: $(STAMP) ## Time the published cases on the CPU and write the table into docs/performance.md
+	$(BIN)/python -m samples.cpu_suite --write
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build

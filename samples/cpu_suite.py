@@ -1,25 +1,26 @@
 """The published cases on the CPU, original against patched in onnxruntime: `python -m samples.cpu_suite [NAME ...]`.
 
 Every case goes through the ordinary path: a model with its weights stored and its activations as inputs, `mirage optimize
---target cpu --force`, then `mirage bench --cpu --threads 2`, both sides in turn in one process. `--write` puts the table
-into docs/performance.md.
+--target cpu`, then `mirage bench --cpu --threads 2`, both sides in turn in one process. A fragment that `optimize` leaves
+alone is forced, so that its time is known, and counts as 1. `--write` puts the table into docs/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import numpy_helper
 
 import mirage_cli as mi
-from mirage_cli.bench_report import BenchReport
+from mirage_cli import devices, runtime
 from mirage_cli.measure import MIRAGE, ORIGINAL
 from samples import operators
 from samples.inputs import random_inputs
@@ -27,10 +28,11 @@ from samples.inputs import random_inputs
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- cpu suite -->\n", "<!-- end of cpu suite -->"
 DTYPES = ("fp32", "fp16")
+THREADS = 2
 ATTENTION, DECODE, PREFILL = "attention", "decode", "prefill"
 #: inputs that are weights of a model, by the operators' names for them
 WEIGHTS = frozenset({"w", "w1", "w2", "w3", "a", "b", "g", "w_uk", "w_uv", "alpha"})
-HEADER = ("case", "kind", "extents", "type", "onnxruntime us", "mirage us", "speedup", "predicted us", "left alone?")
+HEADER = ("case", "kind", "type", "onnxruntime us", "mirage us", "speedup", "predicted us", "counts as")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def _cases() -> Iterator[SuiteCase]:
     for b in (1, 8):
         yield attention(f"mqa_b{b}", b, 1024)
     for b in (1, 8):
-        yield attention(f"qknorm_gqa_b{b}", 2 * b, 256, operator="qknorm")
+        yield attention(f"qknorm_gqa_b{b}", 2 * b, 256, operator="qknorm_gqa")
     for b in (1, 8):
         yield SuiteCase(f"ntrans_b{b}", DECODE, "ntrans", {"n": 8 * b, "h": 4096})
     yield attention("seed_attention", 64, 1, 128)
@@ -81,7 +83,7 @@ CASES: dict[str, SuiteCase] = {case.name: case for case in _cases()}
 
 
 def model(case: SuiteCase, dtype: str) -> onnx.ModelProto:
-    """The case as a model: weights are stored, activations are inputs."""
+    """The case as a model: weights are stored, activations are inputs. Numbers are those of `random_inputs`."""
     made = operators.model(case.operator, case.dims, dtype)
     numbers = random_inputs(made)
     stored = [i for i in made.graph.input if i.name in WEIGHTS]
@@ -93,58 +95,99 @@ def model(case: SuiteCase, dtype: str) -> onnx.ModelProto:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A case in one type: median microseconds of one run of the whole model, and the median of paired quotients."""
+    """A case in one type: median microseconds of one run of the whole model, the median of paired quotients, what the cost
+    model predicts, and whether `optimize` leaves the fragment alone unless it is forced."""
 
-    case: str
+    case: SuiteCase
     dtype: str
     original_us: float
     mirage_us: float
     speedup: float
     predicted_us: float
-    left: bool  #: whether the model, asked without --force, leaves the fragment alone
-    problems: tuple[str, ...] = field(default=())
+    left: bool
 
     @property
     def counted(self) -> float:
         """What the case counts as in means: a fragment that is left alone costs what the original costs."""
         return 1.0 if self.left else self.speedup
 
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        name = f"`{self.case.name}`" + (f" ({self.case.scaled})" if self.case.scaled else "")
+        numbers = (f"{x:,.0f}" for x in (self.original_us, self.mirage_us))
+        counted = "1 (left alone)" if self.left else f"{self.counted:.2f}"
+        return (name, self.case.kind, self.dtype, *numbers, f"{self.speedup:.2f}", f"{self.predicted_us:,.0f}", counted)
+
 
 def measured(case: SuiteCase, dtype: str, seconds: float, folder: Path) -> Result:
-    """Optimize and time a case in `folder`."""
-    path = folder / "model.onnx"
+    """Optimize and time a case in `folder`. Raises ValueError where there is nothing to time."""
+    path, out = folder / "model.onnx", folder / "out"
     onnx.save(model(case, dtype), path, save_as_external_data=True, location="weights", size_threshold=1 << 20)
-    report = json.loads(json.dumps(mi.optimize(path, folder / "out", target="cpu", force=True).to_json()))
-    found = mi.bench(folder / "out", cpu=True, threads=2, seconds=seconds)
-    return result(case, dtype, report, found)
-
-
-def result(case: SuiteCase, dtype: str, report: dict[str, Any], found: BenchReport) -> Result:
-    """What the reports of `optimize` and `bench` say of a case. Raises ValueError where there is no time."""
-    whole = found.model
+    report = mi.optimize(path, out, target="cpu").to_json()
+    left = not any(f["status"] == "replaced" for f in report["fragments"])
+    if left:
+        shutil.rmtree(out)
+        report = mi.optimize(path, out, target="cpu", force=True).to_json()
+    fragments = [f for f in report["fragments"] if f["status"] == "replaced"]
+    if not fragments:
+        raise ValueError(f"{case.name} {dtype}: {[u['reason'] for u in report['unchanged']]}")
+    predicted = sum(f["occurrences"] * f["predicted_us"] for f in fragments)
+    whole = mi.bench(out, cpu=True, threads=THREADS, seconds=seconds).model
     original, ours = whole.entry(ORIGINAL).us, whole.entry(MIRAGE).us
     if original is None or ours is None or whole.speedup is None:
         raise ValueError(f"{case.name} {dtype}: {[e.problem for e in whole.entries]}")
-    fragments = report["fragments"]
-    predicted = sum(f["occurrences"] * f["predicted_us"] for f in fragments)
-    return Result(case.name, dtype, original.median, ours.median, whole.speedup.median, predicted, False)
+    return Result(case, dtype, original.median, ours.median, whole.speedup.median, predicted, left)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def document(results: Sequence[Result], machine: str, versions: str) -> str:
+    """The table and what it comes to, in Markdown."""
+    lines = [
+        f"{machine}; {versions}; {THREADS} threads. Microseconds for one run, medians; speedup: median of the rounds'"
+    ]
+    lines += ["quotients, both sides in one process, in turn.", ""]
+    lines += [f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
+    lines += [f"| {' | '.join(r.cells())} |" for r in results]
+    lines += ["", "Geometric means of what cases count as:", ""]
+    for dtype in DTYPES:
+        for kind in (ATTENTION, DECODE, PREFILL, ""):
+            found = [r.counted for r in results if r.dtype == dtype and kind in ("", r.case.kind)]
+            if found:
+                lines.append(
+                    f"- {dtype}, {kind or 'all'}: {mean(found):.2f}, least {min(found):.2f} ({len(found)} cases)"
+                )
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--dtype", choices=DTYPES)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    """Measure; print the table or write it into the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all cases by default")
+    parser.add_argument("--dtype", choices=DTYPES, help="both by default")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for measuring a case (default: 2)")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
     options = parser.parse_args(arguments)
+    results = []
     for name in options.names or CASES:
         for dtype in [options.dtype] if options.dtype else DTYPES:
             with tempfile.TemporaryDirectory() as folder:
-                r = measured(CASES[name], dtype, options.seconds, Path(folder))
-            print(
-                f"{r.case:22} {dtype} {r.original_us:10.0f} {r.mirage_us:10.0f} {r.speedup:6.2f} pred {r.predicted_us:10.0f}",
-                flush=True,
-            )
+                try:
+                    results.append(measured(CASES[name], dtype, options.seconds, Path(folder)))
+                except ValueError as error:
+                    print(error, file=sys.stderr, flush=True)
+                    continue
+            print(" ".join(results[-1].cells()), file=sys.stderr, flush=True)
+    versions = f"onnxruntime {runtime.version()}, mirage {mi.__version__}"
+    text = document(results, devices.name("cpu", 0), versions)
+    if options.write:
+        before, _, rest = DOCS.read_text().partition(BEGIN)
+        DOCS.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")
+    else:
+        print(text)
 
 
 if __name__ == "__main__":

@@ -27,5 +27,5 @@ def test_contractions_agree_with_plain_loops(isa: str, tmp_path: Path) -> None:
     program = tmp_path / "check"
     command = [*cxx.command, *flags, f"-DMIRAGE_ISA={isa}", "-O1", f"-I{include}", str(SOURCE), "-o", str(program)]
     subprocess.run(command, check=True)
-    result = subprocess.run([program], capture_output=True, text=True)
+    result = subprocess.run([program], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[:2000] + result.stderr[:2000]
