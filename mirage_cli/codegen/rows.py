@@ -13,7 +13,6 @@ reductions meet over lanes. What a later level reads again is kept; what was loa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,29 +21,14 @@ from mirage_cli.codegen.emit import PAIRED
 from mirage_cli.codegen.emit_cuda import CudaEmitter
 from mirage_cli.codegen.render import c_float
 from mirage_cli.codegen.request import Kernel, Request
-from mirage_cli.lax import extents as ex
-from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.codegen.row_positions import Node, RowPositions, RowProgram, lines_node, used
 from mirage_cli.lax.ops import lookup
-from mirage_cli.lax.program import Output, Slot
-from mirage_cli.search.row_values import LEAVES, REDUCTIONS, Access, Rows, Value, rows_of
-from mirage_cli.search.rows import Shape, check, hopper, shape_of
+from mirage_cli.lax.program import Output
+from mirage_cli.search.row_values import LEAVES, REDUCTIONS, Value, rows_of
+from mirage_cli.search.rows import check, hopper, shape_of
 
-SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
 CHAINS = 4  #: sums of a thread that go on side by side
 JOIN = {"sum": "Sum", "max": "Max"}
-Node = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RowProgram:
-    """A kernel of the engine `rows` with every decision made."""
-
-    rows: Rows
-    shape: Shape
-
-    def text(self) -> str:
-        """Readable lines."""
-        return f"{self.rows.text()}\n{self.shape.text()}"
 
 
 @dataclass(slots=True)
@@ -69,131 +53,8 @@ def rows_kernel(r: Request) -> Kernel:
     return Kernel(made, printer.context(hopper(r.target)))
 
 
-class RowEmitter:
+class RowEmitter(RowPositions):
     """Prints a row program as the context of `rows.j2`."""
-
-    def __init__(self, made: RowProgram, number: int, symbols: Sequence[str], constants: frozenset[int]) -> None:
-        self.r, self.shape, self.number, self.symbols = made.rows, made.shape, number, tuple(symbols)
-        self.p, self.constants = self.r.program, constants
-        self.reads = {i.name: i for i in self.p.inputs}
-        sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
-        self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
-        self.exact = any(a.bytes > 2 for a in self.float_accesses())
-        self.slotted = frozenset(self.r.row or self.r.kept)
-        self.by = {v.args[1] for v in self.r.values.values() if self.quick(v)}
-        self.scratch = 0
-        self.units = self.per_width(self.r.kept)
-
-    def float_accesses(self) -> list[Access]:
-        """Reads and writes of floating-point tensors."""
-        used = {v.read for v in self.r.values.values() if v.op == "load"}
-        types = [self.p.sources[i.source].dtype for i in self.p.inputs if i.name in used]
-        return [Access((), t.bytes) for t in (*types, *(o.dtype for o in self.p.outputs)) if t.is_float]
-
-    def quick(self, v: Value) -> bool:
-        """Whether a quotient has a divisor that is the same for several."""
-        if v.op != "div":
-            return False
-        by = self.r.values[v.args[1]]
-        return by.op not in LEAVES and not self.varies(by.axes)[0] and self.varies(v.axes) != self.varies(by.axes)
-
-    # --- numbers ------------------------------------------------------------------------------------------------------
-    def extent(self, e: Extent) -> str:
-        """An extent as a C expression."""
-        if not isinstance(e, Symbolic):
-            return f"{e}LL" if self.wide else str(e)
-        names = [f"s_{self.symbols.index(n)}" for n in e.names]
-        return "(" + " * ".join(([f"{e.factor}LL"] if e.factor != 1 else []) + names) + ")"
-
-    def per_width(self, axes: Sequence[str]) -> Extent:
-        """Positions of axes, chunks of the vector axis."""
-        total = ex.product(self.p.extent(a) for a in axes)
-        if self.r.vector not in axes:
-            return total
-        if isinstance(total, Symbolic):
-            return Symbolic(total.factor // self.shape.width, total.names)
-        return total // self.shape.width
-
-    def varies(self, axes: frozenset[str]) -> tuple[bool, bool]:
-        """Whether a value with these axes differs from slot to slot, and within a chunk."""
-        return bool(axes & self.slotted), self.r.vector in axes
-
-    def position(self, axis: str, element: bool) -> str:
-        """The position along an axis, of the current element or of the chunk."""
-        return f"i_{axis} + j" if element and axis == self.r.vector and self.shape.width > 1 else f"i_{axis}"
-
-    def offset(self, access: Sequence[Slot], element: bool) -> str:
-        """The element offset of the current position in a stored tensor."""
-        terms, stride = [], ex.ONE
-        for s in reversed(access):
-            here = [] if s.axis is None else [self.position(s.axis, element)]
-            here += [str(s.offset)] if s.offset else []
-            if here:
-                text = " + ".join(here)
-                if stride != 1:
-                    text = f"({text})" if "+" in text else text
-                    text = f"{text} * {self.extent(stride)}"
-                terms.append(text)
-            stride = ex.product([stride, s.extent])
-        return " + ".join(reversed(terms)) or "0"
-
-    def whole(self, access: Sequence[Slot]) -> bool:
-        """Whether a chunk is one access."""
-        axis = self.r.vector
-        return axis is not None and Access(tuple(access), 1).aligned(axis, self.shape.width)
-
-    # --- where a thread is --------------------------------------------------------------------------------------------
-    def decode(self, index: str, axes: Sequence[str]) -> list[str]:
-        """Positions along axes, slowest first, from an index over all of them (chunks of the vector axis)."""
-        lines, rest = [], index
-        for k, a in enumerate(reversed(axes)):
-            count = self.extent(self.per_width([a]))
-            text = rest if k == len(axes) - 1 else f"{rest} % {count}"
-            text = f"{text} * WIDTH" if a == self.r.vector else text
-            lines.append(f"const offset_t i_{a} = {text};")
-            if k < len(axes) - 1:
-                lines.append(f"const offset_t {index}_{k} = {rest} / {count};")
-                rest = f"{index}_{k}"
-        return lines
-
-    def outer(self) -> list[str]:
-        """The positions that a thread has for all its slots."""
-        s, lines = self.shape, []
-        group = f"blockIdx.x / {s.cluster}" if s.cluster > 1 else "blockIdx.x"
-        if self.r.row:
-            here = "threadIdx.x / LANES" if self.r.along else "threadIdx.x % (THREADS / LANES)"
-            lines.append(f"const offset_t row = static_cast<offset_t>({group}) * (THREADS / LANES) + {here};")
-            if self.r.along:
-                within = f" + blockIdx.x % {s.cluster} * THREADS" if s.cluster > 1 else ""
-                lines.append(f"const offset_t lane = threadIdx.x % LANES{within};")
-            else:
-                lines.append("const offset_t lane = threadIdx.x / (THREADS / LANES);")
-            if self.ragged():
-                lines.append(f"const bool real = row < {self.extent(self.units)};")
-            lines += self.decode("row", self.r.kept)
-        return lines
-
-    def ragged(self) -> bool:
-        """Whether some threads have rows that there are not."""
-        own = self.shape.units(self.r)
-        return bool(self.r.row) and not (isinstance(self.units, int) and self.units % own == 0)
-
-    def inner(self) -> tuple[list[str], list[str]]:
-        """The positions of a slot, and the conditions that it exists."""
-        s = self.shape
-        if not self.r.row:
-            block = "static_cast<offset_t>(blockIdx.x) * (SLOTS * THREADS)"
-            lines = [f"const offset_t at = {block} + s * THREADS + static_cast<offset_t>(threadIdx.x);"]
-            exact = isinstance(self.units, int) and self.units % s.units(self.r) == 0
-            return lines + self.decode("at", self.r.kept), [] if exact else [f"at < {self.extent(self.units)}"]
-        count = self.per_width(self.r.row)
-        across = f"LANES * {s.cluster}" if s.cluster > 1 else "LANES"
-        lines = [
-            f"const offset_t at = s * ({across}) + lane;" if s.cluster > 1 else "const offset_t at = s * LANES + lane;"
-        ]
-        lines += self.decode("at", self.r.row)
-        tests = ["real"] if self.ragged() else []
-        return lines, tests + ([] if count == s.slots * s.lanes * s.cluster else [f"at < {self.extent(count)}"])
 
     # --- values -------------------------------------------------------------------------------------------------------
     def use(self, name: str, level: int) -> str:
@@ -258,7 +119,7 @@ class RowEmitter:
                 line = f"for (int j = 0; j < WIDTH; ++j) {line}" if gathered else line
                 guarded = self.ragged() and bool(v.axes)
                 outside.append(f"if (real) {line}" if guarded else line)
-        return [*_lines([*declared, *outside]), *self.section(section)]
+        return [*lines_node([*declared, *outside]), *self.section(section)]
 
     def ahead(self) -> list[Node]:
         """Asks for what is read later, so that it comes while the kernel before this one ends."""
@@ -279,7 +140,7 @@ class RowEmitter:
         return [
             {
                 "kind": "slots",
-                "positions": _read(positions, text),
+                "positions": used(positions, text),
                 "inside": " && ".join(tests),
                 "first": n.first,
                 "each": n.each,
@@ -307,7 +168,7 @@ class RowEmitter:
             to = f"{v.name}_part[{'j % ' + str(many) if inside_chunk and many > 1 else '0'}]"
             section.add(inside_chunk, f"{to} = {join}::join({to}, {self.use(v.args[0], level)});")
         stores = self.stores(level, section)
-        return [*nodes, *_lines(parts), *self.section(section), *_lines(stores), *self.meet(level)]
+        return [*nodes, *lines_node(parts), *self.section(section), *lines_node(stores), *self.meet(level)]
 
     def few(self, level: int) -> list[Node]:
         """The values that are the same in all slots."""
@@ -328,7 +189,7 @@ class RowEmitter:
             elif v.name in self.by:
                 plain.append(f"const Divisor {v.name}_by = divisor({v.name});")
         loop = [{"kind": "each", "lines": each}] if each else []
-        return [*_lines([*plain, *declared]), *loop]
+        return [*lines_node([*plain, *declared]), *loop]
 
     def parts(self, v: Value) -> int:
         """Numbers in which a thread gathers a reduction."""
@@ -351,7 +212,7 @@ class RowEmitter:
         found = self.reduced(level)
         if not found:
             return []
-        return _lines(self.meet_along(found) if self.r.along else self.meet_across(found))
+        return lines_node(self.meet_along(found) if self.r.along else self.meet_across(found))
 
     def meet_along(self, found: Sequence[Value]) -> list[str]:
         """Over neighbouring lanes, then over warps."""
@@ -365,12 +226,12 @@ class RowEmitter:
             if s.cluster > 1:
                 self.scratch += warps
                 before.append(f"show_all<{s.cluster}, {s.threads // 32}>(scratch + {place}, {v.name});")
-                after.append(f"{v.name} = join_shown<{join}, {warps}, 1>(scratch + {place});")
+                after.append(f"{v.name} = join_warps<{join}, {warps}>(scratch + {place});")
             elif s.lanes > 32:
                 self.scratch += s.threads // 32
                 before.append(f"show(scratch + {place}, {v.name});")
                 at = f"scratch + {place} + threadIdx.x / LANES * {warps}"
-                after.append(f"{v.name} = join_shown<{join}, {warps}, 1>({at});")
+                after.append(f"{v.name} = join_warps<{join}, {warps}>({at});")
         if s.cluster > 1:
             shown = next(k for k, line in enumerate(before) if line.startswith("show"))
             return [*before[:shown], *begun, *before[shown:], "cluster_arrive();", "cluster_wait();", *after]
@@ -423,9 +284,9 @@ class RowEmitter:
         """Adds an output that differs from slot to slot."""
         guard = f"if ({' && '.join(tests)}) " if tests else ""
         if element and self.whole(out.access):
-            section.first.append(f"Chunk<{CudaEmitter.types[out.dtype.name]}, WIDTH> y{k}_out;")
-            section.each.append(f"put(y{k}_out.v[j], {value});")
-            section.last.append(f"{guard}store_chunk(p.y{k} + {self.offset(out.access, False)}, y{k}_out);")
+            section.first.append(f"float y{k}_out[WIDTH];")
+            section.each.append(f"y{k}_out[j] = {value};")
+            section.last.append(f"{guard}{self.store_rounded(k, out)}")
         else:
             section.add(element, f"{guard}put(p.y{k}[{self.offset(out.access, element)}], {value});")
 
@@ -438,10 +299,15 @@ class RowEmitter:
             loop = "for (int j = 0; j < WIDTH; ++j) "
             return [f"{guard}{loop}put(p.y{k}[{self.offset(out.access, True)}], {value});"]
         return [
-            f"Chunk<{CudaEmitter.types[out.dtype.name]}, WIDTH> y{k}_out;",
-            f"for (int j = 0; j < WIDTH; ++j) put(y{k}_out.v[j], {value});",
-            f"{guard}store_chunk(p.y{k} + {self.offset(out.access, False)}, y{k}_out);",
+            f"float y{k}_out[WIDTH];",
+            f"for (int j = 0; j < WIDTH; ++j) y{k}_out[j] = {value};",
+            f"{guard}{self.store_rounded(k, out)}",
         ]
+
+    def store_rounded(self, k: int, out: Output) -> str:
+        """The statement that stores a whole chunk."""
+        kind = CudaEmitter.types[out.dtype.name]
+        return f"store_chunk(p.y{k} + {self.offset(out.access, False)}, rounded<{kind}>(y{k}_out));"
 
     # --- a kernel -----------------------------------------------------------------------------------------------------
     def blocks(self) -> str:
@@ -455,7 +321,7 @@ class RowEmitter:
         """Everything that `rows.j2` and `kernel.cu.j2` print."""
         s = self.shape
         before = [*(self.ahead() if s.ahead and dependent else []), *self.loads(True)]
-        after = [*self.loads(False), *_lines(self.kept())]
+        after = [*self.loads(False), *lines_node(self.kept())]
         for level in range(self.r.levels + 1):
             after += self.level(level)
         text = str([before, after])
@@ -481,21 +347,6 @@ class RowEmitter:
             "lanes": s.lanes,
             "slots": s.slots,
             "width": s.width,
-            "before": [*_lines(_read(self.outer(), text)), *before],
+            "before": [*lines_node(used(self.outer(), text)), *before],
             "after": after,
         }
-
-
-def _lines(lines: Sequence[str]) -> list[Node]:
-    return [{"kind": "lines", "lines": list(lines)}] if lines else []
-
-
-def _read(declarations: Sequence[str], text: str) -> list[str]:
-    """The declarations that later ones or `text` read."""
-    kept: list[str] = []
-    for line in reversed(declarations):
-        name = line.split(" = ")[0].split()[-1]
-        if re.search(rf"\b{name}\b", text):
-            kept.append(line)
-            text += "\n" + line.split(" = ", 1)[1]
-    return kept[::-1]

@@ -35,18 +35,25 @@ RANDOM = 16
 HOPPER = load_target("sm_90a")
 
 
+def _wide_norm(g: Graph, t: DType) -> list[int]:
+    return [compose.rms_norm(g, g.input("x", (3, 4096), t), [1], 1e-5)]
+
+
 def _graphs(p: Program) -> list[BlockGraph]:
     return [g for g in Searcher(SearchOptions()).blocks(p)[0] if not g.split]
 
 
-def _clusters() -> Iterator[Case]:
-    """Rows that two and four blocks share."""
+def _shared() -> Iterator[Case]:
+    """Rows that two and four blocks share, and the 32 warps of one."""
     for name, cluster, slots in (("layernorm", 2, 1), ("softmax", 4, 2), ("both", 2, 2)):
         p = program(NAMED[name], F32)
         rows = rows_of(p, graph := whole_graph(p))
         lanes = 64 if rows.length() > 64 else 32
         schedule = schedule_of(p, graph, Shape(lanes, lanes, slots, 1 if slots > 1 else 4, cluster, 1), {})
         yield Case(f"{name}cluster", p, single(p, graph), (schedule,), HOPPER)
+    p = program(_wide_norm, F32)
+    schedule = schedule_of(p, whole_graph(p), Shape(1024, 1024, 1, 4, 1, 1), {})
+    yield Case("manywarps", p, single(p, whole_graph(p)), (schedule,), HOPPER)
 
 
 def _combined() -> Iterator[Case]:
@@ -69,7 +76,7 @@ def _combined() -> Iterator[Case]:
 
 @pytest.fixture(scope="module")
 def all_cases() -> list[Case]:
-    found = [*_clusters(), *_combined()]
+    found = [*_shared(), *_combined()]
     for k, (name, build) in enumerate(NAMED.items()):
         dtype = (F16, F32, BF16)[k % 3]
         made, target = program(build, dtype), ("sm_80", "sm_90a")[k % 2]
@@ -81,7 +88,7 @@ def all_cases() -> list[Case]:
 
 
 def test_rows_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
-    assert len(all_cases) == 4 + 2 * len(NAMED) + RANDOM
+    assert len(all_cases) == 5 + 2 * len(NAMED) + RANDOM
     texts = {c.name: kernels.emulated(c, separate=False) for c in all_cases}
     harness = kernels.build(texts, tmp_path, [*kernels.EMULATOR_FLAGS, *kernels.ADDRESSES], cuda=True)
     assert kernels.run(harness, all_cases) == []
@@ -93,7 +100,7 @@ def test_a_barrier_that_is_missing_is_found(tmp_path: Path) -> None:
     texts, broken = {}, list[Case]()
     p = program(NAMED["layernorm"], F16)
     block = schedule_of(p, whole_graph(p), Shape(128, 64, 1, 8), {})
-    for case in (Case("block", p, single(p, whole_graph(p)), (block,), HOPPER), next(_clusters())):
+    for case in (Case("block", p, single(p, whole_graph(p)), (block,), HOPPER), next(_shared())):
         whole = kernels.emulated(case, separate=False)
         wait = "__syncthreads();" if case.name == "block" else "cluster_arrive();\n    cluster_wait();"
         assert whole.count(wait) == 2
@@ -107,10 +114,6 @@ def test_a_barrier_that_is_missing_is_found(tmp_path: Path) -> None:
 
 
 # --- what is chosen and what is refused -----------------------------------------------------------------------------------
-def _wide_norm(g: Graph, t: DType) -> list[int]:
-    return [compose.rms_norm(g, g.input("x", (8, 4096), t), [1], 1e-5)]
-
-
 def test_values_of_a_norm() -> None:
     p = program(_wide_norm, F16)
     rows = rows_of(p, whole_graph(p))

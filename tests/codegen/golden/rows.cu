@@ -61,21 +61,21 @@ __global__ void __launch_bounds__(128) kernel0(const Parameters0 p) {
         const offset_t at = s * LANES + lane;
         const offset_t i_b = at * WIDTH;
         if (real && at < 33) {
-            Chunk<__half, WIDTH> y0_out;
+            float y0_out[WIDTH];
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
                 const float e4 = (to_float(x0_in[s].v[j]) + to_float(x1_in[s].v[j]));
                 e4_kept[s][j] = e4;
                 e5_part[j % 4] = Sum::join(e5_part[j % 4], e4);
-                put(y0_out.v[j], e4);
+                y0_out[j] = e4;
             }
-            store_chunk(p.y0 + i_a * 264 + i_b, y0_out);
+            store_chunk(p.y0 + i_a * 264 + i_b, rounded<__half>(y0_out));
         }
     }
     float e5 = join_lanes<Sum, 32>(join_parts<Sum, 4>(e5_part));
     show(scratch + 0, e5);
     __syncthreads();
-    e5 = join_shown<Sum, 2, 1>(scratch + 0 + threadIdx.x / LANES * 2);
+    e5 = join_warps<Sum, 2>(scratch + 0 + threadIdx.x / LANES * 2);
     const float e7 = (e5 * 0x1.f07c2p-9f);
     float e10_part[4];
     for (float& x : e10_part) x = Sum::none();
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(128) kernel0(const Parameters0 p) {
     float e10 = join_lanes<Sum, 32>(join_parts<Sum, 4>(e10_part));
     show(scratch + 4, e10);
     __syncthreads();
-    e10 = join_shown<Sum, 2, 1>(scratch + 4 + threadIdx.x / LANES * 2);
+    e10 = join_warps<Sum, 2>(scratch + 4 + threadIdx.x / LANES * 2);
     const float e12 = (0x1.f07c2p-9f * e10);
     const float e13 = (e12 + 0x1.0624dep-10f);
     const float e14 = m_sqrt(e13);
@@ -106,14 +106,14 @@ __global__ void __launch_bounds__(128) kernel0(const Parameters0 p) {
         const offset_t at = s * LANES + lane;
         const offset_t i_b = at * WIDTH;
         if (real && at < 33) {
-            Chunk<__half, WIDTH> y1_out;
+            float y1_out[WIDTH];
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
                 const float e16 = divide<false>(e15_kept[s][j], e14_by);
                 const float e17 = (to_float(x2_in[s].v[j]) + e16);
-                put(y1_out.v[j], e17);
+                y1_out[j] = e17;
             }
-            store_chunk(p.y1 + i_a * 264 + i_b, y1_out);
+            store_chunk(p.y1 + i_a * 264 + i_b, rounded<__half>(y1_out));
         }
     }
 }

@@ -3,6 +3,8 @@
 #include "mirage/cuda/sync.cuh"
 #include "mirage/cuda/tile.cuh"
 
+#include <type_traits>
+
 namespace mirage {
 
 // N neighbours; in memory at a multiple of their size, or of 16 bytes where they are more
@@ -18,6 +20,31 @@ MIRAGE_DEVICE Chunk<T, N> load_chunk(const T* from) {
 template <class T, int N>
 MIRAGE_DEVICE void store_chunk(T* to, const Chunk<T, N>& x) {
     *reinterpret_cast<Chunk<T, N>*>(to) = x;
+}
+
+// Numbers in an element type, two at a time where there are instructions for that.
+template <class T, int N>
+MIRAGE_DEVICE Chunk<T, N> rounded(const float (&x)[N]) {
+    Chunk<T, N> to;
+    if constexpr (N % 2 == 0 && std::is_same<T, __half>::value) {
+#pragma unroll
+        for (int k = 0; k < N; k += 2) {
+            const __half2 two = __floats2half2_rn(x[k], x[k + 1]);
+            to.v[k] = two.x;
+            to.v[k + 1] = two.y;
+        }
+    } else if constexpr (N % 2 == 0 && std::is_same<T, __nv_bfloat16>::value) {
+#pragma unroll
+        for (int k = 0; k < N; k += 2) {
+            const __nv_bfloat162 two = __floats2bfloat162_rn(x[k], x[k + 1]);
+            to.v[k] = two.x;
+            to.v[k + 1] = two.y;
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < N; ++k) put(to.v[k], x[k]);
+    }
+    return to;
 }
 
 // --- reductions -----------------------------------------------------------------------------------------------------
@@ -57,24 +84,32 @@ MIRAGE_DEVICE float join_shown(const float* at) {
     for (int k = 0; k < COUNT; ++k) x[k] = at[k * STRIDE];
     return join_parts<R, COUNT>(x);
 }
+// R over what COUNT warps have shown; of many, every lane takes some.
+template <class R, int COUNT>
+MIRAGE_DEVICE float join_warps(const float* at) {
+    if constexpr (COUNT < 32) {
+        return join_shown<R, COUNT, 1>(at);
+    } else {
+        static_assert(COUNT % 32 == 0, "as many for every lane");
+        return join_lanes<R, 32>(join_shown<R, COUNT / 32, 32>(at + threadIdx.x % 32));
+    }
+}
 
 // --- quotients ------------------------------------------------------------------------------------------------------
-// A number that many are divided by. Where its reciprocal is exact enough, a quotient is a product, and with EXACT one
-// step of correction, which rounds it as a division does.
+// A number that many are divided by: a quotient is a product with its reciprocal, and with EXACT one step of correction,
+// which rounds it as a division does. Numbers whose reciprocal floats do not have are brought nearer to 1 by `factor`.
 struct Divisor {
-    float number, reciprocal;
-    bool plain;
+    float number, reciprocal, factor;
 };
 MIRAGE_DEVICE Divisor divisor(float number) {
-    const float size = fabsf(number);
-    return {number, 1.0f / number, size > 0x1p-100f && size < 0x1p+100f};
+    const float size = fabsf(number), factor = size < 0x1p-60f ? 0x1p+60f : size > 0x1p+60f ? 0x1p-60f : 1.0f;
+    return {number * factor, 1.0f / (number * factor), factor};
 }
 template <bool EXACT>
 MIRAGE_DEVICE float divide(float x, const Divisor& by) {
-    if (!by.plain) return x / by.number;
-    const float q = x * by.reciprocal;
+    const float scaled = x * by.factor, q = scaled * by.reciprocal;
     if constexpr (!EXACT) return q;
-    const float better = fmaf(fmaf(-by.number, q, x), by.reciprocal, q);
+    const float better = fmaf(fmaf(-by.number, q, scaled), by.reciprocal, q);
     return isnan(better) ? q : better;
 }
 
