@@ -23,7 +23,7 @@ from mirage_cli.search.unfuse import unfused
 from mirage_cli.search.verify import DEFAULT_CONFIDENCE, Verdict, verify
 
 SCHEMA_VERSION = 1
-MAX_TRIES = 12  #: candidates that are rendered and proved before a target is given up
+MAX_TRIES = 40  #: candidates that are rendered and proved before a target is given up
 TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning chooses from
 
 

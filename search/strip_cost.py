@@ -1,5 +1,5 @@
-"""What a strip kernel costs, fitted to measurements of 386 kernels on one H200 (their predictions are off by a factor of
-1.33 in the geometric mean of squares; the choice by them is 1.06 times slower than the best that was measured)."""
+"""What a strip kernel costs, fitted to measurements of 532 kernels on one H200: the logarithm of prediction over measurement
+has a root mean square of 0.25, and what the model chooses among those is 1.03 times slower than the best (geometric mean)."""
 
 from __future__ import annotations
 
