@@ -27,9 +27,14 @@ SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
 COLUMNS = (256, 192, 128, 64)
 STAGES = (6, 4, 3, 2)  #: the most that fit
 PARTS = (2, 4)  #: blocks that reduce together
-SHARES = {"early": 0.9, "late": 0.8}  #: of the matrix rate that iterations reach, without and with late products
+SHARES = {1: 0.86, 2: 0.93}  #: of the matrix rate that products of loaded tiles reach, for blocks that share operands
+DEEP_SHARE = 0.8  #: of that, where a consumer holds more than 64 rows
+COMPUTED_SHARE = 0.68  #: of that, where the left operand is computed
+SCORE_US = 7.6e-5  #: one score on a multiprocessor: its exponential, maximum and sum
+MEET_US = 0.2  #: of an iteration with scores: what waits for what
 FIXED_US = 1.5  #: of a unit beside its iterations
 EXCHANGE_US = 1.5  #: of blocks that reduce together
+CLUSTERS = {1: 132, 2: 66, 4: 30}  #: that fit at one time on 132 multiprocessors, by their blocks
 BARRIER_BYTES = 2048  #: of shared memory, beside tiles
 
 
@@ -226,15 +231,27 @@ class _Model:
             else:
                 units *= -(-self.extents[a] // (self.size(a, s) * (cluster if a == self.rows else 1)))
         steps = -(-(s.tile(loop) or self.extents[loop]) // s.loop)
-        waves = -(-units // (self.t.units * resident // (cluster * parts)))
-        own = 0.0
-        for c in self.contractions:
-            axes = frozenset(c.over).union(*(self.axes[i] for i in c.inputs))
-            own += 2.0 * self.elements(axes, s)
-        share = SHARES["late" if self.late else "early"]
-        step = own * resident / (self.rate / self.t.units) * 1e6 / share
+        together = cluster * parts
+        slots = CLUSTERS[together] * self.t.units * resident // CLUSTERS[1]
+        waves = -(-units // slots)
+        step = self.step(s) * resident
         moved = sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
-        traffic = moved * steps * units * cluster * parts
+        traffic = moved * steps * units * together
         us = self.t.launch_us + waves * (steps * step + FIXED_US + (EXCHANGE_US if parts > 1 else 0.0))
         us = max(us, self.once / self.t.bandwidth * 1e6)
         return Prediction(us, self.shared(s), self.floor, float(traffic))
+
+    def step(self, s: Schedule) -> float:
+        """Microseconds of an iteration on a multiprocessor of its own: products, or what is computed of scores beside them."""
+        flops = 0.0
+        for c in self.contractions:
+            axes = frozenset(c.over).union(*(self.axes[i] for i in c.inputs))
+            flops += 2.0 * self.elements(axes - self.batch, s)
+        share = SHARES[s.number("cluster")]
+        us = flops / (self.rate / self.t.units) * 1e6
+        if self.late:
+            scores = sum(self.elements({self.rows, self.g.loop or ""}, s) for c in self.contractions) / 2
+            return max(us / share, scores * SCORE_US) + MEET_US
+        computed = any(self.ops[i].op != "load" for c in self.contractions for i in c.inputs)
+        deep = self.size(self.rows, s) > LEAST_ROWS * (s.warps // 4 - 1)
+        return us / share / (COMPUTED_SHARE if computed else 1.0) / (DEEP_SHARE if deep else 1.0)

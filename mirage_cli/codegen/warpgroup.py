@@ -8,6 +8,7 @@ The first warp brings tiles through the copy engine, the warpgroups behind the f
     band      units along the rows that are walked together before the next columns are taken (0: all of them)
     turns     whether consumers take turns at issuing products
     resident  blocks on a multiprocessor
+    ahead     whether scores of the next iteration are multiplied while those of one are worked on
 """
 
 from __future__ import annotations
@@ -79,9 +80,19 @@ class _Printer:
             return 0
         return (REGISTERS // resident - PRODUCER_REGISTERS) // groups // 8 * 8
 
+    def ahead(self) -> bool:
+        """Whether scores of the next iteration are multiplied while those of one are worked on."""
+        ahead = bool(self.numbers.get("ahead", 0))
+        if ahead and (
+            not self.plan.late or any(self.needs_late(p) for p in self.plan.early) or self.lines.side_ring == EARLY
+        ):
+            raise Refused("products run ahead where scores have tiles of their own")
+        return ahead
+
     def check_registers(self) -> None:
         rows = self.plan.row_tiles
         held = sum(rows * p.cols // 2 for p in self.products)
+        held += sum(rows * p.cols // 2 for p in self.plan.early if self.ahead())
         held += sum(rows * p.depth // 4 for p in self.products if self.plan.tile(p.left) is None)
         if held + SPARE_REGISTERS > (self.registers() or MOST_REGISTERS):
             raise Refused(f"{held} registers of fragments for each thread")
@@ -182,6 +193,7 @@ class _Printer:
     def context(self, kernel: int) -> dict[str, Any]:
         """What `warpgroup.j2` prints."""
         self.check_registers()
+        ahead = self.ahead()
         rings = self.rings()
         made = self.plan.schedule
         loop = self.g.loop
@@ -213,7 +225,7 @@ class _Printer:
             "cluster": cluster,
             "sharing": self.plan.cluster,
             "parts": self.plan.parts,
-            "dependent": False,
+            "dependent": True,
             "threads": 32 * self.plan.schedule.warps,
             "consumers": self.plan.consumers,
             "resident": resident,
@@ -237,6 +249,10 @@ class _Printer:
             "computed": any(self.plan.tile(p.left) is None for p in self.plan.early),
             "issue_early": self.issue(self.plan.early, kernel, "step == 0"),
             "issue_late": self.issue(self.plan.late, kernel, "step == 1"),
+            "ahead": ahead,
+            "next_fragments": [
+                f"float {p.out}_next[{self.plan.row_tiles}][{p.cols // 8}][4];" for p in self.plan.early if ahead
+            ],
             "fragments": list(dict.fromkeys(p.out for p in self.plan.early)),
             "late_fragments": list(dict.fromkeys(p.out for p in self.plan.late)),
             "early_needs_late": any(self.needs_late(p) for p in self.plan.early),

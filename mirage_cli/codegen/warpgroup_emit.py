@@ -325,7 +325,9 @@ class _Writing:
             self.declare(o.name, FULL)
             if shrink:
                 axis = self.text.column_axis(self.text.axes[o.name])
-                self.out.rescale += self.text.each([], axis, [f"{o.name}[m][n][i] *= {shrink}[m][i / 2];"])
+                moved = " || ".join(f"{shrink}[{m}][{h}] != 1.0f" for m in range(self.plan.row_tiles) for h in (0, 1))
+                scaled = self.text.each([], axis, [f"{o.name}[m][n][i] *= {shrink}[m][i / 2];"])
+                self.out.rescale += [f"if (__any_sync(0xffffffffu, {moved})) {{", *indented(scaled), "}"]
             return
         if self.level_of(o.name) != ROW:
             raise Refused(f"{o.name} accumulates {name}, which is neither a product nor a number of each row")

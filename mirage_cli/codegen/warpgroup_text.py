@@ -16,12 +16,13 @@ from mirage_cli.codegen.tile import Apply, Count, Expr, Global, Number, Position
 from mirage_cli.codegen.warpgroup_plan import Plan
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.dtypes import BF16, F16, DType
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Slot
 from mirage_cli.search.mugraph import BODY
 
+QUICK = {"silu": "quick_silu", "sigmoid": "quick_sigmoid"}  #: to more digits than types of 16 bits hold
 FULL, ROW, COLUMN, SCALAR, SIDE = "full", "row", "column", "scalar", "side"
 
 
@@ -47,6 +48,7 @@ class Text:
         self.axes = self.g.axes_of(self.p)
         sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
         self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
+        self.narrow = all(o.dtype in (F16, BF16) for o in self.p.outputs)
         self.levels: dict[str, str] = {}
         self.sides: set[str] = set()  #: numbers of columns that helpers compute of loaded tiles
         self.inverses: set[str] = set()  #: those that values are divided by
@@ -134,8 +136,14 @@ class Text:
             case Apply("div", (x, Ref(name))) if name in self.sides:
                 self.inverses.add(name)
                 return out.let(f"{self.expression(x, level, phase, out)} * {name}_inverse_now[c_]")
+            case Apply("div" | "div0" as op, (x, Ref(name))) if level == FULL and self.levels.get(name) == ROW:
+                inverse = f"1.0f / {self.element(name, level, out)}"  # the same for all columns: divided once
+                product = f"{self.expression(x, level, phase, out)} * ({inverse})"
+                return out.let(product if op == "div" else f"number_or_zero({product})")
             case Apply(op, args):
                 inner = [self.expression(a, level, phase, out) for a in args]
+                if op in QUICK and level == FULL and self.narrow:
+                    return out.let(f"{QUICK[op]}({', '.join(inner)})")
                 if op in PAIRED:
                     return out.let(f"m_{op}({', '.join(inner)})")
                 return out.let(lookup(op).c.format(*inner))

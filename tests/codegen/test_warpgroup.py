@@ -70,6 +70,7 @@ CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] =
     "attention": (_attention, (128, 64, 128, 12, 2), {"turns": 1}),
     "narrow": (_attention, (64, 64, 64, 8, 3), {"resident": 2}),
     "shared": (_attention, (128, 64, 64, 12, 2), {"cluster": 2}),
+    "ahead": (_attention, (128, 64, 64, 12, 2), {"ahead": 1}),
     "keynorm": (_key_norm, (128, 64, 128, 12, 2), {"turns": 1}),
 }
 
@@ -226,7 +227,7 @@ def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
     except ToolMissing as missing:
         pytest.skip(str(missing))
     lines = [f'#include "mirage/{h}"' for h in ("cuda/launch.cuh", "cuda/warpgroup.cuh", "entry.h")]
-    for name, dtype in (("norm", F16), ("gated", BF16), ("attention", F16), ("keynorm", BF16)):
+    for name, dtype in (("norm", F16), ("gated", BF16), ("attention", F16), ("ahead", F16), ("keynorm", BF16)):
         lines += [f"namespace of_{name} {{", _made(name, dtype)[3], "}"]
     lines += ["namespace of_split {", _split()[3], "}"]
     (tmp_path / "all.cu").write_text("\n".join(lines))

@@ -7,6 +7,13 @@
 
 namespace mirage {
 
+struct Yes {
+    static constexpr bool value = true;
+};
+struct No {
+    static constexpr bool value = false;
+};
+
 // --- order of matrix products -------------------------------------------------------------------------------------------
 MIRAGE_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 MIRAGE_DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -153,13 +160,21 @@ MIRAGE_DEVICE float top_of_row(float x) {
     return m_max(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// --- exponentials below a maximum ---------------------------------------------------------------------------------------
+// --- functions --------------------------------------------------------------------------------------------------------
 constexpr float LOG2E = 1.4426950408889634f;
 MIRAGE_DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+MIRAGE_DEVICE float inverse_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+MIRAGE_DEVICE float quick_sigmoid(float x) { return inverse_fast(1.0f + exp2_fast(-x * LOG2E)); }
+MIRAGE_DEVICE float quick_silu(float x) { return x * quick_sigmoid(x); }
+MIRAGE_DEVICE float number_or_zero(float x) { return isnan(x) ? 0.0f : x; }
 // What is taken away from log2(e) * x: a row whose maximum is -inf has nothing to weigh.
 MIRAGE_DEVICE float level_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum * LOG2E; }
 // exp(x - maximum). The factor by which rounding of `level` is off is the same for all of a row, and cancels.
