@@ -20,6 +20,7 @@ from mirage_cli.search.row_values import rows_of
 from mirage_cli.search.rows import Shape, predicted_us, ranked, schedule_of, shape_of, shapes
 from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
+from mirage_cli.search.tiling import blocks_ranked
 from mirage_cli.search.tiling import ranked as all_ranked
 
 from . import kernels
@@ -69,7 +70,7 @@ def _combined() -> Iterator[Case]:
         except Refused:
             continue
         if rows:
-            own = all_ranked(first.program, first.block, replace(HOPPER, name="sm_80"), 1)
+            own = blocks_ranked(first.program, first.block, HOPPER, 1)
             yield Case(f"combined{block.split[0]}", p, graph, (own[0].schedule, rows[-1].schedule), HOPPER)
             return
 

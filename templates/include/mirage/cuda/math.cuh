@@ -45,8 +45,19 @@ MIRAGE_DEVICE float m_trunc(float x) { return truncf(x); }
 MIRAGE_DEVICE float m_isnan(float x) { return isnan(x) ? 1.0f : 0.0f; }
 MIRAGE_DEVICE float m_isinf(float x) { return isinf(x) ? 1.0f : 0.0f; }
 // max and min hand on a NaN from either side, as numpy's do
+#if defined(__CUDA_ARCH__)
+MIRAGE_DEVICE float m_max(float x, float y) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+MIRAGE_DEVICE float m_min(float x, float y) {
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+#else
 MIRAGE_DEVICE float m_max(float x, float y) { return (x > y || isnan(x)) ? x : y; }
 MIRAGE_DEVICE float m_min(float x, float y) { return (x < y || isnan(x)) ? x : y; }
+#endif
 MIRAGE_DEVICE float m_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
 MIRAGE_DEVICE float m_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 MIRAGE_DEVICE float m_silu(float x) { return x / (1.0f + expf(-x)); }
