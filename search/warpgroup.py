@@ -27,8 +27,8 @@ SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
 COLUMNS = (256, 192, 128, 64)
 STAGES = (6, 4, 3, 2)  #: the most that fit
 PARTS = (2, 4)  #: blocks that reduce together
-SHARES = {1: 0.86, 2: 0.93}  #: of the matrix rate that products of loaded tiles reach, for blocks that share operands
-DEEP_SHARE = 0.8  #: of that, where a consumer holds more than 64 rows
+SHARES = {1: 0.9, 2: 1.0}  #: of the matrix rate that products of loaded tiles reach, for blocks that share operands
+DEEP_SHARE = 0.8  #: of that, where a consumer holds more than 64 rows, or is alone
 COMPUTED_SHARE = 0.68  #: of that, where the left operand is computed
 SCORE_US = 7.6e-5  #: one score on a multiprocessor: its exponential, maximum and sum
 MEET_US = 0.2  #: of an iteration with scores: what waits for what
@@ -97,6 +97,9 @@ def ranked(
     if any(not axes[i] - frozenset(o.over) - batch for o in contractions for i in o.inputs):
         return []  # a product with a vector
     model = _Model(program, graph, target, rows, batch, sizes)
+    source = {i.name: program.sources[i.source].dtype for i in program.inputs}
+    if any(source[o.source_value or ""] not in (F16, BF16) for o in model.operands()):
+        return []
     small = _Model(program, graph, target, rows, batch, dict.fromkeys(program.symbols, SMALL))
     made = []
     for s in model.schedules():
@@ -217,7 +220,10 @@ class _Model:
         for o in self.operands():
             total += 2 * self.elements(self.axes[o.name], s) * (s.stages if o.phase == BODY else 1)
         if self.g.split:
-            total += 4 * sum(self.elements(self.axes[o.name], s) for o in self.g.ops if o.op == "grid_sum")
+            for o in self.g.ops:
+                if o.op in ("grid_sum", "grid_top"):  # numbers of rows are published by each of four lanes
+                    own = self.axes[o.name] - self.batch
+                    total += 4 * self.elements(own, s) * (4 if own == {self.rows} else 1)
         return total
 
     # --- time -----------------------------------------------------------------------------------------------------------
@@ -247,11 +253,12 @@ class _Model:
         for c in self.contractions:
             axes = frozenset(c.over).union(*(self.axes[i] for i in c.inputs))
             flops += 2.0 * self.elements(axes - self.batch, s)
-        share = SHARES[s.number("cluster")]
         us = flops / (self.rate / self.t.units) * 1e6
         if self.late:
             scores = sum(self.elements({self.rows, self.g.loop or ""}, s) for c in self.contractions) / 2
-            return max(us / share, scores * SCORE_US) + MEET_US
+            return max(us, scores * SCORE_US) + MEET_US
         computed = any(self.ops[i].op != "load" for c in self.contractions for i in c.inputs)
-        deep = self.size(self.rows, s) > LEAST_ROWS * (s.warps // 4 - 1)
-        return us / share / (COMPUTED_SHARE if computed else 1.0) / (DEEP_SHARE if deep else 1.0)
+        consumers = s.warps // 4 - 1
+        deep = consumers == 1 or self.size(self.rows, s) > LEAST_ROWS * consumers
+        us /= SHARES[s.number("cluster")]
+        return us / (COMPUTED_SHARE if computed else 1.0) / (DEEP_SHARE if deep else 1.0)
