@@ -1,7 +1,8 @@
 """Schedules of the engine `rows`: how threads share the rows of a block graph without contractions.
 
 Numbers of a schedule: `lanes` threads share a row, each has `slots` chunks of `width` neighbours; `cluster` blocks share it
-where one is not enough; `ahead` asks for what is read before the kernel in front of this one has ended.
+where one is not enough; a block takes `turns` rows one after the other, with what they share read once; `ahead` asks for
+what is read before the kernel in front of this one has ended.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mirage_cli.search.target import Target
 ENGINE = "rows"
 THREADS = (64, 128, 256, 512, 1024)
 LANES_ACROSS = (1, 2, 4, 8, 16, 32)
+TURNS = (1, 2, 4, 8)
 SLOTS = (1, 2, 4)  #: chunks of a thread where nothing is reduced
 CLUSTERS = (2, 4, 8)
 SPARE = 32  #: registers of a thread for addresses and the like
@@ -32,9 +34,11 @@ FULL = 0.95  #: share of the memory's bandwidth that many blocks reach
 CLOCK = 1.7e9  #: of a multiprocessor
 SCHEDULERS = 4  #: instructions of warps that it issues at a time
 ALONE, ENOUGH_WARPS = 0.3, 16  #: the share of that rate that few warps reach, and how many reach all
+ACCESS = 4.0  #: instructions that an access to memory counts for
 MEET = 20  #: instructions of a warp for a reduction
 AHEAD_US, START_US = 1.0, 1.3  #: of a launch behind another one, with what is read asked for ahead and without
 SLOT_US = 0.08  #: of a slot more where a thread reduces by itself
+TURN_US = 0.5  #: of one more turn, beside what memory and instructions take
 CACHE = 1.35  #: bandwidth of the second-level cache over that of memory, for what all rows read
 MEET_US = (0.03, 0.05, 0.3)  #: a reduction over lanes of a warp, of a block, of a cluster
 
@@ -49,10 +53,11 @@ class Shape:
     width: int
     cluster: int = 1
     ahead: int = 0
+    turns: int = 1
 
     def units(self, rows: Rows) -> int:
         """Rows (chunks of rows where these are neighbours in memory) of a block or a cluster."""
-        return self.threads * self.slots if not rows.row else self.threads // self.lanes
+        return self.threads * self.slots if not rows.row else self.threads // self.lanes * self.turns
 
     def numbers(self) -> tuple[tuple[str, int], ...]:
         """The numbers of a schedule that stand for the shape."""
@@ -62,6 +67,7 @@ class Shape:
             ("width", self.width),
             ("cluster", self.cluster),
             ("ahead", self.ahead),
+            ("turns", self.turns),
         )
 
     def text(self) -> str:
@@ -71,8 +77,10 @@ class Shape:
 
 def shape_of(schedule: Schedule) -> Shape:
     """The shape that a schedule stands for."""
-    lanes, slots, width, cluster, ahead = (schedule.number(n) for n in ("lanes", "slots", "width", "cluster", "ahead"))
-    return Shape(schedule.warps * 32, lanes, slots, width, cluster, ahead)
+    numbers = dict(schedule.numbers)
+    return Shape(
+        schedule.warps * 32, **{n: numbers[n] for n in ("lanes", "slots", "width", "cluster", "ahead", "turns")}
+    )
 
 
 def schedule_of(program: Program, graph: BlockGraph, shape: Shape, sizes: Mapping[str, int]) -> Schedule:
@@ -89,9 +97,11 @@ def check(rows: Rows, shape: Shape, target: Target) -> None:
         raise Refused(f"threads hold {held(rows, shape)} of a row's {rows.length()} positions")
     if shape.cluster > 1 and not (rows.along and rows.levels and shape.lanes == shape.threads and hopper(target)):
         raise Refused("blocks share rows that lie along memory, one at a time, on targets with clusters")
+    if shape.turns > 1 and (shape.cluster > 1 or not rows.row):
+        raise Refused("rows that clusters share, and chunks of no row, take no turns")
     if registers(rows, shape) > available(shape, target):
         raise Refused(f"about {registers(rows, shape)} registers for each thread")
-    if exchanged(rows, shape) > SCRATCH:
+    if exchanged(rows, shape) * min(shape.turns, 2) > SCRATCH:
         raise Refused(f"{exchanged(rows, shape)} numbers that threads exchange")
 
 
@@ -162,12 +172,19 @@ def _shapes(rows: Rows, width: int, target: Target) -> Iterator[Shape]:
     for lanes in (1, 2, 4, 8, 16, 32, *THREADS):
         if lanes < 2 * chunks:
             for threads in (t for t in THREADS if t == lanes or (t > lanes and t <= 256)):
-                yield Shape(threads, lanes, -(-chunks // lanes), width, 1, ahead)
+                for turns in TURNS if shared(rows) and not threads > max(lanes, 128) else (1,):
+                    yield Shape(threads, lanes, -(-chunks // lanes), width, 1, ahead, turns)
 
     if hopper(target):
         for threads in THREADS[1:]:
             for cluster in (c for c in CLUSTERS if threads * c < 2 * chunks):
                 yield Shape(threads, threads, -(-chunks // (threads * cluster)), width, cluster, ahead)
+
+
+def shared(rows: Rows) -> bool:
+    """Whether all rows read something together, such as a gain."""
+    kept = frozenset(rows.kept)
+    return bool(kept) and any(v.op == "load" and v.axes and not v.axes & kept for v in rows.values.values())
 
 
 # --- predictions ----------------------------------------------------------------------------------------------------------
@@ -182,40 +199,52 @@ def predicted_us(
         units = -(-units // shape.width)
     blocks = -(-units // shape.units(rows)) * shape.cluster
     busy = min(1.0, blocks / target.units)
-    moved = max(bytes_once(program, sizes), carried(rows, sizes) / CACHE)
+    moved = max(bytes_once(program, sizes), carried(rows, shape, sizes) / CACHE)
     memory = moved / (target.bandwidth * FULL * math.sqrt(busy)) * 1e6
     warps = shape.threads // 32
     resident = max(1, min(-(-blocks // target.units), target.registers // (shape.threads * registers(rows, shape))))
     rate = CLOCK * SCHEDULERS * target.units * busy * min(1.0, ALONE + (1 - ALONE) * warps * resident / ENOUGH_WARPS)
     elements = number(ex.product(a.extent for a in program.axes), sizes)
     across = shape.lanes * shape.cluster // 32 if rows.along else shape.lanes
-    work = (elements * price(rows) / 32 + blocks * warps * rows.levels * (MEET + 2 * min(across, 32))) / rate * 1e6
+    work = (
+        (
+            elements * price(rows, shape.width) / 32
+            + blocks * shape.turns * warps * rows.levels * (MEET + 2 * min(across, 32))
+        )
+        / rate
+        * 1e6
+    )
     kind = 2 if shape.cluster > 1 else 1 if across > 1 else 0
     start = (AHEAD_US if shape.ahead else START_US) if hopper(target) else target.launch_us
+    start += (shape.turns - 1) * TURN_US
     waits = 0.0 if rows.along or not rows.row else (shape.slots - 1) * SLOT_US
     return start + rows.levels * MEET_US[kind] + waits + math.hypot(memory, work)
 
 
-def carried(rows: Rows, sizes: Mapping[str, int]) -> float:
+def carried(rows: Rows, shape: Shape, sizes: Mapping[str, int]) -> float:
     """Bytes through the second-level cache: each row reads what all rows share anew."""
     inputs = {i.name: rows.program.sources[i.source].dtype.bytes for i in rows.program.inputs}
-    stored = [frozenset(s.axis for s in o.access if s.axis) for o in rows.program.outputs]
-    used = [(stored[k], o.dtype.bytes) for k, o in enumerate(rows.program.outputs)]
-    used += [
-        (v.axes | frozenset(rows.kept) - {rows.vector}, inputs[v.read])
-        for v in rows.values.values()
-        if v.op == "load" and v.axes
-    ]
-    return sum(b * float(number(ex.product(rows.program.extent(a) for a in axes), sizes)) for axes, b in used)
+    kept, total = frozenset(rows.kept) - {rows.vector}, 0.0
+    used = [(frozenset(s.axis for s in o.access if s.axis), o.dtype.bytes, 1) for o in rows.program.outputs]
+    for v in rows.values.values():
+        if v.op == "load" and v.axes:
+            turns = 1 if v.axes & frozenset(rows.kept) else shape.turns
+            used.append((v.axes | kept, inputs[v.read], turns))
+    for axes, bytes_, turns in used:
+        total += bytes_ * float(number(ex.product(rows.program.extent(a) for a in axes), sizes)) / turns
+    return total
 
 
-def price(rows: Rows) -> float:
+def price(rows: Rows, width: int) -> float:
     """Instructions for one position of the axes."""
     slotted = frozenset(rows.row or rows.kept)
-    total = 1.0 * len(rows.outputs)
+    access = 1 + ACCESS / width
+    total = access * len(rows.outputs)
     for v in rows.values.values():
-        if v.op in REDUCTIONS or (v.op == "load" and rows.vector in v.axes):
+        if v.op in REDUCTIONS:
             total += 1
+        elif v.op == "load" and rows.vector in v.axes:
+            total += access
         elif v.op not in LEAVES and v.axes & slotted:
             shared = v.op == "div" and not rows.values[v.args[1]].axes & slotted
             total += 2 if shared else OPS[v.op].flops if v.op in OPS else 12

@@ -116,22 +116,29 @@ class RowPositions:
                 rest = f"{index}_{k}"
         return lines
 
+    def lane(self) -> list[str]:
+        """The place of a thread among those that share its rows."""
+        s = self.shape
+        if not self.r.row:
+            return []
+        if not self.r.along:
+            return ["const offset_t lane = threadIdx.x / (THREADS / LANES);"]
+        within = f" + blockIdx.x % {s.cluster} * THREADS" if s.cluster > 1 else ""
+        return [f"const offset_t lane = threadIdx.x % LANES{within};"]
+
     def outer(self) -> list[str]:
         """The positions that a thread has for all its slots."""
-        s, lines = self.shape, []
+        s = self.shape
+        if not self.r.row:
+            return []
         group = f"blockIdx.x / {s.cluster}" if s.cluster > 1 else "blockIdx.x"
-        if self.r.row:
-            here = "threadIdx.x / LANES" if self.r.along else "threadIdx.x % (THREADS / LANES)"
-            lines.append(f"const offset_t row = static_cast<offset_t>({group}) * (THREADS / LANES) + {here};")
-            if self.r.along:
-                within = f" + blockIdx.x % {s.cluster} * THREADS" if s.cluster > 1 else ""
-                lines.append(f"const offset_t lane = threadIdx.x % LANES{within};")
-            else:
-                lines.append("const offset_t lane = threadIdx.x / (THREADS / LANES);")
-            if self.ragged():
-                lines.append(f"const bool real = row < {self.extent(self.units)};")
-            lines += self.decode("row", self.r.kept)
-        return lines
+        group = f"static_cast<offset_t>({group})"
+        group = f"({group} * TURNS + turn)" if s.turns > 1 else group
+        here = "threadIdx.x / LANES" if self.r.along else "threadIdx.x % (THREADS / LANES)"
+        lines = [f"const offset_t row = {group} * (THREADS / LANES) + {here};"]
+        if self.ragged():
+            lines.append(f"const bool real = row < {self.extent(self.units)};")
+        return lines + self.decode("row", self.r.kept)
 
     def ragged(self) -> bool:
         """Whether some threads have rows that there are not."""

@@ -95,10 +95,8 @@ class RowEmitter(RowPositions):
         return [v for v in self.r.values.values() if v.op in REDUCTIONS and v.level == level + 1]
 
     # --- loads --------------------------------------------------------------------------------------------------------
-    def loads(self, early: bool) -> list[Node]:
-        """Everything that is read, of constants (`early`) or of the rest, all at once."""
-        own = [v for v in self.r.values.values() if v.op == "load"]
-        own = [v for v in own if (self.reads[v.read].source in self.constants) == early]
+    def loads(self, own: Sequence[Value], fixed: bool = False) -> list[Node]:
+        """Reads, all at once; of `fixed` ones no row matters."""
         declared, outside, section = list[str](), list[str](), Section()
         for v in own:
             slot, element = self.varies(v.axes)
@@ -117,9 +115,19 @@ class RowEmitter(RowPositions):
                 section.add(gathered, line)
             else:
                 line = f"for (int j = 0; j < WIDTH; ++j) {line}" if gathered else line
-                guarded = self.ragged() and bool(v.axes)
+                guarded = self.ragged() and not fixed and bool(v.axes)
                 outside.append(f"if (real) {line}" if guarded else line)
-        return [*lines_node([*declared, *outside]), *self.section(section)]
+        return [*lines_node([*declared, *outside]), *self.section(section, fixed)]
+
+    def when_read(self) -> tuple[list[Value], list[Value], list[Value]]:
+        """What is read before the kernel in front of this one has ended, once for all turns, and in every turn."""
+        early, once, rest = list[Value](), list[Value](), list[Value]()
+        for v in self.r.values.values():
+            if v.op == "load":
+                fixed = self.shape.turns == 1 or not v.axes & frozenset(self.r.kept)
+                constant = self.reads[v.read].source in self.constants
+                (early if constant and fixed else once if fixed and self.shape.turns > 1 else rest).append(v)
+        return early, once, rest
 
     def ahead(self) -> list[Node]:
         """Asks for what is read later, so that it comes while the kernel before this one ends."""
@@ -131,11 +139,12 @@ class RowEmitter(RowPositions):
                     section.first.append(f"fetch_ahead(p.{v.read} + {self.offset(access, False)});")
         return self.section(section)
 
-    def section(self, n: Section) -> list[Node]:
-        """A loop over slots; nothing where it has no statements."""
+    def section(self, n: Section, fixed: bool = False) -> list[Node]:
+        """A loop over slots (`fixed`: whether there is the row or not); nothing where it has no statements."""
         if not (n.first or n.each or n.last):
             return []
         positions, tests = self.inner()
+        tests = [t for t in tests if not (fixed and t == "real")]
         text = "\n".join([*n.first, *n.each, *n.last, *tests])
         return [
             {
@@ -320,11 +329,20 @@ class RowEmitter(RowPositions):
     def context(self, dependent: bool) -> dict[str, Any]:
         """Everything that `rows.j2` and `kernel.cu.j2` print."""
         s = self.shape
-        before = [*(self.ahead() if s.ahead and dependent else []), *self.loads(True)]
-        after = [*self.loads(False), *lines_node(self.kept())]
+        early, once, rest = self.when_read()
+        before = [*(self.ahead() if s.ahead and s.turns == 1 and dependent else []), *self.loads(early, s.turns > 1)]
+        after = [*self.loads(rest), *lines_node(self.kept())]
         for level in range(self.r.levels + 1):
             after += self.level(level)
-        text = str([before, after])
+        floats = self.scratch
+        if s.turns > 1:
+            scratch = [f"float* const scratch = all_scratch + turn % 2 * {floats};"] if floats else []
+            turn = [*lines_node([*used(self.outer(), str(after)), *scratch]), *after]
+            after = [*self.loads(once, True), {"kind": "turns", "inner": turn}]
+            before = [*lines_node(used(self.lane(), str([before, after]))), *before]
+            floats *= 2
+        else:
+            before = [*lines_node(used([*self.lane(), *self.outer()], str([before, after]))), *before]
         return {
             "kernel": self.number,
             "offset_type": "int64_t" if self.wide else "int",
@@ -341,12 +359,13 @@ class RowEmitter(RowPositions):
             "template": "rows.j2",
             "members": [],
             "threads": s.threads,
-            "shared_bytes": 4 * self.scratch,
+            "shared_bytes": 4 * floats,
+            "turns": s.turns,
             "cluster": s.cluster,
             "dependent": dependent,
             "lanes": s.lanes,
             "slots": s.slots,
             "width": s.width,
-            "before": [*lines_node(used(self.outer(), text)), *before],
+            "before": before,
             "after": after,
         }

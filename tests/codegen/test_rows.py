@@ -45,7 +45,7 @@ def _graphs(p: Program) -> list[BlockGraph]:
 
 
 def _shared() -> Iterator[Case]:
-    """Rows that two and four blocks share, and the 32 warps of one."""
+    """Rows that two and four blocks share, the 32 warps of one, and rows one after the other."""
     for name, cluster, slots in (("layernorm", 2, 1), ("softmax", 4, 2), ("both", 2, 2)):
         p = program(NAMED[name], F32)
         rows = rows_of(p, graph := whole_graph(p))
@@ -55,6 +55,10 @@ def _shared() -> Iterator[Case]:
     p = program(_wide_norm, F32)
     schedule = schedule_of(p, whole_graph(p), Shape(1024, 1024, 1, 4, 1, 1), {})
     yield Case("manywarps", p, single(p, whole_graph(p)), (schedule,), HOPPER)
+    for name, shape in (("layernorm", Shape(64, 64, 1, 8, 1, 1, 2)), ("channels", Shape(128, 4, 6, 4, 1, 0, 2))):
+        p = program(NAMED[name], F16 if name == "layernorm" else F32)
+        schedule = schedule_of(p, whole_graph(p), shape, {})
+        yield Case(f"{name}turns", p, single(p, whole_graph(p)), (schedule,), HOPPER)
 
 
 def _combined() -> Iterator[Case]:
@@ -89,7 +93,7 @@ def all_cases() -> list[Case]:
 
 
 def test_rows_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
-    assert len(all_cases) == 5 + 2 * len(NAMED) + RANDOM
+    assert len(all_cases) == 7 + 2 * len(NAMED) + RANDOM
     texts = {c.name: kernels.emulated(c, separate=False) for c in all_cases}
     harness = kernels.build(texts, tmp_path, [*kernels.EMULATOR_FLAGS, *kernels.ADDRESSES], cuda=True)
     assert kernels.run(harness, all_cases) == []
