@@ -289,3 +289,7 @@ class StripBase(FragmentEmitter):
     def reads_inputs(self, e: Expr) -> bool:
         """Whether an expression reads stored tensors."""
         return bool(globals_of(e))
+
+    def clamped(self, index: str, sizes: tuple[tuple[str, int], ...], n: int) -> str:
+        """An index below `n` as one of a group of axes; padding counts as the last position."""
+        return index if count(sizes) == n else f"min({index}, {count(sizes) - 1})"

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from mirage_cli.codegen.emit import Lines
-from mirage_cli.codegen.strip_base import StripBase
-from mirage_cli.codegen.strip_values import Matrix, OperandTile, RowVector, TileSum, Vector, padded
-from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, count, from_thread, globals_of, refs
+from mirage_cli.codegen.strip_tiles import StripTiles
+from mirage_cli.codegen.strip_values import Matrix, OperandTile, RowVector, padded
+from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, count, from_thread, refs
 from mirage_cli.errors import Refused
-from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.dtypes import BF16, F16, F32
 from mirage_cli.search.mugraph import BODY, PROLOGUE, BlockOp
-from mirage_cli.search.strip import made_of_products
 
 MATRIX_TYPES = (F16, BF16)
 HELD_REGISTERS = 64  #: registers of a thread that may hold operands which do not change in the loop
 
 
-class StripLoop(StripBase):
-    """Prints the operators of prologue and body; what accumulators hold is `self.accumulators`."""
-
-    made: frozenset[str]
-
-    def start(self) -> None:
-        """Nothing is printed yet."""
-        self.made = made_of_products(self.g)
-        self.prologue: list[str] = []
-        self.before: list[str] = []
-        self.body: list[str] = []
-        self.accumulators: dict[str, str] = {}  #: name of a strip, row vector or tile sum -> its running maximum or ""
-        self.maxima: list[str] = []
-        self.shrinks: dict[str, str] = {}
-        self.copies: dict[str, str] = {}
-        self.before_loop: list[str] = []
-        self.produced: set[str] = set()  #: strips that products are added up in
+class StripLoop(StripTiles):
+    """Prints the operators of prologue and body."""
 
     def walk(self) -> None:
         """Print the operators of prologue and body in their order."""
@@ -44,7 +28,7 @@ class StripLoop(StripBase):
             elif o.op == "accum":
                 self.value[o.name] = Ref(o.name)
 
-    # --- prologue -------------------------------------------------------------------------------------------------------
+    # --- prologue -----------------------------------------------------------------------------------------------------
     def in_prologue(self, o: BlockOp) -> None:
         """An operator in front of the loop: lazily an expression, sums and maxima as vectors."""
         match o.op:
@@ -86,35 +70,7 @@ class StripLoop(StripBase):
         ]
         self.value[o.name] = Ref(o.name)
 
-    def vector(self, name: str, axes: tuple[tuple[str, int], ...], grouped: bool = False) -> Vector:
-        """A vector in shared memory."""
-        v = self.vectors[name] = Vector(name, axes, grouped)
-        if grouped:
-            stride = padded(v.size, 4)
-            self.memory.keep(f"{name}_all", "float", 4 * stride * self.groups)
-            self.before_loop.append(f"float* const {name} = {name}_all + group * {stride};")
-        else:
-            self.memory.keep(name, "float", 4 * v.size)
-        return v
-
-    def shared_vector(self, name: str) -> str:
-        """An element of a vector at the current position."""
-        if name not in self.vectors:
-            raise Refused(f"{name} is not there in front of the loop")
-        return f"{name}[{self.vector_index(self.vectors[name].axes)}]"
-
-    def held_element(self, value: str) -> str:
-        """An input's element where the block already holds it in a tile; nothing where it does not."""
-        for t in self.tiles.values():
-            if t.value == value and not t.ring and self.ops[t.name].op == "load":
-                return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
-        return ""
-
-    def linear(self, sizes: tuple[tuple[str, int], ...]) -> str:
-        """The number of the current position in a group of axes."""
-        return self.vector_index(sizes)
-
-    # --- body -----------------------------------------------------------------------------------------------------------
+    # --- body ---------------------------------------------------------------------------------------------------------
     def in_body(self, o: BlockOp) -> None:
         """An operator of the loop."""
         match o.op:
@@ -217,10 +173,6 @@ class StripLoop(StripBase):
         lines = [f"[[maybe_unused]] const int r_ = {row}, c_ = {col};"]
         return [*lines, *self.decode(m.rows, "r_"), *self.decode(m.cols, "c_")]
 
-    def clamped(self, index: str, sizes: tuple[tuple[str, int], ...], n: int) -> str:
-        """An index below `n` as one of a group of axes; padding counts as the last position."""
-        return index if count(sizes) == n else f"min({index}, {count(sizes) - 1})"
-
     def row_position(self, v: RowVector) -> list[str]:
         """Index variables of a row vector's element."""
         row = f"strip_row<{v.type.replace(' ', '')}>(member, m_, h_ * 2)"
@@ -271,7 +223,7 @@ class StripLoop(StripBase):
         self.body.append("wait_together<GROUP>(1 + group);")
         self.value[o.name] = Ref(o.name)
 
-    # --- products -------------------------------------------------------------------------------------------------------
+    # --- products -----------------------------------------------------------------------------------------------------
     def contraction(self, o: BlockOp) -> None:
         """A product of tiles, or of a strip and a tile."""
         dtype = o.dtype or F32
@@ -335,78 +287,6 @@ class StripLoop(StripBase):
         """Whether rows of a tile walk what is summed, as a C++ constant."""
         return "true" if {a for a, _ in t.inner} & over else "false"
 
-    def operand_tile(self, v: str, dtype: DType, over: frozenset[str], side: str) -> OperandTile:
-        """The tile that holds an operand: a loaded one, or one that is computed from loaded ones."""
-        e = self.value[v]
-        if (
-            self.ops[v].op == "load"
-            and self.p.sources[self.reads[self.ops[v].source_value or ""].source].dtype == dtype
-        ):
-            return self.tile_of(v, over, side)
-        return self.computed_tile(v, e, dtype, over, side)
-
-    def computed_tile(self, v: str, e: Expr, dtype: DType, over: frozenset[str], side: str) -> OperandTile:
-        """A tile of the product's type that is computed from what has been loaded."""
-        if v in self.tiles:
-            return self.tiles[v]
-        phase = BODY if self.ops[v].phase == BODY else PROLOGUE
-        like = self.like(v, e, over, side)
-        if any(n not in self.vectors or self.vectors[n].grouped for n in refs(e)):
-            raise Refused(f"{v} mixes loaded tiles and what the loop computes")
-        t = OperandTile(v, like.value, dtype, like.outer, like.inner, like.n_outer, like.n_inner, False)
-        self.tiles[v] = t
-        self.declare.append(f"using {t.type} = Tile<{self.ctype(dtype)}, {t.n_outer}, {t.n_inner}>;")
-        copies = self.groups if phase == BODY else 1
-        self.memory.keep(f"{v}_all" if phase == BODY else f"{v}_tile", self.ctype(dtype), t.bytes * copies)
-        if phase == BODY:
-            self.before_loop.append(
-                f"{self.ctype(dtype)}* const {v}_tile = {v}_all + group * {t.bytes // dtype.bytes};"
-            )
-        out = Lines()
-        axes = [a for a, _ in (*t.outer, *t.inner)]
-        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
-        tests += [f"c < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
-        tests += [x for x in [self.inside(axes, phase)] if x]
-        guard = out.let(" && ".join(tests), "bool") if tests else ""
-        value = self.printed(e, phase, out, self.shared_vector, lambda x: self.tile_element(x, phase), guard)
-        value = f"{guard} ? {value} : 0.0f" if guard else value
-        outer, inner = self.clamped("o", t.outer, t.n_outer), self.clamped("c", t.inner, t.n_inner)
-        threads, thread = ("GROUP", "in_group") if phase == BODY else ("THREADS", "threadIdx.x")
-        lines = [
-            f"for (int i = {thread}; i < {t.n_outer * t.n_inner}; i += {threads}) {{",
-            f"    const int o = i / {t.n_inner}, c = i % {t.n_inner};",
-            *("    " + x for x in [*self.decode(t.outer, outer), *self.decode(t.inner, inner), *out.lines]),
-            f"    put(*{self.tile_text(t)}.element(o, c), {value});",
-            "}",
-            "wait_together<GROUP>(1 + group);" if phase == BODY else "__syncthreads();",
-        ]
-        (self.body if phase == BODY else self.prologue).extend(lines)
-        return t
-
-    def like(self, v: str, e: Expr, over: frozenset[str], side: str) -> OperandTile:
-        """The tile of the input that has all axes of a value."""
-        wanted = set(self.sized_axes(self.axes[v], self.ops[v].phase))
-        for value in globals_of(e):
-            load = self.load_of(value, v)
-            if set(self.sized_axes(self.p.axes_of(value), self.ops[v].phase)) == wanted:
-                return self.tile_of(load, over, side)
-        raise Refused(f"no input has all axes of {v}")
-
-    def load_of(self, value: str, reader: str) -> str:
-        """The load of an input in the phase of its reader."""
-        phase = self.ops[reader].phase
-        for o in self.g.ops:
-            if o.op == "load" and o.source_value == value and o.phase == phase:
-                return o.name
-        raise Refused(f"{reader} reads {value}, which is not loaded in the {phase}")
-
-    def tile_element(self, value: str, phase: str) -> str:
-        """An input's element at the current position of the tile that a phase has copied it to; else nothing."""
-        for t in self.tiles.values():
-            if t.value == value and self.ops[t.name].op == "load" and self.ops[t.name].phase == phase:
-                return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
-        return ""
-
     def row_operand(self, t: OperandTile, over: frozenset[str], mt: int, kt: int) -> str:
         """A tile as operand along rows, in registers when it stays the same and is small."""
         kind = f"Rows16<{t.type}, {self.inner_depth(t, over)}>"
@@ -431,19 +311,7 @@ class StripLoop(StripBase):
             self.body += [f"MIRAGE_STRIP(S_{m.name}) {{", *("    " + x for x in [*self.strip_position(m), line]), "}"]
         return m
 
-    # --- accumulators ---------------------------------------------------------------------------------------------------
-    def target(self, o: BlockOp) -> tuple[str, str]:
-        """(name of the result, name of the shrink): that of the accumulator which is the only reader, else its own."""
-        readers = self.readers[o.name]
-        if len(readers) != 1 or readers[0].op != "accum" or o.name in self.g.outputs:
-            return o.name, ""
-        accum = readers[0]
-        shrink = accum.inputs[1] if len(accum.inputs) > 1 else ""
-        if shrink and shrink not in self.shrinks:
-            raise Refused(f"{accum.name} is scaled by {shrink}, which is not there yet")
-        self.accumulators[accum.name] = self.shrinks.get(shrink, "")
-        return accum.name, shrink
-
+    # --- accumulators -------------------------------------------------------------------------------------------------
     def scaled(self, name: str, loop: str, own: str, other: str, shrink: str) -> list[str]:
         """Scale an accumulator by a shrink, if any."""
         return [f"{loop}{name}.{own} *= {shrink}.{other};"] if shrink else []
@@ -511,136 +379,3 @@ class StripLoop(StripBase):
             "}",
         ]
         self.value[o.name], self.value[shrink] = Ref(o.name), Ref(shrink)
-
-    # --- sums over loaded tiles -----------------------------------------------------------------------------------------
-    def tile_sum(self, o: BlockOp, e: Expr, over: frozenset[str]) -> None:
-        """A sum over one side of a loaded tile: carried through the loop in parts, or a vector of every iteration."""
-        if refs(e):
-            raise Refused(f"{o.name} sums more than loaded tiles")
-        wanted = set(self.sized_axes(self.axes[o.inputs[0]], BODY))
-        t = None
-        for value in globals_of(e):
-            if set(self.sized_axes(self.p.axes_of(value), BODY)) == wanted:
-                t = self.tile_of(self.load_of(value, o.inputs[0]), self.depth_of(value, over))
-                break
-        if t is None or not t.ring:
-            raise Refused(f"{o.name}: no tile of the loop has all that it sums")
-        summed = set(self.sized_axes(over, BODY))
-        along = "inner" if summed == {a for a, _ in t.inner} else "outer" if summed == {a for a, _ in t.outer} else ""
-        kept = t.outer if along == "inner" else t.inner
-        if not along:
-            raise Refused(f"{o.name} sums over a part of a tile's side")
-        name, shrink = self.target(o)
-        if shrink:
-            raise Refused(f"{o.name} is scaled while it is accumulated")
-        chunks = t.n_outer * t.chunks
-        if name == o.name:
-            self.column_sum(o, e, t, along, kept)
-            return
-        parts = -(-chunks // self.group_threads)
-        width = 1 if along == "inner" else 16 // t.dtype.bytes
-        self.sums[name] = TileSum(name, t, kept, along, parts, width)
-        self.before.append(f"float {name}[{parts}][{width}] = {{}};")
-        lines, value = self.chunk_value(t, e)
-        target = f"{name}[part][{'0' if width == 1 else 'e'}]"
-        self.body += self.over_chunks(t, [*lines, f"    {target} += {value};", "}"])
-        self.value[o.name] = Ref(name)
-
-    def depth_of(self, value: str, over: frozenset[str]) -> frozenset[str]:
-        """The axes over which a product sums an input, or `over` where none reads it."""
-        for o in self.g.ops:
-            if o.op == "contract" and any(
-                self.ops[i].op == "load" and self.ops[i].source_value == value for i in o.inputs
-            ):
-                return frozenset(o.over)
-        return over
-
-    def over_chunks(self, t: OperandTile, lines: list[str]) -> list[str]:
-        """Statements for each chunk of a tile, shared out to a group's threads: chunk c of row o is part `part`."""
-        chunks = t.n_outer * t.chunks
-        parts = -(-chunks // self.group_threads)
-        test = f"if (k < {chunks}) " if chunks % self.group_threads else ""
-        return [
-            "#pragma unroll",
-            f"for (int part = 0; part < {parts}; ++part) {{",
-            "    const int k = part * GROUP + in_group;",
-            f"    {test}{{",
-            f"        [[maybe_unused]] const int o = k / {t.chunks}, first = k % {t.chunks} * {t.type}::VEC;",
-            *("        " + x for x in lines),
-            "    }",
-            "}",
-        ]
-
-    def chunk_value(self, t: OperandTile, e: Expr) -> tuple[list[str], str]:
-        """(the statements up to and into a loop over a chunk's elements, the value of an expression there)."""
-        out = Lines()
-        axes = [a for a, _ in (*t.outer, *t.inner)]
-        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
-        tests += [f"first + e < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
-        tests += [x for x in [self.inside(axes, BODY)] if x]
-        value = self.printed(e, BODY, out, self.shared_vector, lambda v: "x[e]" if v == t.value else "", "inside")
-        uses = any("inside" in x for x in out.lines)
-        guard = " && ".join(tests) or "true"
-        lines = [
-            f"float x[{t.type}::VEC];",
-            f"chunk_floats(x, {self.tile_text(t)}.chunk(o, first / {t.type}::VEC));",
-            "#pragma unroll",
-            f"for (int e = 0; e < {t.type}::VEC; ++e) {{",
-            *("    " + x for x in [*self.decode(t.outer, "o"), *self.decode(t.inner, "(first + e)")]),
-            *([f"    const bool inside = {guard};"] if tests or uses else []),
-            *("    " + x for x in out.lines),
-        ]
-        return lines, f"(inside ? {value} : 0.0f)" if tests else value
-
-    def column_sum(self, o: BlockOp, e: Expr, t: OperandTile, along: str, kept: tuple[tuple[str, int], ...]) -> None:
-        """A sum over the rows of a tile that the loop needs at once: a vector of the group."""
-        whole = t.n_outer % self.group_threads == 0
-        lanes = t.chunks in (1, 2, 4, 8, 16, 32) and t.n_outer * t.chunks % self.group_threads == 0
-        if along != "inner" or not (whole or lanes):
-            raise Refused(f"{o.name}: the group cannot sum rows of {t.chunks} chunks at once")
-        v = self.vector(o.name, kept, grouped=True)
-        lines, value = self.chunk_value(t, e)
-        if t.n_outer % self.group_threads == 0:
-            self.body += self.row_sum(t, v, lines, value)
-            self.value[o.name] = Ref(o.name)
-            return
-        steps = []
-        d = t.chunks // 2
-        while d:
-            steps.append(f"sum += __shfl_xor_sync(0xffffffffu, sum, {d});")
-            d //= 2
-        keep = f" && o < {v.size}" if v.size < t.n_outer else ""
-        self.body += self.over_chunks(
-            t,
-            [
-                "float sum = 0.0f;",
-                *lines,
-                f"    sum += {value};",
-                "}",
-                *steps,
-                f"if (k % {t.chunks} == 0{keep}) {o.name}[o] = sum;",
-            ],
-        )
-        self.body.append("wait_together<GROUP>(1 + group);")
-        self.value[o.name] = Ref(o.name)
-
-    def row_sum(self, t: OperandTile, v: Vector, lines: list[str], value: str) -> list[str]:
-        """The statements of a sum over the rows of a tile, whole rows for each thread of the group."""
-        keep = f"if (o < {v.size}) " if v.size < t.n_outer else ""
-        body = [
-            f"for (int c = 0; c < {t.chunks}; ++c) {{",
-            f"    [[maybe_unused]] const int first = c * {t.type}::VEC;",
-            *("    " + x for x in [*lines, f"    sum += {value};", "}"]),
-            "}",
-        ]
-        return [
-            "#pragma unroll",
-            f"for (int part = 0; part < {t.n_outer // self.group_threads}; ++part) {{",
-            "    const int o = part * GROUP + in_group;",
-            "    float sum = 0.0f;",
-            "#pragma unroll",
-            *("    " + x for x in body),
-            f"    {keep}{v.name}[o] = sum;",
-            "}",
-            "wait_together<GROUP>(1 + group);",
-        ]
