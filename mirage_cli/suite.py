@@ -25,7 +25,7 @@ class SuiteOptions:
     """What to run: the suite, the GPU, patterns of row names, the type, the groups of peers (`peers.GROUPS`), a JSON
     document of an earlier run whose peers' times are taken over, whether float32 products may be TF32, a folder that
     keeps what was optimized (None: nothing is kept), whether `optimize` tunes on the GPU, seconds for the contestants of a
-    row, processes that optimize."""
+    row, processes that optimize; with `peers_only` nothing is optimized and only peers are timed."""
 
     suite: str = "paper"
     gpu: int = 0
@@ -36,6 +36,7 @@ class SuiteOptions:
     tf32: bool = False
     build: Path | None = None
     tune: bool = False
+    peers_only: bool = False
     seconds: float = 0.5
     jobs: int = field(default_factory=cores)
     seed: int = 0
@@ -58,7 +59,9 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
         folder.mkdir(parents=True, exist_ok=True)
         gpu = options.gpu if options.tune else None
         built = Options(arch=(arch,), gpu=gpu, jobs=options.jobs, seed=options.seed, cache=options.cache)
-        rows = suite_build.build(options.suite, cases, options.dtype, folder, built, progress)
+        rows = [suite_build.Row(c.name, options.dtype, folder, "not asked for") for c in cases]
+        if not options.peers_only:
+            rows = suite_build.build(options.suite, cases, options.dtype, folder, built, progress)
         asked = Asked(options.gpu, options.peers, options.tf32, options.seconds, options.seed)
         progress.stage("measure", len(rows) + 1)
         limits, found = _measured(options, rows, asked, progress)

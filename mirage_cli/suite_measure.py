@@ -22,7 +22,7 @@ from mirage_cli.gpu_backends import TorchBackend
 from mirage_cli.gpu_entry import Entry, Judged, Sets
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.runtime import element_name, numpy_type
+from mirage_cli.runtime import element_name, numpy_type, version
 from mirage_cli.suite_build import Built, Row, read
 from mirage_cli.suite_cases import Case, Tensor
 from mirage_cli.timing import Distribution, Effort
@@ -51,8 +51,12 @@ class Asked:
 
 @functools.lru_cache(maxsize=1)
 def _timer(gpu: int, tf32: bool) -> GpuTimer:
-    """The GPU of this process. Raises ToolMissing without torch."""
+    """The GPU of this process, whose frameworks print to standard error from now on: standard output is the result's.
+
+    Raises ToolMissing without torch.
+    """
     backend = TorchBackend(gpu)
+    os.dup2(2, 1)
     backend.torch.set_grad_enabled(False)
     backend.torch.set_float32_matmul_precision("high" if tf32 else "highest")
     return GpuTimer(gpu, backend)
@@ -83,7 +87,7 @@ def _ceilings(asked: Asked, dtype: str) -> dict[str, Any]:
     timer, backend = opened(asked)
     torch = backend.torch
     kind = getattr(torch, element_name(suite_cases.DTYPES[dtype]))
-    state = timer.state()
+    state = timer.state() | ({"onnxruntime": version()} if "ort" in asked.peers else {})
     big = torch.empty(READ_BYTES // 2, dtype=torch.float16, device=backend.device).normal_()
     read = timer.times({"read": peers.over(torch.sum, [[big]])}, 1, asked.effort)["read"].samples
     del big

@@ -155,6 +155,11 @@ def test_peers_of_an_earlier_run_fill_what_was_not_measured(scripted: SuiteOptio
         suite.run(replace(scripted, peers_from=path))
 
 
+def test_peers_alone_need_no_build(scripted: SuiteOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite_build, "build", None)
+    assert suite.run(replace(scripted, peers_only=True)).rows[1].best == ("torch eager", 20.0)
+
+
 def test_without_a_gpu_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "devices", lambda: [])
     with pytest.raises(ToolMissing, match="no NVIDIA GPU"):

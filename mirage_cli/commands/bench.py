@@ -13,7 +13,7 @@ from mirage_cli.errors import CheckFailed
 
 #: options that only one of the two forms takes
 _FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads")
-_SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "build", "tune", "markdown", "jobs")
+_SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
 
 
 @click.command(
@@ -47,6 +47,7 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "build", "tune", "ma
 )
 @click.option("--allow-tf32", is_flag=True, help="Suite: float32 products of peers may be TF32.")
 @click.option("--build", type=click.Path(), metavar="DIR", help="Suite: keep here what is optimized, and use it again.")
+@click.option("--peers-only", is_flag=True, help="Suite: optimize nothing, time peers, for --peers-from.")
 @click.option("--tune", is_flag=True, help="Suite: optimize with measured candidates, as optimize --gpu does.")
 @click.option(
     "--markdown", type=click.Path(), metavar="FILE", help="Suite: put the table between the marks of this file."
