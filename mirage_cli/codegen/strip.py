@@ -78,7 +78,8 @@ class _Kernel(StripMerge):
             "ring_others": self.loads([t for t in ring if not t.constant]),
             "held_constants": self.loads([t for t in held if t.constant]),
             "held_others": self.loads([t for t in held if not t.constant]),
-            "prologue": [*self.prologue, *self.before] if self.needs_held() else [],
+            "awaits_held": self.awaits_held(),
+            "prologue": [*self.prologue, *self.before] if self.prologue or self.awaits_held() else [],
             "body": self.body,
             "epilogue": self.epilogue,
         }
@@ -93,11 +94,11 @@ class _Kernel(StripMerge):
         """Start copying tiles."""
         return [line for t in tiles for line in self.load_lines(t)]
 
-    def needs_held(self) -> bool:
-        """Whether something before or in the loop reads a tile that is held."""
-        names = [f"{t.name}_tile" for t in self.tiles.values() if not t.ring]
+    def awaits_held(self) -> bool:
+        """Whether something before or in the loop reads a tile that is loaded once."""
+        names = [f"{t.name}_tile" for t in self.tiles.values() if not t.ring and self.ops[t.name].op == "load"]
         lines = [*self.prologue, *self.before, *self.body]
-        return bool(self.prologue) or any(n in line for line in lines for n in names)
+        return any(n in line for line in lines for n in names)
 
     def summary(self, shared: int, resident: int) -> list[str]:
         """What the kernel is made of, for golden files."""

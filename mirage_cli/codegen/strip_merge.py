@@ -118,6 +118,7 @@ class StripMerge(StripResults):
 
     def merge_vectors(self) -> None:
         """Maxima over groups, the weights of groups, sums of vectors."""
+        before = len(self.epilogue)
         for name in self.maxima:
             v = self.row_vectors[name]
             rows, n = 16 * self.members * v.mt, count(v.rows)
@@ -139,7 +140,8 @@ class StripMerge(StripResults):
                 self.epilogue += self.each_of(count(self.row_vectors[name].rows), self.vector_sum(name, ""))
             elif name in self.sums:
                 self.merge_tile_sum(name)
-        self.epilogue.append("__syncthreads();")
+        if len(self.epilogue) > before:
+            self.epilogue.append("__syncthreads();")
 
     def each_of(self, n: int, lines: list[str]) -> list[str]:
         """Statements for each number of a vector."""
@@ -203,8 +205,6 @@ class StripMerge(StripResults):
             raise Refused(f"{self.r.target.name} has no clusters of blocks")
         if len(self.g.split) != 1 or not 2 <= self.splits <= 16:
             raise Refused(f"{self.splits} blocks would make a cluster")
-        if not self.r.target.name.startswith("sm_9"):
-            raise Refused(f"{self.r.target.name} has no clusters")
         s = self.splits
         self.epilogue.append("cluster_wait();")
         self.declare.append(f"const unsigned rank = {self.g.split[0]}_block;")
@@ -216,6 +216,7 @@ class StripMerge(StripResults):
                     sent.append(v)
                     self.send(v)
         self.epilogue += ["cluster_arrive();", "cluster_wait();"]
+        before = len(self.epilogue)
         for o in ops:
             if o.op in ("grid_sum", "grid_top"):
                 self.receive(o, s)
@@ -223,7 +224,8 @@ class StripMerge(StripResults):
                 self.value[o.name] = from_thread(o.thread, [self.value[i] for i in o.inputs])
             else:
                 raise Refused(f"{o.name}: {o.op} over blocks")
-        self.epilogue.append("__syncthreads();")
+        if len(self.epilogue) > before:
+            self.epilogue.append("__syncthreads();")
 
     def send(self, v: str) -> None:
         """A block's share of a value goes to all blocks (a vector) or to those that finish its parts (a strip)."""
@@ -263,8 +265,6 @@ class StripMerge(StripResults):
             weight = f" * {self.block_weight(o, 'r')}" if len(o.inputs) > 1 else ""
             lines = ["float x = 0.0f;", f"for (int s = 0; s < {s}; ++s) x += {v}_shares[s * {n} + r]{weight};"]
         self.epilogue += self.each_of(n, [*lines, f"{merged}[r] = x;"])
-        if o.op == "grid_top":
-            self.epilogue.append("__syncthreads();")
 
     def store_all(self) -> None:
         """Every output; those of one domain in one loop."""

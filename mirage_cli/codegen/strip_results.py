@@ -116,7 +116,7 @@ class StripResults(StripLoop):
         return -(-extent // tile)
 
     def block_weight(self, o: BlockOp, row: str) -> str:
-        """The factor of block s's share."""
+        """The factor of block s's share. A row's maximum is read by the thread that made it, or behind a barrier."""
         own, common = o.inputs[1], o.inputs[2]
         n = count(self.merged[common])
         return f"strip_exp_difference({own}_shares[s * {n} + {row}], {common}_merged[{row}])"

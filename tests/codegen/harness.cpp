@@ -53,6 +53,7 @@ int main(int count, char** arguments) {
 #if defined(HARNESS_CUDA)
     emulator::machine.backwards = std::strchr(arguments[2], 'b') != nullptr;
     emulator::machine.lazy = std::strchr(arguments[2], 'l') != nullptr;
+    if (const char* number = std::strpbrk(arguments[2], "0123456789")) emulator::machine.skipped = std::atoi(number);
 #endif
     for (const auto& kernel : kernels) {
         if (std::strcmp(kernel.name, arguments[1]) != 0) continue;

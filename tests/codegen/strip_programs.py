@@ -7,24 +7,28 @@ from typing import Any
 
 import numpy as np
 
+from mirage_cli.errors import Refused
 from mirage_cli.lax import compose
-from mirage_cli.lax.dtypes import BF16, BOOL, F16, DType
+from mirage_cli.lax.dtypes import BF16, BOOL, F16, F32, DType
 from mirage_cli.lax.extents import Extent, symbol
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
+from mirage_cli.search import strip
+from mirage_cli.search.combine import two_kernels
 from mirage_cli.search.mugraph import BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
-from mirage_cli.search.tiling import batch_axes
+from mirage_cli.search.tiling import batch_axes, ranked
 
 from .kernels import Case, single
 from .programs import ROWS, Build
 
+HOPPER = load_target("sm_90a")
 TILES = (8, 16, 24, 32, 64)
 LOOPS = (16, 32)
 SPLITS = (2, 3, 4)
-TRIES = 400  #: schedules that are drawn for a case at most
+TRIES = 60  #: schedules that are drawn for a case at most
 
 
 def _linear(g: Graph, t: DType, rows: Extent = 5, transposed: bool = False) -> Sequence[int]:
@@ -128,6 +132,19 @@ def _sigmoid(g: Graph, t: DType) -> Sequence[int]:
     return [compose.linear(g, x, g.input("w", (136, 56), t, constant=True))]
 
 
+def _mixed(g: Graph, t: DType) -> Sequence[int]:
+    """Normalised in float32 in front of a product of 16 bits."""
+    x = compose.rms_norm(g, g.input("x", (5, 136), F32), [1], 1e-5)
+    x = g.cast(g.map("mul", x, g.input("gain", (136,), F32, constant=True)), t)
+    return [compose.linear(g, x, g.input("w", (136, 56), t, constant=True))]
+
+
+def _chosen(g: Graph, t: DType) -> Sequence[int]:
+    """A stored truth value for each element of an operand."""
+    keep, x = g.input("keep", (7, 112), BOOL), g.input("x", (7, 112), t)
+    return [compose.linear(g, g.map("where", keep, x, g.fill(0.5, t)), g.input("w", (112, 24), t, constant=True))]
+
+
 NAMED: dict[str, Build] = {
     "linear": _linear,
     "transposed": lambda g, t: _linear(g, t, transposed=True),
@@ -143,8 +160,11 @@ NAMED: dict[str, Build] = {
     "residual": _residual,
     "two_outputs": _two_outputs,
     "sigmoid": _sigmoid,
+    "mixed": _mixed,
+    "chosen": _chosen,
     "plain": _plain,
     "attention": _attention,
+    "long_attention": lambda g, t: _attention(g, t, keys=264),
     "transposed_keys": lambda g, t: _attention(g, t, transposed=True),
     "causal": lambda g, t: _attention(g, t, masked="causal"),
     "boolean": lambda g, t: _attention(g, t, masked="boolean"),
@@ -159,6 +179,31 @@ NAMED: dict[str, Build] = {
     "grouped": _grouped,
     "grouped_qknorm": lambda g, t: _grouped(g, t, normal=True),
     "mla": _mla,
+}
+
+
+def _wide(g: Graph, t: DType, kind: str) -> Sequence[int]:
+    """Cases of the paper at full size."""
+    if kind == "attention":
+        q, k, v = (g.input(n, e, t) for n, e in (("q", (2, 256, 64)), ("k", (2, 64, 4096)), ("v", (2, 4096, 64))))
+        return [compose.matmul(g, compose.softmax(g, compose.matmul(g, q, k), [2]), v)]
+    x = g.input("x", (16, 4096), t)
+    x = compose.rms_norm(g, x, [1], 1e-5) if kind == "norm" else x
+    names = ("gate", "up") if kind == "gated" else ("w",)
+    y = [compose.linear(g, x, g.input(n, (4096, 4096), t, constant=True)) for n in names]
+    return [g.map("mul", g.map("silu", y[0]), y[1]) if kind == "gated" else y[0]]
+
+
+FULL_SIZE: dict[str, Build] = {
+    "attention": lambda g, t: _wide(g, t, "attention"),
+    "norm": lambda g, t: _wide(g, t, "norm"),
+    "gated": lambda g, t: _wide(g, t, "gated"),
+}
+#: Programs whose every wait is left out in turn: a computed tile; several rows; vectors that groups make of their tiles.
+WATCHED: dict[str, Build] = {
+    "gain": lambda g, t: _norm(g, t, gain=True),
+    "rows": lambda g, t: _attention(g, t, keys=264, queries=19, masked="causal"),
+    "qknorm": lambda g, t: _attention(g, t, keys=264, queries=9, normal=True),
 }
 
 
@@ -210,8 +255,16 @@ def _random_products(random: np.random.Generator) -> Build:
 
 # --- schedules ------------------------------------------------------------------------------------------------------------
 def block_graphs(p: Program) -> list[BlockGraph]:
-    """The block graphs of a program that have a loop."""
-    return [b for b in Searcher(SearchOptions(max_ops=24, candidates=12)).blocks(p)[0] if b.loop is not None]
+    """The block graphs of a program that the engine may suit."""
+    return [b for b in Searcher(SearchOptions(max_ops=24, candidates=12)).blocks(p)[0] if _suits(p, b)]
+
+
+def _suits(p: Program, b: BlockGraph) -> bool:
+    try:
+        strip.roles(p, b)
+    except Refused:
+        return False
+    return True
 
 
 def drawn(p: Program, b: BlockGraph, random: np.random.Generator) -> Schedule:
@@ -233,13 +286,31 @@ def drawn(p: Program, b: BlockGraph, random: np.random.Generator) -> Schedule:
 def strip_cases(
     name: str, p: Program, target: str, count: int, seed: int, graphs: Sequence[BlockGraph]
 ) -> Iterator[Case]:
-    """Up to `count` random pairs of a block graph and a schedule that the engine takes."""
+    """Up to `count` random pairs of a block graph and a schedule that the engine takes, by turns with a split reduction and
+    without where both kinds are taken."""
     random, machine, made = np.random.default_rng(seed), load_target(target), 0
-    for _ in range(TRIES if graphs else 0):
+    for k in range(TRIES if graphs else 0):
         if made == count:
             return
-        block = graphs[int(random.integers(len(graphs)))]
+        kind = [b for b in graphs if bool(b.split) == bool((seed + made) % 2)]
+        own = kind if kind and k < TRIES // 2 else graphs
+        block = own[int(random.integers(len(own)))]
         case = Case(f"{name}x{made}", p, single(p, block), (drawn(p, block, random),), machine)
         if case.renders():
             made += 1
             yield case
+
+
+def shared_case(name: str, p: Program, parts: int, seed: int) -> Case:
+    """A case whose first kernel, of the engine `strip`, stores the shares of `parts` parts that a second one combines."""
+    random = np.random.default_rng(seed)
+    graphs = [b for b in block_graphs(p) if b.split]
+    graphs = [b for b in graphs if p.extent(b.split[0]) % parts == 0]
+    for _ in range(TRIES):
+        graph = two_kernels(p, graphs[int(random.integers(len(graphs)))], parts)
+        first, second = graph.kernels
+        rest = ranked(second.program, second.block, HOPPER, 1)[0].schedule
+        case = Case(name, p, graph, (drawn(first.program, first.block, random), rest), HOPPER)
+        if case.renders():
+            return case
+    raise AssertionError(f"no strips for {name}")

@@ -45,6 +45,9 @@ struct alignas(8) int2 {
 struct alignas(16) int4 {
     int x, y, z, w;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -157,6 +160,7 @@ struct Array {
 
 struct Machine {
     bool backwards = false, lazy = false;
+    int skipped = -1;  // the number of a statement that is left out, in kernels that number some
     std::vector<Array> hidden, guarded;
     std::vector<Thread> threads;
     std::vector<Show> shows;
@@ -256,17 +260,22 @@ inline bool pass_block(unsigned block) {
     if (all) machine.each_of(block, [](Thread& t) { t.state = READY; });
     return all;
 }
-// Let the threads go on that wait for the cluster, when all its threads have arrived; whether there are any.
-inline bool pass_cluster() {
-    unsigned arrived = ~0u;
+// The barrier of the cluster that all its threads have come to.
+inline unsigned arrived() {
+    unsigned all = ~0u;
     for (unsigned b = 0; b < machine.blocks.size(); ++b)
         machine.each_of(b, [&](const Thread& t) {
-            if (t.state != DONE) arrived = std::min(arrived, t.arrived);
+            if (t.state != DONE) all = std::min(all, t.arrived);
         });
+    return all;
+}
+// Let the threads go on that wait for the cluster, when all its threads have arrived; whether there are any.
+inline bool pass_cluster() {
+    const unsigned all = arrived();
     bool any = false;
     for (unsigned b = 0; b < machine.blocks.size(); ++b)
         machine.each_of(b, [&](Thread& t) {
-            if (t.state != AT_CLUSTER || t.passed >= arrived) return;
+            if (t.state != AT_CLUSTER || t.passed >= all) return;
             ++t.passed;
             t.state = READY;
             any = true;
@@ -362,7 +371,8 @@ inline void arrive_cluster(bool release, int line) {
 inline void wait_cluster(int line) {
     wait(AT_WARP, line);
     if (self().arrived != self().passed + 1) fail("a thread waits for the cluster and has not arrived", line);
-    wait(AT_CLUSTER, line);
+    if (arrived() > self().passed) ++self().passed;
+    else wait(AT_CLUSTER, line);
 }
 // Where a block of the cluster has what lies at `p` in the memory of this one, to write it.
 inline void* in_block(const void* p, unsigned rank, int line) {

@@ -1,0 +1,245 @@
+"""The engine `strip`: in the emulator (right answers, nothing read or written outside of tiles and tensors, no barrier
+missing, dependent launches and clusters as the hardware wants them), under nvcc, as golden text, and what it refuses.
+
+MIRAGE_MANY=N draws N kernels of every program, and 10 N of random ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mirage_cli.backends import toolchain
+from mirage_cli.codegen import render
+from mirage_cli.codegen.source import source
+from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.lax.dtypes import BF16, F16
+from mirage_cli.lax.program import program_from_json
+from mirage_cli.runtime import numpy_type
+from mirage_cli.search import strip_cost
+from mirage_cli.search.mugraph import graph_from_json, graph_to_json
+from mirage_cli.search.schedule import Schedule, schedule_from_json
+from mirage_cli.search.target import load_target
+
+from . import kernels
+from .kernels import Case, single
+from .programs import program
+from .strip_programs import (
+    FULL_SIZE,
+    HOPPER,
+    NAMED,
+    TRIES,
+    WATCHED,
+    block_graphs,
+    drawn,
+    random_strip,
+    shared_case,
+    strip_cases,
+)
+
+LAZY, BACKWARDS = "l", "b"
+MANY = int(os.environ.get("MIRAGE_MANY", "0"))
+GOLDEN = Path(__file__).parent / "golden"
+REFUSED = ("layer_norm",)  #: it holds its rows whole along the loop
+QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
+WAITS = (r"wait_together<GROUP>\(1 \+ group\)", r"__syncthreads\(\)", r"cluster_\w+\(\)", r"copy_wait<\d+>\(\)")
+WAIT = re.compile(rf"^ *((?:{'|'.join(WAITS)}|wait_for_earlier\(\));)$", re.M)
+
+
+def _drawn(count: int, first: int = 0) -> Iterator[Case]:
+    for k, (name, build) in enumerate(NAMED.items()):
+        p = program(build, (F16, BF16)[(k // 2 + first) % 2])
+        yield from strip_cases(f"{name}of{first}", p, "sm_90a", count, k + first, block_graphs(p))
+
+
+def _random(seeds: Sequence[int]) -> Iterator[Case]:
+    for seed in seeds:
+        build, dtype = random_strip(seed)
+        p = program(build, dtype)
+        yield from strip_cases(f"random{seed}of", p, "sm_90a", 1, seed, block_graphs(p))
+
+
+def _problems(found: Sequence[Case], folder: Path, separate: bool, modes: Sequence[str]) -> list[str]:
+    flags = [*QUICK, *(kernels.ADDRESSES if separate else ())]
+    harness = kernels.build({c.name: kernels.emulated(c, separate) for c in found}, folder, flags, cuda=True)
+    return [x for mode in modes for x in kernels.run(harness, found, mode)]
+
+
+@pytest.fixture(scope="module")
+def all_cases() -> list[Case]:
+    return [*_drawn(1), shared_case("of", program(NAMED["long_attention"], F16), 3, 1)]
+
+
+# --- answers --------------------------------------------------------------------------------------------------------------
+def test_strips_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
+    """Tiles lie in the ring, and what groups merge lies where it was."""
+    assert {c.name.rpartition("of")[0] for c in all_cases} == {*NAMED, ""} - set(REFUSED)
+    assert {bool(c.graph.kernels[0].block.split) for c in all_cases} == {False, True}
+    assert _problems(all_cases, tmp_path, False, (LAZY, BACKWARDS)) == []
+
+
+def test_strips_keep_to_their_tiles(all_cases: list[Case], tmp_path: Path) -> None:
+    """Every buffer lies alone between bytes that nobody may touch; a fourth of the kernels."""
+    assert _problems(all_cases[::4], tmp_path, True, (LAZY,)) == []
+
+
+@pytest.mark.skipif(not MANY, reason="MIRAGE_MANY is not set")
+def test_many_strips(tmp_path: Path) -> None:
+    found = [*_drawn(MANY, 1), *_random(range(10 * MANY))]
+    assert _problems(found, tmp_path / "together", False, (LAZY, BACKWARDS)) == []
+    assert _problems(found, tmp_path / "apart", True, (LAZY, BACKWARDS)) == []
+
+
+def test_rows_without_any_key(tmp_path: Path) -> None:
+    """Rows whose every score is -inf, or the least number of the type, and a score that hides all others."""
+    p = program(NAMED["additive"], BF16)
+    found = [*strip_cases("masked", p, "sm_90a", 2, 5, block_graphs(p))]
+    assert len(found) == 2
+    harness = kernels.build({c.name: kernels.emulated(c, False) for c in found}, tmp_path, QUICK, cuda=True)
+    for case in found:
+        arrays = case.inputs()
+        (k,) = [k for k, a in enumerate(arrays) if a.shape == (5, 72)]
+        arrays[k] = _hard_mask(arrays[k])
+        results = kernels.call(harness, case, arrays, LAZY)
+        assert not isinstance(results, str), results
+        assert case.problem(results, arrays) == ""
+
+
+def _hard_mask(mask: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Rows: all -inf; all the least number; the least number but for one key; -inf but for the last key; as it was."""
+    rows = mask.astype(np.float64)
+    least = -float(2.0**127)
+    rows[0], rows[1], rows[2], rows[3] = -np.inf, least, least, -np.inf
+    rows[2, 40], rows[3, 71] = 1.0, 2.0
+    return rows.astype(numpy_type(BF16))
+
+
+# --- waits ----------------------------------------------------------------------------------------------------------------
+def test_a_wait_that_is_missing_is_found(tmp_path: Path) -> None:
+    """Barriers of groups, blocks and clusters, copies that are waited for, the work in front of the kernel."""
+    found = {name: _watched(name) for name in WATCHED}
+    texts, waits = {}, {}
+    for name, case in found.items():
+        texts[name], waits[name] = _numbered(kernels.emulated(case, False))
+    harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
+    for name, case in found.items():
+        assert kernels.run(harness, [case], LAZY) == kernels.run(harness, [case], BACKWARDS) == []
+        for k, wait in enumerate(waits[name]):
+            modes = (f"{LAZY}{k}", f"{BACKWARDS}{k}")
+            assert any(kernels.run(harness, [case], m) for m in modes), f"{name} without {wait}, the {k}th"
+    assert all(any(re.match(kind, w) for own in waits.values() for w in own) for kind in WAITS)
+
+
+def _watched(name: str) -> Case:
+    """A kernel with two groups of two warps that walk more than one iteration in the least ring."""
+    p, random = program(WATCHED[name], F16), np.random.default_rng(3)
+    graphs = [b for b in block_graphs(p) if bool(b.split) == (name != "gain")]
+    for _ in range(TRIES):
+        block = graphs[int(random.integers(len(graphs)))]
+        schedule = drawn(p, block, random)
+        turns = schedule.tile(block.loop or "") if block.loop in block.split else p.extent(block.loop or "")
+        schedule = replace(schedule, warps=4, stages=2, numbers=(("members", 2),))
+        case = Case(name, p, single(p, block), (schedule,), HOPPER)
+        if isinstance(turns, int) and turns >= 3 * schedule.loop and case.renders():
+            return case
+    raise AssertionError(f"no strips for {name}")
+
+
+def _numbered(text: str) -> tuple[str, list[str]]:
+    """A source whose waits the harness can leave out, and these."""
+    found: list[str] = []
+
+    def numbered(m: re.Match[str]) -> str:
+        found.append(m[1])
+        return f"if (emulator::machine.skipped != {len(found) - 1}) {m[1]}"
+
+    return WAIT.sub(numbered, text), found
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------------
+def test_what_strips_refuse() -> None:
+    p = program(NAMED["linear"], F16)
+    whole, split = (next(b for b in block_graphs(p) if bool(b.split) == parted) for parted in (False, True))
+    good = Schedule((("a", 8), ("b", 16)), 16, 4, 2, "strip", (("members", 1),))
+    assert Case("x", p, single(p, whole), (good,), HOPPER).renders()
+    parts = replace(good, tiles=(*good.tiles, ("c", 48)))
+    assert Case("x", p, single(p, split), (parts,), HOPPER).renders()
+    with pytest.raises(Refused, match="4 warps are no groups of 3"):
+        Case("x", p, single(p, whole), (replace(good, numbers=(("members", 3),)),), HOPPER).render()
+    with pytest.raises(Refused, match=r"tiles of x. are not aligned to 16 bytes"):
+        Case("x", p, single(p, whole), (replace(good, tiles=(("a", 8), ("b", 12))),), HOPPER).render()
+    with pytest.raises(Refused, match="bytes of shared memory"):
+        Case("x", p, single(p, whole), (replace(good, loop=128, stages=99),), HOPPER).render()
+    with pytest.raises(Refused, match="1 blocks would make a cluster"):
+        alone = replace(parts, tiles=(*good.tiles, ("c", 144)))
+        Case("x", p, single(p, split), (alone,), HOPPER).render()
+    with pytest.raises(Refused, match="sm_80 has no clusters"):
+        Case("x", p, single(p, split), (parts,), load_target("sm_80")).render()
+
+
+# --- text -----------------------------------------------------------------------------------------------------------------
+def _written() -> None:
+    """The case of the golden text: attention of grouped rows, shares of the keys reduced in a cluster."""
+    p = program(NAMED["grouped_qknorm"], F16)
+    (case,) = strip_cases("golden", p, "sm_90a", 1, 1, [b for b in block_graphs(p) if b.split])
+    data = [p.to_json(), graph_to_json(case.graph), case.schedules[0].to_json()]
+    (GOLDEN / "strip.json").write_text(json.dumps(data) + "\n")
+
+
+def test_text_is_as_it_was() -> None:
+    """As it is kept in golden/; MIRAGE_GOLDEN=1 writes it anew, of the muGraph that is kept there."""
+    anew = bool(os.environ.get("MIRAGE_GOLDEN"))
+    if anew and not (GOLDEN / "strip.json").exists():
+        _written()
+    fragment, graph, schedule = json.loads((GOLDEN / "strip.json").read_text())
+    made = graph_from_json(graph)
+    rendered = source("golden", program_from_json(fragment), made, [schedule_from_json(schedule)], HOPPER, made.text())
+    for name, text in (("strip.cu", rendered.text), ("strip.txt", rendered.tiles[0].text() + "\n")):
+        if anew:
+            (GOLDEN / name).write_text(text)
+        assert text == (GOLDEN / name).read_text(), f"{name} differs; MIRAGE_GOLDEN=1 accepts the new text"
+
+
+# --- nvcc -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.nvcc
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_strips_compile_without_spills(target: str, tmp_path: Path) -> None:
+    try:
+        nvcc = toolchain.find_nvcc()
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    found = [*_full_size(target)]
+    assert len(found) == len(FULL_SIZE)
+    texts = [c.render().text for c in found]
+    headers = {h: None for text in texts for h in re.findall(r'#include ".*"', text)}
+    parts = [f"namespace of_{c.name} {{\n{text}\n}}" for c, text in zip(found, texts, strict=True)]
+    (tmp_path / "all.cu").write_text("\n".join([*headers, *parts]))
+    command = [*nvcc.command, *nvcc.compile_flags, "-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v"]
+    command += ["-arch", target, f"-I{render.include_dir()}", "-c", "all.cu", "-o", "all.o"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:8000]
+    assert len(re.findall(r"Used \d+ registers", done.stderr)) == len(found)
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", done.stderr)) == {"0"}
+
+
+def _full_size(target: str) -> Iterator[Case]:
+    """The schedules that the cost model likes best."""
+    machine = load_target(target)
+    for name, build in FULL_SIZE.items():
+        p = program(build, F16)
+        graphs = [b for b in block_graphs(p) if machine.clusters or not b.split]
+        ranks = [(r.order, n, b, r.schedule) for n, b in enumerate(graphs) for r in strip_cost.ranked(p, b, machine, 2)]
+        for _, _, block, schedule in sorted(ranks, key=lambda r: r[:2]):
+            case = Case(name, p, single(p, block), (schedule,), machine)
+            if case.renders():
+                yield case
+                break
