@@ -116,7 +116,7 @@ WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
 MOST_STAGES = 8
 EXACT_PRICE = 25.0  #: matrix instructions in whose time as many products are done in float32
-SECTOR = 64  #: bytes of a row below which the memory is not used well
+SECTOR = 84  #: bytes of a row below which the memory is not used well
 NOMINAL = 1024  #: what a symbol counts as where axes are told apart
 MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
 
