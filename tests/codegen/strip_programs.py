@@ -211,7 +211,7 @@ def random_strip(seed: int) -> tuple[Build, DType]:
     """A random program: attention, or products of an operand that may be normalised."""
     random = np.random.default_rng(seed)
     build = (_random_attention if random.integers(2) else _random_products)(random)
-    return build, (F16, BF16)[int(random.integers(2))]
+    return build, (F16, BF16, F32)[int(random.integers(3))]
 
 
 def _random_attention(random: np.random.Generator) -> Build:

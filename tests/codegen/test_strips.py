@@ -22,7 +22,7 @@ from mirage_cli.backends import toolchain
 from mirage_cli.codegen import render
 from mirage_cli.codegen.source import source
 from mirage_cli.errors import Refused, ToolMissing
-from mirage_cli.lax.dtypes import BF16, F16
+from mirage_cli.lax.dtypes import BF16, F16, F32
 from mirage_cli.lax.program import program_from_json
 from mirage_cli.runtime import numpy_type
 from mirage_cli.search import strip_cost
@@ -52,12 +52,13 @@ GOLDEN = Path(__file__).parent / "golden"
 REFUSED = ("layer_norm",)  #: it holds its rows whole along the loop
 QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
 WAITS = (r"wait_together<GROUP>\(1 \+ group\)", r"__syncthreads\(\)", r"cluster_\w+\(\)", r"copy_wait<\d+>\(\)")
+LEAST = -(2.0 - 2.0**-7) * 2.0**127  #: of bfloat16
 WAIT = re.compile(rf"^ *((?:{'|'.join(WAITS)}|wait_for_earlier\(\));)$", re.M)
 
 
 def _drawn(count: int, first: int = 0) -> Iterator[Case]:
     for k, (name, build) in enumerate(NAMED.items()):
-        p = program(build, (F16, BF16)[(k // 2 + first) % 2])
+        p = program(build, (F16, BF16, F32)[(k + first) % 3])
         yield from strip_cases(f"{name}of{first}", p, "sm_90a", count, k + first, block_graphs(p))
 
 
@@ -115,10 +116,9 @@ def test_rows_without_any_key(tmp_path: Path) -> None:
 
 
 def _hard_mask(mask: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Rows: all -inf; all the least number; the least number but for one key; -inf but for the last key; as it was."""
+    """Rows: all -inf; all the least number; a large one but for one key; -inf but for the last key; all a large one."""
     rows = mask.astype(np.float64)
-    least = -float(2.0**127)
-    rows[0], rows[1], rows[2], rows[3] = -np.inf, least, least, -np.inf
+    rows[0], rows[1], rows[2], rows[3], rows[4] = -np.inf, LEAST, -1e9, -np.inf, -1e9
     rows[2, 40], rows[3, 71] = 1.0, 2.0
     return rows.astype(numpy_type(BF16))
 
