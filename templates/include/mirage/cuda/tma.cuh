@@ -18,7 +18,7 @@ struct Boxes {
     const void* base;
     uint64_t extents[RANK];
     uint64_t strides[RANK];
-    uint32_t box[RANK];
+    uint32_t box[RANK + RANK % 2];  // whole words, so that maps are compared as bytes
 };
 
 typedef CUresult (*EncodeTiled)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
