@@ -1,7 +1,7 @@
 """Schedules of the engine `warpgroup`: block graphs with many rows on sm_90a, with predicted times.
 
 A graph suits when all its products stand in the loop, multiply 16-bit types and share an axis of rows of which a block
-takes at least 64. Numbers of the engine (see `codegen/warpgroup.py`): `cluster`, `band`, `turns`, `resident`.
+takes at least 64. Numbers of the engine (see `codegen/warpgroup.py`): `cluster`, `band`, `turns`, `resident`, `ahead`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgr
 PRODUCER_REGISTERS = 56  #: of a thread of the warpgroup that brings tiles
 MOST_REGISTERS = 255
 SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
+AHEAD_REGISTERS = 24  #: the same, beside those, where products run ahead
 COLUMNS = (256, 192, 128, 64)
 STAGES = (6, 4, 3, 2)  #: the most that fit
 PARTS = (2, 4)  #: blocks that reduce together
@@ -123,7 +124,8 @@ class _Model:
         self.axes = graph.axes_of(program)
         self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.ops = {o.name: o for o in graph.ops}
-        self.late = any(feeds(graph).values())
+        self.fed = feeds(graph)
+        self.late = any(self.fed.values())
         self.contractions = [o for o in graph.ops if o.op == "contract"]
         self.rate = target.rate(self.contractions[0].dtype)
         self.once = bytes_once(program, sizes)
@@ -159,12 +161,27 @@ class _Model:
         return sorted({min(c, whole) for c in COLUMNS})
 
     def numbers(self, consumers: int) -> Iterator[tuple[tuple[str, int], ...]]:
-        if self.late:
-            for resident in (1, 2) if consumers == 1 else (1,):
-                yield (("cluster", 1), ("band", 0), ("turns", int(consumers > 1)), ("resident", resident))
+        """Numbers of the engine for so many consumers. What has equal predictions is for measurements to tell apart."""
+
+        def made(cluster: int, band: int, turns: int, resident: int, ahead: int) -> tuple[tuple[str, int], ...]:
+            return (
+                ("cluster", cluster),
+                ("band", band),
+                ("turns", turns),
+                ("resident", resident),
+                ("ahead", ahead),
+            )
+
+        clusters = (1,) if self.g.split else (2, 1)
+        if not self.late:
+            yield from (made(cluster, 16 // cluster, 0, 1, 0) for cluster in clusters)
             return
-        for cluster in (1,) if self.g.split else (2, 1):
-            yield (("cluster", cluster), ("band", 16 // cluster), ("turns", 0), ("resident", 1))
+        yield made(1, 0, int(consumers > 1), 1, 0)
+        yield made(1, 0, 0, 1, 1)
+        if consumers == 1:
+            yield made(1, 0, 0, 2, 0)
+        elif not self.g.split:
+            yield made(2, 0, 0, 1, 0)
 
     # --- sizes ----------------------------------------------------------------------------------------------------------
     def size(self, axis: str, s: Schedule) -> int:
@@ -198,7 +215,7 @@ class _Model:
         """Whether shared memory and registers are enough."""
         resident, consumers = s.number("resident"), s.warps // 4 - 1
         registers = (REGISTERS // resident - PRODUCER_REGISTERS) // consumers // 8 * 8
-        held = self.fragments(s) + SPARE_REGISTERS
+        held = self.fragments(s) + SPARE_REGISTERS + AHEAD_REGISTERS * s.number("ahead")
         return self.shared(s) * resident <= self.t.shared_bytes and held <= min(registers, MOST_REGISTERS)
 
     def fragments(self, s: Schedule) -> int:
@@ -209,7 +226,8 @@ class _Model:
             left, right = o.inputs if self.rows in self.axes[o.inputs[0]] else o.inputs[::-1]
             threads = 128 * (s.warps // 4 - 1)
             over = frozenset(o.over)
-            total += self.elements((self.axes[left] | self.axes[right]) - over - self.batch, s) // threads
+            twice = 2 if s.number("ahead") and not self.fed[o.name] else 1
+            total += twice * self.elements((self.axes[left] | self.axes[right]) - over - self.batch, s) // threads
             if self.ops[left].op != "load":
                 total += self.elements(self.axes[left] - self.batch, s) // (2 * threads)
         return total

@@ -23,7 +23,7 @@ from mirage_cli.codegen.warpgroup_plan import EARLY, HELD, LATE, PANEL, Plan, Pr
 from mirage_cli.codegen.warpgroup_text import Text, ctype
 from mirage_cli.errors import Refused
 from mirage_cli.lax.extents import Symbolic
-from mirage_cli.search.warpgroup import MOST_REGISTERS, PRODUCER_REGISTERS, REGISTERS, SPARE_REGISTERS
+from mirage_cli.search.warpgroup import AHEAD_REGISTERS, MOST_REGISTERS, PRODUCER_REGISTERS, REGISTERS, SPARE_REGISTERS
 
 ALIGNMENT = 1024
 
@@ -92,7 +92,8 @@ class _Printer:
     def check_registers(self) -> None:
         rows = self.plan.row_tiles
         held = sum(rows * p.cols // 2 for p in self.products)
-        held += sum(rows * p.cols // 2 for p in self.plan.early if self.ahead())
+        if self.ahead():
+            held += AHEAD_REGISTERS + sum(rows * p.cols // 2 for p in self.plan.early)
         held += sum(rows * p.depth // 4 for p in self.products if self.plan.tile(p.left) is None)
         if held + SPARE_REGISTERS > (self.registers() or MOST_REGISTERS):
             raise Refused(f"{held} registers of fragments for each thread")
