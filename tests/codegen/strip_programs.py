@@ -255,8 +255,9 @@ def _random_products(random: np.random.Generator) -> Build:
 
 # --- schedules ------------------------------------------------------------------------------------------------------------
 def block_graphs(p: Program) -> list[BlockGraph]:
-    """The block graphs of a program that the engine may suit."""
-    return [b for b in Searcher(SearchOptions(max_ops=24, candidates=12)).blocks(p)[0] if _suits(p, b)]
+    """The block graphs of a program that the search gives to the engine; all that have a loop where there are none."""
+    found = [b for b in Searcher(SearchOptions(max_ops=24, candidates=12)).blocks(p)[0] if b.loop is not None]
+    return [b for b in found if _suits(p, b)] or found
 
 
 def _suits(p: Program, b: BlockGraph) -> bool:

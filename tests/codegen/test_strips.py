@@ -49,7 +49,6 @@ from .strip_programs import (
 LAZY, BACKWARDS = "l", "b"
 MANY = int(os.environ.get("MIRAGE_MANY", "0"))
 GOLDEN = Path(__file__).parent / "golden"
-REFUSED = ("layer_norm",)  #: it holds its rows whole along the loop
 QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
 WAITS = (r"wait_together<GROUP>\(1 \+ group\)", r"__syncthreads\(\)", r"cluster_\w+\(\)", r"copy_wait<\d+>\(\)")
 LEAST = -(2.0 - 2.0**-7) * 2.0**127  #: of bfloat16
@@ -83,14 +82,14 @@ def all_cases() -> list[Case]:
 # --- answers --------------------------------------------------------------------------------------------------------------
 def test_strips_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
     """Tiles lie in the ring, and what groups merge lies where it was."""
-    assert {c.name.rpartition("of")[0] for c in all_cases} == {*NAMED, ""} - set(REFUSED)
+    assert {c.name.rpartition("of")[0] for c in all_cases} == {*NAMED, ""}
     assert {bool(c.graph.kernels[0].block.split) for c in all_cases} == {False, True}
     assert _problems(all_cases, tmp_path, False, (LAZY, BACKWARDS)) == []
 
 
 def test_strips_keep_to_their_tiles(all_cases: list[Case], tmp_path: Path) -> None:
-    """Every buffer lies alone between bytes that nobody may touch; a fourth of the kernels."""
-    assert _problems(all_cases[::4], tmp_path, True, (LAZY,)) == []
+    """Every buffer lies alone between bytes that nobody may touch; a sixth of the kernels."""
+    assert _problems(all_cases[::6], tmp_path, True, (LAZY,)) == []
 
 
 @pytest.mark.skipif(not MANY, reason="MIRAGE_MANY is not set")
