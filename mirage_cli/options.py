@@ -34,9 +34,9 @@ class Options:
     skip: tuple[str, ...] = ()
     max_kernels: int = 4
     max_ops: int = 24
-    candidates: int = 4
+    candidates: int = 6
     budget: float = 0.0
-    tune_candidates: int = 48
+    tune_candidates: int = 68
     tune_budget: float = 90.0
     tuned: bool = False
     without: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ class SearchOptions:
 
     max_kernels: int = 4
     max_ops: int = 24
-    candidates: int = 4
+    candidates: int = 6
     schedules: int = 4
     budget: float = 0.0
     sizes: tuple[tuple[str, int], ...] = ()

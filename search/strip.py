@@ -16,7 +16,7 @@ from types import MappingProxyType
 from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.cost import number
-from mirage_cli.search.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
@@ -139,6 +139,7 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     axes = graph.axes_of(program)
     if any(o.op == "load" and o.phase != BODY and graph.loop in axes[o.name] for o in graph.ops):
         raise Refused("a tile would be held whole along the loop")
+    _check_outside(graph)
     batch = frozenset(a for o in products(graph) for a in (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over))
 
     def size(axis: str, phase: str) -> int:
@@ -150,6 +151,22 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     made = made_of_products(graph)
     chained = any(i in made for o in products(graph) for i in o.inputs)
     return Roles(orient(program, graph, size), batch, chained)
+
+
+def _check_outside(graph: BlockGraph) -> None:
+    """Raises Refused for operators outside of the loop that the engine does not make."""
+    accumulated = {o.name for o in graph.ops if o.op == "accum"}
+    loaded = {o.name for o in graph.ops if o.op == "load"}
+    made = {
+        PROLOGUE: ("load", "iota", "extent", "thread", "sum", "top"),
+        EPILOGUE: ("load", "iota", "extent", "thread", "accum", "contract"),
+        GRID: ("thread", "grid_sum", "grid_top"),
+    }
+    for o in graph.ops:
+        if o.op not in made.get(o.phase, (o.op,)):
+            raise Refused(f"{o.name}: {o.op} in the {o.phase}")
+        if o.op == "contract" and o.phase == EPILOGUE and not (accumulated & set(o.inputs) and loaded & set(o.inputs)):
+            raise Refused(f"{o.name} is no product of an accumulator and an input")
 
 
 def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
@@ -256,7 +273,8 @@ class Shape:
                 else:
                     self.kept += bytes_
         self.loads = self.stage / 16
-        self.results = [o for o in graph.ops if o.op == "accum" and self._product(o)]
+        made = made_of_products(graph)
+        self.results = [o for o in graph.ops if o.op == "accum" and o.inputs[0] in made]
         self.merge = sum(
             self.groups * 4 * self.rows(self.axes[o.name]) * (self.cols(self.axes[o.name]) + 4) for o in self.results
         )
@@ -278,9 +296,6 @@ class Shape:
 
     def _feeds(self, load: str, operands: set[str]) -> bool:
         return any(o.name in operands and load in o.inputs and o.op == "thread" for o in self.g.ops)
-
-    def _product(self, o: BlockOp) -> bool:
-        return any(x.name == o.inputs[0] and x.op == "contract" for x in self.g.ops)
 
     def size(self, axis: str, phase: str) -> int:
         """Positions of an axis in a tile."""
