@@ -154,7 +154,9 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
 
 
 def _check_outside(graph: BlockGraph) -> None:
-    """Raises Refused for operators outside of the loop that the engine does not make."""
+    """Raises Refused for operators outside of the loop that the engine does not make, and for sums that it does not carry
+    through the loop: only products and sums are accumulated, not what is computed from them."""
+    kinds = {o.name: o.op for o in graph.ops}
     accumulated = {o.name for o in graph.ops if o.op == "accum"}
     loaded = {o.name for o in graph.ops if o.op == "load"}
     made = {
@@ -165,6 +167,8 @@ def _check_outside(graph: BlockGraph) -> None:
     for o in graph.ops:
         if o.op not in made.get(o.phase, (o.op,)):
             raise Refused(f"{o.name}: {o.op} in the {o.phase}")
+        if o.op == "accum" and kinds[o.inputs[0]] not in ("contract", "sum"):
+            raise Refused(f"{o.name} accumulates what is computed from products or sums")
         if o.op == "contract" and o.phase == EPILOGUE and not (accumulated & set(o.inputs) and loaded & set(o.inputs)):
             raise Refused(f"{o.name} is no product of an accumulator and an input")
 

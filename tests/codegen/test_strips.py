@@ -185,6 +185,15 @@ def test_what_strips_refuse() -> None:
         Case("x", p, single(p, split), (parts,), load_target("sm_80")).render()
 
 
+@pytest.mark.parametrize("name", ["rms_gain", "lora", "causal", "one_query"])
+def test_what_is_ranked_is_made(name: str) -> None:
+    """Nearly all schedules that the cost model is asked about suit the engine."""
+    p = program(NAMED[name], F16)
+    ranked = [(b, r.schedule) for b in block_graphs(p) for r in strip_cost.ranked(p, b, HOPPER, 2)]
+    made = [b for b, schedule in ranked if Case("x", p, single(p, b), (schedule,), HOPPER).renders()]
+    assert ranked and len(made) > 0.75 * len(ranked)
+
+
 # --- text -----------------------------------------------------------------------------------------------------------------
 def _written() -> None:
     """The case of the golden text: attention of grouped rows, shares of the keys reduced in a cluster."""
