@@ -1,34 +1,4 @@
-// kernel 0: tensors [0, 1, 2] -> [3]
-//   grid a b c e split e
-//   loop e
-//     t0: imap {a<->a, b<->φ, c<->c, e<->e} fmap {e}
-//     t1: imap {a<->a, b<->b, c<->φ, e<->φ} fmap {φ}
-//     t2: imap {a<->a, b<->φ, c<->φ, e<->e} fmap {e}
-//     t20: omap {a, b, c}
-//     prologue t1 = load(x0)
-//     prologue t3 = mul(t1, t1)
-//     prologue t6 = sum(t3; d)
-//     prologue t8 = sqrt(add(0.001, mul(0.0625, t6)))
-//     body     t0 = load(x2)
-//     body     t2 = load(x1)
-//     body     t4 = contract(t1, t2; d) in f16
-//     body     t5 = mul(t2, t2)
-//     body     t7 = sum(t5; d)
-//     body     t9 = sqrt(add(0.001, mul(0.0625, t7)))
-//     body     t12 = mul(0.25, div(t4, mul(t8, t9)))
-//     body     t13_top = top(t12; e)
-//     body     t13_max = running(t13_top)
-//     body     t13_shrink = shrink(t13_max)
-//     body     t13 = exp_minus(t12, t13_max)
-//     body     t14 = contract(t0, t13; e) in f16
-//     body     t15 = sum(t13; e)
-//     epilogue t16 = accum(t14, t13_shrink)
-//     epilogue t17 = accum(t15, t13_shrink)
-//     grid     t13_common = grid_top(t13_max)
-//     grid     t18 = grid_sum(t16, t13_max, t13_common)
-//     grid     t19 = grid_sum(t17, t13_max, t13_common)
-//     grid     t20 = div(t18, t19)
-//     store t20
+// golden
 #include "mirage/cuda/launch.cuh"
 #include "mirage/cuda/strip.cuh"
 #include "mirage/cuda/tile.cuh"
@@ -44,8 +14,8 @@ struct Parameters0 {
     __half* y0;
 };
 
-__global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
-    constexpr int THREADS = 64, GROUP = 64, GROUPS = 1;
+__global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) {
+    constexpr int THREADS = 128, GROUP = 64, GROUPS = 2;
     using offset_t [[maybe_unused]] = int;
     extern __shared__ __align__(128) unsigned char shared[];
     const __half* const __restrict__ x0 = parameters.x0;
@@ -53,11 +23,11 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
     const __half* const __restrict__ x2 = parameters.x2;
     __half* const __restrict__ y0 = parameters.y0;
     unsigned block = blockIdx.x;
-    [[maybe_unused]] const unsigned e_block = block % 2;
-    [[maybe_unused]] const offset_t e_at = static_cast<offset_t>(e_block) * 64;
-    block /= 2;
+    [[maybe_unused]] const unsigned e_block = block % 3;
+    [[maybe_unused]] const offset_t e_at = static_cast<offset_t>(e_block) * 32;
+    block /= 3;
     [[maybe_unused]] const unsigned c_block = block % 1;
-    [[maybe_unused]] const offset_t c_at = static_cast<offset_t>(c_block) * 16;
+    [[maybe_unused]] const offset_t c_at = static_cast<offset_t>(c_block) * 24;
     block /= 1;
     [[maybe_unused]] const unsigned b_block = block % 1;
     [[maybe_unused]] const offset_t b_at = static_cast<offset_t>(b_block) * 24;
@@ -73,30 +43,30 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
     using S_t4 = Strip<1, 4>;
     using S_t12 = Strip<1, 4>;
     using S_t13 = Strip<1, 4>;
-    using Tile_t0 = Tile<__half, 32, 16>;
-    using S_t16 = Strip<1, 2>;
+    using Tile_t0 = Tile<__half, 32, 24>;
+    using S_t16 = Strip<1, 3>;
     const unsigned rank = e_block;
-    [[maybe_unused]] __half* const t1_tile = reinterpret_cast<__half*>(shared + 6144);
-    [[maybe_unused]] float* const t6 = reinterpret_cast<float*>(shared + 7168);
-    [[maybe_unused]] float* const t7_all = reinterpret_cast<float*>(shared + 7296);
-    [[maybe_unused]] float* const t9_all = reinterpret_cast<float*>(shared + 7424);
-    [[maybe_unused]] float* const t9_inverse_all = reinterpret_cast<float*>(shared + 7552);
-    [[maybe_unused]] float* const t13_max_shares = reinterpret_cast<float*>(shared + 7680);
-    [[maybe_unused]] float* const t16_shares = reinterpret_cast<float*>(shared + 7936);
-    [[maybe_unused]] float* const t17_shares = reinterpret_cast<float*>(shared + 9472);
+    [[maybe_unused]] __half* const t1_tile = reinterpret_cast<__half*>(shared + 10240);
+    [[maybe_unused]] float* const t6 = reinterpret_cast<float*>(shared + 11264);
+    [[maybe_unused]] float* const t7_all = reinterpret_cast<float*>(shared + 11392);
+    [[maybe_unused]] float* const t9_all = reinterpret_cast<float*>(shared + 11648);
+    [[maybe_unused]] float* const t9_inverse_all = reinterpret_cast<float*>(shared + 11904);
+    [[maybe_unused]] float* const t13_max_shares = reinterpret_cast<float*>(shared + 12160);
+    [[maybe_unused]] float* const t16_shares = reinterpret_cast<float*>(shared + 12544);
+    [[maybe_unused]] float* const t17_shares = reinterpret_cast<float*>(shared + 14848);
     [[maybe_unused]] float* const t16_part = reinterpret_cast<float*>(shared + 0);
-    [[maybe_unused]] float* const t17_part = reinterpret_cast<float*>(shared + 2560);
-    [[maybe_unused]] float* const t13_max_part = reinterpret_cast<float*>(shared + 2688);
-    [[maybe_unused]] float* const t13_max_merged = reinterpret_cast<float*>(shared + 2816);
-    [[maybe_unused]] float* const t13_max_weight = reinterpret_cast<float*>(shared + 2944);
-    [[maybe_unused]] float* const t17_merged = reinterpret_cast<float*>(shared + 3072);
-    [[maybe_unused]] float* const t13_common_merged = reinterpret_cast<float*>(shared + 3200);
-    [[maybe_unused]] float* const t19_merged = reinterpret_cast<float*>(shared + 3328);
-    unsigned char* const ring = shared + group * 6144;
+    [[maybe_unused]] float* const t17_part = reinterpret_cast<float*>(shared + 7168);
+    [[maybe_unused]] float* const t13_max_part = reinterpret_cast<float*>(shared + 7424);
+    [[maybe_unused]] float* const t13_max_merged = reinterpret_cast<float*>(shared + 7680);
+    [[maybe_unused]] float* const t13_max_weight = reinterpret_cast<float*>(shared + 7808);
+    [[maybe_unused]] float* const t17_merged = reinterpret_cast<float*>(shared + 8064);
+    [[maybe_unused]] float* const t13_common_merged = reinterpret_cast<float*>(shared + 8192);
+    [[maybe_unused]] float* const t19_merged = reinterpret_cast<float*>(shared + 8320);
+    unsigned char* const ring = shared + group * 5120;
     float* const t7 = t7_all + group * 32;
     float* const t9 = t9_all + group * 32;
     float* const t9_inverse = t9_inverse_all + group * 32;
-    const int steps = static_cast<int>((min(offset_t(e_at + 64), offset_t(72)) - e_at + 31) / 32);
+    const int steps = static_cast<int>((min(offset_t(e_at + 32), offset_t(72)) - e_at + 31) / 32);
     const int mine = steps > group ? (steps - group + GROUPS - 1) / GROUPS : 0;
     launch_dependents();
     cluster_arrive_relaxed();
@@ -106,20 +76,20 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
         (void)slot;
         if (turn >= mine) return;
         [[maybe_unused]] const offset_t e_step = static_cast<offset_t>(turn * GROUPS + group) * 32;
-        [[maybe_unused]] unsigned char* const stage = ring + slot * 2048;
+        [[maybe_unused]] unsigned char* const stage = ring + slot * 2560;
     };
     auto load_others = [&](int turn, int slot) {
         (void)slot;
         if (turn < mine) {
             [[maybe_unused]] const offset_t e_step = static_cast<offset_t>(turn * GROUPS + group) * 32;
-            [[maybe_unused]] unsigned char* const stage = ring + slot * 2048;
+            [[maybe_unused]] unsigned char* const stage = ring + slot * 2560;
             load_tile<GROUP>(Tile_t2{reinterpret_cast<__half*>(stage + 0)}, in_group, x1, 16, [&](int o) {
                 (void)o;
                 [[maybe_unused]] const int i_e = o;
                 const __half* const from = x1 + a_at * 1152 + (e_at + e_step + i_e) * 16;
                 return e_at + e_step + i_e < 72 ? from : nullptr;
             });
-            load_tile<GROUP>(Tile_t0{reinterpret_cast<__half*>(stage + 1024)}, in_group, x2, 16, [&](int o) {
+            load_tile<GROUP>(Tile_t0{reinterpret_cast<__half*>(stage + 1024)}, in_group, x2, static_cast<int>(min(offset_t(24), offset_t(16 - c_at))), [&](int o) {
                 (void)o;
                 [[maybe_unused]] const int i_e = o;
                 const __half* const from = x2 + a_at * 1152 + (e_at + e_step + i_e) * 16 + c_at;
@@ -128,7 +98,7 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
         }
         copy_commit();
     };
-    for (int turn = 0; turn < 2; ++turn) load_constants(turn, turn);
+    for (int turn = 0; turn < 1; ++turn) load_constants(turn, turn);
     wait_for_earlier();
     load_tile<THREADS>(Tile_t1{t1_tile}, static_cast<int>(threadIdx.x), x0, 16, [&](int o) {
         (void)o;
@@ -137,8 +107,8 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
         return o < 24 && b_at + i_b < 9 ? from : nullptr;
     });
     copy_commit();
-    for (int turn = 0; turn < 2; ++turn) load_others(turn, turn);
-    copy_wait<2>();
+    for (int turn = 0; turn < 1; ++turn) load_others(turn, turn);
+    copy_wait<1>();
     __syncthreads();
     reduce<StripSum, 24, 16, THREADS>(
         [&](int o, int k) {
@@ -164,22 +134,22 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
     }
     StripRows<1> t13_max;
     t13_max.fill(-INFINITY);
-    Strip<1, 2> t16;
+    Strip<1, 3> t16;
     t16.fill(0.0f);
     StripRows<1> t17;
     t17.fill(0.0f);
 
     int slot = 0;
     for (int turn = 0; turn < mine; ++turn) {
-        copy_wait<1>();
+        copy_wait<0>();
         wait_together<GROUP>(1 + group);
         {
-            const int free = slot == 0 ? 2 : slot - 1;
-            load_constants(turn + 2, free);
-            load_others(turn + 2, free);
+            const int free = slot == 0 ? 1 : slot - 1;
+            load_constants(turn + 1, free);
+            load_others(turn + 1, free);
         }
         [[maybe_unused]] const offset_t e_step = static_cast<offset_t>(turn * GROUPS + group) * 32;
-        [[maybe_unused]] unsigned char* const stage = ring + slot * 2048;
+        [[maybe_unused]] unsigned char* const stage = ring + slot * 2560;
         Strip<1, 4> t4;
         t4.fill(0.0f);
         strip_contract<1>(t4, t1_held, Columns8<Tile_t2, true>{Tile_t2{reinterpret_cast<__half*>(stage + 0)}});
@@ -218,10 +188,11 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
             [[maybe_unused]] const int r_ = min(strip_row<S_t12>(member, m_, i_), 23), c_ = strip_col(n_, i_);
             [[maybe_unused]] const int i_b = r_;
             [[maybe_unused]] const int i_e = c_;
-            const float e0 = (t8_rows.v[m_][i_ >> 1] * t9[i_e]);
-            const float e1 = (t4.v[m_][n_][i_] / e0);
-            const float e2 = (0x1p-2f * e1);
-            t12.v[m_][n_][i_] = e2;
+            const float e0 = 1.0f / t8_rows.v[m_][i_ >> 1];
+            const float e1 = t4.v[m_][n_][i_] * e0;
+            const float e2 = e1 * t9_inverse[i_e];
+            const float e3 = (0x1p-2f * e2);
+            t12.v[m_][n_][i_] = e3;
         }
         StripRows<1> t13_top;
         MIRAGE_STRIP_ROWS(StripRows<1>) {
@@ -269,13 +240,13 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
                 }
             t17.v[m_][h_] = t17.v[m_][h_] * t13_shrink.v[m_][h_] + x;
         }
-        slot = slot == 2 ? 0 : slot + 1;
+        slot = slot == 1 ? 0 : slot + 1;
     }
     copy_wait<0>();
     __syncthreads();
     MIRAGE_STRIP(S_t16) {
         const int r = strip_row<S_t16>(member, m_, i_), c = strip_col(n_, i_);
-        t16_part[(group * 32 + r) * 20 + c] = t16.v[m_][n_][i_];
+        t16_part[(group * 32 + r) * 28 + c] = t16.v[m_][n_][i_];
     }
     MIRAGE_STRIP_ROWS(StripRows<1>) {
         const float x = over_row<StripSum>(t17.v[m_][h_]);
@@ -301,15 +272,15 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
     for (int i = threadIdx.x; i < 24; i += THREADS) {
         [[maybe_unused]] const int i_b = i;
         const float share = t13_max_merged[i_b];
-        for (unsigned to = 0; to < 2; ++to) in_block(t13_max_shares, to)[rank * 24 + i] = share;
+        for (unsigned to = 0; to < 3; ++to) in_block(t13_max_shares, to)[rank * 24 + i] = share;
     }
-    for (int i = threadIdx.x; i < 96; i += THREADS) {
-        [[maybe_unused]] const int first = i % 4 * 4, outer = i / 4;
+    for (int i = threadIdx.x; i < 144; i += THREADS) {
+        [[maybe_unused]] const int first = i % 6 * 4, outer = i / 6;
         [[maybe_unused]] const int i_b = outer;
         float t16_x[4] = {};
         #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
-            add_scaled(t16_x, t16_part + (g * 32 + outer) * 20 + first, 1.0f);
+            add_scaled(t16_x, t16_part + (g * 32 + outer) * 28 + first, t13_max_weight[g * 32 + outer]);
         float share[4];
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -321,30 +292,30 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
     for (int i = threadIdx.x; i < 24; i += THREADS) {
         [[maybe_unused]] const int i_b = i;
         const float share = t17_merged[i_b];
-        for (unsigned to = 0; to < 2; ++to) in_block(t17_shares, to)[rank * 24 + i] = share;
+        for (unsigned to = 0; to < 3; ++to) in_block(t17_shares, to)[rank * 24 + i] = share;
     }
     cluster_arrive();
     cluster_wait();
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = -INFINITY;
-        for (int s = 0; s < 2; ++s) x = fmaxf(x, t13_max_shares[s * 24 + r]);
+        for (int s = 0; s < 3; ++s) x = fmaxf(x, t13_max_shares[s * 24 + r]);
         t13_common_merged[r] = x;
     }
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = 0.0f;
-        for (int s = 0; s < 2; ++s) x += t17_shares[s * 24 + r] * strip_exp_difference(t13_max_shares[s * 24 + r], t13_common_merged[r]);
+        for (int s = 0; s < 3; ++s) x += t17_shares[s * 24 + r] * strip_exp_difference(t13_max_shares[s * 24 + r], t13_common_merged[r]);
         t19_merged[r] = x;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < 48; j += THREADS) {
         const int i = static_cast<int>(rank) * 48 + j;
-        if (i >= 96) break;
-        [[maybe_unused]] const int first = i % 4 * 4, outer = i / 4;
+        if (i >= 144) break;
+        [[maybe_unused]] const int first = i % 6 * 4, outer = i / 6;
             {
                 [[maybe_unused]] const int i_b = outer;
                 float t18_x[4] = {};
                 #pragma unroll
-                for (int s = 0; s < 2; ++s)
+                for (int s = 0; s < 3; ++s)
                     add_scaled(t18_x, t16_shares + (s * 48 + i - static_cast<int>(rank) * 48) * 4, strip_exp_difference(t13_max_shares[s * 24 + i_b], t13_common_merged[i_b]));
                 float result[4];
                 #pragma unroll
@@ -354,7 +325,7 @@ __global__ void __launch_bounds__(64, 4) kernel0(const Parameters0 parameters) {
                     result[e] = e0;
                 }
                 [[maybe_unused]] const int i_c = first;
-                if (b_at + i_b < 9) put_vector(y0 + a_at * 144 + (b_at + i_b) * 16 + c_at + i_c, result);
+                if (b_at + i_b < 9 && c_at + i_c < 16) put_vector(y0 + a_at * 144 + (b_at + i_b) * 16 + c_at + i_c, result);
             }
     }
 }
@@ -377,11 +348,11 @@ extern "C" MIRAGE_EXPORT int mirage_golden(const void* const* in, void* const* o
         p.x1 = static_cast<const __half*>(in[1]);
         p.x2 = static_cast<const __half*>(in[2]);
         p.y0 = static_cast<__half*>(out[0]);
-        const int64_t blocks = int64_t{1} * 2 * 1 * 1 * 2;
+        const int64_t blocks = int64_t{1} * 2 * 1 * 1 * 3;
         if (blocks > 0) {
             static std::atomic<uint64_t> admitted{0};
-            status = mirage::launch(kernel0, admitted, blocks, 64, 9728,
-                                    2, true, stream, p);
+            status = mirage::launch(kernel0, admitted, blocks, 128, 15232,
+                                    3, true, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }
