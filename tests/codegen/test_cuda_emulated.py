@@ -89,7 +89,7 @@ def _without(phase: str, place: int) -> kernels.Finish:
 
 
 def test_reading_outside_of_a_tile_is_found(tmp_path: Path) -> None:
-    (case,) = kernels.cases("small", program(NAMED["vector"], F32), "sm_80", 1)
+    (case,) = kernels.cases("small", program(NAMED["vector"], F32), "sm_80", 1, kind=lambda g: g.loop is None)
     text = kernels.emulated(case, separate=True)
     broken = text.replace("mirage::contract<", "mirage::contract<16 + ", 1)
     assert broken != text

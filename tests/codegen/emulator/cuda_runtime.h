@@ -169,7 +169,7 @@ struct Machine {
     Context scheduler;
     unsigned count = 0, warps = 0, current = 0;  // threads and warps of a block; the thread that runs
     unsigned first_block = 0;
-    size_t size = 0;  // of the memory of a block
+    size_t size = 0, room = 0;  // of the memory of a block, and up to that of the next one
     bool dependent = false, revealed = true;
 
     unsigned stride() const { return warps * WARP; }
@@ -318,6 +318,7 @@ inline void run_grid(unsigned blocks, unsigned threads, int shared_bytes, unsign
     std::vector<unsigned char> memory(stride * cluster + 128);
     unsigned char* const first = memory.data() + 128 - reinterpret_cast<uintptr_t>(memory.data()) % 128;
     machine.size = static_cast<size_t>(shared_bytes);
+    machine.room = stride;
     machine.count = threads;
     machine.warps = (threads + WARP - 1) / WARP;
     machine.dependent = dependent;
@@ -346,7 +347,7 @@ inline unsigned char* shared(std::initializer_list<std::pair<int, int>> parts) {
     Block& block = machine.block();
     if (!block.laid_out && parts.size() > 0) {
         block.laid_out = true;
-        ASAN_POISON_MEMORY_REGION(block.memory, machine.size);
+        ASAN_POISON_MEMORY_REGION(block.memory, machine.room);
         for (const auto& part : parts)
             ASAN_UNPOISON_MEMORY_REGION(block.memory + part.first, static_cast<size_t>(part.second));
     }
