@@ -14,6 +14,7 @@ head are left out: hidden states and caches go in, hidden states and grown cache
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -25,7 +26,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
 
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -150,31 +152,45 @@ def without_weights(model: onnx.ModelProto, path: Path) -> Path:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
-def fill(path: Path) -> int:
-    """Write the external data of a model, random numbers by the weights' names; the number of bytes."""
+def fill(path: Path, original: Path | None = None) -> int:
+    """Write the external data of a model: weights that the `original` file holds itself as they are there, others as random
+    numbers by their names; the number of bytes."""
     model = onnx.load(path, load_external_data=False)
+    given = {}
+    if original is not None:
+        stored = onnx.load(original, load_external_data=False).graph.initializer
+        given = {t.name: t for t in stored if t.data_location != TensorProto.EXTERNAL}
     block = np.random.default_rng(0).standard_normal(BLOCK, np.float32)
     written = 0
-    files: dict[str, Any] = {}
-    for tensor in model.graph.initializer:
-        told = {e.key: e.value for e in tensor.external_data}
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
-        if tensor.data_type != TensorProto.FLOAT16:
-            raise SystemExit(f"{path}: weight {tensor.name} is not of type float16")
-        place = path.parent / told["location"]
-        file = files.setdefault(told["location"], place.open("r+b" if place.exists() else "w+b"))
-        file.seek(int(told.get("offset", 0)))
-        shift = zlib.crc32(tensor.name.encode()) % BLOCK
-        scaled = (np.roll(block, shift) / math.sqrt(tensor.dims[0])).astype(np.float16)
-        left = math.prod(tensor.dims)
-        while left > 0:
-            scaled[:left].tofile(file)
-            left -= BLOCK
-        written += 2 * math.prod(tensor.dims)
-    for file in files.values():
-        file.close()
+    with contextlib.ExitStack() as opened:
+        files: dict[str, Any] = {}
+        for tensor in model.graph.initializer:
+            if tensor.data_location != TensorProto.EXTERNAL:
+                continue
+            told = {e.key: e.value for e in tensor.external_data}
+            name = told["location"]
+            if name not in files:
+                place = path.parent / name
+                files[name] = opened.enter_context(place.open("r+b" if place.exists() else "w+b"))
+            files[name].seek(int(told.get("offset", 0)))
+            if tensor.name in given:
+                written += files[name].write(numpy_helper.to_array(given[tensor.name]).tobytes())
+            else:
+                written += _draw(tensor, block, files[name])
     return written
+
+
+def _draw(tensor: onnx.TensorProto, block: NDArray[np.float32], file: Any) -> int:
+    """Write a weight of random numbers; the number of bytes."""
+    if tensor.data_type != TensorProto.FLOAT16:
+        raise SystemExit(f"weight {tensor.name} is not of type float16")
+    shift = zlib.crc32(tensor.name.encode()) % BLOCK
+    scaled = (np.roll(block, shift) / math.sqrt(tensor.dims[0])).astype(np.float16)
+    size = left = math.prod(tensor.dims)
+    while left > 0:
+        file.write(scaled[:left].tobytes())
+        left -= BLOCK
+    return 2 * size
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -343,7 +359,7 @@ def main() -> None:
     elif given.command == "fill":
         for path in (given.folder / MODEL, given.folder / OUT / "model.onnx"):
             if path.exists():
-                print(path, fill(path))
+                print(path, fill(path, given.folder / MODEL))
     else:
         print(json.dumps(measure(given.folder, given.gpu, given.tune, given.compiled, given.seconds), indent=1))
 

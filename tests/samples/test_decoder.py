@@ -58,6 +58,25 @@ def test_weights_are_filled_in_by_name(folder: Path, tmp_path: Path) -> None:
     assert np.array_equal(numpy_helper.to_array(onnx.load(other).graph.initializer[0]), found)
 
 
+def test_weights_that_the_original_holds_itself_stay_what_they_are(folder: Path) -> None:
+    """`optimize` stores them outside of the file too."""
+    gain = np.linspace(0, 1, ROWS, dtype=np.float32)
+    original = onnx.load(folder / decoder.MODEL, load_external_data=False)
+    original.graph.initializer.append(numpy_helper.from_array(gain, "gain"))
+    onnx.save(original, folder / decoder.MODEL)
+    decoder.fill(folder / decoder.MODEL)
+    model = onnx.load(folder / decoder.MODEL)
+    onnx.save(model, folder / "patched.onnx", save_as_external_data=True, location="patched.data", size_threshold=64)
+    (folder / "patched.data").write_bytes(bytes((folder / "patched.data").stat().st_size))
+    with pytest.raises(SystemExit, match="weight gain is not of type float16"):
+        decoder.fill(folder / "patched.onnx")
+    decoder.fill(folder / "patched.onnx", folder / decoder.MODEL)
+    found = {t.name: numpy_helper.to_array(t) for t in onnx.load(folder / "patched.onnx").graph.initializer}
+    wanted = {t.name: numpy_helper.to_array(t) for t in onnx.load(folder / decoder.MODEL).graph.initializer}
+    assert found.keys() == wanted.keys() == {"w", "gain"}
+    assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
+
+
 def test_large_weights_repeat_what_is_drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "BLOCK", 1000)
     path = folder / decoder.MODEL
