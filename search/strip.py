@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mirage_cli.errors import Refused
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.program import Program
 from mirage_cli.search.cost import number
 from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
@@ -116,6 +118,7 @@ WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
 MOST_STAGES = 8
 EXACT_PRICE = 25.0  #: matrix instructions in whose time as many products are done in float32
+CHUNK = 16  #: bytes that are copied at a time
 SECTOR = 84  #: bytes of a row below which the memory is not used well
 NOMINAL = 1024  #: what a symbol counts as where axes are told apart
 MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
@@ -140,6 +143,7 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     if any(o.op == "load" and o.phase != BODY and graph.loop in axes[o.name] for o in graph.ops):
         raise Refused("a tile would be held whole along the loop")
     _check_outside(graph)
+    _check_aligned(program, graph)
     batch = frozenset(a for o in products(graph) for a in (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over))
 
     def size(axis: str, phase: str) -> int:
@@ -151,6 +155,23 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     made = made_of_products(graph)
     chained = any(i in made for o in products(graph) for i in o.inputs)
     return Roles(orient(program, graph, size), batch, chained)
+
+
+def _check_aligned(program: Program, graph: BlockGraph) -> None:
+    """Raises Refused where an operand cannot be copied in whole chunks."""
+    operands = {i for o in products(graph) for i in o.inputs}
+    for o in graph.ops:
+        if o.op != "load" or o.name not in operands:
+            continue
+        source = next(i for i in program.inputs if i.name == o.source_value)
+        vector = CHUNK // program.sources[source.source].dtype.bytes
+        slots = [s for s in source.access if s.extent != 1]
+        stride: Extent = ex.ONE
+        for k, slot in enumerate(reversed(slots)):
+            factor = stride.factor if isinstance(stride, ex.Symbolic) else stride
+            if (k == 0 and (slot.axis is None or slot.offset % vector)) or (k > 0 and factor % vector):
+                raise Refused(f"rows of {o.source_value} are not aligned to {CHUNK} bytes")
+            stride = ex.product([stride, slot.extent])
 
 
 def _check_outside(graph: BlockGraph) -> None:

@@ -125,7 +125,7 @@ def test_standard_input_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
         (["verify", "a", "b"], "need --library"),
         (["verify", "a", "b", "c"], "found 3 paths"),
         (["verify", "a", "--library", "l"], "--library belongs to ORIGINAL PATCHED"),
-        (["bench"], "Missing argument"),
+        (["bench"], "Give either an output folder or --suite."),
         (["bench", "a", "--cpu", "--gpu", "0"], "--cpu and --gpu exclude each other"),
         (["bench", "a", "--runs", "0"], "'--runs'"),
         (["inspect"], "Missing argument"),

@@ -151,6 +151,7 @@ ALL = [
     *("--without", "order", "--without", "fusion"),
     *("--confidence", "60", "--cache", "there", "--max-memory", "4G", "--require-coverage", "flops=0.95"),
     *("--dry-run", "--force", "--strict"),
+    *("--tune-candidates", "12", "--tune-budget", "30", "--tuned"),
 ]
 ALL_OPTIONS = Options(
     shape=("x=1x128", "y=2"),
@@ -174,6 +175,9 @@ ALL_OPTIONS = Options(
     dry_run=True,
     force=True,
     strict=True,
+    tune_candidates=12,
+    tune_budget=30.0,
+    tuned=True,
 )
 
 
