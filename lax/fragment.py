@@ -183,6 +183,8 @@ class _Partitioner:
         for attempt in (self.whole, self.operands_stored):
             try:
                 fragment = attempt(end)
+                if lost := fragment.program.unknown_symbols:
+                    raise Refused(f"the value of {', '.join(lost)} cannot be computed from the shapes of what it reads")
             except (Refused, InvalidGraph) as e:
                 reasons.append(str(e))
                 continue

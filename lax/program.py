@@ -140,6 +140,12 @@ class Program:
         return tuple(sorted(found))
 
     @property
+    def unknown_symbols(self) -> list[str]:
+        """Symbols whose values do not follow from the shapes of what the program reads."""
+        given = {n for s in self.sources for e in s.dims for n in ex.names(e)}
+        return [s for s in self.symbols if s not in given]
+
+    @property
     def constants(self) -> frozenset[int]:
         """The numbers of the sources that are weights of the model: nothing writes them while it runs."""
         return frozenset(k for k, s in enumerate(self.sources) if s.constant)

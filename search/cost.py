@@ -180,6 +180,11 @@ class _Estimate:
         """Elements of what an operator with one operand reads."""
         return self.elements(self.axes[o.inputs[0]], o.phase)
 
+    def kept(self, o: BlockOp) -> bool:
+        """Whether an elementwise value is a tile of its own, since others than one operator on the same axes read it."""
+        readers = [r for r in self.g.ops if o.name in r.inputs]
+        return len(readers) > 1 or any(self.axes[r.name] != self.axes[o.name] for r in readers if r.op == "thread")
+
     def repeat(self, o: BlockOp) -> Floats:
         """How often a block runs an operator."""
         return self.steps if o.phase == BODY else self.ones
@@ -202,6 +207,8 @@ class _Estimate:
                 fragment = fragment + size
             elif o.op == "thread" and o.thread is not None:
                 work = work + n * o.thread.flops() * repeat
+                if self.t.kind == "cpu" and self.kept(o):
+                    shared = shared + 4 * n
             elif o.op in ("sum", "top"):
                 work = work + self.read(o) * repeat
                 shared = shared + 4 * n
