@@ -19,6 +19,7 @@ import json
 import math
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -214,9 +215,12 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
         pipeline.optimize(str(folder / MODEL), out, options)
     report = json.loads((out / "report.json").read_text())
     inputs = step_inputs(sizes)
+    replaced: Counter[str] = Counter()
+    for f in report["fragments"]:
+        replaced[f["name"]] += f["occurrences"] if f["status"] == "replaced" else 0
     result: dict[str, Any] = {
         "sizes": asdict(sizes),
-        "replaced": {f["name"]: f["occurrences"] for f in report["fragments"] if f["status"] == "replaced"},
+        "replaced": dict(replaced),
         "left": {f["name"]: f.get("reason", "") for f in report["fragments"] if f["status"] != "replaced"},
     }
     for graph in (True, False) if gpu is not None else (False,):  # without graphs where one of them cannot be captured
