@@ -16,7 +16,7 @@ from types import MappingProxyType
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.program import Input, Program
 from mirage_cli.search.cost import number
 from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
@@ -120,6 +120,7 @@ MOST_STAGES = 8
 EXACT_PRICE = 25.0  #: matrix instructions in whose time as many products are done in float32
 CHUNK = 16  #: bytes that are copied at a time
 SECTOR = 84  #: bytes of a row below which the memory is not used well
+LINE = 128  #: bytes of a line of memory
 NOMINAL = 1024  #: what a symbol counts as where axes are told apart
 MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
 
@@ -288,17 +289,24 @@ class Shape:
         operands = {i for o in products(graph) for i in o.inputs}
         self.stage = self.kept = 0
         self.moved = 0.0  # bytes of a stage, those of rows that are shorter than a sector of the memory counted higher
+        self.lines = 0.0  # pieces of memory lines that a stage takes
         for o in graph.ops:
             if o.op == "load" and (o.name in operands or self._feeds(o.name, operands)):
                 bytes_ = self.elements(self.axes[o.name], o.phase) * reads[o.source_value or ""]
                 bytes_ = -(-bytes_ // 128) * 128
                 if o.phase == BODY:
                     self.stage += bytes_
-                    self.moved += bytes_ * max(1.0, SECTOR / self.run(o.source_value or ""))
+                    run = self.run(o.source_value or "")
+                    self.moved += bytes_ * max(1.0, SECTOR / run)
+                    self.lines += bytes_ / min(LINE, run)
                 else:
                     self.kept += bytes_
         self.loads = self.stage / 16
         made = made_of_products(graph)
+        for o in graph.ops:
+            if o.op == "thread" and o.name in operands - made:
+                bytes_ = self.elements(self.axes[o.name], o.phase) * (4 if self.exact() else 2)
+                self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
         self.results = [o for o in graph.ops if o.op == "accum" and o.inputs[0] in made]
         self.merge = sum(
             self.groups * 4 * self.rows(self.axes[o.name]) * (self.cols(self.axes[o.name]) + 4) for o in self.results
@@ -308,16 +316,27 @@ class Shape:
             self.kept += sum(4 * math.prod(self.size(a, BODY) for a in self.axes[o.name]) + 512 for o in summed)
         self.kept += 4096
 
+    def source(self, value: str) -> Input:
+        """A program's input by name."""
+        return next(i for i in self.p.inputs if i.name == value)
+
+    def width(self, value: str) -> int:
+        """Bytes of an input's elements."""
+        return self.p.sources[self.source(value).source].dtype.bytes
+
     def run(self, value: str) -> float:
         """Bytes of an input that lie side by side in a tile."""
-        source = next(i for i in self.p.inputs if i.name == value)
-        n = self.p.sources[source.source].dtype.bytes
-        for slot in reversed(source.access):
+        n = self.width(value)
+        for slot in reversed(self.source(value).access):
             held = 1 if slot.axis is None else self.size(slot.axis, BODY)
             n *= held
             if slot.extent != held:
                 break
         return n
+
+    def exact(self) -> bool:
+        """Whether products are done in float32."""
+        return any(o.dtype is not None and o.dtype.bytes == 4 for o in products(self.g))
 
     def _feeds(self, load: str, operands: set[str]) -> bool:
         return any(o.name in operands and load in o.inputs and o.op == "thread" for o in self.g.ops)
@@ -343,9 +362,11 @@ class Shape:
         n = 1
         for own, unit in (
             (axes & self.r.sides.rows, 16 * self.members),
-            (axes - self.r.sides.rows, 8),
+            (axes & self.r.sides.cols, 8),
+            (axes - self.r.sides.rows - self.r.sides.cols, 16),
         ):
-            n *= -(-math.prod(self.size(a, phase) for a in own) // unit) * unit if own else 1
+            held = math.prod(self.size(a, phase) for a in own)
+            n *= -(-held // unit) * unit if held > 1 else 1
         return n
 
     @property

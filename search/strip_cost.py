@@ -28,6 +28,7 @@ STREAM = 1.07  #: of the target's bandwidth that plain copies reach
 IN_FLIGHT = 46 * 1024  #: bytes that every multiprocessor has to have on their way for that
 MOST_IN_FLIGHT = 208 * 1024  #: bytes of one multiprocessor beyond which more bring nothing
 SHARPNESS = 5.0  #: of the bend where the bandwidth is reached
+PIECE = 0.002  #: of a piece of a memory line that a multiprocessor copies
 CACHE_FACTOR = 2.0  #: bandwidth of the second-level cache over that of memory
 PARTS = 4  #: parts of a multiprocessor that issue instructions
 #: clusters of 2, 4 and 8 blocks that fit the multiprocessors of one H200 at a time, one block on each
@@ -52,10 +53,11 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     x = used * min(ahead, MOST_IN_FLIGHT) / (units * IN_FLIGHT)
     reached = min(1.0, 1.02 * x / (1 + x**SHARPNESS) ** (1 / SHARPNESS))
     memory = once * (shape.moved / max(1, shape.stage)) / (target.bandwidth * STREAM * reached) * 1e6
+    pieces = shape.blocks * shape.groups * shape.turns * shape.lines / used * PIECE
     traffic = shape.blocks * shape.groups * shape.turns * shape.stage
     cache = traffic / (target.bandwidth * CACHE_FACTOR * min(1.0, used / units)) * 1e6
     fixed = LAUNCH + WAVE * (waves - 1) + (CLUSTER if shape.cluster > 1 else 0.0)
-    slowest: float = max(loop * waves, memory, cache)
+    slowest: float = max(loop * waves, memory, cache, pieces)
     return fixed + slowest + MERGE * shape.merge * waves
 
 
