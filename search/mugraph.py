@@ -111,20 +111,9 @@ class BlockOp:
 REDUCING = ("contract", "sum", "top")  #: block operators that consume the tile parts of `over`
 MAXIMA = ("top", "running", "grid_top")  #: block operators whose values stand below exp only, see `_validate_maxima`
 BLOCK_OPS = (
-    "load",
-    "iota",
-    "extent",
-    "thread",
-    "stable_exp",
-    "contract",
-    "sum",
-    "top",
-    "accum",
-    "running",
-    "shrink",
-    "grid_top",
+    "load", "iota", "extent", "thread", "stable_exp", "contract", "sum", "top", "accum", "running", "shrink", "grid_top",
     "grid_sum",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +335,8 @@ def _validate_sums(b: BlockGraph, axes: Mapping[str, frozenset[str]], partial: M
         varies[o.name] = o.phase == BODY and again
         if o.op == "accum" and not varies[o.inputs[0]]:
             raise InvalidGraph(f"{o.name}: accumulates {o.inputs[0]}, which is the same in every iteration")
+        if o.op in ("grid_sum", "grid_top") and (late := [i for i in o.inputs[:2] if b.op(i).phase == GRID]):
+            raise InvalidGraph(f"{o.name}: {late[0]} is computed behind the blocks' exchange")
         if o.op == "grid_sum" and not partial[o.inputs[0]]:
             raise InvalidGraph(f"{o.name}: sums {o.inputs[0]} over blocks, which is no partial result")
         if o.op == "grid_sum" and (parts := axes[o.inputs[0]] & set(b.split)):
