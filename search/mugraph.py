@@ -335,10 +335,10 @@ def _validate_sums(b: BlockGraph, axes: Mapping[str, frozenset[str]], partial: M
         varies[o.name] = o.phase == BODY and again
         if o.op == "accum" and not varies[o.inputs[0]]:
             raise InvalidGraph(f"{o.name}: accumulates {o.inputs[0]}, which is the same in every iteration")
-        if o.op in ("grid_sum", "grid_top") and (late := [i for i in o.inputs[:2] if b.op(i).phase == GRID]):
-            raise InvalidGraph(f"{o.name}: {late[0]} is computed behind the blocks' exchange")
         if o.op == "grid_sum" and not partial[o.inputs[0]]:
             raise InvalidGraph(f"{o.name}: sums {o.inputs[0]} over blocks, which is no partial result")
+        if o.op in ("grid_sum", "grid_top") and (late := [i for i in o.inputs[:2] if b.op(i).phase == GRID]):
+            raise InvalidGraph(f"{o.name}: {late[0]} is computed behind the blocks' exchange")
         if o.op == "grid_sum" and (parts := axes[o.inputs[0]] & set(b.split)):
             raise InvalidGraph(
                 f"{o.name}: sums along {', '.join(sorted(parts))}, of which every block holds its own part"
