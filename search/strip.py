@@ -22,7 +22,8 @@ from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
-REGISTERS = 65536  #: of a multiprocessor
+RESERVED = 1024  #: bytes of shared memory that every block takes beside its own
+MOST_RESIDENT = 4  #: blocks of a multiprocessor beyond which more gain nothing
 OTHER_REGISTERS = 100  #: of a thread, for all but the results of products
 Size = Callable[[str, str], int]  #: positions of an axis that a tile of a phase holds
 
@@ -33,14 +34,6 @@ class Sides:
 
     rows: frozenset[str]
     cols: frozenset[str]
-
-    def row_axes(self, axes: frozenset[str]) -> frozenset[str]:
-        """Those of `axes` that lie along rows."""
-        return axes & self.rows
-
-    def col_axes(self, axes: frozenset[str]) -> frozenset[str]:
-        """Those of `axes` that lie along columns."""
-        return axes & self.cols
 
 
 def products(graph: BlockGraph) -> list[BlockOp]:
@@ -57,9 +50,11 @@ def made_of_products(graph: BlockGraph) -> frozenset[str]:
     return frozenset(found)
 
 
-def resident_by_registers(threads: int, floats: float) -> int:
-    """How many blocks of so many threads, each with so many registers of products, a multiprocessor has registers for."""
-    return max(1, min(4, int(REGISTERS / (threads * min(255.0, OTHER_REGISTERS + 1.25 * floats)))))
+def resident(target: Target, shared: int, threads: int, floats: float) -> int:
+    """How many blocks a multiprocessor holds at a time, each of so much shared memory and so many threads with so many
+    registers of products."""
+    by_registers = int(target.registers / (threads * min(255.0, OTHER_REGISTERS + 1.25 * floats)))
+    return max(1, min(target.shared_total // (shared + RESERVED), by_registers, MOST_RESIDENT))
 
 
 def orient(program: Program, graph: BlockGraph, size: Size) -> Sides:
@@ -195,16 +190,14 @@ def _check_outside(graph: BlockGraph) -> None:
             raise Refused(f"{o.name} is no product of an accumulator and an input")
 
 
-def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
-    """The schedules of a block graph that are worth a prediction. Raises Refused where the engine does not suit it."""
+def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> Iterator[Schedule]:
+    """The schedules of a block graph with its roles that are worth a prediction. Raises Refused where clusters lack."""
     if graph.split and (len(graph.split) != 1 or not target.clusters):
         raise Refused("a reduction over blocks needs clusters")
-    r = roles(program, graph)
+    along_rows = [a for a in r.sides.rows & _result(program) if a != graph.loop]
     for tiles in itertools.product(*(_tiles(program, graph, r, a) for a in graph.grid)):
         tile = dict(zip(graph.grid, tiles, strict=True))
-        rows = math.prod(
-            _held(program, tile, a) for a in r.sides.rows if a != graph.loop and a in _result(program, graph)
-        )
+        rows = math.prod(_held(program, tile, a) for a in along_rows)
         cols = math.prod(tile[a] for a in r.sides.cols if a in tile and a not in graph.split)
         if not 1 <= rows <= ROWS[-1] or (cols > HELD_COLUMNS):
             continue
@@ -230,15 +223,15 @@ def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, 
     """A schedule with as many stages as one block, or two, on a multiprocessor have memory for."""
     shape = Shape(program, graph, s, r)
     made = set()
-    for resident in (1, 2):
-        room = min(target.shared_total // resident - 1024, target.shared_bytes) - shape.kept
+    for blocks in (1, 2):
+        room = min(target.shared_total // blocks - RESERVED, target.shared_bytes) - shape.kept
         stages = min(MOST_STAGES, room // max(1, shape.stage * shape.groups))
         if stages >= 2 and shape.merge <= room and stages not in made and shape.registers() <= MATRIX_REGISTERS:
             made.add(stages)
             yield replace(s, stages=stages)
 
 
-def _result(program: Program, graph: BlockGraph) -> frozenset[str]:
+def _result(program: Program) -> frozenset[str]:
     """The axes of what is stored."""
     return frozenset(s.axis for o in program.outputs for s in o.access if s.axis is not None)
 
@@ -301,7 +294,6 @@ class Shape:
                     self.lines += bytes_ / min(LINE, run)
                 else:
                     self.kept += bytes_
-        self.loads = self.stage / 16
         made = made_of_products(graph)
         for o in graph.ops:
             if o.op == "thread" and o.name in operands - made:

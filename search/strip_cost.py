@@ -11,7 +11,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.cost import SMALL, Prediction, Ranked, bytes_once, floor_us
 from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.strip import Shape, resident_by_registers, roles, schedules
+from mirage_cli.search.strip import Shape, resident, roles, schedules
 from mirage_cli.search.target import Target
 
 LAUNCH = 1.5  #: microseconds from launch to launch, with nothing in between
@@ -38,13 +38,12 @@ CLUSTERS_THAT_FIT = {2: 66 / 132, 4: 30 / 132, 8: 15 / 132}
 def predicted_us(shape: Shape, target: Target, once: float) -> float:
     """Microseconds of a kernel that reads and writes `once` bytes in all."""
     s, units = shape.s, target.units
-    resident = min(target.shared_total // (shape.shared + 1024), resident_by_registers(32 * s.warps, shape.registers()))
-    resident = max(1, resident)
-    places = units * resident
+    held = resident(target, shape.shared, 32 * s.warps, shape.registers())
+    places = units * held
     if shape.cluster > 1:
-        places = int(CLUSTERS_THAT_FIT.get(shape.cluster, 0.1) * units) * resident * shape.cluster
+        places = int(CLUSTERS_THAT_FIT.get(shape.cluster, 0.1) * units) * held * shape.cluster
     waves = math.ceil(shape.blocks / max(1, places))
-    together = min(resident, math.ceil(shape.blocks / units))
+    together = min(held, math.ceil(shape.blocks / units))
     used = min(units, shape.blocks, places)
     issue = ISSUE_MULTIPLY * shape.multiplies() + ISSUE_ELEMENT * shape.elementwise()
     turn = LATENCY + CHAINED * shape.r.chained + MULTIPLY * shape.multiplies() + ELEMENT * shape.elementwise()
@@ -73,7 +72,7 @@ def ranked(
         return []
     try:
         r = roles(program, graph)
-        found = list(schedules(program, graph, target))
+        found = list(schedules(program, graph, target, r))
     except Refused:
         return []
     floor, once = floor_us(program, target, sizes), bytes_once(program, sizes)

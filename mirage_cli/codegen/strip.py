@@ -16,7 +16,7 @@ from mirage_cli.codegen.request import Kernel, Request
 from mirage_cli.codegen.strip_merge import StripMerge
 from mirage_cli.codegen.strip_values import OperandTile
 from mirage_cli.errors import Refused
-from mirage_cli.search.strip import resident_by_registers
+from mirage_cli.search.strip import resident
 
 MOST_FLOATS = 200  #: registers of a thread for results of products, beyond which kernels spill
 
@@ -57,7 +57,7 @@ class _Kernel(StripMerge):
         if shared > self.r.target.shared_bytes:
             raise Refused(f"{shared} bytes of shared memory, {self.r.target.name} has {self.r.target.shared_bytes}")
         threads = 32 * self.s.warps
-        resident = max(1, min(self.r.target.shared_total // (shared + 1024), resident_by_registers(threads, floats)))
+        held_blocks = resident(self.r.target, shared, threads, floats)
         held = [t for t in self.tiles.values() if not t.ring and self.ops[t.name].op == "load"]
         ring_place = f"unsigned char* const ring = shared + group * {stage * stages};"
         context: dict[str, Any] = self.context() | {
@@ -67,7 +67,7 @@ class _Kernel(StripMerge):
             "cluster": self.splits,
             "dependent": self.r.target.clusters,
             "threads": threads,
-            "resident": resident,
+            "resident": held_blocks,
             "shared_bytes": shared,
             "group": self.group_threads,
             "groups": self.groups,
@@ -88,7 +88,7 @@ class _Kernel(StripMerge):
         context["grid"] = sorted(context["grid"], key=lambda g: g["axis"] in self.g.split)
         for key in ("declare", "ring_constants", "ring_others", "prologue", "body", "epilogue"):
             context[key] = [_placed(line, offsets) for line in context[key]]
-        return Kernel(StripProgram(tuple(self.summary(shared, resident))), context)
+        return Kernel(StripProgram(tuple(self.summary(shared, held_blocks))), context)
 
     def loads(self, tiles: list[OperandTile]) -> list[str]:
         """Start copying tiles."""
@@ -100,9 +100,9 @@ class _Kernel(StripMerge):
         lines = [*self.prologue, *self.before, *self.body]
         return any(n in line for line in lines for n in names)
 
-    def summary(self, shared: int, resident: int) -> list[str]:
+    def summary(self, shared: int, blocks: int) -> list[str]:
         """What the kernel is made of, for golden files."""
-        lines = [f"strip {self.s.to_json()} shared {shared} resident {resident} cluster {self.splits}"]
+        lines = [f"strip {self.s.to_json()} shared {shared} resident {blocks} cluster {self.splits}"]
         for t in self.tiles.values():
             place = "ring" if t.ring else "held"
             lines.append(
