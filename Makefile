@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples cases guarantee ablation experiment mutations passes suite tuning \
+.PHONY: help demo test lint format golden samples models cases guarantee ablation experiment mutations passes suite tuning \
   cpu-suite dist clean
 
 help: ## Print these targets
@@ -38,6 +38,9 @@ samples: $(VENV)/.samples ## Export the sample models again (installs torch and 
 	$(BIN)/python samples/export.py
 	$(BIN)/python samples/operators.py
 	$(BIN)/python samples/catalog.py
+
+models: $(VENV)/.samples ## Export every architecture in every form and write docs/models.md; CELLS="NAME ..." for some of them
+	$(BIN)/python -m samples.zoo --all --jobs $$(nproc) --write $(CELLS)
 
 cases: $(STAMP) ## Search and prove the published cases; CASES="NAME ..." for some of them
 	$(BIN)/python samples/cases.py --table $(CASES)

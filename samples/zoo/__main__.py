@@ -1,0 +1,83 @@
+"""The command: `python -m samples.zoo --out DIR [NAME|GLOB ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from samples.zoo.cells import Cell, matrix, select, spread
+from samples.zoo.examine import Record, examine, load, save
+
+DEFAULT_OUT = Path("out/models")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+
+
+def quiet() -> None:
+    """No warnings and progress of the exporters, one thread."""
+    import torch  # noqa: PLC0415
+
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+
+
+def run(cells: list[Cell], folder: Path, fresh: bool, jobs: int) -> Iterator[Record]:
+    """Records as they are made; with several jobs, in processes of their own."""
+    work = partial(_one, folder=folder, fresh=fresh)
+    if jobs == 1:
+        quiet()
+        yield from map(work, cells)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, quiet) as pool:
+        yield from pool.imap_unordered(work, cells)
+
+
+def _one(cell: Cell, folder: Path, fresh: bool) -> Record:
+    record = examine(cell, folder, fresh)
+    save(record, folder)
+    return record
+
+
+def line(record: Record) -> str:
+    """A record in one line."""
+    if "problem" in record:
+        return f"{record['name']}: {record['problem']}"
+    shares = ", ".join(f"{v:.1%} of {k.replace('_', ' ')}" for k, v in record["coverage"].items())
+    kinds = ", ".join(f"{n} {k}" for k, n in record["kinds"].items())
+    return f"{record['name']}: {shares}; {kinds}"
+
+
+def main() -> None:
+    """Export, inspect, print; with --write make the page from all records there are."""
+    parser = argparse.ArgumentParser(prog="python -m samples.zoo", description=__doc__)
+    parser.add_argument("cells", nargs="*", metavar="NAME", help="an architecture, or a glob such as 'llama/*-fp16*'")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="models and records")
+    parser.add_argument("--all", action="store_true", help="the whole matrix; without it a spread of the cells")
+    parser.add_argument("--list", action="store_true", help="only print the cells' names")
+    parser.add_argument("--fresh", action="store_true", help="export again what is there")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} from the records in DIR")
+    given = parser.parse_args()
+    try:
+        cells = select(given.cells) if given.cells else list(matrix()) if given.all else spread()
+    except ValueError as error:
+        parser.error(str(error))
+    if given.list:
+        print("\n".join(c.name for c in cells))
+        return
+    for record in run(cells, given.out, given.fresh, given.jobs):
+        print(line(record), flush=True)
+    if given.write:
+        from samples.zoo.page import page  # noqa: PLC0415
+
+        records = [r for c in matrix() if (r := load(c, given.out)) is not None]
+        PAGE.write_text(page(records))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Causal language models with dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from torch import nn
+
+from samples.building import LAYERS, TOKENS, VOCABULARY, decoder, randomise
+from samples.zoo.architecture import Architecture, causal
+
+
+def llama(**options: Any) -> nn.Module:
+    """Llama: 4 query and 2 key heads of 16."""
+    return decoder("Llama", head_dim=16, **options)
+
+
+def qwen2() -> nn.Module:
+    """Biases on the query, key and value projections."""
+    return decoder("Qwen2")
+
+
+def qwen3() -> nn.Module:
+    """Heads of 32: the projections are wider than the hidden size."""
+    return decoder("Qwen3", head_dim=32)
+
+
+def gemma2() -> nn.Module:
+    """A window of 8 in every other layer; soft-capping exists in eager attention only."""
+    options = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "intermediate_size": 128}
+    return decoder("Gemma2", attention="eager", **options)
+
+
+def gemma3() -> nn.Module:
+    """A window of 8 and its own rotation in the first layer, full attention in the second."""
+    layers = ["sliding_attention", "full_attention"]
+    options = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "layer_types": layers}
+    return decoder("Gemma3Text", causal="Gemma3ForCausalLM", intermediate_size=128, **options)
+
+
+def phi3() -> nn.Module:
+    """Fused projections."""
+    return decoder("Phi3")
+
+
+def mistral() -> nn.Module:
+    """A window of 8."""
+    return decoder("Mistral", head_dim=16, sliding_window=8)
+
+
+def gpt2() -> nn.Module:
+    """Hidden size 96, three heads of 32."""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "n_positions": 32,
+        "n_embd": 96,
+        "n_layer": LAYERS,
+        "n_head": 3,
+        "use_cache": False,
+    }
+    config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
+    return randomise(transformers.GPT2LMHeadModel(config))
+
+
+def gpt_neox() -> nn.Module:
+    """A quarter of each head is rotated; attention and MLP run side by side."""
+    return decoder("GPTNeoX", use_parallel_residual=True)
+
+
+def olmo2() -> nn.Module:
+    """Norms behind attention and MLP, and over whole queries and keys."""
+    return decoder("Olmo2")
+
+
+def cohere() -> nn.Module:
+    """One LayerNorm without bias for attention and MLP, which run side by side; rotation of neighbours; QK norm."""
+    return decoder("Cohere", use_qk_norm=True, logit_scale=0.25)
+
+
+def _decoder(name: str, title: str, shows: str, model: Callable[[], nn.Module], tokens: int = TOKENS) -> Architecture:
+    return Architecture(name, title, shows, lambda form: causal(model(), form, tokens), cached=True)
+
+
+ARCHITECTURES = (
+    _decoder("llama", "Llama", "grouped-query attention, RoPE, RMSNorm, SwiGLU", llama),
+    _decoder("qwen2", "Qwen2", "biases on QKV", qwen2),
+    _decoder("qwen3", "Qwen3", "QK-norm, wide heads", qwen3, 20),
+    _decoder("gemma2", "Gemma 2", "soft-capping, post-norms, window, GeGLU, tied head", gemma2, 24),
+    _decoder("gemma3", "Gemma 3", "QK-norm, post-norms, window, two rotations", gemma3, 24),
+    _decoder("phi3", "Phi-3", "fused QKV, fused gate and up", phi3),
+    _decoder("mistral", "Mistral", "sliding window", mistral, 24),
+    _decoder("gpt2", "GPT-2", "LayerNorm, fused QKV, GELU, tied head", gpt2),
+    _decoder("gpt_neox", "GPT-NeoX", "parallel residual, partial rotation, fused QKV", gpt_neox),
+    _decoder("olmo2", "OLMo 2", "post-norms, norms of whole queries and keys", olmo2),
+    _decoder("cohere", "Cohere", "parallel block, LayerNorm without bias, QK norm, interleaved rotation", cohere),
+)
