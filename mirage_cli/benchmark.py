@@ -26,12 +26,16 @@ from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, meas
 from mirage_cli.output import LIBRARY, MARK
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.timing import Effort, Timer
+from mirage_cli.widened import holds_bfloat16
 
 Arrays = dict[str, NDArray[Any]]
 _MODEL_KEYS = ("path", "sha256", "external_data")
 _FRAGMENT_KEYS = ("id", "name", "occurrences", "schedule", "mugraph", "predicted_us", "floor_us")
 MAX_SETS = 8  #: sets of inputs of the whole model
 NO_TORCH = "not compared: PyTorch is a peer on a GPU only"
+WIDENED = (
+    "onnxruntime has no bfloat16 kernels on the CPU: the original's operators compute in float32 between conversions"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ def bench_folder(
         progress.step(fragment.data["name"])
     original, note = original_model(folder, report)
     whole = _whole(folder, original, bool(replaced), sets, place, effort, timer)
+    if place.provider == "cpu" and holds_bfloat16(model):
+        whole = replace(whole, notes=(*whole.notes, WIDENED))
     progress.step("whole model")
     settings = {
         "provider": place.provider,

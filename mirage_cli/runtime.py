@@ -15,7 +15,7 @@ import math
 import os
 import stat
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,9 @@ def session(
     captures the model as a CUDA graph that later calls with the same buffers replay, all on the CUDA stream with the
     address `stream` where one is given. `data` is the folder of the external data of a model given as bytes.
 
+    On the CPU a model in bfloat16, for which onnxruntime has no kernels there, computes in float32 and rounds every result
+    (`widened`).
+
     Threads of a session wait actively for work while it runs and stop when its call ends, so that several sessions of
     one process can be timed in turn without one's idle threads taking the cores from the other.
     Raises ModelError for a model that onnxruntime refuses, ToolMissing for an absent provider, Refused for a library that
@@ -108,16 +111,45 @@ def session(
         settings |= {"user_compute_stream": stream} if stream else {}
         wanted.insert(0, (_PROVIDERS["cuda"], {name: str(value) for name, value in settings.items()}))
     source = model if isinstance(model, bytes) else str(model)
-    try:
-        made = onnxruntime.InferenceSession(source, options, providers=wanted)
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        name = "the model" if isinstance(model, bytes) else str(model)
-        raise ModelError(f"onnxruntime {onnxruntime.__version__} cannot load {name}: {error}") from error
+    made = _loaded(source, options, wanted, _widened(source, library is not None) if provider == "cpu" else None)
     if _PROVIDERS[provider] not in made.get_providers():
         raise ToolMissing(
             f"onnxruntime could not start its provider for {provider}", "check the driver and CUDA versions"
         )
     return made
+
+
+def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Callable[[], bytes | None] | None) -> Any:
+    """A session of a model, or of what `spare` makes in its place where an operator lacks a kernel."""
+    import onnxruntime  # noqa: PLC0415
+
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=providers)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        other = spare() if spare is not None and "NOT_IMPLEMENTED" in str(error) else None
+        if other is None:
+            name = "the model" if isinstance(source, bytes) else source
+            raise ModelError(f"onnxruntime {onnxruntime.__version__} cannot load {name}: {error}") from error
+    if isinstance(source, str):
+        folder = str(Path(source).absolute().parent)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return _loaded(other, options, providers, None)
+
+
+def _widened(source: str | bytes, library: bool) -> Callable[[], bytes | None]:
+    """What makes a model in bfloat16 one that computes in float32; it gives None for other models."""
+
+    def make() -> bytes | None:
+        import onnx  # noqa: PLC0415
+
+        from mirage_cli.widened import holds_bfloat16, widened  # noqa: PLC0415
+
+        model = (
+            onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
+        )
+        return widened(model, library).SerializeToString() if holds_bfloat16(model) else None
+
+    return make
 
 
 def run(session: Any, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -20,7 +20,7 @@ constexpr int LANES = 8, BLOCK_ROWS = 6;
 constexpr int LANES = 4, BLOCK_ROWS = 4;
 #endif
 constexpr int BLOCK_COLS = 2 * LANES;  // two vectors
-constexpr int DEPTH = 256;             // products that are added up before they join the result: long sums stay accurate
+constexpr int DEPTH = 128;             // products that are added up before they join the result: long sums stay accurate
 constexpr int STREAMS = 8;                     // rows of b that are read at a time where they lie far apart
 constexpr int PACKED = 64;                     // columns of b that are packed at a time
 constexpr int CLOSE = 512;                     // where rows of b lie at most so far apart, a few of them are packed

@@ -215,7 +215,7 @@ struct StripOperand {
 
 // out += a * b over 16 KT positions, in full float32 arithmetic
 template <int KT, class S, class A, class B>
-MIRAGE_DEVICE void strip_contract_exactly(S& out, const A& a, const B& b) {
+MIRAGE_DEVICE void strip_contract_each(S& out, const A& a, const B& b) {
 #pragma unroll
     for (int k = 0; k < 16 * KT; ++k) {
         float fb[S::NT][2];
@@ -230,6 +230,19 @@ MIRAGE_DEVICE void strip_contract_exactly(S& out, const A& a, const B& b) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) out.v[m][n][i] = fmaf(fa[i >> 1], fb[n][i & 1], out.v[m][n][i]);
         }
+    }
+}
+
+// The same; where registers allow, the positions are summed on their own first, which loses fewer digits of long sums.
+template <int KT, class S, class A, class B>
+MIRAGE_DEVICE void strip_contract_exactly(S& out, const A& a, const B& b) {
+    if constexpr (S::MT * S::NT <= 16) {
+        S part;
+        part.fill(0.0f);
+        strip_contract_each<KT>(part, a, b);
+        MIRAGE_STRIP(S) out.v[m_][n_][i_] += part.v[m_][n_][i_];
+    } else {
+        strip_contract_each<KT>(out, a, b);
     }
 }
 
