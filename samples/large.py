@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,7 +37,10 @@ ALIGNED = 4096  #: what offsets of weights are multiples of
 GIGA = 1 << 30
 COMMANDS = ("inspect", "optimize", "verify", "bench")
 INTERVAL = 0.05  #: seconds between two samples
-TYPES = {"fp16": (TensorProto.FLOAT16, np.dtype(np.float16)), "fp32": (TensorProto.FLOAT, np.dtype(np.float32))}
+TYPES: dict[str, tuple[int, np.dtype[Any]]] = {
+    "fp16": (TensorProto.FLOAT16, np.dtype(np.float16)),
+    "fp32": (TensorProto.FLOAT, np.dtype(np.float32)),
+}
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,11 @@ def make(sizes: Sizes, folder: Path) -> Path:
         for name, shape in sizes.weights.items():
             tensor = onnx.TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
             size = math.prod(shape) * element.itemsize
-            for key, value in (("location", file.name), ("offset", offset), ("length", size)):
-                tensor.external_data.add(key=key, value=Path(value).name if key == "location" else str(value))
+            for key, value in (("location", f"{MODEL}.data"), ("offset", offset), ("length", size)):
+                tensor.external_data.add(key=key, value=str(value))
             tensors.append(tensor)
-            drawn = block / math.sqrt(shape[-1]) if len(shape) > 1 else 1 + block[: shape[0]] / 8
-            drawn = np.roll(drawn, 4099 * len(tensors)).astype(element)
+            random = block / math.sqrt(shape[-1]) if len(shape) > 1 else 1 + block[: shape[0]] / 8
+            drawn = np.roll(random, 4099 * len(tensors)).astype(element)
             file.seek(offset)
             left = math.prod(shape)
             while left > 0:
@@ -115,7 +119,7 @@ def make(sizes: Sizes, folder: Path) -> Path:
 def _model(sizes: Sizes, kind: int, tensors: Sequence[onnx.TensorProto]) -> onnx.ModelProto:
     nodes: list[onnx.NodeProto] = []
 
-    def add(op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: object) -> str:
+    def add(op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
         made = list(outputs) or [f"{op.lower()}_{len(nodes)}"]
         nodes.append(helper.make_node(op, inputs, made, name=f"node_{len(nodes)}", **attributes))
         return made[0]
