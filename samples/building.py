@@ -184,7 +184,7 @@ class LoraLinear(nn.Module):
 
 
 def written(case: Case, exporter: str, opset: int, name: str) -> bytes:
-    """The exported model: checked, without documentation strings, its graph called `name`.
+    """The exported model as it is, but without documentation strings, its graph called `name`.
 
     Raises whatever the exporter raises.
     """
@@ -204,7 +204,6 @@ def written(case: Case, exporter: str, opset: int, name: str) -> bytes:
     for key, module in (("torch", torch), ("transformers", transformers)):
         model.metadata_props.add(key=key, value=module.__version__.split("+")[0])
     model.graph.name = name
-    onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString(deterministic=True)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import onnx
 import torch
 import transformers
 from torch import Tensor, nn
@@ -115,6 +116,7 @@ def export(sample: Sample, dtype: str, folder: Path) -> Path:
     data = written(cast(CASES[sample.name](), dtype), sample.exporter, sample.opset, path.stem)
     if len(data) > SIZE_LIMIT:
         raise SystemExit(f"{path.name}: {len(data)} bytes, the limit is {SIZE_LIMIT}")
+    onnx.checker.check_model(data, full_check=True)
     path.write_bytes(data)
     return path
 
