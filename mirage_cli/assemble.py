@@ -21,6 +21,7 @@ from mirage_cli.options import Options
 from mirage_cli.output import MARK, MUGRAPHS, write_text
 from mirage_cli.plan import FragmentPlan, TargetPlan, plan_from_json
 from mirage_cli.report import FragmentReport, Report
+from mirage_cli.search.alternatives import bounds_to_json
 from mirage_cli.work import Work
 
 MODEL, SOURCES = "model.onnx", "src"
@@ -77,8 +78,8 @@ def metadata(work: Sequence[Work]) -> dict[str, str]:
         for kind, p in sorted(w.plan.plans.items()):
             found[f"mirage.{w.op_type}.{kind}"] = json.dumps(
                 {
-                    "schedules": [s.to_json() for s in p.schedules],
-                    "log2_error_bound": round(p.verdict.log2_bound, 2),
+                    "schedules": schedules_json(p),
+                    "log2_error_bound": round(max(v.log2_bound for v in p.verdicts), 2),
                 },
                 sort_keys=True,
             )
@@ -160,6 +161,20 @@ def fragment_report(w: Work) -> FragmentReport:
     return r
 
 
+def schedules_json(plan: TargetPlan) -> list[dict[str, Any]]:
+    """The schedules of a plan's kernels, then those of the muGraphs for other sizes, with `when` they are taken."""
+    others = [
+        s.to_json() | {"when": bounds_to_json(o.alternative.when)} for o in plan.others for s in o.alternative.schedules
+    ]
+    return [*(s.to_json() for s in plan.schedules), *others]
+
+
+def _verdicts(plan: TargetPlan) -> dict[str, Any]:
+    """The verdict of a plan's own muGraph, with those for other sizes."""
+    others = [o.verdict.to_json() | {"when": bounds_to_json(o.alternative.when)} for o in plan.others]
+    return plan.verdict.to_json() | ({"others": others} if others else {})
+
+
 def _main_plan(plan: FragmentPlan) -> TargetPlan | None:
     return plan.plans.get("cuda") or plan.plans.get("cpu")
 
@@ -174,10 +189,8 @@ def _fill(r: FragmentReport, w: Work, main: TargetPlan) -> None:
         "loop": block.loop,
         "text": main.graph.text().splitlines(),
     }
-    r.verification = main.verdict.to_json() | {
-        "targets": {k: p.verdict.to_json() for k, p in sorted(w.plan.plans.items())}
-    }
+    r.verification = main.verdict.to_json() | {"targets": {k: _verdicts(p) for k, p in sorted(w.plan.plans.items())}}
     if w.float_check is not None:
         r.verification["float"] = w.float_check.to_json()
-    r.schedule = {k: [s.to_json() for s in p.schedules] for k, p in sorted(w.plan.plans.items())}
+    r.schedule = {k: schedules_json(p) for k, p in sorted(w.plan.plans.items())}
     r.predicted_us, r.original_us, r.floor_us = main.predicted_us, main.original_us, main.floor_us

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from mirage_cli import assemble, devices, dims, environment, fragment_models, frontends, isolation, tuning_stage
+from mirage_cli import assemble, devices, dims, environment, fragment_models, frontends, isolation, ranges, tuning_stage
 from mirage_cli import work as works
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
@@ -19,7 +19,6 @@ from mirage_cli.check import CheckJob, FloatCheck, Limits, run_job, symbol_value
 from mirage_cli.codegen.passes import without
 from mirage_cli.contestant import Place
 from mirage_cli.errors import CheckFailed, UsageError
-from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
@@ -29,7 +28,6 @@ from mirage_cli.options import Options
 from mirage_cli.output import check_target, replaced
 from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.report import FragmentReport, Report
-from mirage_cli.search.cost import TYPICAL
 from mirage_cli.search.search import SearchOptions
 from mirage_cli.work import Work
 
@@ -143,7 +141,7 @@ class Run:
     def plan(self) -> None:
         """Search, render and prove each distinct fragment, in processes of their own when there are several."""
         symbols = {s for w in self.work for s in w.program.symbols}
-        options = plan_options(self.options, self.tools, typical_sizes(symbols, dims.typical(self.ranges)))
+        options = plan_options(self.options, self.tools, symbols, self.ranges)
         spare = self.options.jobs // max(1, min(len(self.work), self.options.jobs))
         self.plans = options = replace(options, search=replace(options.search, jobs=max(1, spare)))
         self.progress.stage("search and prove", len(self.work))
@@ -159,7 +157,7 @@ class Run:
                 self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
         plans = [w.plan for w in self.work if w.plan is not None]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
-        self.clock.seconds["verify"] = sum(t.verdict.seconds for p in plans for t in p.plans.values())
+        self.clock.seconds["verify"] = sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
 
     def choose(self) -> None:
         """With `--gpu`, or `--tuned`, the fastest proved candidate of each fragment takes the place of the model's choice."""
@@ -167,7 +165,6 @@ class Run:
         if not work:
             return
         self.progress.stage("tune", len(work))
-        typical = dims.typical(self.ranges)
         with self.clock.measure("tune"):
             stage = tuning_stage.Stage(
                 self.options,
@@ -175,7 +172,7 @@ class Run:
                 self.tools,
                 self.imported,
                 {name: (r.low, r.high) for name, r in self.ranges.items()},
-                lambda symbols: typical_sizes(symbols, typical),
+                lambda symbols: ranges.typical(symbols, self.ranges),
                 environment.tuning_cache(self.options),
                 tuning_stage.device_of(self.options),
             )
@@ -230,10 +227,11 @@ class Run:
         self.progress.stage("measure", len(self.chosen))
         device = devices.name("cuda", self.options.gpu)
         with self.clock.measure("tune"):
-            typical = dims.typical(self.ranges)
             models = {}
             for w in self.chosen:
-                models[w.id] = fragment_models.from_work(self.imported, w, typical_sizes(w.spec().symbols, typical))
+                models[w.id] = fragment_models.from_work(
+                    self.imported, w, ranges.typical(w.spec().symbols, self.ranges)
+                )
             place = Place("cuda", self.options.gpu)
             found = measure_fragments(
                 models, self.built.library, place, seed=self.options.seed, step=self.progress.step
@@ -287,13 +285,23 @@ def select(names: Sequence[str], options: Options) -> bool:
     return wanted and not any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)
 
 
-def plan_options(options: Options, tools: Toolchain, typical_values: Mapping[str, int]) -> PlanOptions:
-    """Targets, bounds and proof options of a run; `typical_values` says what the symbols of its programs are typically."""
-    typical = tuple(sorted(typical_values.items()))
+def plan_options(
+    options: Options, tools: Toolchain, symbols: Iterable[str], given: Mapping[str, dims.Range]
+) -> PlanOptions:
+    """Targets, bounds and proof options of a run; `given` is what is said of the `symbols` of its programs."""
+    typical = tuple(sorted(ranges.typical(symbols, given).items()))
     bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical)
     passes = without(options.without)
     pool = TUNING_POOL if options.tune_candidates and not options.dry_run and _tunes(options) else 0
-    return PlanOptions(environment.targets(options, tools), bounds, options.seed, options.confidence, passes, pool)
+    return PlanOptions(
+        environment.targets(options, tools),
+        bounds,
+        options.seed,
+        options.confidence,
+        passes,
+        pool,
+        tuple(sorted(given.items())),
+    )
 
 
 def _tunes(options: Options) -> bool:
@@ -301,18 +309,6 @@ def _tunes(options: Options) -> bool:
     if options.gpu is None:
         return options.tuned
     return devices.architecture(options.gpu) in environment.archs(options)
-
-
-def typical_sizes(symbols: Iterable[str], given: Mapping[str, int]) -> dict[str, int]:
-    """What symbols, sums such as `(past+1)` among them, are taken to be: what was `given`, else 1 for a batch and
-    `TYPICAL` for the rest."""
-    found = {}
-    for s in symbols:
-        size = sizes.from_extent(ex.symbol(s))
-        base = {n: given.get(n, 1 if "batch" in n.lower() else TYPICAL) for n in sizes.names(size)}
-        number = sizes.substitute(size, base)
-        found[s] = number if isinstance(number, int) else TYPICAL
-    return found
 
 
 def enforce(report: Report, options: Options) -> None:

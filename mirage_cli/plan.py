@@ -5,15 +5,17 @@ A candidate that cannot be rendered or proved is passed over with its reason; th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mirage_cli import __version__
+from mirage_cli import __version__, ranges
 from mirage_cli.codegen.passes import ALL, Passes, without
 from mirage_cli.codegen.source import source
+from mirage_cli.dims import Range
 from mirage_cli.errors import CheckFailed, InvalidGraph, Refused, UsageError
 from mirage_cli.lax.program import Program, program_from_json
+from mirage_cli.search.alternatives import Alternative, alternative_from_json
 from mirage_cli.search.cost import original_us
 from mirage_cli.search.mugraph import KernelGraph, graph_from_json, graph_to_json
 from mirage_cli.search.schedule import Schedule, schedule_from_json
@@ -28,8 +30,17 @@ TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning ch
 
 
 @dataclass(frozen=True, slots=True)
+class Other:
+    """A muGraph that takes the place of a plan's own for some sizes, proved."""
+
+    alternative: Alternative
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """The chosen muGraph of a fragment for one target (within `shared_bytes` of it), rendered and proved."""
+    """The chosen muGraph of a fragment for one target (within `shared_bytes` of it), rendered and proved; of a program with
+    symbols the one for typical sizes, with `others` for other ranges."""
 
     target: str
     shared_bytes: int
@@ -40,11 +51,17 @@ class TargetPlan:
     predicted_us: float
     floor_us: float
     original_us: float
+    others: tuple[Other, ...] = ()
 
     @property
     def faster(self) -> bool:
         """Whether the model predicts a gain over the original operators."""
         return self.predicted_us < self.original_us
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts of all its muGraphs."""
+        return (self.verdict, *(o.verdict for o in self.others))
 
 
 @dataclass(slots=True)
@@ -71,6 +88,7 @@ class FragmentPlan:
                 "schedules": [s.to_json() for s in p.schedules],
                 "text": p.graph.text().splitlines(),
             }
+            | ({"others": [o.alternative.to_json() for o in p.others]} if p.others else {})
             for kind, p in sorted(self.plans.items())
         }
         return {
@@ -87,7 +105,7 @@ class FragmentPlan:
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """What planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
-    optimizer passes, how many candidates are kept for measuring."""
+    optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs."""
 
     targets: dict[str, tuple[str, ...]]
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -95,6 +113,7 @@ class PlanOptions:
     confidence: int = DEFAULT_CONFIDENCE
     passes: Passes = ALL
     pool: int = 0
+    ranges: tuple[tuple[str, Range], ...] = ()
 
 
 def target_of(names: Sequence[str]) -> Target:
@@ -112,6 +131,8 @@ def plan_fragment(identifier: str, name: str, program: Program, operators: int, 
         found = searcher.search(program, target)
         result.statistics = found.statistics
         plan, reason = _choose(identifier, program, found.candidates, target, operators, options)
+        if plan is not None and program.symbols:
+            plan = _ranged(plan, searcher, identifier, program, target, operators, options)
         if plan is not None:
             result.plans[kind] = plan
         else:
@@ -119,6 +140,54 @@ def plan_fragment(identifier: str, name: str, program: Program, operators: int, 
         if kind == "cuda" and plan is not None and options.pool:
             result.pool = tuple(_pool(plan, searcher, program, target, options))
     return result
+
+
+def _ranged(
+    own: TargetPlan,
+    searcher: Searcher,
+    identifier: str,
+    program: Program,
+    target: Target,
+    operators: int,
+    options: PlanOptions,
+) -> TargetPlan:
+    """The plan of a program with symbols: several muGraphs where one does not serve all sizes as well, else its `own`."""
+    given = dict(options.ranges)
+    first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
+
+    def renders(c: Candidate) -> bool:
+        try:
+            source_text(identifier, program, _fused(c.graph, options), c.schedules, target, options.passes)
+        except (Refused, InvalidGraph):
+            return False
+        return True
+
+    candidates = ranges.pool(program, target, searcher, given, first, renders)
+    plans: dict[int, TargetPlan] = {0: own}
+    while True:
+        leaves = ranges.leaves(program, target, candidates, given)
+        new = [leaf.candidate for leaf in leaves if leaf.candidate not in plans]
+        if not new:
+            break
+        try:
+            plans[new[0]] = planned(identifier, program, candidates[new[0]], target, operators, options)
+        except (Refused, InvalidGraph, CheckFailed):
+            del candidates[new[0]]
+            plans = {k - (k > new[0]): p for k, p in plans.items()}
+    *rest, usual = leaves
+    main = plans[usual.candidate]
+    others = [(leaf.when, plans[leaf.candidate]) for leaf in rest if leaf.candidate != usual.candidate]
+    proved = tuple(Other(Alternative(when, p.graph, p.schedules), p.verdict) for when, p in others)
+    return with_others(main, proved, identifier, program, target, options.passes)
+
+
+def with_others(
+    plan: TargetPlan, others: tuple[Other, ...], identifier: str, program: Program, target: Target, passes: Passes
+) -> TargetPlan:
+    """A plan with these muGraphs for other sizes, rendered again. Raises Refused."""
+    ways = [o.alternative for o in others]
+    text = source_text(identifier, program, plan.graph, plan.schedules, target, passes, ways)
+    return replace(plan, text=text, others=others)
 
 
 def _pool(
@@ -165,7 +234,7 @@ def planned(
 ) -> TargetPlan:
     """A candidate rendered and proved. Raises Refused or InvalidGraph when it cannot be rendered, CheckFailed when the
     proof fails."""
-    graph = candidate.graph if options.passes.fusion else unfused(candidate.graph)
+    graph = _fused(candidate.graph, options)
     text = source_text(identifier, program, graph, candidate.schedules, target, options.passes)
     tiles = [s.as_tiles() for s in candidate.schedules]
     verdict = verify(program, graph, tiles, options.seed, options.confidence)
@@ -184,6 +253,10 @@ def planned(
     )
 
 
+def _fused(graph: KernelGraph, options: PlanOptions) -> KernelGraph:
+    return graph if options.passes.fusion else unfused(graph)
+
+
 def source_text(
     identifier: str,
     program: Program,
@@ -191,16 +264,19 @@ def source_text(
     schedules: Sequence[Schedule],
     target: Target,
     passes: Passes = ALL,
+    others: Sequence[Alternative] = (),
 ) -> str:
-    """The source of a muGraph: the same text whenever it is rendered."""
+    """The source of a muGraph, and of `others` for other sizes: the same text whenever it is rendered."""
     comment = f"fragment {identifier}, target {target.name}, mirage {__version__}\n\n{program}\n\n{graph.text()}"
-    return source(identifier, program, graph, schedules, target, comment, passes).text
+    for o in others:
+        comment += f"\n\nwhere {o.condition}:\n{o.graph.text()}"
+    return source(identifier, program, graph, schedules, target, comment, passes, others).text
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
     """A muGraph file read back: for each kind of target its name, kernel graph and schedules; the shared memory that its
-    sources were made for, and the passes that made them."""
+    sources were made for, the passes that made them, and the muGraphs for other sizes."""
 
     id: str
     name: str
@@ -208,6 +284,15 @@ class StoredPlan:
     targets: dict[str, tuple[str, KernelGraph, tuple[Schedule, ...]]]
     shared_bytes: dict[str, int]
     passes: Passes
+    others: dict[str, tuple[Alternative, ...]]
+
+    @property
+    def ways(self) -> Iterator[tuple[str, str, KernelGraph, tuple[Schedule, ...]]]:
+        """Every muGraph with its schedules, its kind of target, and for which sizes it is taken (empty: elsewhere)."""
+        for kind, (_, graph, schedules) in self.targets.items():
+            yield kind, "", graph, schedules
+            for o in self.others[kind]:
+                yield kind, f" where {o.condition}", o.graph, o.schedules
 
     def target(self, kind: str) -> Target:
         """The target that the sources of a kind were made for. Raises UsageError for an unknown one."""
@@ -227,6 +312,10 @@ def plan_from_json(data: dict[str, Any]) -> StoredPlan:
         }
         limits = {kind: int(t["shared_bytes"]) for kind, t in data["targets"].items()}
         program = program_from_json(data["program"])
-        return StoredPlan(data["id"], data["name"], program, targets, limits, without(data["without"]))
+        others = {
+            kind: tuple(alternative_from_json(o, program.symbols) for o in t.get("others", ()))
+            for kind, t in data["targets"].items()
+        }
+        return StoredPlan(data["id"], data["name"], program, targets, limits, without(data["without"]), others)
     except (UsageError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidGraph(f"muGraph file: missing or wrong field {e}") from None

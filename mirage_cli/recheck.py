@@ -199,28 +199,28 @@ class _Recheck:
         """Prove every muGraph again, against the program that the model states where there is one."""
         jobs, places = [], []
         for f in self.fragments:
-            for kind, (_, graph, schedules) in f.stored.targets.items():
+            for kind, where, graph, schedules in f.stored.ways:
                 try:
                     for kernel, schedule in zip(graph.kernels, schedules, strict=True):
                         schedule.validate(kernel.block)
                 except (MirageError, ValueError) as error:
-                    self.result.add("proof", f.file, f"{kind}: the schedule does not fit: {error}")
+                    self.result.add("proof", f.file, f"{kind}{where}: the schedule does not fit: {error}")
                     continue
                 program = self.programs.get(f.id, f.stored.program)
                 jobs.append((program, graph, [s.as_tiles() for s in schedules], self.seed, self.options.confidence))
-                places.append((f, kind))
+                places.append((f, kind, where))
         self.progress.stage("prove", len(jobs))
         verdicts: dict[int, Verdict | isolation.Lost] = dict(isolation.each(verify, jobs, self.options.jobs))
-        for k, (f, kind) in enumerate(places):
-            self.proved(f, kind, verdicts[k])
-            self.progress.step(f"{f.op_type} {kind}")
+        for k, (f, kind, where) in enumerate(places):
+            self.proved(f, kind, where, verdicts[k])
+            self.progress.step(f"{f.op_type} {kind}{where}")
 
-    def proved(self, f: Fragment, kind: str, verdict: Verdict | isolation.Lost) -> None:
+    def proved(self, f: Fragment, kind: str, where: str, verdict: Verdict | isolation.Lost) -> None:
         if isinstance(verdict, isolation.Lost):
-            self.result.add("proof", f.file, f"{kind}: {verdict.reason}", target=kind)
+            self.result.add("proof", f.file, f"{kind}{where}: {verdict.reason}", target=kind)
             return
-        problem = "" if verdict.passed else f"{kind}: the muGraph is not equal to the function: {verdict.reason}"
-        text = f"{f.op_type} {kind}, wrong with probability below 2^{verdict.log2_bound:.1f}"
+        problem = "" if verdict.passed else f"{kind}{where}: the muGraph is not equal to the function: {verdict.reason}"
+        text = f"{f.op_type} {kind}{where}, wrong with probability below 2^{verdict.log2_bound:.1f}"
         self.result.add("proof", f.file, problem, text, target=kind, verdict=verdict.to_json())
 
     # --- 5. sources, library, kernels -----------------------------------------------------------------------------------
@@ -232,7 +232,9 @@ class _Recheck:
                 name = f"{f.id}{_SUFFIX.get(kind, '.txt')}"
                 try:
                     target = f.stored.target(kind)
-                    text = source_text(f.id, f.stored.program, graph, schedules, target, f.stored.passes)
+                    text = source_text(
+                        f.id, f.stored.program, graph, schedules, target, f.stored.passes, f.stored.others[kind]
+                    )
                     rendered[name] = text.encode()
                 except (MirageError, KeyError, ValueError, IndexError) as error:
                     self.result.add("source", f.file, f"{kind}: the muGraph cannot be rendered: {error}")

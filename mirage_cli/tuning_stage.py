@@ -21,7 +21,7 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.isolation import Lost
 from mirage_cli.lax.program import Program
 from mirage_cli.options import Options
-from mirage_cli.plan import PlanOptions, TargetPlan, planned, target_of
+from mirage_cli.plan import Other, PlanOptions, TargetPlan, planned, target_of, with_others
 from mirage_cli.search.search import Candidate
 from mirage_cli.timing import WallClock
 from mirage_cli.tuning import REFUSED, Trial, Tuned, fingerprint, tune
@@ -77,7 +77,8 @@ def choose(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -> N
             w.tuning = {"problem": str(e)}
             step(f"{w.name}: not tuned: {e}")
     jobs = [
-        (work[k].id, work[k].program, _faster(work[k], f), work[k].operators, stage.plans) for k, f in found.items()
+        (work[k].id, work[k].program, _faster(work[k], f), work[k].operators, stage.plans, _others(work[k]))
+        for k, f in found.items()
     ]
     numbers = list(found)
     for n, outcome in isolation.each(first_proved, jobs, stage.options.jobs, stage.options.max_memory):
@@ -102,15 +103,28 @@ def _faster(w: Work, found: Found) -> list[tuple[str, Candidate]]:
     return ranked[: min(stop, MAX_PROOFS)]
 
 
+def _others(w: Work) -> tuple[Other, ...]:
+    """The muGraphs of a fragment for other sizes than those that are measured."""
+    assert w.plan is not None
+    return w.plan.plans["cuda"].others
+
+
 def first_proved(
-    identifier: str, program: Program, candidates: Sequence[tuple[str, Candidate]], operators: int, options: PlanOptions
+    identifier: str,
+    program: Program,
+    candidates: Sequence[tuple[str, Candidate]],
+    operators: int,
+    options: PlanOptions,
+    others: tuple[Other, ...] = (),
 ) -> tuple[TargetPlan | None, dict[str, str]]:
-    """The plan of the first candidate that renders and is proved, and why those before it are not."""
+    """The plan of the first candidate that renders and is proved, and why those before it are not. What is taken for
+    `others` sizes stays as it is."""
     passed_over: dict[str, str] = {}
     target = target_of(options.targets["cuda"])
     for key, candidate in candidates:
         try:
-            return planned(identifier, program, candidate, target, operators, options), passed_over
+            plan = planned(identifier, program, candidate, target, operators, options)
+            return with_others(plan, others, identifier, program, target, options.passes), passed_over
         except (Refused, InvalidGraph, CheckFailed) as e:
             passed_over[key] = str(e)
     return None, passed_over

@@ -251,12 +251,20 @@ def price(rows: Rows, width: int) -> float:
     return total
 
 
+def schedule_us(
+    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
+) -> float:
+    """Microseconds of a schedule of the engine."""
+    return predicted_us(program, rows_of(program, graph), shape_of(schedule), target, sizes)
+
+
 def ranked(
     program: Program,
     graph: BlockGraph,
     target: Target,
     count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
+    alone: bool = False,
 ) -> list[Ranked]:
     """The `count` best schedules of the engine for a block graph; none where it does not suit."""
     if target.kind != "cuda":
@@ -270,7 +278,7 @@ def ranked(
     made = []
     for shape in found:
         us = score = predicted_us(program, rows, shape, target, sizes)
-        if program.symbols:
+        if program.symbols and not alone:
             small = dict.fromkeys(program.symbols, SMALL)
             score = math.sqrt(us * predicted_us(program, rows, shape, target, small))
         schedule = schedule_of(program, graph, shape, sizes)

@@ -16,6 +16,7 @@ from typing import Any
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
+from mirage_cli.search.alternatives import Sizes
 from mirage_cli.search.blocks import Found, mapping_graphs
 from mirage_cli.search.combine import two_kernels
 from mirage_cli.search.contains import Containment, contains
@@ -41,9 +42,9 @@ SHORTEST = 64  #: positions of a split axis that a part has at least
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """Bounds: kernels of a fragment, operators of a block, block graphs kept for each mapping, schedules for each block
-    graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically; `jobs` processes close mappings
-    at a time, which changes nothing but the time. `apart` keeps that many schedules of every engine and varies the kernels
-    of a graph one at a time: more to measure, the same best."""
+    graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically, with `alone` what they always are;
+    `jobs` processes close mappings at a time, which changes nothing but the time. `apart` keeps that many schedules of every
+    engine and varies the kernels of a graph one at a time: more to measure, the same best."""
 
     max_kernels: int = 4
     max_ops: int = 24
@@ -53,6 +54,7 @@ class SearchOptions:
     sizes: tuple[tuple[str, int], ...] = ()
     jobs: int = 1
     apart: bool = False
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -135,6 +137,12 @@ class Searcher:
     def with_schedules(self, count: int) -> Searcher:
         """A searcher that keeps more schedules, apart, for each block graph and knows those that this one found."""
         other = Searcher(replace(self.options, schedules=count, apart=True))
+        other._blocks = self._blocks
+        return other
+
+    def at(self, sizes: Sizes) -> Searcher:
+        """A searcher for these sizes alone that knows the block graphs that this one found."""
+        other = Searcher(replace(self.options, sizes=tuple(sorted(sizes.items())), alone=True))
         other._blocks = self._blocks
         return other
 
@@ -251,7 +259,7 @@ class Searcher:
 
     def _ranked(self, program: Program, graph: BlockGraph, target: Target) -> list[Ranked]:
         options = self.options
-        return ranked(program, graph, target, options.schedules, dict(options.sizes), options.apart)
+        return ranked(program, graph, target, options.schedules, dict(options.sizes), options.apart, options.alone)
 
     def _combined(
         self, program: Program, target: Target, one: Sequence[_Option], split: Sequence[_Option]
@@ -292,7 +300,7 @@ class Searcher:
     def _floor(self, program: Program, target: Target) -> float:
         """The least score of a program: see `ranked`."""
         typical = floor_us(program, target, dict(self.options.sizes))
-        if not program.symbols:
+        if not program.symbols or self.options.alone:
             return typical
         return math.sqrt(typical * floor_us(program, target, dict.fromkeys(program.symbols, SMALL)))
 

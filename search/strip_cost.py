@@ -11,6 +11,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.program import Program
 from mirage_cli.search.cost import SMALL, Prediction, Ranked, bytes_once, floor_us
 from mirage_cli.search.mugraph import BlockGraph
+from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.strip import Shape, resident, roles, schedules
 from mirage_cli.search.target import Target
 
@@ -60,12 +61,21 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     return fixed + slowest + MERGE * shape.merge * waves
 
 
+def schedule_us(
+    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
+) -> float:
+    """Microseconds of a schedule of the engine."""
+    shape = Shape(program, graph, schedule, roles(program, graph), sizes)
+    return predicted_us(shape, target, bytes_once(program, sizes))
+
+
 def ranked(
     program: Program,
     graph: BlockGraph,
     target: Target,
     count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
+    alone: bool = False,
 ) -> list[Ranked]:
     """The `count` best schedules of a block graph for the engine `strip`; none where it does not suit it."""
     if target.kind != "cuda":
@@ -82,7 +92,7 @@ def ranked(
     for s in found:
         shape = Shape(program, graph, s, r, sizes)
         us = score = predicted_us(shape, target, once)
-        if program.symbols:
+        if program.symbols and not alone:
             score = math.sqrt(us * predicted_us(Shape(program, graph, s, r, small), target, once_small))
         moved = float(shape.blocks * shape.groups * shape.turns * shape.stage)
         options.append(Ranked(s, Prediction(us, shape.shared, floor, moved), score))

@@ -86,17 +86,18 @@ def ranked(
     count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
     apart: bool = False,
+    alone: bool = False,
 ) -> list[Ranked]:
     """The `count` best schedules of all engines, or of each engine with `apart`; those that cannot fit are left out.
 
     `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
-    typical and at small sizes, since it has to serve both.
+    typical and at small sizes, since it has to serve both; with `alone` it is to serve these sizes only.
     """
     found = [
-        *blocks_ranked(program, graph, target, count, sizes),
-        *rows.ranked(program, graph, target, count, sizes),
-        *warpgroup.ranked(program, graph, target, count, sizes),
-        *strip_cost.ranked(program, graph, target, count, sizes),
+        *blocks_ranked(program, graph, target, count, sizes, alone),
+        *rows.ranked(program, graph, target, count, sizes, alone),
+        *warpgroup.ranked(program, graph, target, count, sizes, alone),
+        *strip_cost.ranked(program, graph, target, count, sizes, alone),
     ]
     return sorted(found, key=lambda r: r.order)[: None if apart else count]
 
@@ -107,6 +108,7 @@ def blocks_ranked(
     target: Target,
     count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
+    alone: bool = False,
 ) -> list[Ranked]:
     """The best schedules of the engine `block`, the only one of a CPU."""
     if holds_symbolic(program, graph):
@@ -117,7 +119,7 @@ def blocks_ranked(
     model = CostModel(program, graph, target, sizes)
     found = model.predict_all(space)
     scores = found.us
-    if program.symbols:
+    if program.symbols and not alone:
         small = CostModel(program, graph, target, dict.fromkeys(program.symbols, SMALL)).predict_all(space)
         scores = np.sqrt(found.us * small.us)
     keys = (space.warps, space.loop, *reversed(space.tiles.values()), found.shared, found.moved, scores)
@@ -131,6 +133,16 @@ def blocks_ranked(
         )
         for k in fitting[:count]
     ]
+
+
+def predicted_us(
+    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
+) -> float:
+    """What the model of a schedule's engine predicts for it at these sizes, in microseconds."""
+    if schedule.engine == "block":
+        return CostModel(program, graph, target, sizes).predict(schedule).us
+    engine = {"rows": rows.schedule_us, "warpgroup": warpgroup.schedule_us, "strip": strip_cost.schedule_us}
+    return engine[schedule.engine](program, graph, schedule, target, sizes)
 
 
 def holds_symbolic(program: Program, graph: BlockGraph) -> bool:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
+from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import BF16, F16
 from mirage_cli.lax.program import Program
 from mirage_cli.search.cost import SMALL, Prediction, Ranked, batch_axes, bytes_once, floor_us, number
@@ -80,6 +81,7 @@ def ranked(
     target: Target,
     count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
+    alone: bool = False,
 ) -> list[Ranked]:
     """The `count` best schedules of the engine for a block graph; none where it does not suit."""
     contractions = [o for o in graph.ops if o.op == "contract"]
@@ -105,9 +107,20 @@ def ranked(
     made = []
     for s in model.schedules():
         prediction = model.predict(s)
-        score = math.sqrt(prediction.us * small.predict(s).us) if program.symbols else prediction.us
+        score = math.sqrt(prediction.us * small.predict(s).us) if program.symbols and not alone else prediction.us
         made.append(Ranked(s, prediction, score))
     return sorted(made, key=lambda r: r.order)[:count]
+
+
+def schedule_us(
+    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
+) -> float:
+    """Microseconds of a schedule of the engine. Raises Refused where there is no axis of rows."""
+    batch = batch_axes(program, graph)
+    rows = rows_axis(program, graph, batch)
+    if rows is None:
+        raise Refused("products have no axis of rows in common")
+    return _Model(program, graph, target, rows, batch, sizes).predict(schedule).us
 
 
 class _Model:

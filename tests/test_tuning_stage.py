@@ -285,5 +285,5 @@ def test_candidates_are_kept_only_where_times_decide(
 ) -> None:
     monkeypatch.setattr(devices, "architecture", lambda _: "sm_90a")
     tools = Toolchain(Tool(("c++",), "c++", "a test"), TOOL)
-    made = pipeline.plan_options(Options(target=("cuda",), **options), tools, {})
+    made = pipeline.plan_options(Options(target=("cuda",), **options), tools, (), {})
     assert (made.pool > 0) == tunes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mirage_cli.codegen.emit_cpu import CpuEmitter
 from mirage_cli.codegen.engines import made, tile_program
@@ -13,6 +14,7 @@ from mirage_cli.codegen.request import Kernel, Request, Spelled
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.program import Program
+from mirage_cli.search.alternatives import Alternative, Bound
 from mirage_cli.search.mugraph import KernelGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
@@ -36,18 +38,36 @@ def source(
     target: Target,
     comment: str,
     passes: Passes = ALL,
+    others: Sequence[Alternative] = (),
 ) -> Rendered:
     """The source of a fragment for a target. Raises Refused when some kernel cannot be rendered.
 
     `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
-    the graph is taken to be without thread graphs of several operators (`search/unfuse.py`).
+    the graph is taken to be without thread graphs of several operators (`search/unfuse.py`). `others` are muGraphs that
+    take the place of `graph` where their bounds hold, the first that does.
     """
-    tiles, kernels = [], []
+    tiles: list[Spelled] = []
+    ways = []
+    for way in (*others, Alternative((), graph, tuple(schedules))):
+        kernels, workspace = _kernels(program, way, target, passes, tiles)
+        condition = _condition(way.when, program.symbols)
+        ways.append({"condition": condition, "kernels": kernels, "workspace": workspace})
+    name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
+    lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
+    return Rendered(render(name, target.name, id=identifier, comment=lines, ways=ways), tuple(tiles))
+
+
+def _kernels(
+    program: Program, way: Alternative, target: Target, passes: Passes, tiles: list[Spelled]
+) -> tuple[list[dict[str, Any]], str]:
+    """The contexts of a muGraph's kernels, whose numbers begin behind those of `tiles` (which grow), and its workspace as
+    a C expression."""
+    graph, kernels = way.graph, []
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
-    for k, (part, schedule) in enumerate(zip(graph.kernels, schedules, strict=True)):
+    for part, schedule in zip(graph.kernels, way.schedules, strict=True):
         weights = part.constants(program)
-        request = Request(part.program, part.block, schedule, target, k, program.symbols, passes, weights)
+        request = Request(part.program, part.block, schedule, target, len(tiles), program.symbols, passes, weights)
         own_kernel = _cpu_kernel(request) if target.kind == "cpu" else made(request)
         tiles.append(own_kernel.tile)
         context = dict(own_kernel.context)
@@ -58,11 +78,18 @@ def source(
         context["setup"] = own_kernel.setup(_inside([*total, *shares], program.symbols))
         shares += [own_kernel.workspace] if own_kernel.workspace else []
         kernels.append(context)
-    workspace = _size([*total, *shares], program.symbols)
-    name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
-    lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
-    text = render(name, target.name, id=identifier, comment=lines, kernels=kernels, workspace=workspace)
-    return Rendered(text, tuple(tiles))
+    return kernels, _size([*total, *shares], program.symbols)
+
+
+def _condition(bounds: Sequence[Bound], symbols: Sequence[str]) -> str:
+    """Bounds as a C condition; empty for none."""
+    tests = []
+    for b in bounds:
+        factor = [str(b.extent.factor)] if b.extent.factor != 1 else []
+        text = " * ".join([*factor, *(f"extents[{symbols.index(n)}]" for n in b.extent.names)])
+        tests += [f"{text} >= {b.least}"] if b.least else []
+        tests += [f"{text} <= {b.most}"] if b.most is not None else []
+    return " && ".join(tests)
 
 
 def _cpu_kernel(r: Request) -> Kernel:

@@ -179,8 +179,13 @@ def _schedules(schedule: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tupl
     for target, kernels in schedule.items():
         for n, s in enumerate(kernels):
             tiles = ", ".join(f"{axis} {size}" for axis, size in s["tiles"].items()) or "–"
-            rows.append((target, str(n), tiles, str(s["loop"] or "–"), str(s["warps"]), str(s["stages"])))
+            where = target + "".join(f", {extent} {_between(*limits)}" for extent, limits in s.get("when", {}).items())
+            rows.append((where, str(n), tiles, str(s["loop"] or "–"), str(s["warps"]), str(s["stages"])))
     return rows
+
+
+def _between(least: int, most: int | None) -> str:
+    return f"at least {least}" if most is None else f"at most {most}" if not least else f"{least} to {most}"
 
 
 def _measured(m: Mapping[str, Any]) -> tuple[str, ...]:

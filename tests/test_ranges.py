@@ -1,0 +1,110 @@
+"""Sizes that symbols meet, and plans with several muGraphs: what they are, that files hold them, that all are proved."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from mirage_cli import plan as plans
+from mirage_cli import ranges
+from mirage_cli.dims import Range
+from mirage_cli.errors import Refused
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import F16
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.program import Program
+from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, source_text, target_of
+from mirage_cli.search.search import SearchOptions
+from tests.codegen.programs import program
+
+CUDA = PlanOptions({"cuda": ("sm_90a",)}, SearchOptions(sizes=(("n", 1024),)))
+
+
+def attention(length: str) -> Program:
+    """Attention of a symbolic number of tokens to themselves."""
+
+    def build(g: Any, t: Any) -> list[int]:
+        q, k, v = (g.input(name, (32, symbol(length), 128), t) for name in "qkv")
+        scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), 0.088)
+        return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
+
+    return program(build, F16)
+
+
+@pytest.fixture(scope="module")
+def fragment() -> Program:
+    return attention("n")
+
+
+@pytest.fixture(scope="module")
+def planned(fragment: Program) -> plans.FragmentPlan:
+    return plan_fragment("abc", "attention", fragment, 6, CUDA)
+
+
+def test_sizes_lie_all_over_the_ranges() -> None:
+    given = {"past": Range(2, 100, 5000), "batch": Range(1, 2, 3)}
+    found = ranges.points(["(past+1)", "batch", "past"], given)
+    assert found[0] == {"(past+1)": 101, "batch": 2, "past": 100}
+    assert all(p["(past+1)"] == p["past"] + 1 for p in found)
+    assert {p["batch"] for p in found} == {1, 2, 3}
+    assert {2, 100, 4096, 5000} <= {p["past"] for p in found} and len(found) <= ranges.MOST_POINTS
+    assert len({tuple(p.items()) for p in found}) == len(found)
+
+
+def test_sizes_that_are_searched_are_the_ends() -> None:
+    found = ranges.searched_points(["batch", "past"], {"past": Range(2, 100, 5000), "batch": Range(1, 2, 3)})
+    pairs = {(p["batch"], p["past"]) for p in found}
+    assert pairs == {(2, 100), (1, 2), (3, 5000), (2, 2), (2, 5000), (1, 100), (3, 100)}
+
+
+def test_what_is_not_said_is_taken_to_be_something() -> None:
+    assert ranges.typical(["batch_size", "n", "(n+1)"], {}) == {"batch_size": 1, "n": 1024, "(n+1)": 1025}
+    assert ranges.typical(["n"], {"n": Range(1, 7, 8)}) == {"n": 7}
+    assert all(n >= 1 for p in ranges.points(["(n-1)"], {}) for n in p.values())  # nothing has a time at 0
+
+
+def test_few_tokens_and_many_have_kernels_of_their_own(fragment: Program, planned: plans.FragmentPlan) -> None:
+    p = planned.plans["cuda"]
+    assert [s.engine for s in p.schedules] == ["warpgroup"]
+    engines = {s.engine for o in p.others for s in o.alternative.schedules}
+    assert "strip" in engines and len(p.others) < ranges.MOST["cuda"]
+    assert all(v.passed for v in p.verdicts) and len(p.verdicts) == 1 + len(p.others)
+    assert any(o.alternative.holds({"n": 1}) for o in p.others)
+    assert not any(o.alternative.holds({"n": 1024}) for o in p.others)
+    for o in p.others:
+        (bound,) = o.alternative.when
+        assert f"extents[0] <= {bound.most}" in p.text if bound.most else f"extents[0] >= {bound.least}" in p.text
+    assert f"kernel{len(p.others)}(" in p.text
+
+
+def test_files_hold_all_of_them(fragment: Program, planned: plans.FragmentPlan) -> None:
+    p = planned.plans["cuda"]
+    stored = plan_from_json(json.loads(json.dumps(planned.to_json())))
+    assert stored.others["cuda"] == tuple(o.alternative for o in p.others)
+    ways = list(stored.ways)
+    assert [where for _, where, _, _ in ways] == ["", *(f" where {o.alternative.condition}" for o in p.others)]
+    again = source_text("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"])
+    assert again == p.text
+
+
+def test_a_range_that_is_narrow_needs_one(fragment: Program) -> None:
+    narrow = replace(CUDA, ranges=(("n", Range(1000, 1024, 1100)),))
+    assert plan_fragment("abc", "attention", fragment, 6, narrow).plans["cuda"].others == ()
+
+
+def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.FragmentPlan) -> None:
+    own = planned.plans["cuda"]
+
+    def only_own(*args: Any, **kwargs: Any) -> plans.TargetPlan:
+        raise Refused("not this one")
+
+    single = replace(own, others=())
+    with mock.patch.object(plans, "planned", only_own), mock.patch.object(plans, "_choose", lambda *_: (single, "")):
+        found = plan_fragment("abc", "attention", fragment, 6, CUDA)
+    assert found.plans["cuda"].others == ()
+    target = target_of(CUDA.targets["cuda"])
+    assert found.plans["cuda"].text == source_text("abc", fragment, own.graph, own.schedules, target)
