@@ -72,8 +72,17 @@ def test_inputs_of_another_shape_are_an_error() -> None:
 
 
 def test_nodes_that_are_not_read_are_evaluated_by_the_onnx_package() -> None:
-    imported = frontends.load(str(sample("vit_fp32")))
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[1,2,5] x) => (float[1,3,5] y) {
+        h = Conv <pads = [1, 1]> (x, w)
+        y = Exp(h)
+    }"""
+    proto, w = onnx.parser.parse_model(text), np.arange(18, dtype=np.float32).reshape(3, 2, 3) / 8
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    imported = from_proto(proto, frontends.Options({}, {}))
     assert any(node.op_type == "Conv" for node in imported.model.graph if node.name in imported.reasons)
+    x = np.linspace(-1, 1, 10, dtype=np.float32).reshape(1, 2, 5)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (0, 0), (1, 1))), 3, axis=2)
+    assert np.allclose(float64_run(imported, {"x": x})["y"], np.exp(np.einsum("ncpk,mck->nmp", windows, w)), rtol=1e-6)
 
 
 def test_nodes_that_nobody_knows_have_no_value() -> None:

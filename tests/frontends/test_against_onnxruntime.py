@@ -9,6 +9,7 @@ import pytest
 
 from mirage_cli.frontends.onnx_ops import READERS
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT
+from mirage_cli.lax import graph as g
 from tests.frontends.models import agrees, noise, parsed
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>'
@@ -63,6 +64,33 @@ def test_a_convolution_with_one_kernel_element() -> None:
     text = "g (float[2,4,3,5] x) => (float[2,6,3,5] y) { y = Conv(x, w, b) }"
     agrees(parsed(text, w=noise(6, 4, 1, 1), b=noise(6)), x=noise(2, 4, 3, 5))
     agrees(parsed("g (float[n,4,l] x) => (float[n,6,l] y) { y = Conv(x, w) }", w=noise(6, 4, 1)), x=noise(2, 4, 7))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "attributes", "dims"),
+    [
+        ((6, 4, 2, 3), "strides = [2, 3]", (2, 4, 4, 9)),  # patches
+        ((6, 4, 2, 3), "strides = [3, 3]", (2, 4, 6, 9)),  # a part of each stride
+        ((6, 4, 1, 1), "strides = [2, 3]", (2, 4, 5, 8)),  # single elements, the last ones not at the end
+        ((6, 2, 2, 2), "strides = [2, 2], group = 2", (2, 4, 4, 6)),
+        ((4, 1, 2, 2), "strides = [2, 2], group = 4", (2, 4, 4, 6)),  # every channel by itself
+        ((6, 4, 3), 'strides = [3], auto_pad = "VALID"', (2, 4, 9)),
+    ],
+)
+def test_convolutions_whose_windows_do_not_overlap(
+    kernel: tuple[int, ...], attributes: str, dims: tuple[int, ...]
+) -> None:
+    text = f"g (float{list(dims)} x) => (float{[0] * len(dims)} y) {{ y = Conv <{attributes}> (x, w, b) }}"
+    text = text.replace(str([0] * len(dims)), f"[{','.join('abcd'[: len(dims)])}]")
+    imported = agrees(parsed(text, w=noise(*kernel), b=noise(kernel[0])), x=noise(*dims))
+    assert sum(isinstance(step, g.Contract) for step in imported.graph.steps) == 1
+
+
+def test_patches_of_symbolic_images() -> None:
+    text = "g (float[n,4,l] x) => (float[n,6,m] y) { y = Conv <strides = [1]> (x, w) }"
+    agrees(parsed(text, w=noise(6, 4, 1)), x=noise(2, 4, 7))
+    text = "g (float[n,4,8] x) => (float[n,6,m] y) { y = Conv <strides = [4]> (x, w) }"
+    agrees(parsed(text, w=noise(6, 4, 4)), x=noise(3, 4, 8))
 
 
 @pytest.mark.parametrize("opset", [13, 17])

@@ -305,7 +305,9 @@ def test_a_branch_that_a_constant_chooses_is_read() -> None:
     [
         ("q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)", "the operator is not read"),
         ("y, i = TopK(x, k)", "the operator is not read"),
-        ("u = Unsqueeze(x, k) y = Conv(u, w)", "more than one kernel element"),
+        ("u = Unsqueeze(x, k) y = Conv(u, w)", "windows overlap: 2 elements, stride 1"),
+        ("u = Unsqueeze(x, k) y = Conv <pads = [1, 0]> (u, w)", "a convolution with padding"),
+        ("u = Unsqueeze(x, first) y = Conv <strides = [3]> (u, pair)", "do not fill a dimension of 4"),
         ("y = Conv(x, w)", "a kernel of rank 3 for a tensor of rank 2"),
         ('y = Einsum <equation = "ii->i"> (x)', "diagonal"),
         ("i = Cast <to = 7> (x) y = Div(i, i)", "integer arithmetic that rounds"),
@@ -317,7 +319,7 @@ def test_a_branch_that_a_constant_chooses_is_read() -> None:
 def test_operators_and_forms_that_are_not_read_have_a_reason(nodes: str, reason: str) -> None:
     text = f"g (float[2,4] x) => (float[a,b] y) {{ {nodes} }}"
     weights = {"s": np.float32(0.1), "z": np.uint8(3), "k": np.array([2]), "w": noise(1, 4, 3), "p": noise(4) ** 2}
-    weights |= {"r": np.float32(0.5), "t": np.array(True)}
+    weights |= {"r": np.float32(0.5), "t": np.array(True), "first": np.array([0]), "pair": noise(1, 2, 2)}
     if "Unsqueeze" in nodes:
         weights["w"] = noise(1, 4, 2)
     assert reason in next(iter(read(parsed(text, **weights)).reasons.values()))

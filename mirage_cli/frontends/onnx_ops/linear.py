@@ -6,6 +6,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.frontends.onnx_ops.elementwise import whole_arithmetic
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT, Call, reads
 from mirage_cli.lax import compose
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.ops import OPS
 
@@ -124,16 +125,46 @@ def einsum_labels(equation: str, ranks: list[int]) -> tuple[list[list[int]], lis
 # --- Conv -------------------------------------------------------------------------------------------------------------
 @reads("Conv")
 def _conv(call: Call) -> int:
-    """A contraction over the channels, when the kernel has one element, without stride, padding and groups."""
+    """A contraction over channels and kernel elements, when windows do not overlap (patches, 1x1) and nothing is padded."""
     g, x, w = call.graph, call.arg(0), call.arg(1)
-    rank = len(g.dims(x))
+    rank, kernel = len(g.dims(x)), g.dims(w)[2:]
     if rank < 3 or len(g.dims(w)) != rank:
         raise Refused(f"a kernel of rank {len(g.dims(w))} for a tensor of rank {rank}")
-    plain = call.integer("group", 1) == 1 and not any(call.integers("pads", ()))
-    if not plain or any(s != 1 for s in call.integers("strides", ())) or any(e != 1 for e in g.dims(w)[2:]):
-        raise Refused("a convolution with more than one kernel element, stride, padding or groups")
-    n, c, m, spatial = 0, 1, rank, list(range(2, rank))
-    kernel = g.reshape(w, g.dims(w)[:2])
-    y = g.contract(x, kernel, [n, c, *spatial], [m, c], [n, m, *spatial])
+    if call.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or any(call.integers("pads", ())):
+        raise Refused("a convolution with padding")
+    ones = [1] * (rank - 2)
+    strides, dilations = call.integers("strides", ones), call.integers("dilations", ones)
+    for i, (size, stride, dilation) in enumerate(zip(kernel, strides, dilations, strict=True)):
+        if not isinstance(size, int) or size > stride or (dilation != 1 and size != 1):
+            raise Refused(f"a convolution whose windows overlap: {size} elements, stride {stride}, dilation {dilation}")
+        x = _windows(g, x, 2 + 2 * i, size, stride)
+    y = _over_windows(g, x, w, call.integer("group", 1))
     bias = call.maybe(2)
-    return y if bias is None else g.map("add", y, g.reshape(bias, (1, g.dims(bias)[0], *[1] * (rank - 2))))
+    return y if bias is None else g.map("add", y, g.reshape(bias, (1, g.dims(bias)[0], *ones)))
+
+
+def _windows(g: Graph, x: int, dim: int, size: int, stride: int) -> int:
+    """Dimension `dim` as two: the windows, and the elements of each. Raises Refused where the windows do not fit."""
+    dims = g.dims(x)
+    extent = dims[dim]
+    count = (extent - size) // stride + 1 if isinstance(extent, int) else ex.quotient(extent, stride)
+    if count is None or (size > 1 and ex.product([count, stride]) != extent):
+        raise Refused(f"windows of {size} elements with stride {stride} do not fill a dimension of {extent}")
+    if size == 1:
+        return g.reshape(g.slice(x, dim, 0, count, stride), [*dims[:dim], count, 1, *dims[dim + 1 :]])
+    return g.slice(g.reshape(x, [*dims[:dim], count, stride, *dims[dim + 1 :]]), dim + 1, 0, size)
+
+
+def _over_windows(g: Graph, x: int, w: int, groups: int) -> int:
+    """The contraction of [batch, channels, (windows, elements) for each dimension] with a kernel. Raises Refused."""
+    batch, channels, *windows = g.dims(x)
+    made, own, *kernel = g.dims(w)
+    shares = [ex.quotient(n, groups) for n in (channels, made)]
+    if shares[0] is None or shares[1] is None:
+        raise Refused(f"{channels} and {made} channels do not divide into {groups} groups")
+    x = g.reshape(x, [batch, groups, shares[0], *windows])
+    w = g.reshape(w, [groups, shares[1], own, *kernel])
+    n, group, c, m = range(4)
+    places = [4 + i for i in range(len(windows))]
+    y = g.contract(x, w, [n, group, c, *places], [group, m, c, *places[1::2]], [n, group, m, *places[::2]])
+    return g.reshape(y, [batch, made, *windows[::2]])
