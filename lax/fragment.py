@@ -8,7 +8,8 @@ not. What is stored between fragments (the *ends*) follows from cost:
    have stored weights and the intermediate is of low rank (LoRA).
 2. From a contraction the end moves forward through elementwise operators and views as long as everything that is
    computed from it comes together again; contractions of the same operand that meet there (gate and up projections) are
-   one fragment.
+   one fragment. It does not move to where the result is repeated along another dimension (a modulation of all tokens by
+   one conditioning vector).
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
    read them; where only elementwise operators read a normalised value, where a value is needed again after the
    fragments that it feeds (a residual stream), and where several read a costly one (sines of positions), it is stored.
@@ -318,6 +319,8 @@ class _Partitioner:
             return True
         if not isinstance(step, g.Map):
             return False
+        if all(self.elements(i) != self.elements(t) for i in self.graph.inputs[t] if i in region):
+            return False  # it repeats the result: computing that once costs less than once for each copy
         for i in self.graph.inputs[t]:
             if i in region or not self.heavy[i] or self.known(i):
                 continue

@@ -28,7 +28,7 @@ UPDATE = bool(os.environ.get("MIRAGE_GOLDEN"))
 CHUNKS = 8
 NEWEST = onnx.defs.onnx_opset_version()
 #: operators whose readers no node test reaches; `test_against_onnxruntime.py` runs them
-ELSEWHERE = {"Conv", "SimplifiedLayerNormalization"}
+ELSEWHERE = {"SimplifiedLayerNormalization"}
 
 
 def golden() -> dict[str, str]:

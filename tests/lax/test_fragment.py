@@ -173,6 +173,21 @@ def test_gate_and_up_may_be_one_projection() -> None:
     assert names_of(parts_of_proto(model(nodes, {"x": [4, 32]}, ["y"], w=(32, 128)))) == ["gated_mlp"]
 
 
+def test_a_condition_that_modulates_all_rows_is_stored() -> None:
+    """Scale and shift of an adaptive norm are computed once from the condition, not for every row of the norm."""
+    nodes = [
+        node("MatMul", "c w", "both"),
+        node("Split", "both", "scale shift", axis=2, num_outputs=2),
+        node("LayerNormalization", "x ones", "normed"),
+        node("Mul", "normed scale", "scaled"),
+        node("Add", "scaled shift", "adapted"),
+        node("MatMul", "adapted v", "y"),
+    ]
+    inputs = {"x": [2, 16, 32], "c": [2, 1, 32]}
+    parts = parts_of_proto(model(nodes, inputs, ["y"], w=(32, 64), v=(32, 48), ones=(32,)))
+    assert names_of(parts) == ["linear", "norm_linear"] and parts.left == []
+
+
 def test_low_rank_products_are_one_fragment_only_when_the_rank_is_low() -> None:
     nodes = [
         node("MatMul", "x w", "base"),
