@@ -36,6 +36,11 @@ class Sides:
     cols: frozenset[str]
 
 
+def across_of(s: Schedule) -> int:
+    """The warps of a group that share the columns of its strips."""
+    return dict(s.numbers).get("across", 1)
+
+
 def products(graph: BlockGraph) -> list[BlockOp]:
     """The contractions of the loop's body."""
     return [o for o in graph.ops if o.op == "contract" and o.phase == BODY]
@@ -107,7 +112,8 @@ def _count(axes: frozenset[str], size: Size) -> int:
 # --- schedules --------------------------------------------------------------------------------------------------------
 ROWS = (16, 32, 64, 128, 256)  #: rows of a block's strips
 COLUMNS = (8, 16, 32, 64)  #: columns of a block's strips where an axis is too long to be held whole
-HELD_COLUMNS = 256  #: columns that a block may hold whole
+HELD_COLUMNS = 512  #: columns that a block may hold whole
+OWN_COLUMNS = 64  #: columns of results that a warp has at least where several share them
 DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
 WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
@@ -210,13 +216,25 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
             for members in (1, 2, 4, 8):
                 if warps % members or (members > 1 and rows < 16 * members) or (members > 1 and not r.chained):
                     continue
-                yield from _with_stages(
-                    program,
-                    graph,
-                    target,
-                    r,
-                    Schedule(tuple(tile.items()), loop, warps, 2, "strip", (("members", members),)),
-                )
+                for across in (1, 2, 4, 8):
+                    if warps % (members * across) or (
+                        across > 1 and not _shared(program, graph, r, tile, loop, across)
+                    ):
+                        continue
+                    numbers = (("members", members), *((("across", across),) if across > 1 else ()))
+                    s = Schedule(tuple(tile.items()), loop, warps, 2, "strip", numbers)
+                    yield from _with_stages(program, graph, target, r, s)
+
+
+def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, int], loop: int, across: int) -> bool:
+    """Whether so many warps may share the columns of scores and results: there have to be enough of both."""
+    made, axes = made_of_products(graph), graph.axes_of(program)
+    results = [
+        math.prod(_held(program, tile, a) for a in axes[o.name] & r.sides.cols)
+        for o in graph.ops
+        if o.op == "accum" and o.inputs[0] in made
+    ]
+    return r.chained and loop >= 8 * across and max(results, default=0) >= OWN_COLUMNS * across
 
 
 def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, s: Schedule) -> Iterator[Schedule]:
@@ -277,7 +295,8 @@ class Shape:
         self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.axes = graph.axes_of(program)
         self.members = s.number("members")
-        self.groups = s.warps // self.members
+        self.across = across_of(s)
+        self.groups = s.warps // (self.members * self.across)
         reads = {i.name: program.sources[i.source].dtype.bytes for i in program.inputs}
         operands = {i for o in products(graph) for i in o.inputs}
         self.stage = self.kept = 0
@@ -299,6 +318,8 @@ class Shape:
             if o.op == "thread" and o.name in operands - made:
                 bytes_ = self.elements(self.axes[o.name], o.phase) * (4 if self.exact() else 2)
                 self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
+        if self.across > 1:
+            self.kept += self.groups * self._exchanged(made)
         self.results = [o for o in graph.ops if o.op == "accum" and o.inputs[0] in made]
         self.merge = sum(
             self.groups * 4 * self.rows(self.axes[o.name]) * (self.cols(self.axes[o.name]) + 4) for o in self.results
@@ -306,7 +327,16 @@ class Shape:
         if graph.split:
             summed = [o for o in graph.ops if o.op == "grid_sum"]
             self.kept += sum(4 * math.prod(self.size(a, BODY) for a in self.axes[o.name]) + 512 for o in summed)
-        self.kept += 4096
+        self.kept += 4096 if self.across == 1 else 1024  # of several warps across the vectors are counted above
+
+    def _exchanged(self, made: frozenset[str]) -> int:
+        """Bytes through which the warps of a group that share columns show one another operands, maxima and sums."""
+        operands = {i for o in products(self.g) for i in o.inputs} & made
+        size = 4 if self.exact() else 2
+        bytes_ = sum(size * self.rows(self.axes[n]) * self.cols(self.axes[n]) for n in operands)
+        return bytes_ + 4 * self.across * sum(
+            self.rows(self.axes[o.name]) for o in self.g.ops if o.op in ("top", "sum") and o.inputs[0] in made
+        )
 
     def source(self, value: str) -> Input:
         """A program's input by name."""
@@ -347,14 +377,15 @@ class Shape:
 
     def cols(self, axes: frozenset[str]) -> int:
         """Columns of a strip with padding."""
-        return -(-math.prod(self.size(a, BODY) for a in axes & self.r.sides.cols) // 8) * 8
+        unit = 8 * self.across
+        return -(-math.prod(self.size(a, BODY) for a in axes & self.r.sides.cols) // unit) * unit
 
     def elements(self, axes: frozenset[str], phase: str) -> int:
         """Elements of an operand's tile with padding."""
         n = 1
         for own, unit in (
             (axes & self.r.sides.rows, 16 * self.members),
-            (axes & self.r.sides.cols, 8),
+            (axes & self.r.sides.cols, 8 * self.across),
             (axes - self.r.sides.rows - self.r.sides.cols, 16),
         ):
             held = math.prod(self.size(a, phase) for a in own)
@@ -396,7 +427,18 @@ class Shape:
             own = self.axes[o.name]
             depth = math.prod(self.size(a, BODY) for a in o.over)
             price = EXACT_PRICE if o.dtype is not None and o.dtype.bytes == 4 else 1.0
-            total += price * self.rows(own) / 16 / self.members * self.cols(own) / 8 * math.ceil(depth / 16)
+            total += price * self.rows(own) / 16 * self.cols(own) / 8 * math.ceil(depth / 16)
+        return total / self.members / self.across
+
+    def operand_bytes(self) -> float:
+        """Bytes of shared memory that a warp reads as operands of products in an iteration."""
+        made, total = made_of_products(self.g), 0.0
+        for o in products(self.g):
+            own = self.axes[o.name]
+            rows, cols = self.rows(own) / self.members, self.cols(own) / self.across
+            chained = any(i in made for i in o.inputs) and self.across == 1
+            depth = math.prod(self.size(a, BODY) for a in o.over)
+            total += (cols + (0 if chained else rows)) * 16 * math.ceil(depth / 16) * (4 if self.exact() else 2)
         return total
 
     def elementwise(self) -> float:
@@ -404,13 +446,13 @@ class Shape:
         made, total = made_of_products(self.g), 0.0
         for o in self.g.ops:
             own = self.axes[o.name]
-            n = self.rows(own) * self.cols(own) / 32 / self.members
+            n = self.rows(own) * self.cols(own) / 32 / self.members / self.across
             if o.phase == BODY and o.op == "thread" and o.thread is not None and o.name in made:
                 total += n * o.thread.flops()
             elif o.phase == BODY and o.op in ("sum", "top"):
                 read = self.axes[o.inputs[0]]
                 if o.inputs[0] in made:
-                    total += self.rows(read) * self.cols(read) / 32 / self.members
+                    total += self.rows(read) * self.cols(read) / 32 / self.members / self.across
                 else:
                     total += 4.0 * self.elements(read, BODY) / 32 / self.members
             elif o.op == "accum" and len(o.inputs) > 1:
@@ -420,4 +462,5 @@ class Shape:
     def registers(self) -> float:
         """Registers of a thread that strips take."""
         strips = {o.name for o in products(self.g)}
-        return sum(self.rows(self.axes[n]) * self.cols(self.axes[n]) / 32 / self.members for n in strips)
+        lanes = 32 * self.members * self.across
+        return sum(self.rows(self.axes[n]) * self.cols(self.axes[n]) / lanes for n in strips)

@@ -70,6 +70,8 @@ class _Kernel(StripMerge):
             "resident": held_blocks,
             "shared_bytes": shared,
             "group": self.group_threads,
+            "row_warps": self.members,
+            "across": self.across,
             "groups": self.groups,
             "stages": stages,
             "stage_bytes": stage,
@@ -108,7 +110,9 @@ class _Kernel(StripMerge):
             lines.append(
                 f"tile {t.name}: {t.dtype} {place} {dict(t.outer)} x {dict(t.inner)} as {t.n_outer} x {t.n_inner}"
             )
-        lines += [f"strip {m.name}: {dict(m.rows)} x {dict(m.cols)} as {m.mt} x {m.nt}" for m in self.matrices.values()]
+        for m in self.matrices.values():
+            beside = f" by {m.across}" if m.across > 1 else ""
+            lines.append(f"strip {m.name}: {dict(m.rows)} x {dict(m.cols)} as {m.mt} x {m.nt}{beside}")
         lines += [f"rows {v.name}: {dict(v.rows)}" for v in self.row_vectors.values()]
         lines += [f"vector {v.name}: {dict(v.axes)}" for v in self.vectors.values()]
         lines += [f"sum {s.name}: {dict(s.axes)} over the {s.along} side of {s.tile.name}" for s in self.sums.values()]

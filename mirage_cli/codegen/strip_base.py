@@ -40,7 +40,7 @@ from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Input
 from mirage_cli.search.mugraph import BODY, PROLOGUE, BlockOp
-from mirage_cli.search.strip import orient
+from mirage_cli.search.strip import across_of, orient
 
 Leaf = Callable[[str], str]
 
@@ -63,10 +63,12 @@ class StripBase(FragmentEmitter):
             for i in o.inputs:
                 self.readers[i].append(o)
         self.members = self.s.number("members")
-        if self.s.warps % self.members:
-            raise Refused(f"{self.s.warps} warps are no groups of {self.members}")
-        self.groups = self.s.warps // self.members
-        self.group_threads = 32 * self.members
+        self.across = across_of(self.s)
+        together = self.members * self.across
+        if self.s.warps % together:
+            raise Refused(f"{self.s.warps} warps are no groups of {together}")
+        self.groups = self.s.warps // together
+        self.group_threads = 32 * together
         self.sides = orient(self.p, self.g, self.shapes.size)
         self.orders: dict[frozenset[str], tuple[str, ...]] = {}
         self.value: dict[str, Expr] = {}
@@ -99,10 +101,10 @@ class StripBase(FragmentEmitter):
         """What a group of axes is padded to in a tile."""
         own = set(axes)
         if own & depth:
-            return 16
+            return max(16, 8 * self.across) if own <= self.sides.cols else 16
         if own and own <= self.sides.rows:
             return 16 * self.members
-        return 8
+        return 8 * self.across
 
     # --- tiles ----------------------------------------------------------------------------------------------------------
     def tile_of(self, load: str, depth: frozenset[str], side: str = "") -> OperandTile:
@@ -134,7 +136,7 @@ class StripBase(FragmentEmitter):
         outer_sizes, inner_sizes = self.group_sizes(outer, phase), self.group_sizes(run, phase)
         units = [self.side(part, depth) for part in (outer, run)]
         if not outer:
-            units[0] = 16 if not inner_depth else 16 * self.members if side == "rows" else 8
+            units[0] = 16 if not inner_depth else 16 * self.members if side == "rows" else 8 * self.across
         units[1] = max(units[1], CHUNK // dtype.bytes)
         n_outer, n_inner = padded(count(outer_sizes), units[0]), padded(count(inner_sizes), units[1])
         tile = OperandTile(

@@ -7,7 +7,7 @@ from mirage_cli.codegen.strip_tiles import StripTiles
 from mirage_cli.codegen.strip_values import Matrix, OperandTile, RowVector, padded
 from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, count, from_thread, refs
 from mirage_cli.errors import Refused
-from mirage_cli.lax.dtypes import BF16, F16, F32
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.search.mugraph import BODY, PROLOGUE, BlockOp
 
 MATRIX_TYPES = (F16, BF16)
@@ -169,7 +169,7 @@ class StripLoop(StripTiles):
     def strip_position(self, m: Matrix) -> list[str]:
         """Index variables of a strip's element; padding counts as the last row or column."""
         row = self.clamped(f"strip_row<S_{m.name}>(member, m_, i_)", m.rows, 16 * self.members * m.mt)
-        col = self.clamped("strip_col(n_, i_)", m.cols, 8 * m.nt)
+        col = self.clamped(m.column, m.cols, m.width)
         lines = [f"[[maybe_unused]] const int r_ = {row}, c_ = {col};"]
         return [*lines, *self.decode(m.rows, "r_"), *self.decode(m.cols, "c_")]
 
@@ -181,7 +181,8 @@ class StripLoop(StripTiles):
 
     def matrix(self, name: str, rows: tuple[tuple[str, int], ...], cols: tuple[tuple[str, int], ...]) -> Matrix:
         """A strip with a type of its own."""
-        m = self.matrices[name] = Matrix(name, rows, cols, self.row_matrices(rows), padded(count(cols), 8) // 8)
+        columns = padded(count(cols), 8 * self.across) // (8 * self.across)
+        m = self.matrices[name] = Matrix(name, rows, cols, self.row_matrices(rows), columns, self.across)
         self.declare.append(f"using S_{name} = {m.type};")
         return m
 
@@ -237,12 +238,8 @@ class StripLoop(StripTiles):
             if not isinstance(e, Ref) or e.buffer not in self.matrices:
                 raise Refused(f"{first} is no strip")
             strip = self.masked(self.matrices[e.buffer], over)
-            rows, depth, a = (
-                strip.rows,
-                strip.cols,
-                f"StripOperand<{self.ctype(dtype)}, S_{strip.name}>{{{strip.name}}}",
-            )
-            depth_padded = 8 * strip.nt
+            rows, depth, depth_padded = strip.rows, strip.cols, strip.width
+            a = self.strip_operand(strip, dtype)
         else:
             row_tile = self.operand_tile(first, dtype, over, "rows")
             rows, depth, depth_padded = self.parts(row_tile, over)
@@ -254,7 +251,8 @@ class StripLoop(StripTiles):
         m = self.matrix(name, rows, cols)
         self.produced.add(name)
         inner = self.inner_depth(col_tile, over)
-        b = f"Columns8<{col_tile.type}, {inner}>{{{self.tile_text(col_tile)}}}"
+        own = f", share * {m.nt}" if self.across > 1 else ""
+        b = f"Columns8<{col_tile.type}, {inner}>{{{self.tile_text(col_tile)}{own}}}"
         if name == o.name:
             self.body += [f"{m.type} {name};", f"{name}.fill(0.0f);"]
         else:
@@ -303,13 +301,27 @@ class StripLoop(StripTiles):
     def masked(self, m: Matrix, over: frozenset[str]) -> Matrix:
         """A strip with zeros outside the extents of what a product sums over."""
         inside = self.inside([a for a, _ in m.cols if a in over], BODY)
-        tests = [x for x in (inside, f"strip_col(n_, i_) < {count(m.cols)}" if count(m.cols) < 8 * m.nt else "") if x]
-        if m.nt % 2:
-            raise Refused(f"{m.name} has {8 * m.nt} columns, no multiple of 16")
+        tests = [x for x in (inside, m.short) if x]
+        if m.width % 16:
+            raise Refused(f"{m.name} has {m.width} columns, no multiple of 16")
         if tests:
             line = f"if (!({' && '.join(tests)})) {m.name}.v[m_][n_][i_] = 0.0f;"
             self.body += [f"MIRAGE_STRIP(S_{m.name}) {{", *("    " + x for x in [*self.strip_position(m), line]), "}"]
         return m
+
+    def strip_operand(self, m: Matrix, dtype: DType) -> str:
+        """A strip as the operand along rows: in registers, or in a tile where warps share its columns."""
+        if self.across == 1:
+            return f"StripOperand<{self.ctype(dtype)}, S_{m.name}>{{{m.name}}}"
+        rows, ctype, name = 16 * self.members * m.mt, self.ctype(dtype), f"{m.name}_shared"
+        tile = f"Tile<{ctype}, {rows}, {m.width}>"
+        if name not in self.spread:
+            self.spread.add(name)
+            bytes_ = padded(rows * m.width * dtype.bytes, 128)
+            self.memory.keep(f"{name}_all", ctype, bytes_ * self.groups)
+            self.before_loop.append(f"const {tile} {name}{{{name}_all + group * {bytes_ // dtype.bytes}}};")
+            self.body += [f"put_strip({name}, {m.name}, member, share);", "wait_together<GROUP>(1 + group);"]
+        return f"Rows16<{tile}, true>{{{name}, member * {16 * m.mt}}}"
 
     # --- accumulators -------------------------------------------------------------------------------------------------
     def scaled(self, name: str, loop: str, own: str, other: str, shrink: str) -> list[str]:
@@ -331,9 +343,7 @@ class StripLoop(StripTiles):
         name, shrink = self.target(o)
         v = self.row_vectors[name] = RowVector(name, m.rows, m.mt)
         out = Lines()
-        tests = [self.inside([a for a, _ in m.cols], BODY)]
-        tests += [f"strip_col(n_, i_) < {count(m.cols)}"] if count(m.cols) < 8 * m.nt else []
-        test = " && ".join(x for x in tests if x)
+        test = " && ".join(x for x in (self.inside([a for a, _ in m.cols], BODY), m.short) if x)
         value = self.printed(e, BODY, out, self.element_of_strip)
         value = f"{test} ? {value} : {kind}::none()" if test else value
         position = self.strip_position(m) if self.has_position(e) or test else []
@@ -357,7 +367,22 @@ class StripLoop(StripTiles):
             f"    {put}",
             "}",
         ]
+        if name == o.name:
+            self.join_shares(v, kind)
         self.value[o.name] = Ref(name)
+
+    def join_shares(self, v: RowVector, kind: str) -> None:
+        """Sums or maxima of rows over the warps that share their columns."""
+        if self.across == 1:
+            return
+        numbers = self.across * 16 * self.members * v.mt
+        self.memory.keep(f"{v.name}_all", "float", 4 * self.groups * numbers)
+        self.before_loop.append(f"float* const {v.name}_own = {v.name}_all + group * {numbers};")
+        self.body += [
+            f"put_share<{self.members}>({v.name}_own, {v.name}, member, share);",
+            "wait_together<GROUP>(1 + group);",
+            f"join_shares<{kind}, {self.across}, {self.members}>({v.name}, {v.name}_own, member);",
+        ]
 
     def running(self, o: BlockOp) -> None:
         """A running maximum and its shrink."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mirage_cli.codegen.emit import Lines
 from mirage_cli.codegen.strip_results import Domain, Small, StripResults
+from mirage_cli.codegen.strip_values import RowVector
 from mirage_cli.codegen.tile import Ref, Sizes, count, from_thread, refs
 from mirage_cli.errors import Refused
 from mirage_cli.search.mugraph import EPILOGUE, GRID, BlockOp
@@ -76,26 +77,15 @@ class StripMerge(StripResults):
                     if self.rows_inside
                     else f"(group * {outer} + r) * {pitch} + c"
                 )
-                test = f"if (c < {count(m.cols)}) " if count(m.cols) < 8 * m.nt else ""
+                test = f"if (c < {count(m.cols)}) " if m.short else ""
                 self.epilogue += [
                     f"MIRAGE_STRIP(S_{name}) {{",
-                    f"    const int r = strip_row<S_{name}>(member, m_, i_), c = strip_col(n_, i_);",
+                    f"    const int r = strip_row<S_{name}>(member, m_, i_), c = {m.column};",
                     f"    {test}{name}_part[{at}] = {name}.v[m_][n_][i_];",
                     "}",
                 ]
             elif name in self.row_vectors:
-                v = self.row_vectors[name]
-                rows = 16 * self.members * v.mt
-                self.memory.reuse(f"{name}_part", "float", 4 * self.groups * rows)
-                x = f"{name}.v[m_][h_]"
-                x = x if name in self.maxima else f"over_row<StripSum>({x})"
-                at = f"group * {rows} + strip_row<{v.type}>(member, m_, h_ * 2)"
-                self.epilogue += [
-                    f"MIRAGE_STRIP_ROWS({v.type}) {{",
-                    f"    const float x = {x};",
-                    f"    if ((lane_of() & 3) == 0) {name}_part[{at}] = x;",
-                    "}",
-                ]
+                self.write_rows(name, self.row_vectors[name])
             else:
                 s = self.sums[name]
                 chunks = s.tile.n_outer * s.tile.chunks
@@ -109,6 +99,25 @@ class StripMerge(StripResults):
                     ],
                 )
         self.epilogue.append("__syncthreads();")
+
+    def write_rows(self, name: str, v: RowVector) -> None:
+        """Every group writes a maximum of rows, every warp of it its share of a sum."""
+        rows, x, group, test = 16 * self.members * v.mt, f"{name}.v[m_][h_]", "group", "(lane_of() & 3) == 0"
+        parts = self.groups
+        if name not in self.maxima:
+            x = f"over_row<StripSum>({x})"
+            parts *= self.across
+        if self.across > 1 and name in self.maxima:
+            test += " && share == 0"
+        elif self.across > 1:
+            group = f"(group * {self.across} + share)"
+        self.memory.reuse(f"{name}_part", "float", 4 * parts * rows)
+        self.epilogue += [
+            f"MIRAGE_STRIP_ROWS({v.type}) {{",
+            f"    const float x = {x};",
+            f"    if ({test}) {name}_part[{group} * {rows} + strip_row<{v.type}>(member, m_, h_ * 2)] = x;",
+            "}",
+        ]
 
     def vector_of(self, name: str, axes: Sizes) -> str:
         """A merged vector."""
@@ -153,9 +162,12 @@ class StripMerge(StripResults):
         rows = 16 * self.members * v.mt
         merged = self.vector_of(name, v.rows)
         scale = f" * {weight}" if weight else ""
+        part, shares = "g", ""
+        if self.across > 1:
+            part, shares = f"(g * {self.across} + s)", f"for (int s = 0; s < {self.across}; ++s) "
         return [
             f"float {name}_x = 0.0f;",
-            f"for (int g = 0; g < GROUPS; ++g) {name}_x += {name}_part[g * {rows} + r]{scale};",
+            f"for (int g = 0; g < GROUPS; ++g) {shares}{name}_x += {name}_part[{part} * {rows} + r]{scale};",
             f"{merged}[r] = {name}_x;",
         ]
 

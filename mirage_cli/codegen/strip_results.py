@@ -54,7 +54,7 @@ class StripResults(StripLoop):
 
     def part_shape(self, m: Matrix) -> tuple[int, int]:
         """(rows, pitch) of a group's part of a strip in shared memory."""
-        rows, cols = 16 * self.members * m.mt, 8 * m.nt
+        rows, cols = 16 * self.members * m.mt, m.width
         return (cols, rows + 4) if self.rows_inside else (rows, cols + 4)
 
     def weight(self, name: str, row: str) -> str:

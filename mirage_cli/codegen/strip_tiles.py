@@ -28,6 +28,7 @@ class StripTiles(StripBase):
         self.shrinks: dict[str, str] = {}
         self.copies: dict[str, str] = {}
         self.before_loop: list[str] = []
+        self.spread: set[str] = set()  #: tiles through which warps show one another their strips
         self.produced: set[str] = set()  #: strips that products are added up in
 
     def vector(self, name: str, axes: tuple[tuple[str, int], ...], grouped: bool = False) -> Vector:

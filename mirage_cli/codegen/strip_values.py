@@ -48,18 +48,35 @@ class OperandTile:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A value in registers with `rows` and `cols`: `mt` x `nt` matrices of 16 x 8 for each warp."""
+    """A value in registers with `rows` and `cols`: `mt` x `nt` matrices of 16 x 8 for each warp; `across` warps lie side by
+    side along the columns."""
 
     name: str
     rows: Sizes
     cols: Sizes
     mt: int
     nt: int
+    across: int = 1
 
     @property
     def type(self) -> str:
         """Its C++ type."""
         return f"Strip<{self.mt}, {self.nt}>"
+
+    @property
+    def width(self) -> int:
+        """Columns of all warps, with padding."""
+        return 8 * self.nt * self.across
+
+    @property
+    def column(self) -> str:
+        """The column of a lane's element, as C++ text."""
+        return "strip_col(n_, i_)" if self.across == 1 else f"strip_col<S_{self.name}>(share, n_, i_)"
+
+    @property
+    def short(self) -> str:
+        """The condition that an element's column is no padding, as C++ text; nothing where none is."""
+        return f"{self.column} < {count(self.cols)}" if count(self.cols) < self.width else ""
 
     @property
     def axes(self) -> frozenset[str]:

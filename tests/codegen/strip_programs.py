@@ -112,12 +112,13 @@ def _grouped(g: Graph, t: DType, normal: bool = False, queries: int = 3) -> Sequ
     return [compose.matmul(g, compose.softmax(g, scores, [3]), v)]
 
 
-def _mla(g: Graph, t: DType) -> Sequence[int]:
+def _mla(g: Graph, t: DType, keys: int = 72, queries: int = 5, width: int = 32, scale: float = 0.2) -> Sequence[int]:
     """Keys of two parts, the first of which are the values as well."""
-    q, r = g.input("q", (5, 32), t), g.input("r", (5, 16), t)
-    c, e = g.input("c", (72, 32), t), g.input("e", (72, 16), t)
+    q, r = g.input("q", (queries, width), t), g.input("r", (queries, 16), t)
+    c, e = g.input("c", (keys, width), t), g.input("e", (keys, 16), t)
     scores = g.map("add", *(compose.matmul(g, x, g.transpose(y, (1, 0))) for x, y in ((q, c), (r, e))))
-    return [compose.matmul(g, compose.softmax(g, compose.scale(g, scores, 0.2), [1]), c)]
+    scores = compose.scale(g, scores, scale) if scale != 1.0 else scores
+    return [compose.matmul(g, compose.softmax(g, scores, [1]), c)]
 
 
 def _plain(g: Graph, t: DType) -> Sequence[int]:
@@ -179,6 +180,7 @@ NAMED: dict[str, Build] = {
     "grouped": _grouped,
     "grouped_qknorm": lambda g, t: _grouped(g, t, normal=True),
     "mla": _mla,
+    "mla_wide": lambda g, t: _mla(g, t, width=256),
 }
 
 
@@ -199,11 +201,13 @@ FULL_SIZE: dict[str, Build] = {
     "norm": lambda g, t: _wide(g, t, "norm"),
     "gated": lambda g, t: _wide(g, t, "gated"),
 }
-#: Programs whose every wait is left out in turn: a computed tile; several rows; vectors that groups make of their tiles.
+#: Programs whose every wait is left out in turn: a computed tile; several rows; vectors that groups make of their tiles;
+#: warps that share columns.
 WATCHED: dict[str, Build] = {
     "gain": lambda g, t: _norm(g, t, gain=True),
     "rows": lambda g, t: _attention(g, t, keys=264, queries=19, masked="causal"),
     "qknorm": lambda g, t: _attention(g, t, keys=264, queries=9, normal=True),
+    "across": lambda g, t: _mla(g, t, keys=264, queries=19, scale=1.0),
 }
 
 
@@ -281,7 +285,9 @@ def drawn(p: Program, b: BlockGraph, random: np.random.Generator) -> Schedule:
         tiles.append((a, size))
     warps = int(random.choice((1, 2, 4, 8)))
     members = int(random.choice([n for n in (1, 2, 4) if n <= warps]))
-    return Schedule(tuple(tiles), loop, warps, int(random.integers(2, 5)), "strip", (("members", members),))
+    across = int(random.choice([n for n in (1, 2, 4) if n * members <= warps]))
+    numbers = (("members", members), *((("across", across),) if across > 1 else ()))
+    return Schedule(tuple(tiles), loop, warps, int(random.integers(2, 5)), "strip", numbers)
 
 
 def strip_cases(

@@ -7,6 +7,7 @@ MIRAGE_MANY=N draws N kernels of every program, and 10 N of random ones.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -183,17 +184,18 @@ KEPT = GOLDEN / "strip.json"  #: programs with their muGraphs and schedules, so 
 
 
 def _write_kept() -> None:
-    """The case of the golden text, and those whose waits are left out: two groups of two warps, the least ring, a few
-    iterations, and work behind the loop for several warps."""
+    """The cases of the golden texts, and those whose waits are left out: two groups of two warps (of four, where warps share
+    columns), the least ring, a few iterations, and work behind the loop for several warps."""
     data = {}
     for name, build in {"golden": NAMED["grouped_qknorm"], **WATCHED}.items():
+        numbers = (("members", 2), *((("across", 2),) if name == "across" else ()))
         p, random = program(build, F16), np.random.default_rng(3)
         graphs = [b for b in block_graphs(p) if bool(b.split) == (name != "gain")]
         for _ in range(TRIES):
             block = graphs[int(random.integers(len(graphs)))]
             s = drawn(p, block, random)
             tiles = tuple((a, n if n == 1 or a in block.split else 24) for a, n in s.tiles)
-            s = replace(s, tiles=tiles, warps=4, stages=2, numbers=(("members", 2),))
+            s = replace(s, tiles=tiles, warps=2 * math.prod(n for _, n in numbers), stages=2, numbers=numbers)
             turns = s.tile(block.loop or "") if block.loop in block.split else p.extent(block.loop or "")
             case = Case(name, p, single(p, block), (s,), HOPPER)
             if isinstance(turns, int) and turns >= (3 if name in WATCHED else 1) * s.loop and case.renders():
@@ -209,10 +211,11 @@ def _kept(name: str) -> Case:
     return Case(name, program_from_json(fragment), graph_from_json(graph), (schedule_from_json(schedule),), HOPPER)
 
 
-def test_text_is_as_it_was() -> None:
+@pytest.mark.parametrize(("kept", "file"), [("golden", "strip"), ("across", "strip_across")])
+def test_text_is_as_it_was(kept: str, file: str) -> None:
     """As it is kept in golden/; MIRAGE_GOLDEN=1 writes it anew, of the muGraph that is kept there."""
-    rendered = _kept("golden").render()
-    for name, text in (("strip.cu", rendered.text), ("strip.txt", rendered.tiles[0].text() + "\n")):
+    rendered = _kept(kept).render()
+    for name, text in ((f"{file}.cu", rendered.text), (f"{file}.txt", rendered.tiles[0].text() + "\n")):
         if os.environ.get("MIRAGE_GOLDEN"):
             (GOLDEN / name).write_text(text)
         assert text == (GOLDEN / name).read_text(), f"{name} differs; MIRAGE_GOLDEN=1 accepts the new text"

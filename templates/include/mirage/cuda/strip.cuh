@@ -43,6 +43,11 @@ MIRAGE_DEVICE int strip_row(int member, int m, int i) {
     return (member * S::MT + m) * 16 + (lane_of() >> 2) + (i >> 1) * 8;
 }
 MIRAGE_DEVICE int strip_col(int n, int i) { return n * 8 + (lane_of() & 3) * 2 + (i & 1); }
+// The same where several warps lie side by side along the columns, of which this is number `share`.
+template <class S>
+MIRAGE_DEVICE int strip_col(int share, int n, int i) {
+    return strip_col(share * S::NT + n, i);
+}
 
 #define MIRAGE_STRIP(S)                                                                                      \
     _Pragma("unroll") for (int m_ = 0; m_ < S::MT; ++m_) _Pragma("unroll") for (int n_ = 0; n_ < S::NT; ++n_) \
@@ -87,7 +92,8 @@ struct Tile {
     static_assert(INNER % VEC == 0, "rows are whole chunks");
     T* at;
     static MIRAGE_DEVICE int index(int outer, int chunk) {
-        return (outer * CHUNKS + (chunk ^ ((outer / (8 / GROUP)) & (GROUP - 1)))) * VEC;
+        const int low = chunk & (GROUP - 1);  // apart, so that places of one row that are whole groups apart share an address
+        return (outer * CHUNKS + chunk - low + (low ^ ((outer / (8 / GROUP)) & (GROUP - 1)))) * VEC;
     }
     MIRAGE_DEVICE T* chunk(int outer, int c) const { return at + index(outer, c); }
     MIRAGE_DEVICE T* element(int outer, int inner) const { return chunk(outer, inner / VEC) + inner % VEC; }
@@ -97,9 +103,10 @@ struct Tile {
 // `valid` on are zero. `any` is a valid address.
 template <int THREADS, class TILE, class F>
 MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, int valid, F row) {
-    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS;
-#pragma unroll
-    for (int i = 0; i < (COUNT + THREADS - 1) / THREADS; ++i) {
+    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, EACH = (COUNT + THREADS - 1) / THREADS;
+    constexpr int AT_ONCE = EACH <= 8 ? EACH : 4;  // addresses of more would be kept in registers through the loop
+#pragma unroll AT_ONCE
+    for (int i = 0; i < EACH; ++i) {
         const int k = i * THREADS + thread;
         if (COUNT % THREADS != 0 && k >= COUNT) break;
         const int o = k / TILE::CHUNKS, c = k % TILE::CHUNKS;
@@ -143,23 +150,24 @@ struct Rows16 {
         }
     }
 };
-// The same for the columns, 8 at a time (`load2`) or 16 (`load4`).
+// The same for the columns, 8 at a time (`load2`) or 16 (`load4`), from the `first` eight on.
 template <class TILE, bool INNER_DEPTH>
 struct Columns8 {
     TILE t;
+    int first = 0;
     MIRAGE_DEVICE void load2(uint32_t (&f)[2], int n, int k) const {
         const int l = lane_of(), low = l & 7, second = (l >> 3) & 1;
-        if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk(n * 8 + low, k * 2 + second));
-        else load_matrices<true>(f, t.chunk(k * 16 + low + second * 8, n));
+        if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk((first + n) * 8 + low, k * 2 + second));
+        else load_matrices<true>(f, t.chunk(k * 16 + low + second * 8, first + n));
     }
     MIRAGE_DEVICE void load4(uint32_t (&f)[4], int n, int k) const {
         const int l = lane_of(), low = l & 7, second = (l >> 3) & 1, third = l >> 4;
-        if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk((n + third) * 8 + low, k * 2 + second));
-        else load_matrices<true>(f, t.chunk(k * 16 + low + second * 8, n + third));
+        if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk((first + n + third) * 8 + low, k * 2 + second));
+        else load_matrices<true>(f, t.chunk(k * 16 + low + second * 8, first + n + third));
     }
     // float32: this lane's two columns of matrix n at depth k
     MIRAGE_DEVICE void one(float (&x)[2], int n, int k) const {
-        const int col = n * 8 + (lane_of() & 3) * 2;
+        const int col = (first + n) * 8 + (lane_of() & 3) * 2;
         if constexpr (INNER_DEPTH) {
             x[0] = *t.element(col, k), x[1] = *t.element(col + 1, k);
         } else {
@@ -213,6 +221,42 @@ struct StripOperand {
     }
 };
 
+// --- warps that share columns ---------------------------------------------------------------------------------------
+// A sum or maximum of rows over the ACROSS warps of a group that share their columns: each puts its own to `place`, which
+// has ACROSS numbers for each row, and all join them behind a barrier.
+template <int MEMBERS, class V>
+MIRAGE_DEVICE void put_share(float* place, const V& x, int member, int share) {
+    MIRAGE_STRIP_ROWS(V) {
+        const int row = strip_row<V>(member, m_, h_ * 2);
+        if ((lane_of() & 3) == 0) place[share * (16 * MEMBERS * V::MT) + row] = x.v[m_][h_];
+    }
+}
+template <class R, int ACROSS, int MEMBERS, class V>
+MIRAGE_DEVICE void join_shares(V& x, const float* place, int member) {
+    MIRAGE_STRIP_ROWS(V) {
+        const int row = strip_row<V>(member, m_, h_ * 2);
+        x.v[m_][h_] = place[row];
+#pragma unroll
+        for (int s = 1; s < ACROSS; ++s) x.v[m_][h_] = R::join(x.v[m_][h_], place[s * (16 * MEMBERS * V::MT) + row]);
+    }
+}
+// A warp's share of a strip to the tile that holds all of it.
+template <class TILE, class S>
+MIRAGE_DEVICE void put_strip(TILE t, const S& s, int member, int share) {
+    using T = typename TILE::T;
+#pragma unroll
+    for (int m = 0; m < S::MT; ++m)
+#pragma unroll
+        for (int n = 0; n < S::NT; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                T* const to = t.element(strip_row<S>(member, m, i), strip_col<S>(share, n, i));
+                const float x = s.v[m][n][i], y = s.v[m][n][i + 1];
+                if constexpr (sizeof(T) == 4) *reinterpret_cast<float2*>(to) = float2{x, y};
+                else *reinterpret_cast<uint32_t*>(to) = pack(x, y, static_cast<const T*>(nullptr));
+            }
+}
+
 // out += a * b over 16 KT positions, in full float32 arithmetic
 template <int KT, class S, class A, class B>
 MIRAGE_DEVICE void strip_contract_each(S& out, const A& a, const B& b) {
@@ -246,31 +290,43 @@ MIRAGE_DEVICE void strip_contract_exactly(S& out, const A& a, const B& b) {
     }
 }
 
-// out += a * b over 16 KT positions, by matrix instructions
+// out += a * b over the k-th 16 positions, by matrix instructions
+template <class S, class A, class B>
+MIRAGE_DEVICE void strip_step(S& out, const A& a, const B& b, int k) {
+    const typename A::T* const type = nullptr;
+    uint32_t fb[S::NT][2];
+#pragma unroll
+    for (int n = 0; n < S::NT; n += 2) {
+        if (n + 1 < S::NT) {
+            uint32_t two[4];
+            b.load4(two, n, k);
+            fb[n][0] = two[0], fb[n][1] = two[1];
+            fb[(n + 1) % S::NT][0] = two[2], fb[(n + 1) % S::NT][1] = two[3];
+        } else {
+            b.load2(fb[n], n, k);
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < S::MT; ++m) {
+        uint32_t fa[4];
+        a.load(fa, m, k);
+#pragma unroll
+        for (int n = 0; n < S::NT; ++n) multiply(out.v[m][n], fa, fb[n], type);
+    }
+}
+// out += a * b over 16 KT positions. One or two matrices that are summed over many positions are summed in two halves: an
+// instruction waits for the one before it that adds to the same numbers.
 template <int KT, class S, class A, class B>
 MIRAGE_DEVICE void strip_contract(S& out, const A& a, const B& b) {
-    const typename A::T* const type = nullptr;
+    if constexpr (KT >= 16 && S::MT * S::NT <= 2) {
+        S other;
+        other.fill(0.0f);
 #pragma unroll
-    for (int k = 0; k < KT; ++k) {
-        uint32_t fb[S::NT][2];
+        for (int k = 0; k < KT; ++k) strip_step(k % 2 == 0 ? out : other, a, b, k);
+        MIRAGE_STRIP(S) out.v[m_][n_][i_] += other.v[m_][n_][i_];
+    } else {
 #pragma unroll
-        for (int n = 0; n < S::NT; n += 2) {
-            if (n + 1 < S::NT) {
-                uint32_t two[4];
-                b.load4(two, n, k);
-                fb[n][0] = two[0], fb[n][1] = two[1];
-                fb[(n + 1) % S::NT][0] = two[2], fb[(n + 1) % S::NT][1] = two[3];
-            } else {
-                b.load2(fb[n], n, k);
-            }
-        }
-#pragma unroll
-        for (int m = 0; m < S::MT; ++m) {
-            uint32_t fa[4];
-            a.load(fa, m, k);
-#pragma unroll
-            for (int n = 0; n < S::NT; ++n) multiply(out.v[m][n], fa, fb[n], type);
-        }
+        for (int k = 0; k < KT; ++k) strip_step(out, a, b, k);
     }
 }
 
