@@ -29,6 +29,7 @@ from mirage_cli.output import check_target, replaced
 from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.search import SearchOptions
+from mirage_cli.search.tiling import ENGINES
 from mirage_cli.work import Work
 
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
@@ -290,8 +291,11 @@ def plan_options(
 ) -> PlanOptions:
     """Targets, bounds and proof options of a run; `given` is what is said of the `symbols` of its programs."""
     typical = tuple(sorted(ranges.typical(symbols, given).items()))
-    bounds = SearchOptions(options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical)
     passes = without(options.without)
+    engines = tuple(e for e in ENGINES if e not in passes.off)
+    bounds = SearchOptions(
+        options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical, engines=engines
+    )
     pool = TUNING_POOL if options.tune_candidates and not options.dry_run and _tunes(options) else 0
     return PlanOptions(
         environment.targets(options, tools),

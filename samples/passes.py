@@ -14,7 +14,7 @@ from pathlib import Path
 from mirage_cli import frontends, work
 from mirage_cli.codegen.memory import least_bytes
 from mirage_cli.codegen.order import barrier_counts
-from mirage_cli.codegen.passes import ALL, PASSES, Passes, without
+from mirage_cli.codegen.passes import ALL, BLOCK_PASSES, Passes, without
 from mirage_cli.codegen.source import source
 from mirage_cli.codegen.tile import TileProgram
 from mirage_cli.codegen.traffic import WAVEFRONT, layout_cost
@@ -107,7 +107,7 @@ def measured(name: str, p: Program, target: Target) -> Row:
         schedules = [s if s.engine == "block" else way[0].schedule for s, way in pairs]
         all_of_them = figures(p, graph, schedules, target, ALL)
         if all_of_them is not None:
-            off = {pass_: figures(p, graph, schedules, target, without([pass_])) for pass_ in PASSES}
+            off = {pass_: figures(p, graph, schedules, target, without([pass_])) for pass_ in BLOCK_PASSES}
             return Row(name, {"": all_of_them} | off)
     raise Refused(f"{name}: no muGraph renders for {target.name}")
 
@@ -145,7 +145,7 @@ def summary(rows: Sequence[Row]) -> str:
     own = [f for r in rows if (f := r.figures[""]) is not None]
     exact = sum(f.shared == f.least for f in own)
     lines = [f"{exact} of {len(own)} memory plans reach the lower bound (the most bytes alive at one time)."]
-    for p in PASSES:
+    for p in BLOCK_PASSES:
         pairs = [(r.figures[""], r.figures[p]) for r in rows]
         both = [(a, b) for a, b in pairs if a is not None and b is not None]
         parts = [

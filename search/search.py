@@ -29,7 +29,7 @@ from mirage_cli.search.regroup import variants
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.several import Branches
 from mirage_cli.search.target import Target
-from mirage_cli.search.tiling import SPLITS, ranked
+from mirage_cli.search.tiling import ENGINES, SPLITS, ranked
 from mirage_cli.search.workers import Workers
 
 FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be worth storing
@@ -44,7 +44,8 @@ class SearchOptions:
     """Bounds: kernels of a fragment, operators of a block, block graphs kept for each mapping, schedules for each block
     graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically, with `alone` what they always are;
     `jobs` processes close mappings at a time, which changes nothing but the time. `apart` keeps that many schedules of every
-    engine and varies the kernels of a graph one at a time: more to measure, the same best."""
+    engine and varies the kernels of a graph one at a time: more to measure, the same best. `engines` may make kernels beside
+    the engine `block`."""
 
     max_kernels: int = 4
     max_ops: int = 24
@@ -55,6 +56,7 @@ class SearchOptions:
     jobs: int = 1
     apart: bool = False
     alone: bool = False
+    engines: tuple[str, ...] = ENGINES
 
 
 @dataclass(slots=True)
@@ -259,7 +261,8 @@ class Searcher:
 
     def _ranked(self, program: Program, graph: BlockGraph, target: Target) -> list[Ranked]:
         options = self.options
-        return ranked(program, graph, target, options.schedules, dict(options.sizes), options.apart, options.alone)
+        sizes = dict(options.sizes)
+        return ranked(program, graph, target, options.schedules, sizes, options.apart, options.alone, options.engines)
 
     def _combined(
         self, program: Program, target: Target, one: Sequence[_Option], split: Sequence[_Option]

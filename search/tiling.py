@@ -26,6 +26,8 @@ HALVED = 8192  #: an axis up to this extent may be split in two on a CPU, for tw
 SPLITS = (2, 4, 8, 16)  #: blocks that share a split reduction
 WARPS = (4, 8)
 STAGES = (3, 2)
+_RANKED = {"rows": rows.ranked, "warpgroup": warpgroup.ranked, "strip": strip_cost.ranked}
+ENGINES = tuple(_RANKED)  #: the engines beside `block`
 
 
 def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
@@ -87,18 +89,17 @@ def ranked(
     sizes: Mapping[str, int] = MappingProxyType({}),
     apart: bool = False,
     alone: bool = False,
+    engines: Sequence[str] = ENGINES,
 ) -> list[Ranked]:
-    """The `count` best schedules of all engines, or of each engine with `apart`; those that cannot fit are left out.
+    """The `count` best schedules of `block` and the other `engines`, or of each with `apart`; those that cannot fit are
+    left out.
 
     `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
     typical and at small sizes, since it has to serve both; with `alone` it is to serve these sizes only.
     """
-    found = [
-        *blocks_ranked(program, graph, target, count, sizes, alone),
-        *rows.ranked(program, graph, target, count, sizes, alone),
-        *warpgroup.ranked(program, graph, target, count, sizes, alone),
-        *strip_cost.ranked(program, graph, target, count, sizes, alone),
-    ]
+    found = blocks_ranked(program, graph, target, count, sizes, alone)
+    for engine in engines:
+        found += _RANKED[engine](program, graph, target, count, sizes, alone)
     return sorted(found, key=lambda r: r.order)[: None if apart else count]
 
 

@@ -1,9 +1,12 @@
-"""The optimizer passes between a block graph and its source, each of which can be left out to see what it is worth.
+"""What can be left out on the way from a program to its source, to see what it is worth: the optimizer passes, and the
+engines that kernels of many or few rows and of rows without products have for themselves (`engines.py`).
 
     fusion   elementwise operators that feed one another stay in registers (`search/fuse.py`; off: `search/unfuse.py`)
     layouts  which axes of a shared tile are contiguous, and its pitch (`layouts.py`)
     order    the order of statements: fewest barriers, then least live memory (`order.py`)
     memory   tiles that are not alive together share memory (`memory.py`)
+    overlap  a kernel begins while the one before it ends (`launch.cuh`)
+    strip, rows, warpgroup   engines of CUDA kernels; without all of them the engine `block` makes every kernel
 
 A kernel is right with any of them off; only its cost changes.
 """
@@ -24,6 +27,10 @@ class Passes:
     layouts: bool = True
     order: bool = True
     memory: bool = True
+    overlap: bool = True
+    strip: bool = True
+    rows: bool = True
+    warpgroup: bool = True
 
     @property
     def off(self) -> tuple[str, ...]:
@@ -33,6 +40,7 @@ class Passes:
 
 PASSES = tuple(f.name for f in fields(Passes))  #: their names, in the order in which they run
 ALL = Passes()
+BLOCK_PASSES = ("fusion", "layouts", "order", "memory")  #: those that work on kernels of the engine `block`
 
 
 def without(names: Iterable[str]) -> Passes:

@@ -71,6 +71,8 @@ def _kernels(
         own_kernel = _cpu_kernel(request) if target.kind == "cpu" else made(request)
         tiles.append(own_kernel.tile)
         context = dict(own_kernel.context)
+        if not passes.overlap:
+            context["dependent"] = False
         for i in context["inputs"]:
             i["pointer"] = _pointer(graph, part.inputs[i["source"]], offsets, program.symbols)
         for n, o in enumerate(context["outputs"]):

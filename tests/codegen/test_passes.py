@@ -16,7 +16,8 @@ from mirage_cli.codegen.access import shared_halves, synchronises
 from mirage_cli.codegen.memory import least_bytes, live_ranges, nbytes
 from mirage_cli.codegen.optimize import optimized, price
 from mirage_cli.codegen.order import barrier_counts
-from mirage_cli.codegen.passes import ALL, PASSES, Passes, without
+from mirage_cli.codegen.passes import ALL, BLOCK_PASSES, PASSES, Passes, without
+from mirage_cli.codegen.source import source
 from mirage_cli.codegen.tile import Barrier, Load, Store, TileProgram
 from mirage_cli.codegen.traffic import layout_cost
 from mirage_cli.errors import UsageError
@@ -26,6 +27,7 @@ from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
 from mirage_cli.search.mugraph import PROLOGUE, BlockGraph, BlockOp, CustomKernel, KernelGraph, ThreadGraph, ThreadNode
 from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
 from mirage_cli.search.unfuse import unfused, unfused_block
 from samples import passes as table
@@ -33,9 +35,10 @@ from samples import passes as table
 from . import kernels
 from .kernels import Case, cases
 from .programs import NAMED, program
+from .strip_programs import NAMED as STRIPS
 
 LAZY, BACKWARDS = "l", "b"
-OFF = [*((name,) for name in PASSES), PASSES]
+OFF = [*((name,) for name in BLOCK_PASSES), PASSES]
 PICKED = ("attention_boolean", "layer_norm_gelu", "deep")
 
 
@@ -158,6 +161,24 @@ def test_an_unfused_graph_has_single_operators(on_gpu: list[Case]) -> None:
         assert len(single.ops) > len(kernel.block.ops)
         assert all(len(o.thread.nodes) == 1 for o in single.ops if o.thread is not None)
         assert all(o.name.isidentifier() for o in single.ops)
+
+
+def test_kernels_without_overlap_are_launched_one_after_the_other() -> None:
+    p = program(STRIPS["long_attention"], F16)
+    found = Searcher(SearchOptions(engines=("strip",))).search(p, load_target("sm_90a")).candidates
+    best = next(c for c in found if c.schedules[0].engine == "strip")
+    texts = [
+        source("a", p, best.graph, best.schedules, load_target("sm_90a"), "", q).text
+        for q in (ALL, without(["overlap"]))
+    ]
+    assert [", true, stream, p)" in t for t in texts] == [True, False]
+    assert texts[0] == texts[1].replace(", false, stream, p)", ", true, stream, p)")
+
+
+def test_without_their_engines_kernels_are_those_of_blocks() -> None:
+    p = program(NAMED["deep"], F16)
+    found = Searcher(SearchOptions(engines=())).search(p, load_target("sm_90a")).candidates
+    assert {s.engine for c in found for s in c.schedules} == {"block"}
 
 
 def test_unknown_passes_are_named() -> None:
