@@ -225,14 +225,26 @@ class _Partitioner:
         return sorted(found)
 
     def normalised(self, v: int, summed: Iterable[int], stops: set[int]) -> bool:
-        """Whether a softmax along the summed dimensions lies between the contractions and `v`."""
+        """Whether a softmax along the summed dimensions, with or without a maximum that is subtracted, lies between the
+        contractions and `v`."""
         wanted = {self.graph.dims(v)[i] for i in summed}
         for x in self.graph.cone([v], stops):
-            step = self.step(x)
-            if isinstance(step, g.StableExp) and self.heavy[x]:
-                over = {self.graph.dims(x)[i] for i in step.dims}
+            dims = self.weighed(x)
+            if dims is not None and self.heavy[x]:
+                over = {self.graph.dims(x)[i] for i in dims}
                 return over == wanted and not self.shared(x, v, stops)
         return False
+
+    def weighed(self, x: int) -> tuple[int, ...] | None:
+        """The dimensions along which `x` holds the exponentials of a softmax: what a stable exponential says, or where
+        exponentials are summed."""
+        step = self.step(x)
+        if isinstance(step, g.StableExp):
+            return step.dims
+        if not (isinstance(step, g.Map) and step.op == "exp"):
+            return None
+        sums = [s for u in self.users[x] if isinstance(s := self.step(u), g.Reduce) and s.kind == "sum"]
+        return sums[0].dims if sums else None
 
     def shared(self, x: int, v: int, stops: set[int]) -> bool:
         """Whether something outside the way from the contractions to `v` needs the scores or their exponentials."""

@@ -15,7 +15,7 @@ def kind(p: Program) -> str:
     if not contractions:
         return "norm" if any(n.op == "sum" for n in p.nodes) else "elementwise"
     prefix = "norm_" if any(_normalised(made, i) for c in contractions for i in c.inputs) else ""
-    if any(n.op == "stable_exp" and _behind(made, n.inputs[0], "contract") for n in p.nodes):
+    if any(_weights(p, n) and _behind(made, n.inputs[0], "contract") for n in p.nodes):
         return "qknorm_attention" if prefix else "attention"
     chained = any(_behind(made, i, "contract") for c in contractions for i in c.inputs)
     if chained:
@@ -27,6 +27,11 @@ def kind(p: Program) -> str:
         for n in p.nodes
     )
     return prefix + ("mlp" if active else "linear")
+
+
+def _weights(p: Program, n: Node) -> bool:
+    """Whether a node is the exponentials of a softmax, which are summed too if no maximum was subtracted."""
+    return n.op == "stable_exp" or (n.op == "exp" and any(o.op == "sum" and n.name in o.inputs for o in p.nodes))
 
 
 def _behind(made: dict[str, Node], v: str, op: str) -> bool:

@@ -225,6 +225,17 @@ def test_scores_that_somebody_else_needs_are_stored() -> None:
     assert "attention" not in shown
 
 
+def test_a_softmax_without_a_maximum_is_attention_too() -> None:
+    text = """<ir_version: 9, opset_import: ["" : 20]> g (float[8,16] q, float[16,32] k, float[32,16] v) => (float[8,16] y) {
+        s = MatMul(q, k) e = Exp(s) t = ReduceSum(e, last) p = Div(e, t) y = MatMul(p, v)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
+    assert [f.name for f in parts_of_proto(proto).fragments] == ["attention"]
+    proto.graph.node[1].op_type = "Softplus"  # sums of other functions are no softmax
+    assert "attention" not in [f.name for f in parts_of_proto(proto).fragments]
+
+
 def test_a_norm_whose_result_is_an_output_is_a_fragment() -> None:
     nodes = [
         node("ReduceMean", "xx axes", "mean", keepdims=1),
