@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from mirage_cli.lax.dtypes import F32
+from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.lax.identify import prune
 from mirage_cli.lax.program import Input, Output, Program, Slot, Source
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
@@ -69,7 +69,7 @@ class Cuts:
 
     def _stored(self, v: str) -> Output:
         slots = storage(self.program, v)
-        return Output(v, slots, tuple(s.extent for s in slots), F32, v)
+        return Output(v, slots, tuple(s.extent for s in slots), stored_type(self.program, v), v)
 
     def _part(self, outputs: tuple[Output, ...], stored: Sequence[str]) -> Part:
         """The part that computes some results from what is stored."""
@@ -117,7 +117,7 @@ def _part(program: Program, outputs: tuple[Output, ...], stored: Sequence[str]) 
     for v in stored:
         slots = storage(program, v)
         inputs.append(Input(v, len(sources), slots))
-        sources.append(Source(v, tuple(s.extent for s in slots), F32))
+        sources.append(Source(v, tuple(s.extent for s in slots), stored_type(program, v)))
         labels.append(v)
     nodes = tuple(n for n in program.nodes if n.name not in stored)
     part = replace(program, sources=tuple(sources), inputs=tuple(inputs), nodes=nodes, outputs=outputs, _axes_of={})
@@ -138,6 +138,14 @@ def storage(program: Program, value: str) -> tuple[Slot, ...]:
     """How an intermediate value is stored: row-major in the program's order of axes."""
     own = program.axes_of(value)
     return tuple(Slot(a.name, a.extent) for a in program.axes if a.name in own)
+
+
+def stored_type(program: Program, value: str) -> DType:
+    """The type in which an intermediate value is stored: float32, or that of the products where only products read it,
+    which would round it to their type anyway."""
+    types = {n.dtype if n.op == "contract" else None for n in program.nodes if value in n.inputs}
+    only = next(iter(types)) if len(types) == 1 else None
+    return only or F32
 
 
 def one_kernel(program: Program, block: BlockGraph) -> KernelGraph:

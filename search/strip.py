@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.program import Input, Program
 from mirage_cli.search.cost import number
@@ -298,7 +299,8 @@ class Shape:
         self.across = across_of(s)
         self.groups = s.warps // (self.members * self.across)
         reads = {i.name: program.sources[i.source].dtype.bytes for i in program.inputs}
-        operands = {i for o in products(graph) for i in o.inputs}
+        types = {i: o.dtype for o in products(graph) for i in o.inputs}
+        operands = set(types)
         self.stage = self.kept = 0
         self.moved = 0.0  # bytes of a stage, those of rows that are shorter than a sector of the memory counted higher
         self.lines = 0.0  # pieces of memory lines that a stage takes
@@ -315,7 +317,8 @@ class Shape:
                     self.kept += bytes_
         made = made_of_products(graph)
         for o in graph.ops:
-            if o.op == "thread" and o.name in operands - made:
+            converted = o.op == "load" and o.name in operands and self.dtype(o.source_value or "") != types[o.name]
+            if converted or (o.op == "thread" and o.name in operands - made):
                 bytes_ = self.elements(self.axes[o.name], o.phase) * (4 if self.exact() else 2)
                 self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
         if self.across > 1:
@@ -342,13 +345,13 @@ class Shape:
         """A program's input by name."""
         return next(i for i in self.p.inputs if i.name == value)
 
-    def width(self, value: str) -> int:
-        """Bytes of an input's elements."""
-        return self.p.sources[self.source(value).source].dtype.bytes
+    def dtype(self, value: str) -> DType:
+        """The type of an input's elements."""
+        return self.p.sources[self.source(value).source].dtype
 
     def run(self, value: str) -> float:
         """Bytes of an input that lie side by side in a tile."""
-        n = self.width(value)
+        n = self.dtype(value).bytes
         for slot in reversed(self.source(value).access):
             held = 1 if slot.axis is None else self.size(slot.axis, BODY)
             n *= held

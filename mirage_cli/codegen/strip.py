@@ -58,7 +58,7 @@ class _Kernel(StripMerge):
             raise Refused(f"{shared} bytes of shared memory, {self.r.target.name} has {self.r.target.shared_bytes}")
         threads = 32 * self.s.warps
         held_blocks = resident(self.r.target, shared, threads, floats)
-        held = [t for t in self.tiles.values() if not t.ring and self.ops[t.name].op == "load"]
+        held = [t for t in self.tiles.values() if not t.ring and not t.computed]
         ring_place = f"unsigned char* const ring = shared + group * {stage * stages};"
         context: dict[str, Any] = self.context() | {
             "headers": ["strip.cuh", "tile.cuh"],
@@ -98,7 +98,7 @@ class _Kernel(StripMerge):
 
     def awaits_held(self) -> bool:
         """Whether something before or in the loop reads a tile that is loaded once."""
-        names = [f"{t.name}_tile" for t in self.tiles.values() if not t.ring and self.ops[t.name].op == "load"]
+        names = [f"{t.name}_tile" for t in self.tiles.values() if not t.ring and not t.computed]
         lines = [*self.prologue, *self.before, *self.body]
         return any(n in line for line in lines for n in names)
 

@@ -134,19 +134,36 @@ class StripBase(FragmentEmitter):
         self.check_run(source, run, phase)
         self.check_aligned(source, dtype, run)
         outer_sizes, inner_sizes = self.group_sizes(outer, phase), self.group_sizes(run, phase)
-        units = [self.side(part, depth) for part in (outer, run)]
-        if not outer:
-            units[0] = 16 if not inner_depth else 16 * self.members if side == "rows" else 8 * self.across
-        units[1] = max(units[1], CHUNK // dtype.bytes)
-        n_outer, n_inner = padded(count(outer_sizes), units[0]), padded(count(inner_sizes), units[1])
+        n_outer, n_inner = self.padding(outer_sizes, inner_sizes, depth, side, dtype)
+        if not outer and self.only_computed(load):
+            n_outer = 1
+        constant = self.constant(source)
         tile = OperandTile(
-            load, source.name, dtype, outer_sizes, inner_sizes, n_outer, n_inner, phase == BODY, self.constant(source)
+            load, source.name, dtype, outer_sizes, inner_sizes, n_outer, n_inner, phase, constant=constant
         )
         self.tiles[load] = tile
         self.declare.append(f"using {tile.type} = Tile<{self.ctype(dtype)}, {n_outer}, {n_inner}>;")
         if not tile.ring:
             self.memory.keep(f"{load}_tile", self.ctype(dtype), tile.bytes)
         return tile
+
+    def padding(self, outer: Sizes, inner: Sizes, depth: frozenset[str], side: str, dtype: DType) -> tuple[int, int]:
+        """What the two sides of a tile are padded to: whole matrices, and rows of whole chunks."""
+        along = {a for a, _ in inner}
+        units = [self.side([a for a, _ in part], depth) for part in (outer, inner)]
+        if not outer:
+            units[0] = 16 if not along & depth else 16 * self.members if side == "rows" else 8 * self.across
+        units[1] = max(units[1], CHUNK // dtype.bytes)
+        return padded(count(outer), units[0]), padded(count(inner), units[1])
+
+    def only_computed(self, name: str) -> bool:
+        """Whether a value only goes into elementwise operators, and what these make into products."""
+        readers = self.readers[name]
+        return all(r.op == "thread" for r in readers) and all(
+            r.op == "contract" or (r.op == "thread" and self.only_computed(o.name))
+            for o in readers
+            for r in self.readers[o.name]
+        )
 
     def constant(self, source: Input) -> bool:
         """Whether an input may be read before the work in front of the kernel has ended."""

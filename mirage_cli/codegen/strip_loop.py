@@ -289,8 +289,7 @@ class StripLoop(StripTiles):
         """A tile as operand along rows, in registers when it stays the same and is small."""
         kind = f"Rows16<{t.type}, {self.inner_depth(t, over)}>"
         text = f"{kind}{{{self.tile_text(t)}, member * {16 * mt}}}"
-        loop = t.ring or self.ops[t.name].phase == BODY
-        if loop or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
+        if t.phase == BODY or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
             return text
         held = f"{t.name}_held"
         line = f"HeldRows<{self.ctype(t.dtype)}, {mt}, {kt}> {held};"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from mirage_cli.codegen.emit import Lines
 from mirage_cli.codegen.strip_base import StripBase
 from mirage_cli.codegen.strip_values import OperandTile, TileSum, Vector, padded
@@ -51,7 +53,7 @@ class StripTiles(StripBase):
     def held_element(self, value: str) -> str:
         """An input's element where the block already holds it in a tile; nothing where it does not."""
         for t in self.tiles.values():
-            if t.value == value and not t.ring and self.ops[t.name].op == "load":
+            if t.value == value and t.phase == PROLOGUE and not t.computed:
                 return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
         return ""
 
@@ -67,10 +69,14 @@ class StripTiles(StripBase):
                 return o.name
         raise Refused(f"{reader} reads {value}, which is not loaded in the {phase}")
 
+    def is_tile_of(self, t: OperandTile, value: str, phase: str) -> bool:
+        """Whether a tile holds what a phase has copied of an input."""
+        return t.value == value and t.phase == phase and not t.computed
+
     def tile_element(self, value: str, phase: str) -> str:
         """An input's element at the current position of the tile that a phase has copied it to; else nothing."""
         for t in self.tiles.values():
-            if t.value == value and self.ops[t.name].op == "load" and self.ops[t.name].phase == phase:
+            if self.is_tile_of(t, value, phase):
                 return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
         return ""
 
@@ -85,41 +91,82 @@ class StripTiles(StripBase):
 
     def computed_tile(self, v: str, e: Expr, dtype: DType, over: frozenset[str], side: str) -> OperandTile:
         """A tile of the product's type that is computed from what has been loaded."""
-        if v in self.tiles:
-            return self.tiles[v]
+        name = f"{v}_as_{dtype}" if self.ops[v].op == "load" else v
+        if name in self.tiles:
+            return self.tiles[name]
         phase = BODY if self.ops[v].phase == BODY else PROLOGUE
         like = self.like(v, e, over, side)
         if any(n not in self.vectors or self.vectors[n].grouped for n in refs(e)):
             raise Refused(f"{v} mixes loaded tiles and what the loop computes")
-        t = OperandTile(v, like.value, dtype, like.outer, like.inner, like.n_outer, like.n_inner, False)
-        self.tiles[v] = t
+        padding = self.padding(like.outer, like.inner, over, side, dtype)
+        t = OperandTile(name, like.value, dtype, like.outer, like.inner, *padding, phase, computed=True)
+        for value in globals_of(e):
+            self.load_beside(value, t, over)
+        self.tiles[name] = t
         self.declare.append(f"using {t.type} = Tile<{self.ctype(dtype)}, {t.n_outer}, {t.n_inner}>;")
         copies = self.groups if phase == BODY else 1
-        self.memory.keep(f"{v}_all" if phase == BODY else f"{v}_tile", self.ctype(dtype), t.bytes * copies)
+        place = f"{name}_all" if phase == BODY else f"{name}_tile"
+        self.memory.keep(place, self.ctype(dtype), t.bytes * copies)
         if phase == BODY:
-            self.before_loop.append(
-                f"{self.ctype(dtype)}* const {v}_tile = {v}_all + group * {t.bytes // dtype.bytes};"
-            )
-        out = Lines()
-        axes = [a for a, _ in (*t.outer, *t.inner)]
-        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
-        tests += [f"c < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
-        tests += [x for x in [self.inside(axes, phase)] if x]
-        guard = out.let(" && ".join(tests), "bool") if tests else ""
-        value = self.printed(e, phase, out, self.shared_vector, lambda x: self.tile_element(x, phase), guard)
-        value = f"{guard} ? {value} : 0.0f" if guard else value
-        outer, inner = self.clamped("o", t.outer, t.n_outer), self.clamped("c", t.inner, t.n_inner)
-        threads, thread = ("GROUP", "in_group") if phase == BODY else ("THREADS", "threadIdx.x")
+            of_group = f"{place} + group * {t.bytes // dtype.bytes}"
+            self.before_loop.append(f"{self.ctype(dtype)}* const {name}_tile = {of_group};")
+        threads, thread = ("GROUP", "in_group") if phase == BODY else ("THREADS", "static_cast<int>(threadIdx.x)")
+        chunks, count_threads = t.n_outer * t.chunks, self.group_threads if phase == BODY else 32 * self.s.warps
         lines = [
-            f"for (int i = {thread}; i < {t.n_outer * t.n_inner}; i += {threads}) {{",
-            f"    const int o = i / {t.n_inner}, c = i % {t.n_inner};",
-            *("    " + x for x in [*self.decode(t.outer, outer), *self.decode(t.inner, inner), *out.lines]),
-            f"    put(*{self.tile_text(t)}.element(o, c), {value});",
+            "#pragma unroll 4",
+            f"for (int part = 0; part < {-(-chunks // count_threads)}; ++part) {{",
+            f"    const int k = part * {threads} + {thread};",
+            *([f"    if (k >= {chunks}) break;"] if chunks % count_threads else []),
+            f"    const int o = k / {t.chunks}, first = k % {t.chunks} * {t.type}::VEC;",
+            *("    " + x for x in self.computed_chunk(t, e, phase)),
             "}",
             "wait_together<GROUP>(1 + group);" if phase == BODY else "__syncthreads();",
         ]
         (self.body if phase == BODY else self.prologue).extend(lines)
         return t
+
+    def load_beside(self, value: str, t: OperandTile, over: frozenset[str]) -> None:
+        """Have an input copied to a tile too where elements of a computed tile's rows lie side by side in it."""
+        phase = t.phase
+        load = next((o for o in self.g.ops if o.op == "load" and o.source_value == value and o.phase == phase), None)
+        own = set(self.sized_axes(self.p.axes_of(value), phase))
+        if load is None or not {a for a, _ in t.inner} <= own <= {a for a, _ in (*t.outer, *t.inner)}:
+            return
+        with contextlib.suppress(Refused):  # it is read where it is stored
+            self.tile_of(load.name, over)
+
+    def computed_chunk(self, t: OperandTile, e: Expr, phase: str) -> list[str]:
+        """The statements that compute the chunk of row `o` that begins at `first`: inputs whose elements lie side by side
+        as in the chunk are read all at once, others one by one."""
+        out, read = Lines(), dict[str, OperandTile]()
+
+        def element(value: str) -> str:
+            tile = next((x for x in self.tiles.values() if self.is_tile_of(x, value, phase)), None)
+            if tile is None or tile.inner != t.inner:
+                return self.tile_element(value, phase)
+            read[value] = tile
+            return f"{value}_part[e]"
+
+        axes = [a for a, _ in (*t.outer, *t.inner)]
+        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
+        tests += [f"first + e < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
+        tests += [x for x in [self.inside(axes, phase)] if x]
+        guard = out.let(" && ".join(tests), "bool") if tests else ""
+        value = self.printed(e, phase, out, self.shared_vector, element, guard)
+        value = f"{guard} ? {value} : 0.0f" if guard else value
+        inner = self.clamped("(first + e)", t.inner, t.n_inner)
+        lines = [*self.decode(t.outer, self.clamped("o", t.outer, t.n_outer)), f"float made[{t.type}::VEC];"]
+        for name, tile in read.items():
+            lines.append(f"float {name}_part[{t.type}::VEC];")
+            lines.append(f"tile_floats({name}_part, {self.tile_text(tile)}, {self.linear(tile.outer)}, first);")
+        return [
+            *lines,
+            "#pragma unroll",
+            f"for (int e = 0; e < {t.type}::VEC; ++e) {{",
+            *("    " + x for x in [*self.decode(t.inner, inner), *out.lines, f"made[e] = {value};"]),
+            "}",
+            f"put_vector({self.tile_text(t)}.chunk(o, first / {t.type}::VEC), made);",
+        ]
 
     def operand_tile(self, v: str, dtype: DType, over: frozenset[str], side: str) -> OperandTile:
         """The tile that holds an operand: a loaded one, or one that is computed from loaded ones."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mirage_cli.codegen.tile import Sizes, count
 from mirage_cli.lax.dtypes import DType
+from mirage_cli.search.mugraph import BODY
 
 CHUNK = 16  #: bytes that are copied at a time
 
@@ -18,7 +19,7 @@ def padded(n: int, unit: int) -> int:
 @dataclass(frozen=True, slots=True)
 class OperandTile:
     """A tile of 16-bit or 32-bit elements that products or sums read: `outer` rows of `inner` elements, padded to
-    `n_outer` and `n_inner`. It lies in a ring (`ring`), or is loaded or computed once before the loop."""
+    `n_outer` and `n_inner`. It is loaded or computed in a phase: in every iteration, or once before the loop."""
 
     name: str
     value: str
@@ -27,8 +28,14 @@ class OperandTile:
     inner: Sizes
     n_outer: int
     n_inner: int
-    ring: bool
+    phase: str
+    computed: bool = False
     constant: bool = False
+
+    @property
+    def ring(self) -> bool:
+        """Whether the loop loads it anew for every iteration."""
+        return self.phase == BODY and not self.computed
 
     @property
     def type(self) -> str:

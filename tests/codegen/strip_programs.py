@@ -140,6 +140,12 @@ def _mixed(g: Graph, t: DType) -> Sequence[int]:
     return [compose.linear(g, x, g.input("w", (136, 56), t, constant=True))]
 
 
+def _converted(g: Graph, t: DType) -> Sequence[int]:
+    """Stored in float32, multiplied in 16 bits."""
+    x = g.cast(g.input("x", (5, 136), F32), t)
+    return [compose.linear(g, x, g.input("w", (136, 56), t, constant=True))]
+
+
 def _chosen(g: Graph, t: DType) -> Sequence[int]:
     """A stored truth value for each element of an operand."""
     keep, x = g.input("keep", (7, 112), BOOL), g.input("x", (7, 112), t)
@@ -162,6 +168,7 @@ NAMED: dict[str, Build] = {
     "two_outputs": _two_outputs,
     "sigmoid": _sigmoid,
     "mixed": _mixed,
+    "converted": _converted,
     "chosen": _chosen,
     "plain": _plain,
     "attention": _attention,
@@ -204,7 +211,7 @@ FULL_SIZE: dict[str, Build] = {
 #: Programs whose every wait is left out in turn: a computed tile; several rows; vectors that groups make of their tiles;
 #: warps that share columns.
 WATCHED: dict[str, Build] = {
-    "gain": lambda g, t: _norm(g, t, gain=True),
+    "gain": lambda g, t: _norm(g, t, 19, gain=True),
     "rows": lambda g, t: _attention(g, t, keys=264, queries=19, masked="causal"),
     "qknorm": lambda g, t: _attention(g, t, keys=264, queries=9, normal=True),
     "across": lambda g, t: _mla(g, t, keys=264, queries=19, scale=1.0),

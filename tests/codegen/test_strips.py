@@ -221,6 +221,19 @@ def test_text_is_as_it_was(kept: str, file: str) -> None:
         assert text == (GOLDEN / name).read_text(), f"{name} differs; MIRAGE_GOLDEN=1 accepts the new text"
 
 
+@pytest.mark.parametrize("name", ["rms_gain", "mixed", "converted", "chosen"])
+def test_computed_tiles_are_made_of_tiles(name: str) -> None:
+    """All that an operand is computed from is copied ahead to the ring and read by whole chunks."""
+    p = program(NAMED[name], F16)
+    ranked = [(b, r.schedule) for b in block_graphs(p) if not b.split for r in strip_cost.ranked(p, b, HOPPER, 1)]
+    texts = [Case("x", p, single(p, b), (s,), HOPPER).render().text for b, s in ranked]
+    for text in texts:
+        body = text[text.index("const int free") : text.index("copy_wait<0>()")]
+        assert "tile_floats" in body and "put_vector" in body
+        assert not re.search(r"to_float\(x\d", body)
+    assert texts
+
+
 # --- nvcc -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.nvcc
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

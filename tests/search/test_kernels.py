@@ -13,13 +13,13 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import compose
 from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.domain import Float64
-from mirage_cli.lax.dtypes import F32
+from mirage_cli.lax.dtypes import F16, F32
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
 from mirage_cli.search.combine import two_kernels
 from mirage_cli.search.cost import floor_us
 from mirage_cli.search.evaluate import evaluate_kernels
-from mirage_cli.search.kernels import Cuts, cut_values, grouped, link, one_kernel
+from mirage_cli.search.kernels import Cuts, cut_values, grouped, link, one_kernel, stored_type
 from mirage_cli.search.mugraph import BlockGraph, KernelGraph, graph_from_json, graph_to_json
 from mirage_cli.search.search import Candidate, Searcher, SearchOptions
 from mirage_cli.search.several import Branches, all_cuts, partitions
@@ -358,3 +358,20 @@ def test_branch_and_bound_finds_the_best_cut(seed: int) -> None:
     assert least <= worth(found[0]) <= least / 0.9 + 1e-9
     assert [worth(c) for c in found] == sorted(worth(c) for c in found)
     assert not branches.run(1e-6, lambda: False)
+
+
+def test_what_only_products_read_is_stored_in_their_type() -> None:
+    """A gated layer with its down projection: the gate is rounded in front of the product anyway, its parts are not."""
+
+    def build(g: Graph) -> int:
+        x, w, v, d = (g.input(n, s, F16) for n, s in (("x", (4, 16)), ("w", (16, 24)), ("v", (16, 24)), ("d", (24, 8))))
+        gate, up = compose.linear(g, x, w), compose.linear(g, x, v)
+        return compose.linear(g, g.map("mul", g.map("silu", gate), up), d)
+
+    p = built(build)
+    made, products = {n.name for n in p.nodes}, [n for n in p.nodes if n.op == "contract"]
+    inner = next(i for i in products[-1].inputs if i in made)
+    assert [stored_type(p, v) for v in (inner, products[0].name)] == [F16, F32]
+    first, last = Cuts(p).parts([(inner,)])
+    assert first[0].outputs[0].dtype == F16
+    assert last[0].sources[last[1].index(inner)].dtype == F16

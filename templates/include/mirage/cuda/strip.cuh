@@ -384,4 +384,17 @@ MIRAGE_DEVICE void get_vector(float (&x)[N], const T* from) {
     for (int e = 0; e < N; ++e) x[e] = to_float(raw[e]);
 }
 
+// N neighbouring elements of a row of a tile from element `first`, a multiple of N, on
+template <class TILE, int N>
+MIRAGE_DEVICE void tile_floats(float (&x)[N], TILE t, int outer, int first) {
+    constexpr int STEP = N < TILE::VEC ? N : TILE::VEC;
+#pragma unroll
+    for (int e = 0; e < N; e += STEP) {
+        float part[STEP];
+        get_vector(part, t.element(outer, first + e));
+#pragma unroll
+        for (int i = 0; i < STEP; ++i) x[e + i] = part[i];
+    }
+}
+
 }  // namespace mirage
