@@ -274,9 +274,26 @@ class Graph:
             last = start + (count - 1) * step
             if not (0 <= start < extent and 0 <= last < extent):
                 raise InvalidGraph(f"slice {start}..{last} leaves dimension {dim} of {self.tensors[v]}")
+            part = self._part(v, dim, min(start, last), max(start, last))
+            if part is not None:
+                return self.slice(part[0], dim, start - part[1], count, step)
         dims = list(self.dims(v))
         dims[dim] = count
         return self.record(Slice(dim, start, step), (v,), dims, self.dtype(v))
+
+    def _part(self, v: int, dim: int, first: int, last: int) -> tuple[int, int] | None:
+        """The operand of a concatenation along `dim` that has positions first to last, and where it begins in `v`."""
+        if self.steps[v] != Concat(dim):
+            return None
+        begin = 0
+        for part in self.inputs[v]:
+            extent = self.dims(part)[dim]
+            if not isinstance(extent, int) or begin > first:
+                return None
+            if last < begin + extent:
+                return part, begin
+            begin += extent
+        return None
 
     def concat(self, values: Sequence[int], dim: int) -> int:
         """Operands one after the other. Raises InvalidGraph for symbolic extents that cannot be added."""

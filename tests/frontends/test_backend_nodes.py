@@ -27,8 +27,8 @@ GOLDEN = Path(__file__).parent / "golden" / "backend_nodes.json"
 UPDATE = bool(os.environ.get("MIRAGE_GOLDEN"))
 CHUNKS = 8
 NEWEST = onnx.defs.onnx_opset_version()
-#: operators whose readers no node test reaches; `test_against_onnxruntime.py` runs them
-ELSEWHERE = {"SimplifiedLayerNormalization"}
+#: operators whose readers no node test reaches; `test_against_onnxruntime.py` and `test_indexing.py` run them
+ELSEWHERE = {"GatherElements", "SimplifiedLayerNormalization"}
 
 
 def golden() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from mirage_cli.frontends.onnx_ops import attention as _attention  # noqa: F401  (fills the registry)
 from mirage_cli.frontends.onnx_ops import data as _data  # noqa: F401
 from mirage_cli.frontends.onnx_ops import elementwise as _elementwise  # noqa: F401
+from mirage_cli.frontends.onnx_ops import indexing as _indexing  # noqa: F401
 from mirage_cli.frontends.onnx_ops import linear as _linear  # noqa: F401
 from mirage_cli.frontends.onnx_ops import microsoft as _microsoft  # noqa: F401
 from mirage_cli.frontends.onnx_ops import normalization as _normalization  # noqa: F401

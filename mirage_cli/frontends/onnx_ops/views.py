@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from mirage_cli.errors import Refused
 from mirage_cli.frontends import sizes
+from mirage_cli.frontends.onnx_ops.positions import Walk, along, walk
 from mirage_cli.frontends.onnx_ops.registry import Call, dimension, number, reads
 from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.graph import Concat, Graph
+from mirage_cli.lax.graph import Concat, Dims, Graph
 
 MAX_RUNS = 64  #: arithmetic runs that a Gather with constant indices is cut into
 
@@ -212,8 +213,19 @@ def _gather(call: Call) -> int:
     axis = call.axis(0, len(g.dims(x)))
     known = call.scope.known(call.tensor(1))
     if known is None:
-        raise Refused("its indices are not known when the model is read")
+        moving = walk(call, 1)
+        if moving is None:
+            raise Refused("its indices are not known when the model is read")
+        return _walked(g, x, axis, moving, call.dims(1))
     return taken(g, x, axis, call.ints(1), known.shape)
+
+
+def _walked(g: Graph, x: int, axis: int, w: Walk, out: Dims) -> int:
+    """The elements at the positions of a walk, whose own dimensions `out` take the place of dimension `axis`."""
+    before, after = g.dims(x)[:axis], g.dims(x)[axis + 1 :]
+    x = along(g, x, axis, w, 1 if w.dim is None else out[w.dim])
+    x = g.reshape(x, [*before, *(e if d == w.dim else 1 for d, e in enumerate(out)), *after])
+    return g.expand(x, [*before, *out, *after])
 
 
 def taken(g: Graph, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:
