@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 #: Operators that only describe shapes or constants: they do no work at run time.
 FREE = ("Constant", "Shape", "Identity")
 
+#: Operators that are matrix products, where they are not read.
+_CONVOLUTIONS = ("Conv", "ConvTranspose", "ConvInteger")
+_PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
+
 EXCLUDED = "part of a fragment that --only or --skip leaves out"
 UNDECIDED = "part of a fragment that was not planned"
 SHARED = "computed inside a replaced fragment too; something else reads its result as well"
@@ -52,15 +56,48 @@ def flops_of(graph: g.Graph, v: int) -> int:
     return total
 
 
+def total_flops(imported: Imported) -> int:
+    """Multiply-adds of everything that the model's results need: contractions, and products that are not read."""
+    graph = imported.graph
+    needed = graph.cone(graph.outputs)
+    labels = {step.label for v in needed if isinstance((step := graph.steps[v]), g.Opaque)}
+    unread = (unread_flops(imported, n) for n in imported.model.graph if f"{n.op_type} {n.name}" in labels)
+    return sum(flops_of(graph, v) for v in needed) + sum(unread)
+
+
+def unread_flops(imported: Imported, node: ir.Node) -> int:
+    """Multiply-adds of a convolution or a matrix product that is not read; 0 for other operators or unknown dimensions."""
+    if node.op_type not in (*_CONVOLUTIONS, *_PRODUCTS) or node.domain not in ("", "ai.onnx"):
+        return 0
+    first, second, made = (_dims(imported, v) for v in (*node.inputs[:2], node.outputs[0]))
+    if first is None or second is None or made is None:
+        return 0
+    if node.op_type in _CONVOLUTIONS:
+        elements = made if node.op_type != "ConvTranspose" else first
+        return number(ex.product([*elements, *second[1:]]))
+    transposed = "transA" in node.attributes and node.attributes["transA"].as_int()
+    return number(ex.product([*made, first[0 if transposed else -1]]))
+
+
+def _dims(imported: Imported, tensor: ir.Value | None) -> g.Dims | None:
+    """The dimensions of a tensor, where they are known."""
+    if tensor is None:
+        return None
+    if tensor.name in imported.values:
+        return imported.graph.dims(imported.values[tensor.name])
+    return (
+        tuple(int(d) for d in tensor.shape.numpy()) if tensor.shape is not None and tensor.shape.is_static() else None
+    )
+
+
 def measure(imported: Imported, occurrences: Sequence[Occurrence]) -> dict[str, float]:
-    """Shares of the contractions' work, of the weights' bytes and of the nodes that are in fragments.
+    """Shares of the work in products, of the weights' bytes and of the nodes that are in fragments.
 
     A share of nothing is 1: nothing of it is left outside.
     """
     graph = imported.graph
     needed = set(graph.cone(graph.outputs))
     inside = {v for o in occurrences for v in o.fragment.steps}
-    work = {v: flops_of(graph, v) for v in needed}
     weights = {
         v: number(ex.product(graph.dims(v))) * graph.dtype(v).bytes
         for v in needed
@@ -70,7 +107,7 @@ def measure(imported: Imported, occurrences: Sequence[Occurrence]) -> dict[str, 
     nodes = {n.name for n in imported.model.graph if n.op_type not in FREE}
     gone = {n.name for o in occurrences for n in o.region.nodes}
     return {
-        "flops": _share(sum(f for v, f in work.items() if v in inside), sum(work.values())),
+        "flops": _share(sum(flops_of(graph, v) for v in needed & inside), total_flops(imported)),
         "weight_bytes": _share(sum(b for v, b in weights.items() if v in read), sum(weights.values())),
         "nodes": _share(len(nodes & gone), len(nodes)),
     }

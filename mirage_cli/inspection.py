@@ -66,7 +66,7 @@ def _model(path: str, options: Options) -> Inspection:
         w.replace = True  # the question is what is left when everything that can be replaced is
     report = assemble.report(path, imported, parts, chosen, options, {}).to_json()
     searched = {o.fragment.outputs for w in chosen for o in w.occurrences}
-    total = sum(coverage.flops_of(imported.graph, v) for v in imported.graph.cone(imported.graph.outputs))
+    total = coverage.total_flops(imported)
     document = {
         "mirage": __version__,
         "schema_version": SCHEMA_VERSION,

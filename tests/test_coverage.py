@@ -94,6 +94,31 @@ def test_every_kind_of_reason(mixed: tuple[Imported, Partition, list[Work]]) -> 
     }
 
 
+def test_products_that_are_not_read_count_as_work_outside(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", ["x", "taps"], "c", pads=[1, 1]),  # [1, 6, 10]: 6 x 10 windows of 4 x 3
+        node("ConvTranspose", ["c", "back"], "d", pads=[1, 1]),  # from [1, 6, 10] to 4 channels by 3 elements
+        node("MatMul", ["d", "w"], "y"),  # [1, 4, 10] x [10, 8]
+    ]
+    weights = {"taps": (6, 4, 3), "back": (6, 4, 3), "w": (10, 8)}
+    path = model(tmp_path / "m.onnx", nodes, {"x": (TensorProto.FLOAT, [1, 4, 10])}, ["y"], weights)
+    imported, _, work = read(path)
+    outside, inside = 2 * (6 * 10 * 4 * 3), 4 * 10 * 8
+    assert coverage.total_flops(imported) == inside + outside
+    shares = coverage.measure(imported, [o for w in work for o in w.occurrences])
+    assert shares["flops"] == pytest.approx(inside / (inside + outside))
+
+
+def test_integer_products_count_as_work_outside(tmp_path: Path) -> None:
+    nodes = [node("MatMulInteger", ["a", "b"], "y")]
+    inputs = {"a": (TensorProto.INT8, [5, 8]), "b": (TensorProto.INT8, [8, 7])}
+    path = model(tmp_path / "m.onnx", nodes, inputs, [], {})
+    proto = onnx.load(path)
+    proto.graph.output.append(helper.make_tensor_value_info("y", TensorProto.INT32, None))
+    onnx.save(proto, path)
+    assert coverage.total_flops(read(path)[0]) == 5 * 8 * 7
+
+
 def test_fragments_that_are_kept_or_excluded(mixed: tuple[Imported, Partition, list[Work]]) -> None:
     imported, parts, work = mixed
     first = work[0]
