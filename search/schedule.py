@@ -26,6 +26,12 @@ class Schedule:
         """A number of the engine's own."""
         return dict(self.numbers)[name]
 
+    @property
+    def parts(self) -> int:
+        """Blocks that share a split loop of unknown length, each as many iterations; 0 where its tile says the length of a
+        share. The tile is a share of two iterations then, which the proof takes."""
+        return dict(self.numbers).get("parts", 0)
+
     def tile(self, axis: str) -> int | None:
         """The tile of a grid axis; None for an axis that blocks hold whole."""
         return dict(self.tiles).get(axis)

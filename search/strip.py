@@ -212,7 +212,8 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
             extent = program.extent(graph.loop or "")
             if isinstance(extent, int) and loop >= 2 * extent and loop > DEPTHS[0]:
                 continue
-            if graph.loop in graph.split and tile[graph.loop or ""] % loop:
+            shares, numbers = _shared_out(program, graph, tile, loop)
+            if graph.loop in graph.split and shares[graph.loop or ""] % loop:
                 continue
             for members in (1, 2, 4, 8):
                 if warps % members or (members > 1 and rows < 16 * members) or (members > 1 and not r.chained):
@@ -222,8 +223,10 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
                         across > 1 and not _shared(program, graph, r, tile, loop, across)
                     ):
                         continue
-                    numbers = (("members", members), *((("across", across),) if across > 1 else ()))
-                    s = Schedule(tuple(tile.items()), loop, warps, 2, "strip", numbers)
+                    shared = (("across", across),) if across > 1 else ()
+                    s = Schedule(
+                        tuple(shares.items()), loop, warps, 2, "strip", (("members", members), *shared, *numbers)
+                    )
                     yield from _with_stages(program, graph, target, r, s)
 
 
@@ -236,6 +239,16 @@ def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, in
         if o.op == "accum" and o.inputs[0] in made
     ]
     return r.chained and loop >= 8 * across and max(results, default=0) >= OWN_COLUMNS * across
+
+
+def _shared_out(
+    program: Program, graph: BlockGraph, tile: Mapping[str, int], loop: int
+) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
+    """The tiles of a schedule, and its number of `parts` where blocks share a loop of unknown length: `tile` has that number
+    in the place of the share's length then."""
+    if graph.loop not in graph.split or isinstance(program.extent(graph.loop or ""), int):
+        return dict(tile), ()
+    return dict(tile) | {graph.loop or "": 2 * loop}, (("parts", tile[graph.loop or ""]),)
 
 
 def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, s: Schedule) -> Iterator[Schedule]:
@@ -264,7 +277,7 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
     extent = program.extent(axis)
     if axis in graph.split:
         if not isinstance(extent, int):
-            return []
+            return list(CLUSTERS) if axis == graph.loop else []  # see `_shared_out`
         unit = DEPTHS[-1] if extent >= DEPTHS[-1] * CLUSTERS[0] else DEPTHS[0]
         shares = {-(-extent // (parts * unit)) * unit for parts in CLUSTERS if extent >= parts * unit}
         return sorted(x for x in shares if x < extent)
@@ -400,7 +413,8 @@ class Shape:
         """Blocks of the grid."""
         total = 1
         for a, tile in self.s.tiles:
-            total *= -(-self.extents[a] // tile)
+            shared = self.s.parts and a == self.g.loop
+            total *= self.s.parts if shared else -(-self.extents[a] // tile)
         return total
 
     @property
@@ -408,6 +422,8 @@ class Shape:
         """Blocks that reduce together."""
         if not self.g.split:
             return 1
+        if self.s.parts:
+            return self.s.parts
         return -(-self.extents[self.g.split[0]] // (self.s.tile(self.g.split[0]) or 1))
 
     @property
@@ -420,7 +436,8 @@ class Shape:
         """Iterations of a group."""
         whole = self.extents[self.g.loop or ""]
         if self.g.loop in self.g.split:
-            whole = self.s.tile(self.g.loop or "") or whole
+            share = self.s.tile(self.g.loop or "") or whole
+            whole = -(-whole // self.s.parts) if self.s.parts else share
         return math.ceil(math.ceil(whole / self.s.loop) / self.groups)
 
     def multiplies(self) -> float:

@@ -88,6 +88,8 @@ def ranked(
     split = set(graph.split) - {graph.loop}
     if target.name != "sm_90a" or split or graph.loop is None or not contractions:
         return []
+    if graph.split and not isinstance(program.extent(graph.loop), int):
+        return []
     if any(o.phase != BODY or o.dtype not in (F16, BF16) for o in contractions):
         return []
     batch = batch_axes(program, graph)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mirage_cli.codegen.render import c_float
+from mirage_cli.codegen.request import hollow, quotient
 from mirage_cli.codegen.shapes import Shapes
 from mirage_cli.codegen.tile import (
     FRAGMENT,
@@ -56,13 +57,14 @@ class Emitter:
 
     types: dict[str, str] = {}
 
-    def __init__(self, tile: TileProgram, kernel: int, symbols: Sequence[str]) -> None:
+    def __init__(self, tile: TileProgram, kernel: int, symbols: Sequence[str], empty: Sequence[Symbolic] = ()) -> None:
         self.t, self.kernel, self.symbols = tile, kernel, tuple(symbols)
         self.p, self.g = tile.program, tile.graph
         self.shapes = Shapes(tile.program, tile.graph, tile.schedule, tile.target)
         self.reads = {i.name: i for i in self.p.inputs}
         sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
         self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
+        self.hollow = hollow(empty, self.extent)
 
     # --- numbers ------------------------------------------------------------------------------------------------------
     def ctype(self, dtype: DType) -> str:
@@ -172,7 +174,8 @@ class Emitter:
                 inner = [self.expression(a, phase, out, guard) for a in args]
                 if op in PAIRED:
                     return out.let(f"m_{op}({', '.join(inner)})")
-                return out.let(lookup(op).c.format(*inner))
+                text = lookup(op).c.format(*inner)
+                return out.let(quotient(self.hollow, inner[1], text) if op == "div" and phase != BODY else text)
 
     # --- parts of a kernel --------------------------------------------------------------------------------------------
     def grid(self) -> list[dict[str, Any]]:

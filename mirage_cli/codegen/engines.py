@@ -50,7 +50,7 @@ def tile_program(
 def block_kernel(r: Request) -> Kernel:
     """A kernel of the engine `block`. Raises Refused."""
     tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
-    printer = CudaEmitter(tile, r.number, r.symbols)
+    printer = CudaEmitter(tile, r.number, r.symbols, r.hollow)
     return Kernel(tile, printer.kernel_context(), printer.workspace(), printer.setup)
 
 

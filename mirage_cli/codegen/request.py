@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mirage_cli.codegen.passes import ALL, Passes
+from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.program import Program
 from mirage_cli.search.mugraph import BlockGraph
 from mirage_cli.search.schedule import Schedule
@@ -23,7 +24,7 @@ class Spelled(Protocol):
 @dataclass(frozen=True, slots=True)
 class Request:
     """A kernel to make: `number` is its place in the fragment, `symbols` are the fragment's, `constants` those sources of
-    `program` that nothing writes while the model runs."""
+    `program` that nothing writes while the model runs, `hollow` the extents that the fragment sums over and that may be 0."""
 
     program: Program
     block: BlockGraph
@@ -33,6 +34,12 @@ class Request:
     symbols: tuple[str, ...] = ()
     passes: Passes = ALL
     constants: frozenset[int] = frozenset()
+    hollow: tuple[Symbolic, ...] = ()
+
+    @property
+    def divides(self) -> bool:
+        """Whether the kernel has quotients that are to be 0 where the fragment sums over nothing."""
+        return bool(self.hollow) and any(n.op == "div" for n in self.program.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +51,16 @@ class Kernel:
     context: dict[str, Any]
     workspace: int = 0
     setup: Callable[[str], Sequence[str]] = field(default=lambda _: ())
+
+
+def hollow(extents: Sequence[Symbolic], extent: Callable[[Extent], str]) -> str:
+    """The C condition that something is summed over nothing, or nothing; `extent` prints one.
+
+    Such a sum is 0, and so is what was divided by one in each of its terms: a softmax over nothing has no terms. Programs
+    have that division behind the sum, where it is 0 / 0."""
+    return " || ".join(f"{extent(e)} == 0" for e in extents)
+
+
+def quotient(condition: str, below: str, text: str) -> str:
+    """A quotient as a C expression that is 0 where the divisor `below` is a sum over nothing."""
+    return f"(({condition}) && {below} == 0.0f ? 0.0f : {text})" if condition else text

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mirage_cli.codegen.request import hollow
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.program import Slot
@@ -32,12 +33,20 @@ class RowProgram:
 class RowPositions:
     """Printing of positions, offsets and conditions; names and shapes that all parts of a kernel use."""
 
-    def __init__(self, made: RowProgram, number: int, symbols: Sequence[str], constants: frozenset[int]) -> None:
+    def __init__(
+        self,
+        made: RowProgram,
+        number: int,
+        symbols: Sequence[str],
+        constants: frozenset[int],
+        empty: Sequence[Symbolic] = (),
+    ) -> None:
         self.r, self.shape, self.number, self.symbols = made.rows, made.shape, number, tuple(symbols)
         self.p, self.constants = self.r.program, constants
         self.reads = {i.name: i for i in self.p.inputs}
         sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
         self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
+        self.hollow = hollow(empty, self.extent)
         self.exact = any(a.bytes > 2 for a in self.float_accesses())
         self.slotted = frozenset(self.r.row or self.r.kept)
         self.by = {v.args[1] for v in self.r.values.values() if self.quick(v)}

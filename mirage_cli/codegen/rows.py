@@ -20,7 +20,7 @@ from typing import Any
 from mirage_cli.codegen.emit import PAIRED
 from mirage_cli.codegen.emit_cuda import CudaEmitter
 from mirage_cli.codegen.render import c_float
-from mirage_cli.codegen.request import Kernel, Request
+from mirage_cli.codegen.request import Kernel, Request, quotient
 from mirage_cli.codegen.row_positions import Node, RowPositions, RowProgram, lines_node, used
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Output
@@ -49,7 +49,7 @@ def rows_kernel(r: Request) -> Kernel:
     r.schedule.validate(r.block)
     made = RowProgram(rows_of(r.program, r.block), shape_of(r.schedule))
     check(made.rows, made.shape, r.target)
-    printer = RowEmitter(made, r.number, r.symbols, r.constants)
+    printer = RowEmitter(made, r.number, r.symbols, r.constants, r.hollow)
     return Kernel(made, printer.context(hopper(r.target)))
 
 
@@ -82,9 +82,11 @@ class RowEmitter(RowPositions):
         if self.quick(v):
             by = self.r.values[v.args[1]]
             index = "[j]" if self.varies(by.axes)[1] else ""
-            return f"divide<{str(self.exact).lower()}>({self.use(v.args[0], v.level)}, {by.name}_by{index})"
+            text = f"divide<{str(self.exact).lower()}>({self.use(v.args[0], v.level)}, {by.name}_by{index})"
+            return quotient(self.hollow, self.use(v.args[1], v.level), text)
         args = [self.use(a, v.level) for a in v.args]
-        return f"m_{v.op}({', '.join(args)})" if v.op in PAIRED else lookup(v.op).c.format(*args)
+        text = f"m_{v.op}({', '.join(args)})" if v.op in PAIRED else lookup(v.op).c.format(*args)
+        return quotient(self.hollow, args[1], text) if v.op == "div" else text
 
     def computed(self, level: int) -> list[Value]:
         """The elementwise values of a level."""

@@ -42,7 +42,7 @@ class Shapes:
         self.p, self.g, self.s, self.t = program, graph, schedule, target
         for a in graph.split:
             portion = schedule.tile(a) or 1
-            if not isinstance(program.extent(a), int):
+            if not isinstance(program.extent(a), int) and not (a == graph.loop and schedule.parts):
                 raise Refused(f"axis {a} of symbolic extent is split over blocks that reduce together")
             if a == graph.loop and portion % schedule.loop:
                 raise Refused(f"a block's share of axis {a} is {portion} positions, no multiple of {schedule.loop}")

@@ -12,7 +12,7 @@ from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.render import render
 from mirage_cli.codegen.request import Kernel, Request, Spelled
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.program import Program
 from mirage_cli.search.alternatives import Alternative, Bound
 from mirage_cli.search.mugraph import KernelGraph
@@ -65,14 +65,20 @@ def _kernels(
     graph, kernels = way.graph, []
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
+    empty = _summed(program)
     for part, schedule in zip(graph.kernels, way.schedules, strict=True):
         weights = part.constants(program)
-        request = Request(part.program, part.block, schedule, target, len(tiles), program.symbols, passes, weights)
+        request = Request(
+            part.program, part.block, schedule, target, len(tiles), program.symbols, passes, weights, empty
+        )
         own_kernel = _cpu_kernel(request) if target.kind == "cpu" else made(request)
         tiles.append(own_kernel.tile)
         context = dict(own_kernel.context)
         if not passes.overlap:
             context["dependent"] = False
+        if request.divides:
+            more = {program.symbols.index(n) for e in empty for n in e.names}
+            context["symbols"] = sorted({*context["symbols"], *more})
         for i in context["inputs"]:
             i["pointer"] = _pointer(graph, part.inputs[i["source"]], offsets, program.symbols)
         for n, o in enumerate(context["outputs"]):
@@ -96,7 +102,13 @@ def _condition(bounds: Sequence[Bound], symbols: Sequence[str]) -> str:
 
 def _cpu_kernel(r: Request) -> Kernel:
     tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
-    return Kernel(tile, CpuEmitter(tile, r.number, r.symbols).kernel_context())
+    return Kernel(tile, CpuEmitter(tile, r.number, r.symbols, r.hollow).kernel_context())
+
+
+def _summed(program: Program) -> tuple[Symbolic, ...]:
+    """The extents that a program sums over and that may be 0."""
+    found = {program.extent(a): None for n in program.nodes for a in n.over}
+    return tuple(e for e in found if isinstance(e, Symbolic))
 
 
 def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent]]:

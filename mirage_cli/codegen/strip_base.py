@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mirage_cli.codegen.emit import PAIRED, Lines
 from mirage_cli.codegen.emit_cuda import CudaEmitter
 from mirage_cli.codegen.emit_fragment import FragmentEmitter
 from mirage_cli.codegen.render import c_float
-from mirage_cli.codegen.request import Request
+from mirage_cli.codegen.request import Request, quotient
 from mirage_cli.codegen.strip_values import (
     CHUNK,
     Matrix,
@@ -51,7 +52,8 @@ class StripBase(FragmentEmitter):
     types = CudaEmitter.types
 
     def __init__(self, r: Request) -> None:
-        super().__init__(TileProgram(r.program, r.block, r.schedule, r.target, {}, (), (), ()), r.number, r.symbols)
+        tile = TileProgram(r.program, r.block, r.schedule, r.target, {}, (), (), ())
+        super().__init__(tile, r.number, r.symbols, r.hollow)
         self.r, self.s = r, r.schedule
         if self.g.loop is None:
             raise Refused("the engine strip needs a loop")
@@ -232,6 +234,25 @@ class StripBase(FragmentEmitter):
         """The place of each tile within a stage, as text that the template's caller replaces (tiles come one by one)."""
         return {name: f"OFFSET_{name}" for name in self.tiles}
 
+    # --- shares of a loop whose length is not known -------------------------------------------------------------------------
+    def share(self) -> str:
+        """Positions of a block's share of the loop: whole iterations, the same number for all blocks."""
+        together = self.s.parts * self.s.loop
+        return f"(({self.extent(self.p.extent(self.loop_axis))} + {together - 1}) / {together} * {self.s.loop})"
+
+    def grid(self) -> list[dict[str, Any]]:
+        """The grid; blocks that share the loop by their number, where that is given."""
+        shared = {"tile": self.share(), "blocks": str(self.s.parts)} if self.s.parts else {}
+        return [g | (shared if g["axis"] == self.loop_axis else {}) for g in super().grid()]
+
+    def steps(self) -> str:
+        """The number of iterations of a block; none where its share begins behind the end."""
+        if not self.s.parts:
+            return super().steps()
+        at, extent = f"{self.loop_axis}_at", self.extent(self.p.extent(self.loop_axis))
+        end = f"min({at} + {self.share()}, {extent})"
+        return f"{end} > {at} ? static_cast<int>(({end} - {at} + {self.s.loop - 1}) / {self.s.loop}) : 0"
+
     # --- expressions ----------------------------------------------------------------------------------------------------
     def printed(self, e: Expr, phase: str, out: Lines, ref: Leaf, read: Leaf | None = None, guard: str = "") -> str:
         """The value of an expression at the current position; `ref` prints registers and vectors, `read` inputs."""
@@ -253,12 +274,14 @@ class StripBase(FragmentEmitter):
                 text = self.printed(above, phase, out, ref, read, guard)
                 if below in self.inverses:
                     return out.let(f"{text} * {ref(below).replace(below, self.inverses[below], 1)}")
-                return out.let(f"{text} * {out.let(f'1.0f / {ref(below)}')}")
+                inverse = quotient(self.hollow, ref(below), f"1.0f / {ref(below)}")
+                return out.let(f"{text} * {out.let(inverse)}")
             case Apply(op, args):
                 inner = [self.printed(a, phase, out, ref, read, guard) for a in args]
                 if op in PAIRED:
                     return out.let(f"strip_{op}({', '.join(inner)})")
-                return out.let(lookup(op).c.format(*inner))
+                text = lookup(op).c.format(*inner)
+                return out.let(quotient(self.hollow, inner[1], text) if op == "div" and phase != BODY else text)
 
     def axes_in(self, e: Expr) -> frozenset[str]:
         """The axes of an expression's inputs, positions, registers and vectors."""

@@ -110,6 +110,8 @@ class StripResults(StripLoop):
         if not self.g.split:
             return 1
         (axis,) = self.g.split
+        if self.s.parts:
+            return self.s.parts
         extent, tile = self.p.extent(axis), self.s.tile(axis) or 1
         if not isinstance(extent, int):
             raise Refused(f"axis {axis} of symbolic extent is split over blocks that reduce together")

@@ -33,7 +33,7 @@ def warpgroup_kernel(r: Request) -> Kernel:
     if r.target.name != "sm_90a":
         raise Refused(f"warpgroups multiply on sm_90a, not on {r.target.name}")
     made = plan(r.program, r.block, r.schedule)
-    text = Text(made, r.symbols)
+    text = Text(made, r.symbols, r.hollow)
     printer = _Printer(made, text, statements(made, text))
     context = printer.context(r.number)
     if context["shared_bytes"] > r.target.shared_bytes:

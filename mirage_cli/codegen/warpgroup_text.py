@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from mirage_cli.codegen.emit import PAIRED, SMALL, Lines
 from mirage_cli.codegen.emit_cuda import CudaEmitter
 from mirage_cli.codegen.render import c_float
+from mirage_cli.codegen.request import hollow, quotient
 from mirage_cli.codegen.tile import Apply, Count, Expr, Global, Number, Position, Ref
 from mirage_cli.codegen.warpgroup_plan import Plan
 from mirage_cli.errors import Refused
@@ -41,7 +42,7 @@ def indented(lines: Sequence[str]) -> list[str]:
 class Text:
     """Prints expressions of one kernel."""
 
-    def __init__(self, plan: Plan, symbols: Sequence[str]) -> None:
+    def __init__(self, plan: Plan, symbols: Sequence[str], empty: Sequence[Symbolic] = ()) -> None:
         self.plan, self.p, self.g = plan, plan.program, plan.graph
         self.symbols = tuple(symbols)
         self.reads = {i.name: i for i in self.p.inputs}
@@ -49,6 +50,7 @@ class Text:
         sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
         self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
         self.narrow = all(o.dtype in (F16, BF16) for o in self.p.outputs)
+        self.hollow = hollow(empty, self.extent)
         self.levels: dict[str, str] = {}
         self.sides: set[str] = set()  #: numbers of columns that helpers compute of loaded tiles
         self.inverses: set[str] = set()  #: those that values are divided by
@@ -137,7 +139,8 @@ class Text:
                 self.inverses.add(name)
                 return out.let(f"{self.expression(x, level, phase, out)} * {name}_inverse_now[c_]")
             case Apply("div" | "div0" as op, (x, Ref(name))) if level == FULL and self.levels.get(name) == ROW:
-                inverse = f"1.0f / {self.element(name, level, out)}"  # the same for all columns: divided once
+                below = self.element(name, level, out)
+                inverse = quotient(self.hollow, below, f"1.0f / {below}")  # the same for all columns: divided once
                 product = f"{self.expression(x, level, phase, out)} * ({inverse})"
                 return out.let(product if op == "div" else f"number_or_zero({product})")
             case Apply(op, args):
@@ -146,7 +149,8 @@ class Text:
                     return out.let(f"{QUICK[op]}({', '.join(inner)})")
                 if op in PAIRED:
                     return out.let(f"m_{op}({', '.join(inner)})")
-                return out.let(lookup(op).c.format(*inner))
+                text = lookup(op).c.format(*inner)
+                return out.let(quotient(self.hollow, inner[1], text) if op == "div" and phase != BODY else text)
 
     def element(self, name: str, level: str, out: Lines) -> str:
         """An element of a value in registers at the current position."""

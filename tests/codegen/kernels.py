@@ -33,6 +33,7 @@ from mirage_cli.lax import extents
 from mirage_cli.lax.domain import Float64
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.program import Output, Program, evaluate_program
+from mirage_cli.search.alternatives import Alternative
 from mirage_cli.search.kernels import assemble, split
 from mirage_cli.search.mugraph import BlockGraph, KernelGraph
 from mirage_cli.search.schedule import Schedule
@@ -67,10 +68,14 @@ class Case:
     schedules: tuple[Schedule, ...]
     target: Target
     passes: Passes = ALL
+    others: tuple[Alternative, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()  #: of symbols, in the place of the usual ones
 
     def render(self) -> source.Rendered:
         """Its source. Raises Refused."""
-        return source.source(self.name, self.program, self.graph, self.schedules, self.target, self.name, self.passes)
+        return source.source(
+            self.name, self.program, self.graph, self.schedules, self.target, self.name, self.passes, self.others
+        )
 
     def renders(self) -> bool:
         """Whether the target takes it."""
@@ -83,7 +88,7 @@ class Case:
     @property
     def symbols(self) -> dict[str, int]:
         """The values of its symbols in tests."""
-        return {s: SYMBOLS[s] for s in self.program.symbols}
+        return {s: (SYMBOLS | dict(self.sizes))[s] for s in self.program.symbols}
 
     def inputs(self) -> list[NDArray[Any]]:
         """Random arrays, the same ones for a name; small numbers, so that nothing overflows."""

@@ -1,0 +1,131 @@
+"""Kernels whose extents are known at run time only, at sizes that divide nothing and at 0: of every engine that runs here, and
+with several muGraphs that sizes choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import F16, F32, DType
+from mirage_cli.lax.extents import Symbolic, symbol
+from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.program import Program
+from mirage_cli.search.alternatives import Alternative, Bound
+from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.target import load_target
+from mirage_cli.search.tiling import ranked
+
+from . import kernels
+from .kernels import Case, single
+from .programs import program
+
+QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
+SIZES = (0, 1, 7, 129)
+KEYS = Symbolic(1, ("keys",))
+
+
+def _attention(g: Graph, t: DType, queries: str = "") -> Sequence[int]:
+    """Few queries of two heads on a number of keys that is known at run time only."""
+    rows = symbol(queries) if queries else 3
+    q, k, v = (g.input(n, (2, e, 16), t) for n, e in (("q", rows), ("k", symbol("keys")), ("v", symbol("keys"))))
+    scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), 0.25)
+    y = compose.matmul(g, compose.softmax(g, scores, [2]), v)
+    return [y if queries else g.map("add", y, g.map("silu", g.input("r", (1, 3, 16), t)))]
+
+
+def _norm(g: Graph, t: DType) -> Sequence[int]:
+    x = compose.rms_norm(g, g.input("x", (symbol("rows"), 72), t), [1], 1e-5)
+    return [g.map("mul", x, g.input("gain", (72,), t))]
+
+
+def _norm_linear(g: Graph, t: DType) -> Sequence[int]:
+    x = compose.rms_norm(g, g.input("x", (symbol("rows"), 136), t), [1], 1e-5)
+    return [compose.linear(g, x, g.input("w", (136, 56), t, constant=True))]
+
+
+def _best(name: str, p: Program, target: str, engine: str, parts: int = 0) -> Case:
+    """The first kernel of an engine that renders; with `parts`, one whose blocks share a loop of unknown length."""
+    machine = load_target(target)
+    for block in Searcher(SearchOptions()).blocks(p)[0]:
+        if bool(block.split) != bool(parts):
+            continue
+        for r in ranked(p, block, machine, 200, apart=True):
+            case = Case(name, p, single(p, block), (r.schedule,), machine)
+            if (r.schedule.engine, r.schedule.parts) == (engine, parts) and case.renders():
+                return case
+    raise AssertionError(f"no kernel of the engine {engine} for {name}")
+
+
+def _both(name: str, low: Case, high: Case, most: int) -> Case:
+    """One source: a kernel for few keys, and one for more."""
+    few = Alternative((Bound(KEYS, 0, most),), low.graph, low.schedules)
+    return replace(high, name=name, others=(few,))
+
+
+def _cuda() -> Iterator[Case]:
+    for dtype in (F16, F32):
+        p = program(_attention, dtype)
+        block, strip = (_best(f"{e}{dtype.name}", p, "sm_90a", e) for e in ("block", "strip"))
+        shared = [_best(f"parts{n}{dtype.name}", p, "sm_90a", "strip", n) for n in ((2, 8) if dtype is F16 else (4,))]
+        yield from (block, *shared)
+        yield _both(f"both{dtype.name}", strip, shared[-1], 7)
+    yield _best("rowsf16", program(_norm, F16), "sm_90a", "rows")
+    for engine in ("block", "strip"):
+        yield _best(f"linear{engine}", program(_norm_linear, F16), "sm_90a", engine)
+
+
+@dataclass(frozen=True, slots=True)
+class Hollow(Case):
+    """A case whose softmax is over nothing: what it is multiplied with is summed over nothing, the other terms stay."""
+
+    def reference(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float64]]:
+        """The other term of `_attention`."""
+        (r,) = (a.astype(np.float64) for a in arrays if a.size == 48)
+        return [np.broadcast_to(r / (1 + np.exp(-r)), (2, 3, 16))]
+
+
+def _at(case: Case, sizes: Sequence[int]) -> list[Case]:
+    """A case at sizes of its symbol."""
+    found = [replace(case, sizes=tuple((s, n) for s in case.program.symbols)) for n in sizes]
+    if case.program.symbols != ("keys",):
+        return found
+    return [
+        Hollow(**{f.name: getattr(c, f.name) for f in fields(c)}) if dict(c.sizes)["keys"] == 0 else c for c in found
+    ]
+
+
+def test_cuda_kernels_at_odd_sizes(tmp_path: Path) -> None:
+    found = list(_cuda())
+    texts = {c.name: kernels.emulated(c, separate=False) for c in found}
+    harness = kernels.build(texts, tmp_path, QUICK, cuda=True)
+    assert kernels.run(harness, [at for c in found for at in _at(c, SIZES)]) == []
+
+
+def test_cpu_kernels_at_odd_sizes(tmp_path: Path) -> None:
+    p = program(_attention, F32)
+    blocks = {c.name: c for c in kernels.cases("cpu", p, "cpu", 3, 1)}
+    first, second, *_ = blocks.values()
+    blocks["both"] = _both("both", first, second, 7)
+    linear = _best("linear", program(_norm_linear, F32), "cpu", "block")
+    found = [*blocks.values(), linear]
+    flags = [*kernels.CPU_FLAGS, *kernels.SANITIZERS]
+    harness = kernels.build({c.name: c.render().text for c in found}, tmp_path, flags, cuda=False)
+    assert kernels.run(harness, [at for c in found for at in _at(c, (*SIZES, 4097))]) == []
+
+
+@pytest.mark.parametrize("dtype", [F16, F32])
+def test_blocks_share_a_loop_of_unknown_length(dtype: DType) -> None:
+    case = _best("t", program(_attention, dtype), "sm_90a", "strip", 4)
+    (schedule,) = case.schedules
+    assert schedule.tile(case.graph.kernels[0].block.loop or "") == 2 * schedule.loop
+    text = case.render().text
+    together = 4 * schedule.loop
+    assert f"(((s_0) + {together - 1}) / {together} * {schedule.loop})" in text
+    assert "* 4 *" in text.replace("* 4;", "* 4 *")  # four blocks for each tile
