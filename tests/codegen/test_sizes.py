@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mirage_cli.lax import compose
@@ -108,16 +110,32 @@ def test_cuda_kernels_at_odd_sizes(tmp_path: Path) -> None:
     assert kernels.run(harness, [at for c in found for at in _at(c, SIZES)]) == []
 
 
-def test_cpu_kernels_at_odd_sizes(tmp_path: Path) -> None:
-    p = program(_attention, F32)
-    blocks = {c.name: c for c in kernels.cases("cpu", p, "cpu", 3, 1)}
-    first, second, *_ = blocks.values()
-    blocks["both"] = _both("both", first, second, 7)
+@pytest.fixture(scope="module")
+def on_cpu() -> list[Case]:
+    """Kernels for few queries, two of them in one source, and for any number of queries."""
+    first, second, *_ = found = list(kernels.cases("cpu", program(_attention, F32), "cpu", 3, 1))
     linear = _best("linear", program(_norm_linear, F32), "cpu", "block")
-    found = [*blocks.values(), linear]
-    flags = [*kernels.CPU_FLAGS, *kernels.SANITIZERS]
-    harness = kernels.build({c.name: c.render().text for c in found}, tmp_path, flags, cuda=False)
-    assert kernels.run(harness, [at for c in found for at in _at(c, (*SIZES, 4097))]) == []
+    any_number = program(lambda g, t: _attention(g, t, "rows"), F32)
+    low, high = kernels.cases("any", any_number, "cpu", 2, 3)
+    return [*found, _both("both", first, second, 7), linear, _both("drawn", low, high, 20)]
+
+
+@pytest.fixture(scope="module")
+def harness(on_cpu: list[Case], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of them, watched by sanitizers."""
+    flags, folder = [*kernels.CPU_FLAGS, *kernels.SANITIZERS], tmp_path_factory.mktemp("sizes")
+    return kernels.build({c.name: c.render().text for c in on_cpu}, folder, flags, cuda=False)
+
+
+def test_cpu_kernels_at_odd_sizes(on_cpu: list[Case], harness: Path) -> None:
+    assert kernels.run(harness, [at for c in on_cpu[:-1] for at in _at(c, (*SIZES, 4097))]) == []
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(rows=st.integers(1, 150), keys=st.integers(1, 300))
+def test_cpu_kernels_at_drawn_sizes(on_cpu: list[Case], harness: Path, rows: int, keys: int) -> None:
+    case = replace(on_cpu[-1], sizes=(("keys", keys), ("rows", rows)))
+    assert kernels.run(harness, [case]) == []
 
 
 @pytest.mark.parametrize("dtype", [F16, F32])
