@@ -20,7 +20,7 @@ from mirage_cli.search.tiling import predicted_us
 BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
 MOST = {"cuda": 4, "cpu": 3}  #: muGraphs of a fragment, by the kind of target
 LEAST_US = {"cuda": 0.5, "cpu": 10.0}  #: that a further one has to save
-MOST_POINTS = 48  #: sizes at which candidates are compared
+MOST_POINTS = 160  #: sizes at which candidates are compared
 TRIED = 12  #: candidates of the search at one size that are rendered until one can be
 
 
