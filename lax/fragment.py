@@ -181,7 +181,7 @@ class _Partitioner:
     def add(self, result: Partition, end: int, done: set[int]) -> None:
         """Make the fragment that ends at `end`, simpler if the whole cannot be expressed; else say why not."""
         reasons: list[str] = []
-        for attempt in (self.whole, self.operands_stored):
+        for attempt in (self.whole, self.sizes_stored, self.operands_stored):
             try:
                 fragment = attempt(end)
                 if lost := fragment.program.unknown_symbols:
@@ -432,13 +432,28 @@ class _Partitioner:
         return any(isinstance(self.step(x), g.Reduce) for x in self.graph.cone([v], stops) if x not in stops)
 
     # --- rule 4 and making fragments -----------------------------------------------------------------------------------------
-    def worth_storing(self, v: int) -> bool:
+    def worth_storing(self, v: int, boundary: Iterable[int] | None = None) -> bool:
         """Whether a stored light value is a fragment: a normalisation, or several elementwise operators."""
-        steps = [self.step(x) for x in self.graph.cone([v], self.boundary(v))]
+        steps = [self.step(x) for x in self.graph.cone([v], self.boundary(v) if boundary is None else boundary)]
         return any(isinstance(s, g.Reduce) for s in steps) or sum(isinstance(s, g.Map) for s in steps) >= CHAIN
 
     def whole(self, end: int) -> LaxFragment:
         return self.make(end, self.boundary(end))
+
+    def sizes_stored(self, end: int) -> LaxFragment:
+        """The fragment that reads what would be computed for it from symbols that no shape of what it reads has."""
+        begin = self.boundary(end)
+        given = {n for v in begin for e in self.graph.dims(v) for n in ex.names(e)}
+        tainted: set[int] = set()
+        for v in self.graph.cone([end], begin):
+            own = {n for e in self.graph.dims(v) for n in ex.names(e)}
+            if v not in begin and (own - given or tainted.intersection(self.graph.inputs[v])):
+                tainted.add(v)
+        extra = {v for v in tainted if v in self.names and not self.heavy[v] and v != end}
+        boundary = extra.union(begin)
+        if not extra or not (self.heavy[end] or self.worth_storing(end, boundary)):
+            raise Refused("nothing that it computes depends on sizes alone")
+        return self.make(end, [v for v in self.graph.cone([end], boundary) if v in boundary])
 
     def operands_stored(self, end: int) -> LaxFragment:
         """The fragment without what it would compute again for its contractions."""

@@ -129,12 +129,12 @@ class _Run:
     def argument(self, tensor: ir.Value) -> Array:
         """A tensor as the evaluator takes it: integers and truth values in their type, anything else in float64."""
         name = tensor.name or ""
-        if name not in self.imported.values:
-            if tensor.const_value is not None:
-                return tensor.const_value.numpy()
+        v = self.imported.values.get(name)
+        dtype = None if v is None else self.graph.dtype(v)
+        if tensor.const_value is not None and (dtype is None or not dtype.is_float):
+            return tensor.const_value.numpy()  # float64 does not hold the largest integers, which mean "to the end"
+        if v is None or dtype is None:
             raise Refused(f"tensor {name!r} has no float64 value")
-        v = self.imported.values[name]
-        dtype = self.graph.dtype(v)
         if v not in self.values:
             self.values[v] = self.value(v)  # a constant that only this node reads
         return self.values[v] if dtype.is_float else self.values[v].astype(runtime.numpy_type(dtype))

@@ -41,7 +41,7 @@ class Case:
         if self.labels:
             return list(self.labels)
         flat = (
-            [name] if isinstance(value, Tensor) else cache_names("past_key_values")
+            [name] if isinstance(value, Tensor) else cache_names("past_key_values", len(value) // 2)
             for name, value in self.inputs.items()
         )
         return [name for names in flat for name in names]
@@ -53,9 +53,9 @@ class Case:
         return {n: {k: str(d.__name__) for k, d in dims.items()} for n, dims in zip(self.names, given, strict=True)}
 
 
-def cache_names(prefix: str) -> list[str]:
+def cache_names(prefix: str, layers: int) -> list[str]:
     """Names of a cache's tensors, key and value for each layer."""
-    return [f"{prefix}.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
+    return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
 # Weights

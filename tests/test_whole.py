@@ -85,6 +85,19 @@ def test_nodes_that_are_not_read_are_evaluated_by_the_onnx_package() -> None:
     assert np.allclose(float64_run(imported, {"x": x})["y"], np.exp(np.einsum("ncpk,mck->nmp", windows, w)), rtol=1e-6)
 
 
+def test_nodes_that_are_not_read_get_their_integers_as_they_are() -> None:
+    """The last seven of a cache of unknown length, "to the end" written as the largest integer."""
+    text = """<ir_version: 9, opset_import: ["" : 20]> g (float[2,past] x) => (float[2,n] y) {
+        tail = Slice(x, start, end, axis) y = Mul(tail, tail)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    for name, number in (("start", -7), ("end", 2**63 - 1), ("axis", 1)):
+        proto.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [1], [number]))
+    x = np.arange(18, dtype=np.float32).reshape(2, 9)
+    found = float64_run(from_proto(proto, frontends.Options()), {"x": x})
+    np.testing.assert_array_equal(found["y"], x[:, -7:] ** 2)
+
+
 def test_nodes_that_nobody_knows_have_no_value() -> None:
     proto = two_products(4)
     proto.graph.node[0].op_type, proto.graph.node[0].domain = "Secret", "elsewhere"

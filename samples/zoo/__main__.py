@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from samples.zoo.cells import Cell, matrix, select, spread
-from samples.zoo.examine import Record, examine, load, save
+from samples.zoo.cells import STORED, Cell, matrix, select, spread
+from samples.zoo.examine import Record, examine, load, save, store
 
 DEFAULT_OUT = Path("out/models")
+CHECKED_IN = Path(__file__).resolve().parent / "models"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
 
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("cells", nargs="*", metavar="NAME", help="an architecture, or a glob such as 'llama/*-fp16*'")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="models and records")
     parser.add_argument("--all", action="store_true", help="the whole matrix; without it a spread of the cells")
+    parser.add_argument("--store", action="store_true", help="export the cells that are checked in, and end")
     parser.add_argument("--list", action="store_true", help="only print the cells' names")
     parser.add_argument("--fresh", action="store_true", help="export again what is there")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
@@ -69,6 +71,11 @@ def main() -> None:
         parser.error(str(error))
     if given.list:
         print("\n".join(c.name for c in cells))
+        return
+    if given.store:
+        quiet()
+        for cell in STORED:
+            print(store(cell, CHECKED_IN), flush=True)
         return
     for record in run(cells, given.out, given.fresh, given.jobs):
         print(line(record), flush=True)

@@ -15,11 +15,12 @@ BATCH = 2  #: example batch of models with symbolic dimensions
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a model is called: on a cache, with symbolic dimensions, with a padding mask as an input."""
+    """How a model is called: on a cache, with symbolic dimensions, with a padding mask as an input; its `layers`."""
 
     cache: bool = False
     dynamic: bool = False
     masked: bool = False
+    layers: int = LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def _on_cache(model: nn.Module, form: Form) -> Case:
     case = Case(
         WithCache(model),
         {"input_ids": token_ids(1, batch), "past": past},
-        ("logits", *cache_names("present")),
+        ("logits", *cache_names("present", len(layers))),
     )
     if form.masked:
         case.inputs["attention_mask"] = torch.ones(batch, CACHED + 1, dtype=torch.int64)

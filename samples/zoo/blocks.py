@@ -105,7 +105,7 @@ ARCHITECTURES = (
         "lora",
         "Llama with LoRA",
         "unmerged adapters beside every linear layer, as peft writes them",
-        lambda form: causal(adapted(llama(), ALL_LINEAR), form),
+        lambda form: causal(adapted(llama(form.layers), ALL_LINEAR), form),
         cached=True,
     ),
     Architecture("ngpt", "nGPT block", "unit norms instead of a residual stream", _ngpt, 1, 1),

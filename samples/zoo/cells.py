@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from samples.building import LAYERS
 from samples.zoo import blocks, chameleon, cross, decoders, encoders, experts
 from samples.zoo.architecture import Architecture, Form
 
@@ -27,6 +28,7 @@ class Cell:
     dtype: str = "fp32"
     cache: bool = False
     dynamic: bool = False
+    layers: int = LAYERS
 
     @property
     def variant(self) -> str:
@@ -40,9 +42,29 @@ class Cell:
         return f"{self.architecture}/{self.variant}"
 
     @property
+    def file(self) -> str:
+        """The name of the cell's file among those that are checked in."""
+        return f"{self.architecture}_{self.variant.replace('-', '_')}.onnx"
+
+    @property
     def form(self) -> Form:
         """How the model is called; the tracing exporter takes causal models only with a mask."""
-        return Form(self.cache, self.dynamic, masked=self.dynamic or self.exporter == "tracing")
+        return Form(self.cache, self.dynamic, masked=self.dynamic or self.exporter == "tracing", layers=self.layers)
+
+
+#: one layer of architectures that samples/models lacks, in different forms; checked in, for tests (`--store`)
+STORED = (
+    Cell("mistral", opset=23, dtype="fp16", cache=True, dynamic=True, layers=1),
+    Cell("olmo2", "tracing", 17, layers=1),
+    Cell("cohere", opset=18, layers=1),
+    Cell("gemma3", dtype="bf16", cache=True, layers=1),
+    Cell("chameleon", dynamic=True, layers=1),
+    Cell("deepseek_v3", dtype="fp16", layers=1),
+    Cell("modernbert", opset=23, layers=1),
+    Cell("clip", dtype="fp16", layers=1),
+    Cell("whisper", dtype="fp16", layers=1),
+    Cell("t5", dtype="fp16", layers=1),
+)
 
 
 def matrix() -> Iterator[Cell]:

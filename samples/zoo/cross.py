@@ -37,7 +37,9 @@ class Step(nn.Module):
 def _step(model: nn.Module, form: Form, heads: int, size: int, seen: int) -> Case:
     """A step behind `CACHED` tokens and `seen` positions of the encoder."""
     batch = BATCH if form.dynamic else 1
-    past = [torch.zeros(batch, heads, length, size) for _ in range(LAYERS) for length in (CACHED, CACHED, seen, seen)]
+    past = [
+        torch.zeros(batch, heads, length, size) for _ in range(form.layers) for length in (CACHED, CACHED, seen, seen)
+    ]
     inputs: dict[str, Tensor | list[Tensor]] = {
         "input_ids": token_ids(1, batch),
         "past": past,
@@ -45,11 +47,11 @@ def _step(model: nn.Module, form: Form, heads: int, size: int, seen: int) -> Cas
     }
     parts = ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
     own = parts[:2]
-    case = Case(Step(model), inputs, ("logits", *(f"present.{k}.{p}" for k in range(LAYERS) for p in own)))
-    case.labels = ("input_ids", *(f"past_key_values.{k}.{p}" for k in range(LAYERS) for p in parts), "states")
+    case = Case(Step(model), inputs, ("logits", *(f"present.{k}.{p}" for k in range(form.layers) for p in own)))
+    case.labels = ("input_ids", *(f"past_key_values.{k}.{p}" for k in range(form.layers) for p in parts), "states")
     if form.dynamic:
         rows, length, other = (torch.export.Dim(n) for n in ("batch", "past", "encoded"))
-        caches = [{0: rows, 2: d} for _ in range(LAYERS) for d in (length, length, other, other)]
+        caches = [{0: rows, 2: d} for _ in range(form.layers) for d in (length, length, other, other)]
         case.dynamic = {"input_ids": {0: rows}, "past": caches, "states": {0: rows, 1: other}}
     return case
 
@@ -59,8 +61,8 @@ def _whisper(form: Form) -> Case:
         vocab_size=VOCABULARY,
         num_mel_bins=16,
         d_model=64,
-        encoder_layers=LAYERS,
-        decoder_layers=LAYERS,
+        encoder_layers=form.layers,
+        decoder_layers=form.layers,
         encoder_attention_heads=4,
         decoder_attention_heads=4,
         encoder_ffn_dim=192,
@@ -90,7 +92,7 @@ def _t5(form: Form) -> Case:
         d_model=64,
         d_kv=16,
         d_ff=192,
-        num_layers=LAYERS,
+        num_layers=form.layers,
         num_heads=4,
         relative_attention_num_buckets=8,
         relative_attention_max_distance=16,

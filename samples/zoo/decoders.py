@@ -12,51 +12,52 @@ from samples.building import LAYERS, TOKENS, VOCABULARY, decoder, randomise
 from samples.zoo.architecture import Architecture, causal
 
 
-def llama(**options: Any) -> nn.Module:
+def llama(layers: int = LAYERS, **options: Any) -> nn.Module:
     """Llama: 4 query and 2 key heads of 16."""
-    return decoder("Llama", head_dim=16, **options)
+    return decoder("Llama", num_hidden_layers=layers, head_dim=16, **options)
 
 
-def qwen2() -> nn.Module:
+def qwen2(layers: int = LAYERS) -> nn.Module:
     """Biases on the query, key and value projections."""
-    return decoder("Qwen2")
+    return decoder("Qwen2", num_hidden_layers=layers)
 
 
-def qwen3() -> nn.Module:
+def qwen3(layers: int = LAYERS) -> nn.Module:
     """Heads of 32: the projections are wider than the hidden size."""
-    return decoder("Qwen3", head_dim=32)
+    return decoder("Qwen3", num_hidden_layers=layers, head_dim=32)
 
 
-def gemma2() -> nn.Module:
+def gemma2(layers: int = LAYERS) -> nn.Module:
     """A window of 8 in every other layer; soft-capping exists in eager attention only."""
     options = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "intermediate_size": 128}
-    return decoder("Gemma2", attention="eager", **options)
+    return decoder("Gemma2", num_hidden_layers=layers, attention="eager", **options)
 
 
-def gemma3() -> nn.Module:
+def gemma3(layers: int = LAYERS) -> nn.Module:
     """A window of 8 and its own rotation in the first layer, full attention in the second."""
-    layers = ["sliding_attention", "full_attention"]
-    options = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "layer_types": layers}
-    return decoder("Gemma3Text", causal="Gemma3ForCausalLM", intermediate_size=128, **options)
+    types = ["sliding_attention", "full_attention"][:layers]
+    options = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "layer_types": types}
+    sizes = {"num_hidden_layers": layers, "intermediate_size": 128}
+    return decoder("Gemma3Text", causal="Gemma3ForCausalLM", **sizes, **options)
 
 
-def phi3() -> nn.Module:
+def phi3(layers: int = LAYERS) -> nn.Module:
     """Fused projections."""
-    return decoder("Phi3")
+    return decoder("Phi3", num_hidden_layers=layers)
 
 
-def mistral() -> nn.Module:
+def mistral(layers: int = LAYERS) -> nn.Module:
     """A window of 8."""
-    return decoder("Mistral", head_dim=16, sliding_window=8)
+    return decoder("Mistral", num_hidden_layers=layers, head_dim=16, sliding_window=8)
 
 
-def gpt2() -> nn.Module:
+def gpt2(layers: int = LAYERS) -> nn.Module:
     """Hidden size 96, three heads of 32."""
     sizes = {
         "vocab_size": VOCABULARY,
         "n_positions": 32,
         "n_embd": 96,
-        "n_layer": LAYERS,
+        "n_layer": layers,
         "n_head": 3,
         "use_cache": False,
     }
@@ -64,23 +65,25 @@ def gpt2() -> nn.Module:
     return randomise(transformers.GPT2LMHeadModel(config))
 
 
-def gpt_neox() -> nn.Module:
+def gpt_neox(layers: int = LAYERS) -> nn.Module:
     """A quarter of each head is rotated; attention and MLP run side by side."""
-    return decoder("GPTNeoX", use_parallel_residual=True)
+    return decoder("GPTNeoX", num_hidden_layers=layers, use_parallel_residual=True)
 
 
-def olmo2() -> nn.Module:
+def olmo2(layers: int = LAYERS) -> nn.Module:
     """Norms behind attention and MLP, and over whole queries and keys."""
-    return decoder("Olmo2")
+    return decoder("Olmo2", num_hidden_layers=layers)
 
 
-def cohere() -> nn.Module:
+def cohere(layers: int = LAYERS) -> nn.Module:
     """One LayerNorm without bias for attention and MLP, which run side by side; rotation of neighbours; QK norm."""
-    return decoder("Cohere", use_qk_norm=True, logit_scale=0.25)
+    return decoder("Cohere", num_hidden_layers=layers, use_qk_norm=True, logit_scale=0.25)
 
 
-def _decoder(name: str, title: str, shows: str, model: Callable[[], nn.Module], tokens: int = TOKENS) -> Architecture:
-    return Architecture(name, title, shows, lambda form: causal(model(), form, tokens), cached=True)
+def _decoder(
+    name: str, title: str, shows: str, model: Callable[[int], nn.Module], tokens: int = TOKENS
+) -> Architecture:
+    return Architecture(name, title, shows, lambda form: causal(model(form.layers), form, tokens), cached=True)
 
 
 ARCHITECTURES = (

@@ -12,6 +12,10 @@ from samples.zoo.architecture import BATCH, Architecture, Form
 SIZES = {"hidden_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 192}
 
 
+def _sized(form: Form) -> dict[str, int]:
+    return {**SIZES, "num_hidden_layers": form.layers}
+
+
 class Selected(nn.Module):
     """A model called with its inputs by name in a fixed order, that gives the named ones of its outputs."""
 
@@ -75,15 +79,15 @@ def _bert(form: Form) -> Case:
 
 
 def _modernbert(form: Form) -> Case:
-    """A window of 8 in the second layer; no biases; GeGLU with fused gate and up projections."""
+    """A window of 8 in the last layer; no biases; GeGLU with fused gate and up projections."""
     sizes = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     config = transformers.ModernBertConfig(
         vocab_size=VOCABULARY,
         max_position_embeddings=64,
         local_attention=8,
-        layer_types=["full_attention", "sliding_attention"],
+        layer_types=["full_attention", "sliding_attention"][-form.layers :],
         **sizes,
-        **SIZES,
+        **_sized(form),
     )
     inputs, axes = text_inputs(form, 24)
     return selected(randomise(transformers.ModernBertModel(config)), inputs, ("last_hidden_state",), axes)
@@ -96,9 +100,9 @@ def _vit(form: Form) -> Case:
 
 def _clip(form: Form) -> Case:
     """Both towers and the similarity of texts and images."""
-    text = {**SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": 32, "projection_dim": 48}
+    text = {**_sized(form), "vocab_size": VOCABULARY, "max_position_embeddings": 32, "projection_dim": 48}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    image = {**SIZES, "image_size": 32, "patch_size": 8, "projection_dim": 48}
+    image = {**_sized(form), "image_size": 32, "patch_size": 8, "projection_dim": 48}
     config = transformers.CLIPConfig(text_config={**text, **ids}, vision_config=image, projection_dim=48)
     inputs, axes = text_inputs(form)
     seen, other = pixels(form)

@@ -25,9 +25,21 @@ def export(cell: Cell, folder: Path, fresh: bool = False) -> Path:
     if path.is_file() and not fresh:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    case = cast(ARCHITECTURES[cell.architecture].build(cell.form), cell.dtype)
-    path.write_bytes(written(case, cell.exporter, cell.opset, cell.name.replace("/", "_")))
+    path.write_bytes(made(cell))
     return path
+
+
+def store(cell: Cell, folder: Path) -> Path:
+    """Write a cell of `STORED` where tests find it."""
+    path = folder / cell.file
+    path.write_bytes(made(cell))
+    return path
+
+
+def made(cell: Cell) -> bytes:
+    """The exported model. Raises whatever the exporter raises."""
+    case = cast(ARCHITECTURES[cell.architecture].build(cell.form), cell.dtype)
+    return written(case, cell.exporter, cell.opset, cell.name.replace("/", "_"))
 
 
 def examine(cell: Cell, folder: Path, fresh: bool = False) -> Record:

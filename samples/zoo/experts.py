@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from samples.building import decoder
+from samples.building import LAYERS, decoder
 from samples.zoo.architecture import Architecture, causal
 
 
@@ -14,15 +14,17 @@ def _batched(model: nn.Module) -> nn.Module:
     return model
 
 
-def mixtral() -> nn.Module:
+def mixtral(layers: int = LAYERS) -> nn.Module:
     """Two of four experts per token."""
-    return _batched(decoder("Mixtral", head_dim=16, num_local_experts=4, num_experts_per_tok=2))
+    return _batched(
+        decoder("Mixtral", num_hidden_layers=layers, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
+    )
 
 
-def qwen3_moe() -> nn.Module:
+def qwen3_moe(layers: int = LAYERS) -> nn.Module:
     """Two of four experts per token, QK norm."""
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
-    return _batched(decoder("Qwen3Moe", head_dim=16, **sizes))
+    return _batched(decoder("Qwen3Moe", num_hidden_layers=layers, head_dim=16, **sizes))
 
 
 LATENT = {
@@ -40,35 +42,43 @@ LATENT = {
 }
 
 
-def deepseek_v2() -> nn.Module:
+def deepseek_v2(layers: int = LAYERS) -> nn.Module:
     """A dense layer and one of experts; greedy routing."""
-    return _batched(decoder("DeepseekV2", **LATENT, head_dim=8))
+    return _batched(decoder("DeepseekV2", num_hidden_layers=layers, **LATENT, head_dim=8))
 
 
-def deepseek_v3() -> nn.Module:
+def deepseek_v3(layers: int = LAYERS) -> nn.Module:
     """A dense layer and one of experts; routing by groups with sigmoid scores."""
-    return _batched(decoder("DeepseekV3", **LATENT, n_group=2, topk_group=1, head_dim=8))
+    return _batched(decoder("DeepseekV3", num_hidden_layers=layers, **LATENT, n_group=2, topk_group=1, head_dim=8))
 
 
 ARCHITECTURES = (
     Architecture(
-        "mixtral", "Mixtral", "two of four experts, batched", lambda form: causal(mixtral(), form, 12), cached=True
+        "mixtral",
+        "Mixtral",
+        "two of four experts, batched",
+        lambda form: causal(mixtral(form.layers), form, 12),
+        cached=True,
     ),
     Architecture(
-        "qwen3_moe", "Qwen3-MoE", "QK-norm; batched experts", lambda form: causal(qwen3_moe(), form, 12), cached=True
+        "qwen3_moe",
+        "Qwen3-MoE",
+        "QK-norm; batched experts",
+        lambda form: causal(qwen3_moe(form.layers), form, 12),
+        cached=True,
     ),
     Architecture(
         "deepseek_v2",
         "DeepSeek-V2",
         "latent attention (MLA); a dense layer, a layer of experts",
-        lambda form: causal(deepseek_v2(), form, 12),
+        lambda form: causal(deepseek_v2(form.layers), form, 12),
         cached=True,
     ),
     Architecture(
         "deepseek_v3",
         "DeepSeek-V3",
         "latent attention (MLA); grouped routing by sigmoid",
-        lambda form: causal(deepseek_v3(), form, 12),
+        lambda form: causal(deepseek_v3(form.layers), form, 12),
         cached=True,
     ),
 )

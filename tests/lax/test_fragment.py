@@ -54,6 +54,21 @@ def test_a_costly_value_that_several_read_through_views_is_stored() -> None:
         assert (8,) in {s.dims for s in f.program.sources}
 
 
+def test_what_follows_from_a_size_that_no_input_shows_is_read() -> None:
+    """Positions behind a cache whose length only an operator that is not read sees: the linear is found all the same."""
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+    g (float[8,16] x, float[past,16] cache) => (float[8,32] y) {
+        shape = Shape(cache) length = Gather(shape, zero) r = Range(zero, length, one) f = Cast<to: int = 1>(r)
+        m = ReduceMax(f) a = Mul(x, m) y = MatMul(a, w)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    for name, value in (("zero", np.array(0)), ("one", np.array(1)), ("w", np.eye(16, 32, dtype=np.float32))):
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    (found,) = parts_of_proto(proto).fragments
+    assert (found.name, found.program.unknown_symbols) == ("linear", [])
+    assert {s.name for s in found.program.sources} == {"a", "w"}
+
+
 #: what every layer of an architecture must have, by the name of the sample without its type
 EVERY_LAYER = {
     "llama": ("attention", "norm_gated_mlp", "norm_linear"),

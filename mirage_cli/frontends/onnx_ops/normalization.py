@@ -51,11 +51,11 @@ def _layer_normalization(call: Call) -> list[int | None]:
 
 @reads("RMSNormalization", "SimplifiedLayerNormalization")
 def _rms_normalization(call: Call) -> list[int | None]:
-    """x / sqrt(mean(x x) + epsilon) from an axis on, times gain."""
+    """x / sqrt(mean(x x) + epsilon) from an axis on, times gain, in the gain's type."""
     g, x = call.graph, stashed(call)
     rank = len(g.dims(x))
     y, _, deviation = normalize(g, x, range(call.axis(-1, rank), rank), call.real("epsilon", EPSILON), centre=False)
-    y = compose.affine(g, g.cast(y, call.dtype(0)), call.arg(1), None)
+    y = compose.affine(g, g.cast(y, call.dtype(1)), call.arg(1), None)
     return [y, g.map("recip", deviation) if call.wants(1) else None]
 
 
