@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from samples.zoo.agree import agreement
 from samples.zoo.cells import STORED, Cell, matrix, select, spread
 from samples.zoo.examine import Record, examine, load, save, store
 
@@ -27,9 +28,9 @@ def quiet() -> None:
     torch.set_num_threads(1)
 
 
-def run(cells: list[Cell], folder: Path, fresh: bool, jobs: int) -> Iterator[Record]:
+def run(cells: list[Cell], folder: Path, fresh: bool, agree: bool, jobs: int) -> Iterator[Record]:
     """Records as they are made; with several jobs, in processes of their own."""
-    work = partial(_one, folder=folder, fresh=fresh)
+    work = partial(_one, folder=folder, fresh=fresh, agree=agree)
     if jobs == 1:
         quiet()
         yield from map(work, cells)
@@ -38,8 +39,14 @@ def run(cells: list[Cell], folder: Path, fresh: bool, jobs: int) -> Iterator[Rec
         yield from pool.imap_unordered(work, cells)
 
 
-def _one(cell: Cell, folder: Path, fresh: bool) -> Record:
-    record = examine(cell, folder, fresh)
+def _one(cell: Cell, folder: Path, fresh: bool, agree: bool) -> Record:
+    """The record of a cell; without `agree`, an earlier run's agreement of the same fragments is kept."""
+    record, earlier = examine(cell, folder, fresh), load(cell, folder) or {}
+    if "fragments" in record and agree:
+        model = folder / f"{cell.name}.onnx"
+        record["agreement"] = agreement(model, folder / f"{cell.name}.out", folder / "cache")
+    elif "agreement" in earlier and earlier.get("fragments") == record.get("fragments"):
+        record["agreement"] = earlier["agreement"]
     save(record, folder)
     return record
 
@@ -50,7 +57,18 @@ def line(record: Record) -> str:
         return f"{record['name']}: {record['problem']}"
     shares = ", ".join(f"{v:.1%} of {k.replace('_', ' ')}" for k, v in record["coverage"].items())
     kinds = ", ".join(f"{n} {k}" for k, n in record["kinds"].items())
-    return f"{record['name']}: {shares}; {kinds}"
+    return f"{record['name']}: {shares}; {kinds}{told(record)}"
+
+
+def told(record: Record) -> str:
+    """The agreement in words, if it was looked at."""
+    found = record.get("agreement")
+    if found is None:
+        return ""
+    if "problem" in found:
+        return f"; {found['problem']}"
+    verdict = "agrees" if found["passed"] and not found["failed"] else "DIFFERS"
+    return f"; {verdict}: error {found['error']:.1e}, original's {found['original_error']:.1e}"
 
 
 def main() -> None:
@@ -62,6 +80,9 @@ def main() -> None:
     parser.add_argument("--store", action="store_true", help="export the cells that are checked in, and end")
     parser.add_argument("--list", action="store_true", help="only print the cells' names")
     parser.add_argument("--fresh", action="store_true", help="export again what is there")
+    parser.add_argument(
+        "--agree", action="store_true", help="also compile every fragment and compare the patched model's answers"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} from the records in DIR")
     given = parser.parse_args()
@@ -77,7 +98,7 @@ def main() -> None:
         for cell in STORED:
             print(store(cell, CHECKED_IN), flush=True)
         return
-    for record in run(cells, given.out, given.fresh, given.jobs):
+    for record in run(cells, given.out, given.fresh, given.agree, given.jobs):
         print(line(record), flush=True)
     if given.write:
         from samples.zoo.page import page  # noqa: PLC0415
