@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import __version__, coverage, patch
+from mirage_cli import __version__, coverage, patch, script_patch
 from mirage_cli.backends import cpu
 from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
@@ -39,8 +39,8 @@ def clear(draft: Path) -> None:
         shutil.rmtree(item) if item.is_dir() else item.unlink()
 
 
-def write(imported: Imported, work: Sequence[Work], draft: Path) -> None:
-    """Patch the model and write everything but the library and the reports into the draft."""
+def write(imported: Imported, work: Sequence[Work], draft: Path) -> list[str]:
+    """Patch the model and write everything but the library and the reports into the draft; what is worth telling of it."""
     chosen = [w for w in work if w.replace]
     if chosen:
         folder = draft / MUGRAPHS
@@ -49,10 +49,23 @@ def write(imported: Imported, work: Sequence[Work], draft: Path) -> None:
             assert w.plan is not None
             text = json.dumps(w.plan.to_json() | {"operator": operator_json(w)}, indent=1, ensure_ascii=False)
             write_text(folder / f"{w.id}.json", text + "\n")
+    notes: list[str] = []
+    if imported.script is not None:
+        notes = script_patch.write(imported, script_calls(chosen), draft / script_patch.MODEL)
     replacements = [patch.Replacement(w.op_type, o.region) for w in chosen for o in w.occurrences]
     if replacements:
         patch.patch(imported.model, replacements, metadata(chosen))
     patch.save(imported.model, draft / MODEL, bool(imported.external))
+    return notes
+
+
+def script_calls(work: Sequence[Work]) -> list[script_patch.Call]:
+    """The places of fragments, by the names of their tensors in the model before it is patched."""
+    return [
+        script_patch.Call(w.spec(), *(tuple(v.name or "" for v in vs) for vs in (o.region.inputs, o.region.outputs)))
+        for w in work
+        for o in w.occurrences
+    ]
 
 
 def operator_json(w: Work) -> dict[str, Any]:

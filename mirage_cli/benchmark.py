@@ -173,6 +173,8 @@ def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
     and the same, else the patched one without its library, whose functions hold the original nodes."""
     model = report["model"]
     path = Path(model["path"])
+    if model["format"] != "onnx":
+        return folder / MODEL, f"{folder / MODEL} without its library ({path} is {model['format']})"
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         external = {n: hashlib.sha256((path.parent / n).read_bytes()).hexdigest() for n in model["external_data"]}

@@ -11,6 +11,8 @@ from mirage_cli.errors import UsageError
 LARGEST = 2**31 - 1  #: of a dimension
 DIM_FORM = "SYMBOL=N or SYMBOL=MIN:TYPICAL:MAX"
 SHAPE_FORM = "NAME=1x128x..."
+#: types that an input may be said to have, behind its shape: NAME=1x128:i64
+TYPES = ("f16", "bf16", "f32", "f64", "i8", "u8", "i32", "i64", "bool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,14 @@ def parse(texts: Iterable[str]) -> dict[str, Range]:
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of `NAME=1x128x...`. Raises UsageError for another form, a dimension of 0, and a name that comes twice."""
+    """The shapes of `NAME=1x128x...`, with or without a type behind them.
+
+    Raises UsageError for another form, a dimension of 0, and a name that comes twice.
+    """
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, _, value = text.rpartition("=")
-        parts = value.split("x")
+        parts = value.partition(":")[0].split("x")
         if not name or not all(map(_is_number, parts)):
             raise UsageError(f"--shape {text}: expected {SHAPE_FORM}")
         if name in found:
@@ -65,6 +70,20 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
         if not all(1 <= d <= LARGEST for d in shape):
             raise UsageError(f"--shape {text}: a dimension is at least 1 and at most {LARGEST}")
         found[name] = shape
+    parse_types(texts)
+    return found
+
+
+def parse_types(texts: Iterable[str]) -> dict[str, str]:
+    """The types in `NAME=1x128:i64`, for the inputs that have one. Raises UsageError for an unknown type."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        _, colon, kind = value.partition(":")
+        if colon and kind not in TYPES:
+            raise UsageError(f"--shape {text}: expected a type behind the colon ({', '.join(TYPES)}), found {kind!r}")
+        if colon:
+            found[name] = kind
     return found
 
 

@@ -118,6 +118,7 @@ def abilities(items: Sequence[Item]) -> tuple[Ability, ...]:
         ability("optimize --gpu: measure candidates on a GPU", *cuda, *run),
         ability("call kernels on cupy arrays", "GPU", "cupy"),
         ability("call kernels on torch tensors", "torch"),
+        ability("optimize TorchScript models", *base, "torch"),
         ability("keep compiled kernels between runs", "cache folder"),
     )
 

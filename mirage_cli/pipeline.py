@@ -12,6 +12,7 @@ from typing import Protocol
 
 from mirage_cli import assemble, devices, dims, environment, fragment_models, frontends, isolation, ranges, tuning_stage
 from mirage_cli import work as works
+from mirage_cli.backends import torch_library
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
@@ -195,6 +196,8 @@ class Run:
             )
             sources = {w.id: w.source() for w in chosen}
             self.built = build_library([w.spec() for w in chosen], sources, draft, self.tools, settings)
+            if self.imported.script is not None and self.built.library is not None:
+                torch_library.build(draft, self.built.built, self.tools.cxx)
         for w in chosen:
             if w.id in self.built.failed:
                 w.fail(f"the kernel does not compile: {self.built.failed[w.id]}")
@@ -257,7 +260,7 @@ class Run:
         """Patch the model and write everything into the draft."""
         report = self.report()  # before patching changes the model's nodes
         with self.clock.measure("render"):
-            assemble.write(self.imported, self.work, draft)
+            report.notes += assemble.write(self.imported, self.work, draft)
         report.seconds = self.clock.total()
         assemble.write_report(report, draft)
         return report
@@ -265,7 +268,8 @@ class Run:
 
 def frontend_options(options: Options) -> frontends.Options:
     """The part of the options that concerns reading. Raises UsageError for malformed shapes and dimensions."""
-    return frontends.Options(dims.parse_shapes(options.shape), dims.numbers(dims.parse(options.dim)))
+    numbers = dims.numbers(dims.parse(options.dim))
+    return frontends.Options(dims.parse_shapes(options.shape), numbers, dims.parse_types(options.shape))
 
 
 def symbols_of(imported: Imported) -> set[str]:

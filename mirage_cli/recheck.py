@@ -7,13 +7,15 @@
 4. proof: each muGraph computes the program that the model states, with other random points;
 5. source: the muGraphs, rendered again, give the sources byte by byte; library: it was built from sources with these
    hashes; kernel: and its kernels agree with float64 on other inputs;
-6. outputs: the patched model with the library agrees with the original, and so does it without the library.
+6. outputs: the patched model with the library agrees with the original, and so does it without the library;
+   torchscript: and so does the patched TorchScript module, where there is one.
 
 The library is loaded in a process of its own.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,21 +24,22 @@ from typing import Any
 
 import onnx
 
-from mirage_cli import __version__, check, culprit, derive, dims, frontends, isolation, patch, runs, whole
+from mirage_cli import __version__, check, culprit, derive, dims, frontends, isolation, patch, runs, script_patch, whole
 from mirage_cli.assemble import MODEL, SOURCES, digests
+from mirage_cli.backends import torch_library
 from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.culprit import Case
 from mirage_cli.errors import MirageError, ModelError, UsageError
 from mirage_cli.example import example_inputs
-from mirage_cli.frontends import Imported
+from mirage_cli.frontends import Imported, torchscript_module
 from mirage_cli.lax.program import Program
 from mirage_cli.output import LIBRARY, MARK, MUGRAPHS
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import source_text
 from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model, read_report
-from mirage_cli.runs import Arrays, Job, Task
+from mirage_cli.runs import Arrays, Job, ScriptJob, Task
 from mirage_cli.search.verify import Verdict, verify
 from mirage_cli.verification import Finding, Verification, VerifyOptions
 
@@ -110,7 +113,10 @@ class _Recheck:
 
     def pair_run(self, path: Path) -> Verification:
         self.progress.stage("read", 2)
-        original = frontends.load(str(path))
+        shapes = self.options.shape if path.suffix in torchscript_module.SUFFIXES else ()
+        original = frontends.load(
+            str(path), frontends.Options(dims.parse_shapes(shapes), types=dims.parse_types(shapes))
+        )
         self.progress.step(str(path))
         model, imported = self.read()
         self.progress.step(str(self.folder / self.name))
@@ -167,8 +173,10 @@ class _Recheck:
             return None
         options = self.report.get("options") or {}
         numbers = dims.numbers(dims.parse(options.get("dim", ())))
+        shapes = options.get("shape", ())
+        given = frontends.Options(dims.parse_shapes(shapes), numbers, dims.parse_types(shapes))
         try:
-            imported = frontends.load(path, frontends.Options(dims.parse_shapes(options.get("shape", ())), numbers))
+            imported = frontends.load(path, given)
         except MirageError as error:
             self.result.notes.append(f"the original model cannot be read: {error}")
             return None
@@ -255,6 +263,9 @@ class _Recheck:
         texts = [tables(specs, with_cpu, with_cuda, source_digests(r)) for r in (rendered, there)]
         self.same(f"{SOURCES}/{TABLES}", *(text.encode() for text, _ in texts))
         self.same(HEADER, texts[0][1].encode())
+        if (self.folder / torch_library.LIBRARY).is_file():
+            text = torch_library.source(specs, with_cpu, with_cuda)
+            self.same(f"{SOURCES}/{torch_library.SOURCE}", text.encode())
 
     def report_order(self) -> list[str]:
         """The fragments in the order in which the library has them."""
@@ -291,7 +302,11 @@ class _Recheck:
         problems = [f"it has no kernel of {o}" for o in operators if o.rpartition("_")[2] not in kernels]
         src = self.folder / SOURCES
         if self.library.absolute().parent == self.folder.absolute() and src.is_dir():
-            paths = [p for p in src.iterdir() if p.suffix in _SUFFIX.values() and p.name != TABLES]
+            paths = [
+                p
+                for p in src.iterdir()
+                if p.suffix in _SUFFIX.values() and p.name not in (TABLES, torch_library.SOURCE)
+            ]
             wanted = dict(line.split() for line in source_digests({p.name: p.read_bytes() for p in paths}))
             problems += [
                 f"it was not built from {SOURCES}/{name} as it is there"
@@ -338,6 +353,8 @@ class _Recheck:
                 self.shown[f.id] = check.inputs(job.program, outcome.case, job.seed, job.constants, {})
         if case is not None and uses:
             self.with_library(case, done[-1])
+        if case is not None and (self.folder / script_patch.MODEL).is_file():
+            self.script(case, _output_names(imported), bool(operators))
         if self.options.save_failing is not None and not self.result.passed and case is not None:
             self.save(case)
 
@@ -346,7 +363,7 @@ class _Recheck:
         inputs = example_inputs(imported.model, self.sizes(imported), self.seed)
         try:
             inlined = runs.run_job(Job(str(self.folder / self.name), inputs))
-            own = inlined if original is None else runs.run_job(Job(original.path, inputs))
+            own = inlined if original is None else _original_outputs(original, inputs)
         except MirageError as error:
             self.result.add("outputs", self.name, f"it does not run without the library: {error}")
             return None
@@ -373,6 +390,21 @@ class _Recheck:
             self.odd = culprit.bisect(case, self.run)
             for n in self.odd:
                 self.result.add("outputs", n.op_type, f"the kernel makes the outputs differ, at node {n.name}")
+
+    def script(self, case: Case, outputs: tuple[str, ...], uses: bool) -> None:
+        """Judge the outputs of the patched TorchScript module."""
+        name = script_patch.MODEL
+        if importlib.util.find_spec("torch") is None:
+            self.result.notes.append(f"{name} is not run: torch is not installed ({torchscript_module.INSTALL})")
+            return
+        library = self.folder / torch_library.LIBRARY if uses else None
+        (found,) = self.separate([ScriptJob(str(self.folder / name), case.inputs, outputs, library)])
+        if isinstance(found, isolation.Lost):
+            self.result.add("torchscript", name, f"it does not run: {found.reason}")
+            return
+        for c in whole.compare_outputs(found, case.original, case.exact):
+            text = f"{c.output}: {c.accuracy} against {c.reference}"
+            self.result.add("torchscript", name, "" if c.accuracy.passed else text, text)
 
     def save(self, case: Case) -> None:
         """Keep what failed."""
@@ -421,6 +453,17 @@ class _Recheck:
             raise MirageError(found.reason)
         result: Arrays = found
         return result
+
+
+def _original_outputs(original: Imported, inputs: Arrays) -> Arrays:
+    """What the original makes of inputs, in the program that it was made for. Raises MirageError."""
+    if original.script is None:
+        return runs.run_job(Job(original.path, inputs))
+    return runs.run_script(ScriptJob(original.path, inputs, _output_names(original)))
+
+
+def _output_names(imported: Imported) -> tuple[str, ...]:
+    return tuple(v.name or "" for v in imported.model.graph.outputs)
 
 
 def _against_original(f: Fragment, original: Imported) -> str:

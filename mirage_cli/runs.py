@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mirage_cli import check, isolation, runtime
 from mirage_cli.check import CheckJob, FloatCheck
 from mirage_cli.errors import MirageError, ModelError
+from mirage_cli.frontends import torchscript_file, torchscript_module
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 _SEPARATE = 1 << 46  #: bytes of address space: as good as no limit, but it asks for a process
@@ -41,6 +42,40 @@ def run_job(job: Job) -> Arrays:
     return runtime.run(session, job.inputs)
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptJob:
+    """A run of a TorchScript module on the CPU; `outputs` are names for its results, `library` registers operators."""
+
+    model: str
+    inputs: Mapping[str, NDArray[Any]]
+    outputs: tuple[str, ...]
+    library: Path | None = None
+
+
+def run_script(job: ScriptJob) -> Arrays:
+    """The outputs by name. Raises ModelError, MirageError, ToolMissing without torch."""
+    torchscript_file.check(job.model)
+    torch = torchscript_module.import_torch()
+    if job.library is not None:
+        try:
+            torch.ops.load_library(str(job.library.absolute()))
+        except OSError as error:
+            raise ModelError(f"{job.library}: expected a shared library: {error}") from None
+    module = torchscript_module.open_module(torch, job.model)
+    try:
+        given = [
+            torchscript_module.to_tensor(torch, job.inputs[n])
+            for n in torchscript_module.input_names(job.model, module)
+        ]
+        with torch.no_grad():
+            found = torchscript_module.flattened(module(*given))
+    except (RuntimeError, KeyError) as error:
+        raise ModelError(f"{job.model} does not run: {torchscript_module.first_lines(error)}") from None
+    if len(found) != len(job.outputs):
+        raise ModelError(f"{job.model}: expected {len(job.outputs)} outputs, found {len(found)}")
+    return {name: torchscript_module.to_array(torch, t) for name, t in zip(job.outputs, found, strict=True)}
+
+
 def library_sources(library: Path) -> str:
     """What a library says of the sources that it was built from. Raises MirageError for a file that is no library of ours."""
     with warnings.catch_warnings():
@@ -59,13 +94,15 @@ def library_sources(library: Path) -> str:
     return text.decode(errors="replace")
 
 
-Task: TypeAlias = Path | CheckJob | Job
+Task: TypeAlias = Path | CheckJob | Job | ScriptJob
 
 
 def perform(task: Task) -> str | FloatCheck | Arrays | None:
     """What a library says of itself, the float check of a kernel, or the outputs of a model. Raises MirageError."""
     if isinstance(task, Path):
         return library_sources(task)
+    if isinstance(task, ScriptJob):
+        return run_script(task)
     return check.run_job(task) if isinstance(task, CheckJob) else run_job(task)
 
 

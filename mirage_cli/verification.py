@@ -19,6 +19,7 @@ CHECKS = {
     "library": "the library was built from these sources",
     "kernel": "the kernels agree with float64",
     "outputs": "the outputs agree with the original's",
+    "torchscript": "the TorchScript module agrees with the original",
 }
 
 

@@ -185,7 +185,7 @@ def tables(
 
     `digests` (see `source_digests`) become part of the library: they tell from what it was built.
     """
-    described = [_describe(op, op.id in with_cpu, op.id in with_cuda) for op in operators]
+    described = [describe(op, op.id in with_cpu, op.id in with_cuda) for op in operators]
     registered = [(op.id, False) for op in operators if op.id in with_cpu]
     registered += [(op.id, True) for op in operators if op.id in with_cuda]
     text = render.render(f"{TABLES}.j2", operators=described, registrations=registered, sources=list(digests))
@@ -215,7 +215,7 @@ def _jobs(op: OperatorSpec, source: KernelSource, toolchain: Toolchain, options:
     return jobs
 
 
-def _describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, object]:
+def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, object]:
     """The operator as the templates print it: extents as (factor, symbol indices), one list for all tensors."""
     index = {name: i for i, name in enumerate(op.symbols)}
     tensors: list[dict[str, object]] = []

@@ -24,17 +24,17 @@ class FrontEnd(Protocol):
 
 
 #: suffix -> module with `suffixes` and `load`
-FRONT_ENDS = {".onnx": "mirage_cli.frontends.onnx", STANDARD_INPUT: "mirage_cli.frontends.onnx"}
+FRONT_ENDS = {
+    ".onnx": "mirage_cli.frontends.onnx",
+    ".pt": "mirage_cli.frontends.torchscript",
+    ".ts": "mirage_cli.frontends.torchscript",
+    STANDARD_INPUT: "mirage_cli.frontends.onnx",
+}
 
-_TORCHSCRIPT = (
-    "TorchScript comes in a later version; export to ONNX: "
-    'torch.onnx.export(model, example_inputs, "model.onnx", dynamo=True)'
-)
 #: suffixes of formats that are known and not read, with what to do about it
 HINTS = {
-    ".pt": _TORCHSCRIPT,
-    ".ts": _TORCHSCRIPT,
-    ".pth": _TORCHSCRIPT,
+    ".pth": 'a TorchScript module is called .pt or .ts: torch.jit.trace(model, example_inputs).save("model.pt")',
+    ".pt2": 'export it to ONNX: torch.onnx.export(torch.export.load("model.pt2"), (), "model.onnx", dynamo=True)',
     ".safetensors": "this file holds weights only; export the model to ONNX",
     ".ort": "this is onnxruntime's own format; give the .onnx file that it was made from",
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.errors import UsageError
@@ -19,10 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user says about a model's dimensions: `shapes` fixes inputs, `dims` gives symbols a value."""
+    """What the user says about a model's dimensions: `shapes` fixes inputs, `dims` gives symbols a value,
+    `types` names the types of inputs where a format does not tell them."""
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A TorchScript module behind an imported model: the `marked` module, for each mark the names of the ONNX tensors
+    that are equal to the marked one, and the `folder` that holds the exported weights as long as the model is used."""
+
+    marked: Any
+    names: Mapping[int, tuple[str, ...]]
+    folder: Any
 
 
 @dataclass(slots=True)
@@ -33,7 +46,7 @@ class Imported:
     values (small integer tensors that only describe shapes have none until something reads them as data); `shapes`
     holds the elements (extents) of integer tensors where all are known; `reasons` says of each node that is not read
     why. `external` maps each external data file, as the model names it, to its sha256. `node_count` counts the file's
-    nodes, before functions are inlined and constants folded.
+    nodes, before functions are inlined and constants folded. `script` is the TorchScript module that the model was made from.
     """
 
     path: str
@@ -48,11 +61,12 @@ class Imported:
     shapes: dict[str, NDArray[Any]]
     reasons: dict[str, str]
     notes: list[str]
+    script: Script | None = None
 
     def constant(self, name: str) -> Array:
-        """The stored elements of a weight. Raises UsageError when the model has no constant of that name."""
+        """The stored elements of a weight, dense and row-major. Raises UsageError for a name that no constant has."""
         nodes = (output for node in self.model.graph if node.op_type == "Constant" for output in node.outputs)
         value = self.model.graph.initializers.get(name) or next((o for o in nodes if o.name == name), None)
         if value is None or value.const_value is None:
             raise UsageError(f"the model has no constant called {name!r}")
-        return value.const_value.numpy()
+        return np.asarray(value.const_value.numpy(), order="C")  # a folded Transpose is a view of its operand

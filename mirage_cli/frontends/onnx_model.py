@@ -25,6 +25,7 @@ OLDEST_OPSET = 13  #: older models are converted to it
 SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape arguments are among them
 FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
+SMALL_FILL = 64  #: elements of a ConstantOfShape that becomes a constant
 #: operators in ONNX's own domain that models have at opsets where the checker refuses them: two that onnxruntime
 #: defines, and one that opset 18 declares deprecated since opset 21 corrects it
 _TOLERATED = ("SimplifiedLayerNormalization", "LayerNormalization", "GroupNormalization")
@@ -305,7 +306,13 @@ def _may_fold(node: ir.Node) -> bool | None:
             return False
         if math.prod(d for d in dims if isinstance(d, int)) > FOLD_OUTPUT_ELEMENTS:
             return False
-    return None
+    return True if node.op_type == "ConstantOfShape" and _is_small_fill(node) else None
+
+
+def _is_small_fill(node: ir.Node) -> bool:
+    """Whether a ConstantOfShape gives a few numbers: shapes are computed from such, and the pass leaves them alone."""
+    shape = node.inputs[0].const_value if node.inputs[0] is not None else None
+    return shape is not None and math.prod(shape.numpy().tolist()) <= SMALL_FILL
 
 
 def _name_nodes(model: ir.Model) -> None:

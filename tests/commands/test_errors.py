@@ -58,7 +58,7 @@ UNREADABLE: dict[str, tuple[bytes | None, str, str]] = {
     "lost.onnx": (lost_data(), "model-unreadable", "lost.bin"),
     "model.bin": (WHOLE, "model-format", "'.bin'"),
     "model": (WHOLE, "model-format", "no suffix"),
-    "model.pt": (WHOLE, "model-format", "'.pt'"),
+    "model.pt": (WHOLE, "model-format", "expected a TorchScript archive"),
 }
 
 

@@ -93,7 +93,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert frontends.load("-").path == "-"
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.ts", "model.safetensors", "model.txt", "model", "model.ort"])
+@pytest.mark.parametrize("name", ["model.pth", "model.pt2", "model.safetensors", "model.txt", "model", "model.ort"])
 def test_suffixes_that_are_not_read(name: str) -> None:
     with pytest.raises(UnsupportedFormat, match=r"expected a model file \(\.onnx") as caught:
         frontends.load(name)

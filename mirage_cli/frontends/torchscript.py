@@ -1,0 +1,109 @@
+"""The TorchScript front end: PyTorch's own exporter makes an ONNX model, which is then read like any other.
+
+Tensors of the TorchScript graph are marked, so that it is known which tensor of the ONNX model each of them is: that is
+what later puts operators into the TorchScript module too (`mirage_cli/script_patch.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.frontends import onnx as onnx_front_end
+from mirage_cli.frontends import torchscript_file, torchscript_graph, torchscript_operators
+from mirage_cli.frontends.imported import Imported, Options, Script
+from mirage_cli.frontends.torchscript_module import SUFFIXES, first_lines, import_torch, input_names, open_module
+
+suffixes = SUFFIXES
+
+OPSET = 18  #: of the ONNX model: every exporter since torch 2.10 writes it
+#: names of types on the command line -> torch's
+TYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "i8": "int8",
+    "u8": "uint8",
+    "i32": "int32",
+    "i64": "int64",
+}
+
+
+def load(path: str, options: Options) -> Imported:
+    """Read the traced or scripted module at `path`, with `options.shapes` (and `types`) for its inputs.
+
+    Raises ModelError for a file that is no TorchScript archive or has operators that the exporter lacks, UsageError
+    for inputs without a shape, ToolMissing without torch.
+    """
+    torchscript_file.check(path)
+    torch = import_torch()
+    module = open_module(torch, path)
+    inputs = torchscript_graph.example_inputs(torch, module, *_asked(path, module, options))
+    marked = torchscript_graph.Marked(torch, module)
+    folder = tempfile.TemporaryDirectory(prefix="mirage-torchscript-")
+    proto = _export(torch, path, marked, inputs, Path(folder.name) / "model.onnx")
+    names = torchscript_graph.take_marks(proto)
+    try:
+        imported = onnx_front_end.from_proto(proto, Options(dims=options.dims), f"{folder.name}/model.onnx")
+    except ModelError as error:
+        raise ModelError(f"{path}: {str(error).replace(folder.name, 'exported')}") from None
+    imported.path, imported.format, imported.external = path, "torchscript", {}
+    imported.sha256 = torchscript_file.sha256(path)
+    imported.script = Script(marked, names, folder)
+    return imported
+
+
+def _asked(path: str, module: Any, options: Options) -> tuple[Mapping[str, Sequence[int]], Mapping[str, str]]:
+    """The shapes and torch's names of the types of a module's inputs. Raises UsageError where they do not fit."""
+    names = input_names(path, module)
+    for name in options.shapes:
+        if name not in names:
+            raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(names) or 'none'}")
+    missing = [n for n in names if n not in options.shapes]
+    if missing:
+        raise UsageError(
+            f"{path}: TorchScript does not tell the shapes of its inputs: {', '.join(missing)}",
+            " ".join(f"--shape {n}=1x128" for n in missing),
+        )
+    return options.shapes, {n: TYPES.get(t, t) for n, t in options.types.items()}
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """The exporter prints whole graphs on standard output when it fails."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def _export(torch: Any, path: str, marked: Any, inputs: Mapping[str, Any], file: Path) -> onnx.ModelProto:
+    """The ONNX model of a marked module. Raises ModelError naming what the exporter cannot express."""
+    try:
+        with warnings.catch_warnings(), _silent(), torchscript_operators.more_operators(torch):
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                marked.module,
+                tuple(inputs.values()),
+                str(file),
+                dynamo=False,
+                opset_version=OPSET,
+                input_names=list(inputs),
+                do_constant_folding=False,
+                custom_opsets={torchscript_graph.DOMAIN: 1},
+            )
+    except Exception as error:  # the exporter raises whatever its operators do
+        raise ModelError(
+            f"{path}: torch.onnx.export cannot export the module for inputs "
+            f"{', '.join(f'{n}={torchscript_graph.described(t)}' for n, t in inputs.items())}: {first_lines(error)}",
+            "if an input has another type, say so: --shape NAME=1x128:i64; or export the Python module to ONNX: "
+            'torch.onnx.export(model, inputs, "model.onnx", dynamo=True)',
+        ) from None
+    return onnx.load(file, load_external_data=False)

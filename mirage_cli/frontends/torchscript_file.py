@@ -1,0 +1,85 @@
+"""Looking at a PyTorch file without PyTorch: only TorchScript archives are opened, and nothing is ever unpickled here.
+
+A TorchScript archive is a zip file with a table of constants and code as text. torch.jit.load reads its pickles in C++,
+where they can build tensors, numbers and the archive's own classes only. What torch.save writes is a pickle that may run
+any program when it is loaded; such files are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from mirage_cli.errors import ModelError, UnsupportedFormat
+
+MAKE = 'torch.jit.trace(model.eval(), example_inputs).save("model.pt")'
+MAX_INFLATION = 64 << 20  #: bytes that an archive may hold beyond four times its size
+MAX_ENTRIES = 1 << 20
+#: functions of TorchScript that read or write files
+_FILES = re.compile(r"\b(?:torch|ops\.aten)\.(?:save|from_file)\(")
+_PICKLE = "a pickle of torch.save (a state_dict or a whole module), which could run any program when it is loaded"
+
+
+def check(path: str) -> None:
+    """Raise ModelError, naming what was found, for a file that is no TorchScript archive or must not be opened."""
+    file = Path(path)
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            kind = "a folder" if file.is_dir() else "another kind"
+            raise ModelError(f"{path}: expected a regular file, found {kind}")
+        with file.open("rb") as f:
+            start = f.read(4)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    if not start.startswith(b"PK"):
+        what = _PICKLE if start.startswith(b"\x80") else "an empty file" if not start else f"{start!r}..."
+        raise UnsupportedFormat(f"{path}: expected a TorchScript archive (zip), found {what}", _hint())
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _check_archive(path, file.stat().st_size, archive)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, UnicodeDecodeError, OSError) as error:
+        raise ModelError(f"{path}: the zip archive is damaged: {error}") from None
+
+
+def sha256(path: str) -> str:
+    """The hexadecimal SHA-256 of a file."""
+    with Path(path).open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _check_archive(path: str, size: int, archive: zipfile.ZipFile) -> None:
+    entries = archive.infolist()
+    names = [e.filename for e in entries]
+    inner = {name.partition("/")[2] for name in names}
+    if len(set(names)) != len(names) or len(names) > MAX_ENTRIES:
+        raise ModelError(f"{path}: the zip archive has {len(names)} entries, {len(set(names))} different names")
+    if "models/model.json" in inner or "archive_format" in inner or "serialized_exported_program.json" in inner:
+        raise UnsupportedFormat(
+            f"{path}: expected a TorchScript archive, found one of torch.export",
+            "export it to ONNX: torch.onnx.export(torch.export.load(FILE), ..., dynamo=True)",
+        )
+    if "constants.pkl" not in inner or not any(name.startswith("code/") for name in inner):
+        what = _PICKLE if "data.pkl" in inner else "another zip archive"
+        raise UnsupportedFormat(f"{path}: expected a TorchScript archive, found {what}", _hint())
+    held = sum(e.file_size for e in entries)
+    if held > 4 * size + MAX_INFLATION:
+        raise ModelError(f"{path}: the archive of {size} bytes would unpack to {held} bytes, which no model does")
+    _check_code(path, archive, [e for e in entries if e.filename.endswith(".py")])
+
+
+def _check_code(path: str, archive: zipfile.ZipFile, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Raise ModelError for code that reads or writes files: a model has no business with them."""
+    for entry in entries:
+        found = _FILES.search(archive.read(entry).decode("utf-8"))
+        if found is not None:
+            raise ModelError(f"{path}: {entry.filename} calls {found[0]}...), which reads or writes files: not opened")
+
+
+def _hint() -> str:
+    return f"make a TorchScript file: {MAKE}"

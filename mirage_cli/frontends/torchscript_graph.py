@@ -1,0 +1,161 @@
+"""TorchScript graphs on their way to ONNX: types of inputs, marks on tensors.
+
+A mark is an identity on one tensor of the graph. It passes through the exporter as an operator of its own domain and is
+taken out of the ONNX model again, which tells the ONNX name of that tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+DOMAIN = "mirage_mark"
+MARK = f"{DOMAIN}::mark"
+ONNX_MARK = "Mark"
+
+#: operators that give the elements of their first operand
+_VIEWS = (
+    *("aten::alias", "aten::clone", "aten::contiguous", "aten::detach", "aten::expand", "aten::flatten"),
+    *("aten::permute", "aten::reshape", "aten::select", "aten::slice", "aten::squeeze", "aten::t"),
+    *("aten::transpose", "aten::unsqueeze", "aten::view"),
+)
+#: operators that read integers: which operand
+_INDICES = {"aten::embedding": 1, "aten::embedding_bag": 1, "aten::index_select": 2, "aten::gather": 2}
+#: nodes whose tensors are marked, beside all of PyTorch's operators
+_MARKED = ("prim::If", "prim::Loop", "prim::ListUnpack", "prim::TupleUnpack")
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+def example_inputs(
+    torch: Any, module: Any, shapes: Mapping[str, Sequence[int]], types: Mapping[str, str]
+) -> dict[str, Any]:
+    """Tensors of the given shapes in the order of the module's inputs. A type that is not given is found from the uses:
+    64-bit integers for what indexes a table, else the type of the module's parameters."""
+    floats = [p.dtype for p in module.parameters() if p.dtype.is_floating_point]
+    indices = _index_inputs(module.inlined_graph)
+    found = {}
+    for name in (a.name for a in module.forward.schema.arguments[1:] if a.name in shapes):
+        usual = torch.int64 if name in indices else floats[0] if floats else torch.float32
+        dtype = getattr(torch, types[name]) if name in types else usual
+        found[name] = torch.full(tuple(shapes[name]), 0 if not dtype.is_floating_point else 0.5, dtype=dtype)
+    return found
+
+
+def described(tensor: Any) -> str:
+    """A tensor's type and shape in words."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{'x'.join(map(str, tensor.shape))}]"
+
+
+def _index_inputs(graph: Any) -> set[str]:
+    """The names of the inputs that index a table, through views."""
+    origin = {v.unique(): v.debugName().partition(".")[0] for v in graph.inputs()}
+    lists: dict[int, list[str]] = {}
+    found: set[str] = set()
+    for node in nodes(graph):
+        kind, read = node.kind(), [v.unique() for v in node.inputs()]
+        if kind in _VIEWS and read[0] in origin:
+            origin[node.output().unique()] = origin[read[0]]
+        elif kind == "prim::ListConstruct":
+            lists[node.output().unique()] = [origin[v] for v in read if v in origin]
+        elif kind in _INDICES and read[_INDICES[kind]] in origin:
+            found.add(origin[read[_INDICES[kind]]])
+        elif kind == "aten::index":
+            found.update(lists.get(read[1], ()))
+    return found
+
+
+def nodes(block: Any) -> Iterator[Any]:
+    """All nodes of a graph or block in order, those of inner blocks too."""
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from nodes(inner)
+
+
+# ---- marks -----------------------------------------------------------------------------------------------------------
+@functools.cache
+def _mark_operator(torch: Any) -> Any:
+    """The identity that marks a tensor, known to torch as long as this process lives."""
+    library = torch.library.Library(DOMAIN, "DEF")
+    library.define("mark(Tensor x, int index) -> Tensor")
+    library.impl("mark", lambda x, index: x.clone(), "CompositeExplicitAutograd")
+    return library
+
+
+class Marked:
+    """A module for inference, in one graph without calls, whose tensors are marked.
+
+    `module` is a module of its own: the one that it was made from does not change. `mutates` names an operator that
+    changes a tensor in place, where one is left.
+    """
+
+    def __init__(self, torch: Any, module: Any) -> None:
+        _mark_operator(torch)
+        compiled = torch._C._freeze_module(module._c, preserveParameters=True)
+        graph = compiled._get_method("forward").graph
+        torch._C._jit_pass_inline(graph)
+        torch._C._jit_pass_remove_mutation(graph)
+        self.mutates = next((n.kind() for n in nodes(graph) if _mutates(n.kind())), None)
+        self.inputs = [v.debugName().partition(".")[0] for v in list(graph.inputs())[1:]]
+        self.count = 0
+        for node in list(graph.nodes()):
+            if node.kind().startswith("aten::") or node.kind() in _MARKED:
+                for value in list(node.outputs()):
+                    if value.type().kind() == "TensorType":
+                        self._mark(torch, graph, node, value)
+        self.module = torch.jit._recursive.wrap_cpp_module(compiled)
+
+    def _mark(self, torch: Any, graph: Any, node: Any, value: Any) -> None:
+        number = graph.create("prim::Constant")
+        number.i_("value", self.count)
+        number.output().setType(torch._C.IntType.get())
+        number.insertAfter(node)
+        mark = graph.create(MARK, [value, number.output()], 1)
+        mark.output().setType(value.type())
+        mark.insertAfter(number)
+        value.replaceAllUsesAfterNodeWith(mark, mark.output())
+        self.count += 1
+
+
+def _mutates(kind: str) -> bool:
+    """Whether an operator changes one of its operands, by PyTorch's rule for names."""
+    return (kind.endswith("_") and not kind.endswith("__")) or kind in ("aten::append", "aten::_set_item")
+
+
+def take_marks(proto: onnx.ModelProto) -> dict[int, tuple[str, ...]]:
+    """Remove the marks from an exported model; the names under which it has each marked tensor."""
+    outputs = [output.name for output in proto.graph.output]
+    found: dict[int, str] = {}
+    same = _unmark(proto.graph, {}, found)
+    for k in reversed(range(len(proto.opset_import))):
+        if proto.opset_import[k].domain == DOMAIN:
+            del proto.opset_import[k]
+    return {k: (name, *(o for o in outputs if same.get(o) == name)) for k, name in found.items()}
+
+
+def _unmark(graph: onnx.GraphProto, outer: Mapping[str, str], found: dict[int, str]) -> dict[str, str]:
+    """Take the marks out of a graph and those within it; what each stood for, with those of `outer` around it."""
+    same = dict(outer)
+    kept = []
+    for node in graph.node:
+        if node.domain == DOMAIN and node.op_type == ONNX_MARK:
+            marked = same.get(node.input[0], node.input[0])
+            same[node.output[0]] = marked
+            found[node.attribute[0].i] = marked
+            continue
+        node.input[:] = [same.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _unmark(attribute.g, same, found)
+        kept.append(node)
+    for name in sorted({output.name for output in graph.output} & same.keys()):  # an output keeps its name
+        kept.append(onnx.helper.make_node("Identity", [same[name]], [name], name=f"{name}/output"))
+    del graph.node[:]
+    graph.node.extend(kept)
+    del graph.value_info[:]  # the shapes that the exporter found are inferred again, and more of them are known then
+    for output in graph.output:
+        output.type.tensor_type.ClearField("shape")
+    return same

@@ -1,0 +1,75 @@
+"""TorchScript modules as they are opened and run. Imports little: other processes run modules too."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.errors import ModelError, ToolMissing, UsageError
+
+SUFFIXES = (".pt", ".ts")
+INSTALL = "pip install 'mirage-cli[torch]'"
+
+
+def import_torch() -> Any:
+    """The package torch. Raises ToolMissing with the command that installs it."""
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError:
+        raise ToolMissing("torch is needed to read TorchScript models and is not installed", INSTALL) from None
+    return torch
+
+
+def open_module(torch: Any, path: str, device: str = "cpu") -> Any:
+    """The module in a TorchScript archive that has been checked, ready for inference. Raises ModelError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.jit.load(path, map_location=device).eval()
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(f"{path}: torch.jit.load refuses the file: {first_lines(error)}") from None
+
+
+def input_names(path: str, module: Any) -> list[str]:
+    """The names of a module's inputs. Raises UsageError for one that is no tensor."""
+    names = []
+    for argument in module.forward.schema.arguments[1:]:
+        if str(argument.type) != "Tensor":
+            raise UsageError(
+                f"{path}: input {argument.name!r} is {argument.type}, expected a tensor",
+                "trace the module with tensors as its inputs",
+            )
+        names.append(str(argument.name))
+    return names
+
+
+def to_tensor(torch: Any, elements: NDArray[Any]) -> Any:
+    """A tensor with a copy of the elements, also of those that numpy has no type for."""
+    if elements.dtype.name == "bfloat16":
+        return torch.from_numpy(elements.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(elements))
+
+
+def to_array(torch: Any, tensor: Any) -> NDArray[Any]:
+    """The elements of a tensor."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        found: NDArray[Any] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return found
+    return np.asarray(tensor.numpy())
+
+
+def flattened(result: Any) -> list[Any]:
+    """The tensors of what a module returns, in order."""
+    if isinstance(result, dict):
+        result = list(result.values())
+    return [t for r in result for t in flattened(r)] if isinstance(result, list | tuple) else [result]
+
+
+def first_lines(error: BaseException, count: int = 6) -> str:
+    """What an error of torch says, without its traceback through C++."""
+    return "; ".join(line.strip() for line in str(error).splitlines()[:count] if line.strip()) or type(error).__name__

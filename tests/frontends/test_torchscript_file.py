@@ -1,0 +1,113 @@
+"""PyTorch files are looked at without PyTorch: TorchScript archives pass, everything else is refused before it is opened."""
+
+import pickle
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mirage_cli import frontends
+from mirage_cli.errors import ModelError, ToolMissing, UnsupportedFormat
+from mirage_cli.frontends import torchscript_file
+
+CODE = "class M(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    return torch.relu(x)\n"
+SCRIPT = {
+    "data.pkl": b"\x80\x02.",
+    "constants.pkl": b"\x80\x02.",
+    "code/__torch__.py": CODE.encode(),
+    "version": b"3\n",
+}
+
+
+def archive(path: Path, files: dict[str, bytes], folder: str = "model/") -> str:
+    """A zip file with an inner folder, as PyTorch writes them."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, content in files.items():
+            made.writestr(folder + name, content)
+    return str(path)
+
+
+def test_a_torchscript_archive_passes(tmp_path: Path) -> None:
+    torchscript_file.check(archive(tmp_path / "m.pt", SCRIPT))
+
+
+def test_without_torch_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ToolMissing, match="torch is needed") as caught:
+        frontends.load(archive(tmp_path / "m.ts", SCRIPT))
+    assert (caught.value.exit_code, caught.value.hint) == (4, "pip install 'mirage-cli[torch]'")
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return (print, ("unpickled",))
+
+
+@pytest.mark.parametrize("name", ["plain.pt", "zipped.pt", "zipped.ts"])
+def test_pickles_are_refused_and_not_opened(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, content = tmp_path / name, pickle.dumps(Harmful())
+    if name.startswith("plain"):
+        path.write_bytes(content)
+    else:
+        archive(path, {"data.pkl": content, "version": b"3\n", "data/0": bytes(64)})
+    with pytest.raises(UnsupportedFormat, match=r"found a pickle of torch\.save") as caught:
+        frontends.load(str(path))
+    assert "torch.jit.trace(" in caught.value.hint
+    assert capsys.readouterr().out == ""
+
+
+def test_an_archive_of_torch_export_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFormat, match=r"one of torch\.export") as caught:
+        frontends.load(archive(tmp_path / "m.pt", {"models/model.json": b"{}", "archive_format": b"pt2"}))
+    assert "torch.onnx.export" in caught.value.hint
+
+
+@pytest.mark.parametrize("call", ["torch.save(x, 'f')", "ops.aten.save(x)", "torch.from_file('f')"])
+def test_code_that_writes_files_is_refused(tmp_path: Path, call: str) -> None:
+    files = SCRIPT | {"code/__torch__/inner.py": f"def __setstate__(self, x):\n  {call}\n".encode()}
+    with pytest.raises(ModelError, match=r"inner\.py calls .* reads or writes files"):
+        torchscript_file.check(archive(tmp_path / "m.pt", files))
+
+
+def test_an_archive_that_grows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchscript_file, "MAX_INFLATION", 1000)
+    with pytest.raises(ModelError, match="would unpack to"):
+        torchscript_file.check(archive(tmp_path / "m.pt", SCRIPT | {"data/0": bytes(100_000)}))
+
+
+def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "m.pt", SCRIPT)
+    with zipfile.ZipFile(path, "a") as made, pytest.warns(UserWarning, match="Duplicate name"):
+        made.writestr("model/data.pkl", b"other")
+    with pytest.raises(ModelError, match="5 entries, 4 different names"):
+        torchscript_file.check(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "phrase"),
+    [
+        (None, "no such file"),
+        (b"", "an empty file"),
+        (b"hello", "expected a TorchScript archive"),
+        (b"PK\x03\x04" + bytes(99), "damaged"),
+    ],
+)
+def test_files_that_are_no_archive(tmp_path: Path, content: bytes | None, phrase: str) -> None:
+    path = tmp_path / "m.pt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelError, match=phrase):
+        torchscript_file.check(str(path))
+
+
+def test_a_folder_is_no_archive(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="found a folder"):
+        torchscript_file.check(str(tmp_path))
+
+
+def test_a_truncated_archive(tmp_path: Path) -> None:
+    path = Path(archive(tmp_path / "m.pt", SCRIPT))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ModelError, match="damaged"):
+        torchscript_file.check(str(path))
