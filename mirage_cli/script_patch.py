@@ -48,7 +48,7 @@ def write(imported: Imported, calls: Sequence[Call], path: Path) -> list[str]:
     torch = import_torch()
     with torch.no_grad(), _declared(torch, list({c.operator.id: c.operator for c in calls}.values())):
         patch = _Patch(torch, imported, calls)
-        notes = [note for call in calls for note in patch.replace(call)]
+        notes = patch.replace_all(calls)
         patch.save(path)
     return notes
 
@@ -134,26 +134,41 @@ class _Patch:
         return self.values.get(self.imported.values.get(name, -1), [])
 
     # --- calls ------------------------------------------------------------------------------------------------------------
+    def replace_all(self, calls: Sequence[Call]) -> list[str]:
+        """Put calls into the graph, each when what it reads is there; why places were left as they are.
+
+        What a call makes need not be a tensor of the graph: between two fragments it may be a view that only the ONNX
+        model has. Whatever else the ONNX model does with it, the graph does with its own tensors.
+        """
+        waiting, notes = list(calls), []
+        while ready := [c for c in waiting if all(self.knows(n) for n in c.inputs)]:
+            waiting = [c for c in waiting if c not in ready]
+            notes += [note for call in ready for note in self.replace(call)]
+        for call in waiting:
+            lost = next(n for n in call.inputs if not self.knows(n))
+            notes.append(f"{_place(call)} stays as it was: the TorchScript graph has no tensor that is {lost}")
+        return notes
+
+    def knows(self, name: str) -> bool:
+        """Whether the graph has a tensor of the ONNX model."""
+        return name in self.imported.model.graph.initializers or bool(self.equal(name))
+
     def replace(self, call: Call) -> list[str]:
         """Put one call into the graph; or the reason why not."""
-        where = f"{MODEL}: {call.operator.op_type} up to {call.outputs[0]} stays as it was"
         constant = self.imported.model.graph.initializers
-        lost = [n for n in call.inputs if n not in constant and not self.equal(n)]
-        lost += [n for n in call.outputs if not self.equal(n)]
-        if lost:
-            return [f"{where}: the TorchScript graph has no tensor that is {lost[0]}"]
         read = [self.weight(n) if n in constant else self.equal(n)[0] for n in call.inputs]
         node = self.graph.create(f"{torch_library.DOMAIN}::{call.operator.op_type}", read, len(call.outputs))
         self.insert(node, read)
         old = [v for n in call.outputs for v in self.equal(n)]
         if any(use.user.isBefore(node) for v in old for use in v.uses()):
             node.destroy()
-            return [f"{where}: its results are read before all of its inputs are known"]
+            return [f"{_place(call)} stays as it was: its results are read before all of its inputs are known"]
         for name, new in zip(call.outputs, node.outputs(), strict=True):
             new.setType(self.torch._C.TensorType.get())
             for v in self.equal(name):
                 v.replaceAllUsesWith(new)
-            self.values[self.imported.values[name]] = [new]
+            if name in self.imported.values:
+                self.values[self.imported.values[name]] = [new]
         return []
 
     def insert(self, node: Any, read: Sequence[Any]) -> None:
@@ -177,6 +192,10 @@ class _Patch:
         torch._C._jit_pass_dce(self.graph)
         compiled = torch._C._freeze_module(self.compiled, preserveParameters=True)
         torch.jit._recursive.wrap_cpp_module(compiled).save(str(path))
+
+
+def _place(call: Call) -> str:
+    return f"{MODEL}: {call.operator.op_type} up to {call.outputs[0]}"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """TorchScript in and out: modules traced and scripted here, optimized, loaded with their library, verified, damaged."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -52,6 +53,15 @@ class Branch(torch.nn.Module):  # type: ignore[misc]
         return self.drop(self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))), x.mean()
 
 
+class Mutating(torch.nn.Module):  # type: ignore[misc]
+    """Changes its input."""
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        y = torch.softmax(x * 2 + 1, -1)
+        x.mul_(2)
+        return y @ x
+
+
 IDS, MASK = (np.arange(12).reshape(2, 6) * 5 % 32), np.tri(6, dtype=np.float32)
 SHAPES = ("ids=2x6", "mask=6x6")
 Folder = Callable[[str], Path]
@@ -64,6 +74,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         torch.jit.trace(Block().eval(), (torch.tensor(IDS), torch.tensor(MASK))).save(str(folder / "block.pt"))
         torch.jit.script(Branch()).save(str(folder / "branch.ts"))
+        torch.jit.script(Mutating()).save(str(folder / "mutating.pt"))
     return folder
 
 
@@ -122,8 +133,6 @@ def test_a_scripted_branch(models: Path, optimized: Folder) -> None:
 
 
 def test_the_report_says_what_was_read(optimized: Folder) -> None:
-    import json  # noqa: PLC0415
-
     model = json.loads((optimized("block.pt") / "report.json").read_text())["model"]
     assert (model["format"], model["external_data"]) == ("torchscript", {})
 
@@ -163,15 +172,8 @@ def test_inputs_that_do_not_fit(models: Path) -> None:
     assert ":i64" in caught.value.hint
 
 
-def test_an_operator_that_changes_its_operand_in_the_graph_is_left(tmp_path: Path, cache: Path) -> None:
-    class Mutating(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x):  # type: ignore[no-untyped-def]
-            y = torch.softmax(x * 2 + 1, -1)
-            x.mul_(2)
-            return y @ x
-
-    path, out = tmp_path / "m.pt", tmp_path / "out"
-    torch.jit.script(Mutating()).save(str(path))
+def test_an_operator_that_changes_its_operand_in_the_graph_is_left(models: Path, tmp_path: Path, cache: Path) -> None:
+    path, out = models / "mutating.pt", tmp_path / "out"
     options = RunOptions(shape=("x=4x4",), target=("cpu",), force=True, jobs=1, cache=str(cache))
     report = optimize(str(path), out, options)
     assert (out / "model.pt").read_bytes() == path.read_bytes()

@@ -50,7 +50,7 @@ def load(path: str, options: Options) -> Imported:
     inputs = torchscript_graph.example_inputs(torch, module, *_asked(path, module, options))
     marked = torchscript_graph.Marked(torch, module)
     folder = tempfile.TemporaryDirectory(prefix="mirage-torchscript-")
-    proto = _export(torch, path, marked, inputs, Path(folder.name) / "model.onnx")
+    proto = _export(torch, path, module, marked, inputs, Path(folder.name) / "model.onnx")
     names = torchscript_graph.take_marks(proto)
     try:
         imported = onnx_front_end.from_proto(proto, Options(dims=options.dims), f"{folder.name}/model.onnx")
@@ -84,10 +84,15 @@ def _silent() -> Iterator[None]:
         yield
 
 
-def _export(torch: Any, path: str, marked: Any, inputs: Mapping[str, Any], file: Path) -> onnx.ModelProto:
+def _export(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str, Any], file: Path) -> onnx.ModelProto:
     """The ONNX model of a marked module. Raises ModelError naming what the exporter cannot express."""
     try:
-        with warnings.catch_warnings(), _silent(), torchscript_operators.more_operators(torch):
+        with warnings.catch_warnings(), _silent():
+            warnings.simplefilter("ignore")
+            with torch.no_grad():
+                module(*inputs.values())  # an input that does not fit is an error here, where torch can tell it
+            seen = marked.run(torch, list(inputs.values()))
+        with warnings.catch_warnings(), _silent(), torchscript_operators.more_operators(torch, seen):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 marked.module,

@@ -76,13 +76,23 @@ def nodes(block: Any) -> Iterator[Any]:
 
 
 # ---- marks -----------------------------------------------------------------------------------------------------------
-@functools.cache
-def _mark_operator(torch: Any) -> Any:
-    """The identity that marks a tensor, known to torch as long as this process lives."""
-    library = torch.library.Library(DOMAIN, "DEF")
-    library.define("mark(Tensor x, int index) -> Tensor")
-    library.impl("mark", lambda x, index: x.clone(), "CompositeExplicitAutograd")
-    return library
+class _MarkOperator:
+    """The identity that marks a tensor, known to torch as long as this process lives. `seen` takes down the shape and type
+    of each marked tensor while a module runs."""
+
+    def __init__(self, torch: Any) -> None:
+        self.seen: dict[int, Any] = {}
+        self.library = torch.library.Library(DOMAIN, "DEF")
+        self.library.define("mark(Tensor x, int index) -> Tensor")
+        self.library.impl("mark", self.run, "CompositeExplicitAutograd")
+
+    def run(self, x: Any, index: int) -> Any:
+        """The operator itself."""
+        self.seen[index] = x.new_empty(()).expand(x.shape)  # without memory for its elements
+        return x.clone()
+
+
+_operator = functools.cache(_MarkOperator)
 
 
 class Marked:
@@ -93,7 +103,7 @@ class Marked:
     """
 
     def __init__(self, torch: Any, module: Any) -> None:
-        _mark_operator(torch)
+        self.operator = _operator(torch)
         compiled = torch._C._freeze_module(module._c, preserveParameters=True)
         graph = compiled._get_method("forward").graph
         torch._C._jit_pass_inline(graph)
@@ -108,6 +118,13 @@ class Marked:
                         self._mark(torch, graph, node, value)
         self.module = torch.jit._recursive.wrap_cpp_module(compiled)
 
+    def run(self, torch: Any, inputs: Sequence[Any]) -> dict[int, Any]:
+        """Run the module; for each mark that is passed a tensor of its shape and type. Raises whatever torch does."""
+        self.operator.seen.clear()
+        with torch.no_grad():
+            self.module(*inputs)
+        return dict(self.operator.seen)
+
     def _mark(self, torch: Any, graph: Any, node: Any, value: Any) -> None:
         number = graph.create("prim::Constant")
         number.i_("value", self.count)
@@ -115,6 +132,8 @@ class Marked:
         number.insertAfter(node)
         mark = graph.create(MARK, [value, number.output()], 1)
         mark.output().setType(value.type())
+        number.copyMetadata(node)  # where torch says that an error is
+        mark.copyMetadata(node)
         mark.insertAfter(number)
         value.replaceAllUsesAfterNodeWith(mark, mark.output())
         self.count += 1

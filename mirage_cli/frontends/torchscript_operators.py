@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,11 @@ _FROM_OPSET = 14
 
 
 @contextmanager
-def more_operators(torch: Any) -> Iterator[None]:
-    """Let torch's exporter write marks and the operators of this module."""
+def more_operators(torch: Any, seen: Mapping[int, Any]) -> Iterator[None]:
+    """Let torch's exporter write marks and the operators of this module; `seen` holds for each mark a tensor of its shape
+    and type, which the exporter may not find out by itself."""
     table: dict[str, Callable[..., Any]] = {
-        MARK: _mark,
+        MARK: functools.partial(_mark, torch, seen),
         "aten::diff": functools.partial(_diff, torch),
         "aten::rms_norm": functools.partial(_rms_norm, torch),
         "aten::scaled_dot_product_attention": functools.partial(_attention, torch),
@@ -34,9 +35,11 @@ def more_operators(torch: Any) -> Iterator[None]:
             torch.onnx.unregister_custom_op_symbolic(name, _FROM_OPSET)
 
 
-def _mark(g: Any, x: Any, index: Any) -> Any:
-    made = g.op(f"{DOMAIN}::{ONNX_MARK}", x, index_i=index.node().t("value").item())
-    made.setType(x.type())
+def _mark(torch: Any, seen: Mapping[int, Any], g: Any, x: Any, index: Any) -> Any:
+    number = int(_constant(torch, index, "i"))
+    kind = torch._C.TensorType.create_from_tensor(seen[number]) if number in seen else x.type()
+    made = g.op(f"{DOMAIN}::{ONNX_MARK}", x, index_i=number)
+    made.setType(kind)
     return made
 
 
