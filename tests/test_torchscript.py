@@ -17,10 +17,11 @@ from mirage_cli.options import Options as RunOptions
 from mirage_cli.pipeline import optimize
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
+Module: Any = torch.nn.Module
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
-class Block(torch.nn.Module):  # type: ignore[misc]
+class Block(Module):  # type: ignore[misc]
     """An embedding, grouped attention with a mask, and an MLP behind a norm."""
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x) + self.shift)))
 
 
-class Branch(torch.nn.Module):  # type: ignore[misc]
+class Branch(Module):  # type: ignore[misc]
     """Control flow around a gated MLP."""
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Branch(torch.nn.Module):  # type: ignore[misc]
         return self.drop(self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))), x.mean()
 
 
-class Mutating(torch.nn.Module):  # type: ignore[misc]
+class Mutating(Module):  # type: ignore[misc]
     """Changes its input."""
 
     def forward(self, x):  # type: ignore[no-untyped-def]
