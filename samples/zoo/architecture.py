@@ -26,7 +26,7 @@ class Form:
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """One row of the table. `build` makes the model in a form; `cached` says whether there is one with a cache, and
-    `symbolic` one with symbolic dimensions; `attentions`, `mlps`: how many of each the model has without a cache."""
+    `encoder` whether that form lacks an encoder; `attentions`, `mlps`: how many of each the model has without a cache."""
 
     name: str
     title: str
@@ -35,7 +35,7 @@ class Architecture:
     attentions: int = LAYERS
     mlps: int = LAYERS
     cached: bool = False
-    symbolic: bool = True
+    encoder: bool = False
 
 
 def causal(model: nn.Module, form: Form, tokens: int = TOKENS) -> Case:

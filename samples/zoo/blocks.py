@@ -106,6 +106,7 @@ ARCHITECTURES = (
         "Llama with LoRA",
         "unmerged adapters beside every linear layer, as peft writes them",
         lambda form: causal(adapted(llama(form.layers), ALL_LINEAR), form),
+        mlps=0,  # gate and up projections with their adapters are called lora
         cached=True,
     ),
     Architecture("ngpt", "nGPT block", "unit norms instead of a residual stream", _ngpt, 1, 1),

@@ -123,6 +123,7 @@ ARCHITECTURES = (
         attentions=3 * LAYERS,
         mlps=2 * LAYERS,
         cached=True,
+        encoder=True,
     ),
     Architecture(
         "t5",
@@ -132,5 +133,6 @@ ARCHITECTURES = (
         attentions=3 * LAYERS,
         mlps=2 * LAYERS,
         cached=True,
+        encoder=True,
     ),
 )
