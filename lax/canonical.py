@@ -3,8 +3,10 @@
 Passes, in order:
 1. `stabilise`: `exp(x - max(x))` under a quotient in which the maximum cancels is the stabilised exponential;
 2. `normalise` (lax/normalise.py): constants and denominators travel outwards through everything that is linear in them;
+   `recognised` (lax/functions.py): functions of one value that are spelled out are operators of the registry;
 3. `tidy`, `merge_reductions` (lax/identify.py, lax/alpha.py): the fewest axes, every value computed once;
 4. `order`: operands of commutative operators, sources, values and axes get canonical order and names.
+
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import replace
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.alpha import merge_reductions
+from mirage_cli.lax.functions import recognised
 from mirage_cli.lax.identify import dedupe, rename_axes, tidy
 from mirage_cli.lax.normalise import normalise
 from mirage_cli.lax.ops import OPS
@@ -25,7 +28,9 @@ ROUNDS = 3  #: refinements of the marks that tell values, sources and axes apart
 
 def canonical(p: Program) -> Program:
     """The normal form of a program."""
-    return order(tidy(merge_reductions(tidy(normalise(stabilise(p)))))).validate()
+    spelled = normalise(stabilise(p))
+    named = recognised(spelled)
+    return order(tidy(merge_reductions(tidy(spelled if named is spelled else normalise(named))))).validate()
 
 
 # --- 1. the stabilised exponential ------------------------------------------------------------------------------------

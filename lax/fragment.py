@@ -30,6 +30,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
 from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.instantiate import instantiate
+from mirage_cli.lax.key import key
 from mirage_cli.lax.kinds import kind
 from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Program
@@ -482,4 +483,4 @@ class _Partitioner:
         by_name = {self.names[v]: v for v in boundary}
         inputs = tuple(by_name[s.name] for s in program.sources)
         inner = tuple(v for v in steps if v not in boundary)
-        return LaxFragment(kind(program), program, inputs, (end,), inner, program.key())
+        return LaxFragment(kind(program), program, inputs, (end,), inner, key(program))

@@ -2,7 +2,8 @@
 
 1. A value is carried as an exact rational factor times a numerator over denominators; products, quotients, sums of values
    with common denominators, choices between them and reductions (for the factor) pass them on. Nothing cancels.
-2. Reciprocals and reciprocal roots are quotients, x * sigmoid(x) is silu(x), neg is a factor.
+2. Reciprocals and reciprocal roots are quotients, 1 / (1 + exp(-x)) is sigmoid(x), x * sigmoid(x) is silu(x), neg is a
+   factor.
 3. A reduction over an axis that its operand lacks is a multiple (by the extent, a number or an `extent` node), the same
    extreme, or, for a softmax, a constant.
 4. Choices between equal values and logic on constants are resolved.
@@ -180,7 +181,25 @@ class _Normaliser:
             y = replace(y, den=())
         if y.base is None and not y.den:
             return x
+        if op == "div" and not y.den and (z := self.logistic(y.base or "")) is not None:
+            return self.product(x, _Ratio(ONE, self.emit("sigmoid", [z])))
         return x.over((*x.den, (op, self.plain(y.unscaled))))
+
+    def logistic(self, v: str) -> str | None:
+        """-z when a node is 1 + exp(z): 1 / (1 + exp(z)) is sigmoid(-z)."""
+        d = self.made.get(v)
+        terms = [self.made[i] for i in d.inputs if i in self.made] if d is not None and d.op == "add" else []
+        if len(terms) != 2 or {n.op for n in terms} != {"const", "exp"}:
+            return None
+        one, power = sorted(terms, key=lambda n: n.op)
+        if one.value != 1:
+            return None
+        z = self.made.get(power.inputs[0])
+        for i in z.inputs if z is not None and z.op == "mul" else ():
+            factor = self.made[i].value if i in self.made else None
+            if z is not None and isinstance(factor, Fraction):
+                return self.plain(_Ratio(-factor, next(x for x in z.inputs if x != i)))
+        return self.plain(_Ratio(-ONE, power.inputs[0]))
 
     def sum(self, op: str, x: _Ratio, y: _Ratio) -> _Ratio:
         if y.number == 0:
@@ -192,6 +211,10 @@ class _Normaliser:
         if y.number is not None and op == "sub":
             op, y = "add", replace(y, factor=-y.factor)
         x, y, common = _common(x, y)
+        if y.factor < 0 and y.base is not None and x.factor > 0:  # x + (-y) = x - y
+            op, y = "sub" if op == "add" else "add", replace(y, factor=-y.factor)
+        if op == "add" and x.factor < 0 and x.base is not None and y.factor > 0:
+            op, x, y = "sub", y, replace(x, factor=-x.factor)
         if x.base is not None and y.base is not None and x.factor == y.factor:
             inner = self.emit(op, [self.plain(x.unscaled), self.plain(y.unscaled)])
             return _Ratio(x.factor, inner, common)

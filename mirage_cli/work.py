@@ -190,7 +190,8 @@ def group(
 ) -> list[Work]:
     """Distinct fragments in order of their first occurrence; only places whose nodes (by name) are `wanted`.
 
-    Equal fragments whose original nodes read more than the fragment's inputs, and not the same, are apart.
+    Fragments of one key are apart where their constants differ in the last bits or their tensors in dimensions, and
+    where their original nodes read more than the fragment's inputs, and not the same.
     """
     found: dict[str, Work] = {}
     kinds: dict[str, list[str]] = {}
@@ -199,7 +200,10 @@ def group(
         region = region_of(regions, f)
         if not wanted(region.node_names):
             continue
-        known, signature = kinds.setdefault(f.key, []), region.signature()
+        inputs = tuple(spec_of(v, imported) for v in region.inputs)
+        outputs = tuple(spec_of(v, imported) for v in region.outputs)
+        shapes = [[(t.dtype.name, t.dims) for t in tensors] for tensors in (inputs, outputs)]
+        known, signature = kinds.setdefault(f.key, []), f"{f.program.key()} {shapes} {region.signature()}"
         if signature not in known:
             known.append(signature)
         number = known.index(signature)
@@ -207,7 +211,5 @@ def group(
         if identifier in found:
             found[identifier].occurrences.append(Occurrence(f, region))
             continue
-        inputs = tuple(spec_of(v, imported) for v in region.inputs)
-        outputs = tuple(spec_of(v, imported) for v in region.outputs)
         found[identifier] = Work(identifier, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
     return list(found.values())

@@ -10,6 +10,7 @@ from mirage_cli.frontends.imported import Imported, Options
 from mirage_cli.frontends.onnx_external import DataFiles, inline_inner
 from mirage_cli.frontends.onnx_model import OLDEST_OPSET, checked, default_opset, fix_dimensions, simplify, to_ir
 from mirage_cli.frontends.onnx_walk import read_graph
+from mirage_cli.lax.spelling import one_spelling
 
 suffixes = (".onnx",)
 
@@ -45,6 +46,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> I
     fix_dimensions(model, options)
     simplify(model, notes)
     reading = read_graph(model)
+    graph, new = one_spelling(reading.graph)
     return Imported(
         path=path,
         format="onnx",
@@ -53,8 +55,8 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> I
         opset=default_opset(proto) or OLDEST_OPSET,
         node_count=node_count,
         model=model,
-        graph=reading.graph,
-        values=reading.values,
+        graph=graph,
+        values={name: new[v] for name, v in reading.values.items()},
         shapes=reading.shapes,
         reasons=reading.reasons,
         notes=notes,

@@ -20,6 +20,7 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx_external import DataFiles
+from mirage_cli.frontends.onnx_tensors import store_what_is_cut_at
 
 OLDEST_OPSET = 13  #: older models are converted to it
 SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape arguments are among them
@@ -259,6 +260,7 @@ def simplify(model: ir.Model, notes: list[str]) -> None:
         passes.RemoveUnusedNodesPass()(model)
         # without data propagation: it writes a ConstantOfShape of any size out as a list
         passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+        store_what_is_cut_at(model)
         _name_nodes(model)
         passes.NameFixPass()(model)
 

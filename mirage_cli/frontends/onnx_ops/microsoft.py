@@ -41,5 +41,5 @@ def _skip(call: Call, gain: int, beta: int | None, bias: int, centre: bool) -> l
         y,
         mean if centre and call.wants(1) else None,
         g.map("recip", deviation) if call.wants(2) else None,
-        x if call.wants(3) else None,
+        x,
     ]
