@@ -36,15 +36,31 @@ def linear(dims: tuple[int, ...] = (5, 8), turned: bool = False, constant: bool 
     return build
 
 
-def test_the_layout_of_weights_and_grouping_dimensions_do_not_matter() -> None:
+def test_layouts_do_not_matter() -> None:
     wanted = key(normal(linear()))
     assert key(normal(linear(turned=True))) == wanted
     assert key(normal(linear((1, 5, 8)))) == wanted
     assert normal(linear(turned=True)).key() != normal(linear()).key()
 
 
-def test_the_layout_of_what_is_computed_matters() -> None:
-    assert key(normal(linear(turned=True, constant=False))) != key(normal(linear(constant=False)))
+def test_dimensions_that_come_together_are_one() -> None:
+    def heads(g: Graph) -> int:
+        x, w = g.input("x", (5, 8), F32), g.input("w", (8, 6), F32, constant=True)
+        return g.transpose(g.reshape(compose.linear(g, x, w), (5, 2, 3)), [1, 0, 2])
+
+    assert key(normal(heads)) == key(normal(linear()))
+
+
+def test_which_dimensions_meet_matters() -> None:
+    def square(turned: bool) -> Build:
+        def build(g: Graph) -> int:
+            x, w = g.input("x", (5, 8), F32), g.input("w", (8, 8), F32, constant=True)
+            return compose.linear(g, compose.linear(g, x, w), w, turned)
+
+        return build
+
+    assert key(normal(square(True))) != key(normal(square(False)))
+    assert key(normal(linear((5, 8)))) != key(normal(linear((6, 8))))
 
 
 def scaled(number: float) -> Build:

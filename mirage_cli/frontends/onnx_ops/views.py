@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -236,12 +237,26 @@ def taken(g: Graph, x: int, axis: int, indices: list[int], shape: tuple[int, ...
         indices = [i + extent if i < 0 else i for i in indices]
     if any(i < 0 or (isinstance(extent, int) and i >= extent) for i in indices):
         raise Refused(f"indices outside a dimension of {extent}")
+    times, each = repeats(indices)
+    if times * each > 1:  # heads that several queries share
+        own = indices[: len(indices) // times : each]
+        y = taken(g, x, axis, own, (1, len(own), 1))
+        y = g.expand(y, [*dims[:axis], times, len(own), each, *dims[axis + 1 :]])
+        return g.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
     runs = arithmetic_runs(indices)
     if len(runs) > MAX_RUNS:
         raise Refused(f"its indices make {len(runs)} arithmetic runs, more than {MAX_RUNS}")
     parts = [g.slice(x, axis, first, count, step) for first, count, step in runs]
     y = joined(g, parts, axis) if parts else g.slice(x, axis, 0, 0)
     return g.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
+
+
+def repeats(indices: Sequence[int]) -> tuple[int, int]:
+    """How often a sequence repeats as a whole, and how often each element of its period follows itself."""
+    n = len(indices)
+    period = next((p for p in range(1, n) if n % p == 0 and list(indices[p:]) == list(indices[:-p])), n)
+    lengths = [len(list(run)) for _, run in itertools.groupby(indices[:period])]
+    return (n // period, math.gcd(*lengths)) if n else (1, 1)
 
 
 def arithmetic_runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
