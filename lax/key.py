@@ -53,8 +53,8 @@ def _joined_axes(p: Program) -> Program:
                 if s != Slot(s.axis, p.extent(s.axis)):
                     partial.add(s.axis)
     for n in p.nodes:
-        for a in n.over:
-            places[a].append(n.name)
+        for summed in n.over:
+            places[summed].append(n.name)
     groups: dict[tuple[str, ...], list[str]] = {}
     for a in p.axes:
         if a.name not in partial:

@@ -1,4 +1,4 @@
-"""Tensors where fragments can be cut: edits of the model that keep every bit of its answers.
+"""Tensors where fragments can be cut: edits of the model that keep its answers.
 
 Only what is a tensor of the model can be stored between fragments, so what one exporter stores and another does not
 would cut them in other places.
@@ -10,7 +10,11 @@ would cut them in other places.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT
 
@@ -25,6 +29,10 @@ def store_what_is_cut_at(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type in _SKIPS:
             _show_sum(node)
+        elif node.domain == MICROSOFT and node.op_type == "Attention":
+            _parts_of_attention(node)
+        elif node.domain == MICROSOFT and node.op_type == "MultiHeadAttention":
+            _bias_in_front(node)
         elif node.domain in ("", "ai.onnx") and node.op_type in _VIEWS:
             _before_scales(node)
 
@@ -71,6 +79,115 @@ def _before_scales(view: ir.Node) -> None:
     again.outputs[0].shape, again.outputs[0].type = result.shape, result.type
     graph.remove([view, scale], safe=True)
     again.outputs[0].name = name
+
+
+# --- 3 and 4: attention with more inside ------------------------------------------------------------------------------
+_KEPT = ("num_heads", "mask_filter_value", "scale", "unidirectional")
+_BIAS = 3  #: of MultiHeadAttention
+
+
+def _parts_of_attention(node: ir.Node) -> None:
+    """Case 3; a node with a cache or rotary embeddings inside stays as it is."""
+    given: list[ir.Value | None] = [*node.inputs, *[None] * 7]
+    x, w, bias, mask, past, added, *rest = given
+    turned = "do_rotary" in node.attributes and node.attributes["do_rotary"].as_int()
+    present = len(node.outputs) > 1 and bool(node.outputs[1].name)
+    if x is None or w is None or w.shape is None or past is not None or any(rest) or turned or present:
+        return
+    width = w.shape[1]
+    if not isinstance(width, int):
+        return
+    sizes = (
+        list(node.attributes["qkv_hidden_sizes"].as_ints())
+        if "qkv_hidden_sizes" in node.attributes
+        else [width // 3] * 3
+    )
+    y = _Before(node)
+    total = y.add("MatMul", [x, w], _shaped(x, width))
+    if bias is not None:
+        total = y.add("Add", [total, bias], _shaped(x, width))
+    parts = y.parts(total, sizes)
+    inputs = [*parts, None, mask, added]
+    attributes = [a for name, a in node.attributes.items() if name in _KEPT]
+    output = node.outputs[0]
+    made = ir.Node(MICROSOFT, "MultiHeadAttention", inputs, attributes, num_outputs=1, name=node.name)
+    _take_place(node, made, output)
+
+
+def _bias_in_front(node: ir.Node) -> None:
+    """Case 4, where queries, keys and values are apart."""
+    bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
+    operands = list(node.inputs[:3])
+    if bias is None or any(v is None or v.shape is None or len(v.shape) != 3 for v in operands):
+        return
+    widths = [v.shape[2] for v in operands if v is not None and v.shape is not None]
+    if not all(isinstance(n, int) for n in widths):
+        return
+    y = _Before(node)
+    sizes = [int(n) for n in widths if isinstance(n, int)]
+    for i, (v, part) in enumerate(zip(operands, y.parts(bias, sizes), strict=True)):
+        assert v is not None and v.shape is not None
+        node.replace_input_with(i, y.add("Add", [v, part], v.shape))
+    node.replace_input_with(_BIAS, None)
+
+
+def _shaped(x: ir.Value, width: int) -> ir.Shape | None:
+    return None if x.shape is None else ir.Shape([*list(x.shape)[:-1], width])
+
+
+def _take_place(old: ir.Node, new: ir.Node, output: ir.Value) -> None:
+    """Put a node in the place of another, whose first result it computes."""
+    graph = old.graph
+    assert graph is not None
+    graph.insert_before(old, new)
+    made, name = new.outputs[0], output.name
+    made.shape, made.type = output.shape, output.type
+    for i, out in enumerate(graph.outputs):
+        if out is output:
+            graph.outputs[i] = made
+    ir.convenience.replace_all_uses_with(output, made)
+    graph.remove(old, safe=True)
+    made.name = name
+
+
+class _Before:
+    """New nodes in front of one, named after its first result."""
+
+    def __init__(self, node: ir.Node) -> None:
+        assert node.graph is not None and isinstance(node.graph, ir.Graph)
+        self.node, self.graph, self.count = node, node.graph, 0
+
+    def add(self, op: str, inputs: list[ir.Value], shape: ir.Shape | None) -> ir.Value:
+        """A node of one result, of the type of its first operand."""
+        self.count += 1
+        name = f"{self.node.outputs[0].name}/{op}_{self.count}"
+        made = ir.Value(name=name, shape=shape, type=inputs[0].type)
+        self.graph.insert_before(self.node, ir.node(op, inputs, outputs=[made], name=name))
+        return made
+
+    def parts(self, x: ir.Value, sizes: list[int]) -> list[ir.Value]:
+        """A value cut along its last dimension: a weight into weights."""
+        stored = None if x.is_graph_input() else x.const_value
+        if stored is not None:
+            cuts = np.split(stored.numpy(), np.cumsum(sizes)[:-1], -1)
+            return [self.weight(np.ascontiguousarray(c), "part") for c in cuts]
+        self.count += 1
+        name = f"{self.node.outputs[0].name}/Split_{self.count}"
+        made = [ir.Value(name=f"{name}/{k}", shape=_shaped(x, n), type=x.type) for k, n in enumerate(sizes)]
+        counts = self.weight(np.array(sizes, np.int64), "sizes")
+        self.graph.insert_before(self.node, ir.node("Split", [x, counts], {"axis": -1}, outputs=made, name=name))
+        return made
+
+    def weight(self, elements: NDArray[Any], what: str) -> ir.Value:
+        """A new weight."""
+        self.count += 1
+        name = f"{self.node.outputs[0].name}/{what}_{self.count}"
+        tensor = ir.tensor(elements, name=name)
+        v = ir.Value(
+            name=name, shape=ir.Shape(list(elements.shape)), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        self.graph.register_initializer(v)
+        return v
 
 
 def _is_number(v: ir.Value) -> bool:

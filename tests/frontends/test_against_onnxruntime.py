@@ -37,8 +37,11 @@ CONTRIBUTED = {
 CALLS = [(name, call) for name, calls in CONTRIBUTED.items() for call in calls]
 
 
+ELSEWHERE = {"MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding"}  #: test_contributed_attention.py
+
+
 def test_every_contributed_operator_is_here() -> None:
-    assert {name for domain, name in READERS if domain == MICROSOFT} == set(CONTRIBUTED)
+    assert {name for domain, name in READERS if domain == MICROSOFT} == set(CONTRIBUTED) | ELSEWHERE
 
 
 @pytest.mark.parametrize(("name", "call"), CALLS)

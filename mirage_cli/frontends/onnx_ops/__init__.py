@@ -6,6 +6,7 @@ from mirage_cli.frontends.onnx_ops import elementwise as _elementwise  # noqa: F
 from mirage_cli.frontends.onnx_ops import indexing as _indexing  # noqa: F401
 from mirage_cli.frontends.onnx_ops import linear as _linear  # noqa: F401
 from mirage_cli.frontends.onnx_ops import microsoft as _microsoft  # noqa: F401
+from mirage_cli.frontends.onnx_ops import microsoft_attention as _microsoft_attention  # noqa: F401
 from mirage_cli.frontends.onnx_ops import normalization as _normalization  # noqa: F401
 from mirage_cli.frontends.onnx_ops import reductions as _reductions  # noqa: F401
 from mirage_cli.frontends.onnx_ops import rotary as _rotary  # noqa: F401

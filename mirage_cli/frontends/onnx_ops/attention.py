@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mirage_cli.errors import Refused
+from mirage_cli.frontends.onnx_ops import heads
 from mirage_cli.frontends.onnx_ops.registry import Call, element_type, reads
 from mirage_cli.frontends.onnx_ops.views import joined
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BOOL, I64
-from mirage_cli.lax.extents import Extent, product, quotient
+from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.graph import Graph
 
 _LOWEST = float("-inf")
@@ -45,23 +46,15 @@ def _attention(call: Call) -> list[int | None]:
     if past is not None:
         k, v = (joined(g, [call.arg(i), x], 2) for i, x in ((4, k), (5, v)))
     present = (k, v)
-    heads = g.dims(q)[1]
-    k, v = _repeated(g, k, heads), _repeated(g, v, heads)
-    size = g.dims(q)[3]
-    if not isinstance(size, int):
-        raise Refused("a symbolic head size without scale")
-    b, h, m, n, d = range(5)
-    raw = compose.scale(g, g.contract(q, k, [b, h, m, d], [b, h, n, d], [b, h, m, n]), call.real("scale", size**-0.5))
+    k, v = (heads.repeated(g, x, g.dims(q)[1]) for x in (k, v))
+    raw = heads.scores(g, q, k, call.real("scale", 0.0))
     cap = call.real("softcap", 0.0)
     capped = compose.soft_cap(g, raw, cap) if cap > 0 else raw
     frame = _Frame(g, g.dims(q)[2], g.dims(k)[2], _offset(call, past, g.dims(q)[2]))
     biased = _masked(call, capped, frame)
     weights = _softmax(call, biased, guarded=biased != capped)
-    y = g.contract(weights, v, [b, h, m, n], [b, h, n, d], [b, h, m, d])
-    if flat:
-        y = g.transpose(y, [0, 2, 1, 3])
-        batch, queries, count, width = g.dims(y)
-        y = g.reshape(y, [batch, queries, product([count, width])])
+    y = heads.weighted(g, weights, v)
+    y = heads.join_heads(g, y) if flat else y
     mode = call.integer("qk_matmul_output_mode", 0)
     if mode not in range(4):
         raise Refused(f"qk_matmul_output_mode {mode}")
@@ -71,26 +64,7 @@ def _attention(call: Call) -> list[int | None]:
 def _heads(call: Call, i: int, attribute: str) -> int:
     """Queries, keys or values as [batch, heads, sequence, size]."""
     g, x = call.graph, call.arg(i)
-    if len(g.dims(x)) == 4:
-        return x
-    batch, length, hidden = g.dims(x)
-    heads = call.integer(attribute, 0)
-    size = quotient(hidden, heads) if heads else None
-    if size is None:
-        raise Refused(f"{hidden} channels do not divide into {heads} heads")
-    return g.transpose(g.reshape(x, [batch, length, heads, size]), [0, 2, 1, 3])
-
-
-def _repeated(g: Graph, x: int, heads: Extent) -> int:
-    """Each key or value head repeated for the query heads that share it."""
-    batch, own, length, size = g.dims(x)
-    groups = quotient(heads, own)
-    if groups is None:
-        raise Refused(f"{heads} query heads do not divide among {own} key and value heads")
-    if groups == 1:
-        return x
-    wide = g.expand(g.reshape(x, [batch, own, 1, length, size]), [batch, own, groups, length, size])
-    return g.reshape(wide, [batch, heads, length, size])
+    return x if len(g.dims(x)) == 4 else heads.split_heads(g, x, call.integer(attribute, 0))
 
 
 def _offset(call: Call, past: Extent | None, queries: Extent) -> int | None:
