@@ -87,7 +87,8 @@ class _Partitioner:
         self.live = set(graph.cone(graph.outputs))
         self.users = [[u for u in users if u in self.live] for users in graph.consumers()]
         self.results = set(graph.outputs)
-        self.heavy = self._heavy()
+        self.depth = self._depth()
+        self.heavy = [d > 0 for d in self.depth]
         self.behind = self._behind()
         self.stored: set[int] = set()
 
@@ -118,13 +119,13 @@ class _Partitioner:
         """Whether `v` is a tensor of the model and more than a view of what is there."""
         return v in self.names and not self.is_source(self.base(v)) and not self.is_constant(v)
 
-    def _heavy(self) -> list[bool]:
-        """For each value whether a contraction lies behind it (not looking behind what is not read)."""
-        heavy: list[bool] = []
+    def _depth(self) -> list[int]:
+        """For each value the longest way over contractions to it (not looking behind what is not read)."""
+        depth: list[int] = []
         for v, step in enumerate(self.graph.steps):
-            inherited = any(heavy[i] for i in self.graph.inputs[v]) and not isinstance(step, g.Opaque)
-            heavy.append(isinstance(step, g.Contract) or inherited)
-        return heavy
+            inherited = max((depth[i] for i in self.graph.inputs[v]), default=0)
+            depth.append(0 if isinstance(step, g.Opaque) else inherited + isinstance(step, g.Contract))
+        return depth
 
     def _behind(self) -> list[int]:
         """For each value a bit for every value that it depends on, itself included."""
@@ -140,14 +141,14 @@ class _Partitioner:
         """Whether `v` is still needed after a stored value that was computed from it (a residual stream): it has to be
         kept all the while, so it is stored rather than computed again."""
         ends = [e for e in self.stored if e != v and self.behind[e] >> v & 1]
-        return any(self.behind[t] >> e & 1 for t in self.users[v] for e in ends if t != e)
+        return any(self.behind[t] >> e & 1 for t in self.readers(v) for e in ends if t != e)
 
     def elements(self, v: int) -> ex.Extent:
         return ex.product(self.graph.dims(v))
 
     # --- the whole ----------------------------------------------------------------------------------------------------
     def run(self) -> Partition:
-        contractions = [v for v in sorted(self.live) if self.is_contraction(v)]
+        contractions = sorted((v for v in self.live if self.is_contraction(v)), key=lambda v: (self.depth[v], v))
         absorbed = {c for v in contractions for c in self.chained(v)}
         ends: dict[int, list[int]] = {}
         for c in contractions:
@@ -398,13 +399,13 @@ class _Partitioner:
             return True
         if isinstance(step, g.Map) and self.crosses(v):
             return True
-        if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and self.readers(v) > 1:
+        if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and len(self.readers(v)) > 1:
             return step.op not in ("sigmoid", "silu", "gelu", "gelu_tanh")
         return False
 
-    def readers(self, v: int) -> int:
-        """How many steps read a value, itself or a view of it."""
-        return sum(self.readers(u) if self.is_view(u) else 1 for u in self.users[v])
+    def readers(self, v: int) -> list[int]:
+        """The steps that read a value, itself or a view of it."""
+        return [t for u in self.users[v] for t in (self.readers(u) if self.is_view(u) else [u])]
 
     def parts(self, v: int) -> list[int]:
         """What is computed to store `v`: the parts of a concatenation that no program reads across its joints (new keys

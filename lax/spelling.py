@@ -1,13 +1,14 @@
 """One spelling in graphs: what decides where fragments are cut must not depend on how a model writes it.
 
-Fragments are programs in normal form (lax/canonical.py), but where they begin and end is decided on the graph. Two
+Fragments are programs in normal form (lax/canonical.py), but where they begin and end is decided on the graph. Three
 things are brought into one form there:
 
 1. exp(x - max(x)) along some dimensions is the stabilised exponential where its factor exp(-max) cancels in everything
    that is computed from it: a softmax, however it is spelled;
 2. a constant factor of an operand of a product of two computed values (queries and keys, weights and values) becomes a
    factor of the product, also through rotary embeddings and other linear steps on the way. So a scale of the scores is
-   one thing, whether it stands on the queries, the keys, both by its root, or the scores.
+   one thing, whether it stands on the queries, the keys, both by its root, or the scores;
+3. in a sum of a product's result with other terms, constants (a bias) are added before the others (a residual).
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ ONE = Fraction(1)
 
 
 def one_spelling(graph: Graph) -> tuple[Graph, list[int]]:
-    """The graph with one spelling of softmaxes and of the scales of products, and for each value the new one."""
+    """The graph with one spelling of softmaxes, of the scales of products and of sums, and for each value the new one."""
     first, to_first = _softmaxes(graph)
     second, to_second = _scales(first)
-    return second, [to_second[v] for v in to_first]
+    third, to_third = _sums(second)
+    return third, [to_third[to_second[v]] for v in to_first]
 
 
 def _again(graph: Graph, v: int, inputs: Sequence[int], into: Graph) -> int:
@@ -171,10 +173,15 @@ def _of_computed(graph: Graph, v: int) -> bool:
     return isinstance(graph.steps[v], g.Contract) and not any(_is_constant(graph, i) for i in graph.inputs[v])
 
 
-def _is_constant(graph: Graph, v: int) -> bool:
+def _base_of(graph: Graph, v: int) -> int:
+    """The value behind views and casts."""
     while isinstance(graph.steps[v], (*g.VIEWS, g.Cast)):
         (v,) = graph.inputs[v]
-    step = graph.steps[v]
+    return v
+
+
+def _is_constant(graph: Graph, v: int) -> bool:
+    step = graph.steps[_base_of(graph, v)]
     return isinstance(step, g.Fill) or (isinstance(step, g.Input) and step.constant)
 
 
@@ -251,3 +258,38 @@ def _base(graph: Graph, v: int, factor: list[Fraction], new: list[int], base: di
     if isinstance(graph.steps[v], g.Input | g.Fill | g.Opaque):
         return new[v]
     return _again(graph, v, [base.get(i, new[i]) for i in graph.inputs[v]], into)
+
+
+# --- 3. sums ----------------------------------------------------------------------------------------------------------
+def _sums(graph: Graph) -> tuple[Graph, list[int]]:
+    """The graph with sums of one product's result and other terms added up in one order."""
+    readers = graph.consumers()
+    inner = {
+        v
+        for v, users in enumerate(readers)
+        if _is_sum(graph, v) and len(users) == 1 and v not in graph.outputs and _is_sum(graph, users[0])
+        if graph.dims(users[0]) == graph.dims(v)
+    }
+    into, new = Graph(), list[int]()
+    for v, inputs in enumerate(graph.inputs):
+        terms = _terms(graph, v, inner) if _is_sum(graph, v) and v not in inner else []
+        first = [t for t in terms if isinstance(graph.steps[_base_of(graph, t)], g.Contract)]
+        if len(terms) < 3 or len(first) != 1 or graph.dims(first[0]) != graph.dims(v):
+            new.append(_again(graph, v, [new[i] for i in inputs], into))
+            continue
+        rest = sorted((t for t in terms if t != first[0]), key=lambda t: (not _is_constant(graph, t), t))
+        total = new[first[0]]
+        for t in rest:
+            total = into.map("add", total, new[t])
+        new.append(total)
+    into.outputs = [new[v] for v in graph.outputs]
+    return into, new
+
+
+def _is_sum(graph: Graph, v: int) -> bool:
+    return graph.steps[v] == g.Map("add") and graph.dtype(v).is_float
+
+
+def _terms(graph: Graph, v: int, inner: set[int]) -> list[int]:
+    """The terms of a sum, over sums that only it reads."""
+    return [t for i in graph.inputs[v] for t in (_terms(graph, i, inner) if i in inner else [i])]

@@ -42,6 +42,10 @@ WHERE = {
     products.split_scales: ["gpt_neox"],
     products.slices: ["gpt2"],
     products.repeats: ["llama"],
+    products.grouped_heads: ["llama"],
+    products.transposed_products: ["llama"],
+    products.convolutions: ["llama"],
+    spelling.reassociated: ["vit"],
 }
 CASES = [(function.__name__, name) for function, names in WHERE.items() for name in names]
 

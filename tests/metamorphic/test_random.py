@@ -16,13 +16,15 @@ from tests.metamorphic.test_edits import original
 PROPERTY = settings(
     max_examples=6, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
-SAMPLES = ("llama_fp32", "bert_fp32", "gpt2_fp32", "vit_fp32")
+SAMPLES = ("llama_fp32", "gpt2_fp32", "vit_fp32")
+#: not `duplicated`: copies of a value in layouts of their own (by other edits) are tensors of their own
+TOGETHER = sorted(EDITS.keys() - {"duplicated"})
 
 
 @PROPERTY
 @given(
     name=st.sampled_from(SAMPLES),
-    edits=st.lists(st.sampled_from(sorted(EDITS)), min_size=2, max_size=6),
+    edits=st.lists(st.sampled_from(TOGETHER), min_size=2, max_size=6),
     seed=st.integers(0, 2**16),
 )
 def test_sequences_of_edits_keep_the_fragments(name: str, edits: list[str], seed: int) -> None:
