@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
+from mirage_cli import assemble, ranges, tuning_stage
 from mirage_cli import plan as plans
-from mirage_cli import ranges
 from mirage_cli.dims import Range
 from mirage_cli.errors import Refused
 from mirage_cli.lax import compose
@@ -18,7 +18,7 @@ from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, source_text, target_of
-from mirage_cli.search.search import SearchOptions
+from mirage_cli.search.search import Candidate, SearchOptions
 from tests.codegen.programs import program
 
 CUDA = PlanOptions({"cuda": ("sm_90a",)}, SearchOptions(sizes=(("n", 1024),)))
@@ -108,3 +108,18 @@ def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.Fragm
     assert found.plans["cuda"].others == ()
     target = target_of(CUDA.targets["cuda"])
     assert found.plans["cuda"].text == source_text("abc", fragment, own.graph, own.schedules, target)
+
+
+def test_what_is_measured_keeps_the_other_ranges(fragment: Program, planned: plans.FragmentPlan) -> None:
+    p = planned.plans["cuda"]
+    fastest = Candidate(p.graph, p.schedules, p.predicted_us, p.floor_us, (0.0, 0.0))
+    found, passed_over = tuning_stage.first_proved("abc", fragment, [("own", fastest)], 6, CUDA, p.others)
+    assert found is not None and not passed_over
+    assert (found.others, found.text) == (p.others, p.text)
+
+
+def test_reports_say_when(planned: plans.FragmentPlan) -> None:
+    p = planned.plans["cuda"]
+    own, *others = assemble.schedules_json(p)
+    assert "when" not in own and own["engine"] == "warpgroup"
+    assert [s["when"] for s in others] == [{"n": [b.least, b.most]} for o in p.others for b in o.alternative.when]
