@@ -28,8 +28,8 @@ def attention(length: str) -> Program:
     """Attention of a symbolic number of tokens to themselves."""
 
     def build(g: Any, t: Any) -> list[int]:
-        q, k, v = (g.input(name, (32, symbol(length), 128), t) for name in "qkv")
-        scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), 0.088)
+        q, k, v = (g.input(name, (16, symbol(length), 64), t) for name in "qkv")
+        scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), 0.125)
         return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
 
     return program(build, F16)
@@ -91,19 +91,32 @@ def test_files_hold_all_of_them(fragment: Program, planned: plans.FragmentPlan) 
     assert again == p.text
 
 
-def test_a_range_that_is_narrow_needs_one(fragment: Program) -> None:
-    narrow = replace(CUDA, ranges=(("n", Range(1000, 1024, 1100)),))
-    assert plan_fragment("abc", "attention", fragment, 6, narrow).plans["cuda"].others == ()
+def _candidates(p: plans.TargetPlan) -> list[Candidate]:
+    """What a plan has taken, its own first."""
+    ways = [(p.graph, p.schedules), *((o.alternative.graph, o.alternative.schedules) for o in p.others)]
+    return [Candidate(graph, schedules, p.predicted_us, p.floor_us, (0.0, 0.0)) for graph, schedules in ways]
+
+
+def test_a_range_that_is_narrow_needs_one(fragment: Program, planned: plans.FragmentPlan) -> None:
+    found = _candidates(planned.plans["cuda"])
+    target = target_of(CUDA.targets["cuda"])
+    (leaf,) = ranges.leaves(fragment, target, found, {"n": Range(1000, 1024, 1100)})
+    assert (leaf.when, leaf.candidate) == ((), 0)
+    assert len(ranges.leaves(fragment, target, found, {})) == len(found)
 
 
 def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.FragmentPlan) -> None:
     own = planned.plans["cuda"]
+    single = replace(own, others=())
 
-    def only_own(*args: Any, **kwargs: Any) -> plans.TargetPlan:
+    def none(*args: Any) -> plans.TargetPlan:
         raise Refused("not this one")
 
-    single = replace(own, others=())
-    with mock.patch.object(plans, "planned", only_own), mock.patch.object(plans, "_choose", lambda *_: (single, "")):
+    with (
+        mock.patch.object(plans, "planned", none),
+        mock.patch.object(plans, "_choose", lambda *_: (single, "")),
+        mock.patch.object(ranges, "pool", lambda *_: _candidates(own)),
+    ):
         found = plan_fragment("abc", "attention", fragment, 6, CUDA)
     assert found.plans["cuda"].others == ()
     target = target_of(CUDA.targets["cuda"])

@@ -108,6 +108,8 @@ def test_cuda_kernels_at_odd_sizes(tmp_path: Path) -> None:
     texts = {c.name: kernels.emulated(c, separate=False) for c in found}
     harness = kernels.build(texts, tmp_path, QUICK, cuda=True)
     assert kernels.run(harness, [at for c in found for at in _at(c, SIZES)]) == []
+    for order in ("l", "b"):  # copies arrive late, threads run backwards
+        assert kernels.run(harness, [at for c in found for at in _at(c, (7, 129))], order) == []
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +149,9 @@ def test_blocks_share_a_loop_of_unknown_length(dtype: DType) -> None:
     together = 4 * schedule.loop
     assert f"(((s_0) + {together - 1}) / {together} * {schedule.loop})" in text
     assert "* 4 *" in text.replace("* 4;", "* 4 *")  # four blocks for each tile
+
+
+def test_offsets_of_unknown_sizes_have_64_bits() -> None:
+    for case in _cuda():
+        text = case.render().text
+        assert "offset_t [[maybe_unused]] = int64_t;" in text and "offset_t [[maybe_unused]] = int;" not in text
