@@ -103,13 +103,18 @@ def _at(case: Case, sizes: Sequence[int]) -> list[Case]:
     ]
 
 
-def test_cuda_kernels_at_odd_sizes(tmp_path: Path) -> None:
-    found = list(_cuda())
-    texts = {c.name: kernels.emulated(c, separate=False) for c in found}
+@pytest.fixture(scope="module")
+def on_gpu() -> list[Case]:
+    """Kernels of the engines that the emulator runs, two of them in one source."""
+    return list(_cuda())
+
+
+def test_cuda_kernels_at_odd_sizes(on_gpu: list[Case], tmp_path: Path) -> None:
+    texts = {c.name: kernels.emulated(c, separate=False) for c in on_gpu}
     harness = kernels.build(texts, tmp_path, QUICK, cuda=True)
-    assert kernels.run(harness, [at for c in found for at in _at(c, SIZES)]) == []
+    assert kernels.run(harness, [at for c in on_gpu for at in _at(c, SIZES)]) == []
     for order in ("l", "b"):  # copies arrive late, threads run backwards
-        assert kernels.run(harness, [at for c in found for at in _at(c, (7, 129))], order) == []
+        assert kernels.run(harness, [at for c in on_gpu for at in _at(c, (7, 129))], order) == []
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +156,7 @@ def test_blocks_share_a_loop_of_unknown_length(dtype: DType) -> None:
     assert "* 4 *" in text.replace("* 4;", "* 4 *")  # four blocks for each tile
 
 
-def test_offsets_of_unknown_sizes_have_64_bits() -> None:
-    for case in _cuda():
+def test_offsets_of_unknown_sizes_have_64_bits(on_gpu: list[Case]) -> None:
+    for case in on_gpu:
         text = case.render().text
         assert "offset_t [[maybe_unused]] = int64_t;" in text and "offset_t [[maybe_unused]] = int;" not in text
