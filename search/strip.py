@@ -21,6 +21,7 @@ from mirage_cli.lax.program import Input, Program
 from mirage_cli.search.cost import number
 from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.strip_warps import across_of
 from mirage_cli.search.target import Target
 
 RESERVED = 1024  #: bytes of shared memory that every block takes beside its own
@@ -35,11 +36,6 @@ class Sides:
 
     rows: frozenset[str]
     cols: frozenset[str]
-
-
-def across_of(s: Schedule) -> int:
-    """The warps of a group that share the columns of its strips."""
-    return dict(s.numbers).get("across", 1)
 
 
 def products(graph: BlockGraph) -> list[BlockOp]:
@@ -115,6 +111,7 @@ ROWS = (16, 32, 64, 128, 256)  #: rows of a block's strips
 COLUMNS = (8, 16, 32, 64)  #: columns of a block's strips where an axis is too long to be held whole
 HELD_COLUMNS = 512  #: columns that a block may hold whole
 OWN_COLUMNS = 64  #: columns of results that a warp has at least where several share them
+ONE_WARP = 128  #: columns that one warp holds by itself
 DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
 WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
@@ -238,7 +235,8 @@ def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, in
         for o in graph.ops
         if o.op == "accum" and o.inputs[0] in made
     ]
-    return r.chained and loop >= 8 * across and max(results, default=0) >= OWN_COLUMNS * across
+    most = max(results, default=0)
+    return r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
 
 
 def _shared_out(
@@ -460,6 +458,16 @@ class Shape:
             depth = math.prod(self.size(a, BODY) for a in o.over)
             total += (cols + (0 if chained else rows)) * 16 * math.ceil(depth / 16) * (4 if self.exact() else 2)
         return total
+
+    def clocks(self) -> float:
+        """Clocks of a multiprocessor for a block's iteration, where four warps multiply together: what the matrix units or
+        reading both operands from shared memory takes."""
+        total = 0.0
+        for o in products(self.g):
+            own = self.axes[o.name]
+            depth, cols = math.prod(self.size(a, BODY) for a in o.over), self.cols(own) / self.across
+            total += math.ceil(depth / 16) * max(cols / 2, 16 * math.ceil(cols / 128) + cols / 4)
+        return total * self.groups * self.across * self.members / 4
 
     def elementwise(self) -> float:
         """Elementwise operations of a lane in an iteration, each times its price."""

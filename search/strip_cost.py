@@ -14,6 +14,7 @@ from mirage_cli.search.cost import SMALL, Prediction, Ranked, bytes_once, floor_
 from mirage_cli.search.mugraph import BlockGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.strip import Shape, resident, roles, schedules
+from mirage_cli.search.strip_warps import multiply_together
 from mirage_cli.search.target import Target
 
 LAUNCH = 1.27  #: microseconds from launch to launch, with nothing in between
@@ -36,6 +37,7 @@ CACHE_FACTOR = 2.48  #: bandwidth of the second-level cache over that of memory
 COPIED = 6.1e4  #: bytes in a microsecond that one multiprocessor copies at most
 TOGETHER = 6.0  #: exponent with which what bounds a kernel adds up: the largest counts, equal ones count for more
 OPERANDS = 1.9e5  #: bytes in a microsecond that many warps of a multiprocessor read of shared memory as operands
+CLOCKS = 1200.0  #: of a multiprocessor's matrix units in a microsecond, where four warps multiply together
 HALF_OPERANDS = 5.6  #: warps that reach half of that
 PARTS = 4  #: parts of a multiprocessor that issue instructions
 #: clusters of 2, 4 and 8 blocks that fit the multiprocessors of one H200 at a time, one block on each
@@ -55,8 +57,14 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     issue = ISSUE_MULTIPLY * shape.multiplies() + ISSUE_ELEMENT * shape.elementwise()
     turn = LATENCY + CHAINED * shape.r.chained + SHARE * (shape.across > 1)
     turn += MULTIPLY * shape.multiplies() + ELEMENT * shape.elementwise()
-    read = shape.operand_bytes() * (together * s.warps + HALF_OPERANDS) / OPERANDS if shape.across > 1 else 0.0
-    loop = shape.turns * max(turn, issue * max(1.0, together * s.warps / PARTS), read)
+    if multiply_together(s, target.name):
+        turn = (
+            LATENCY + CHAINED + SHARE + shape.clocks() / CLOCKS + ISSUE_ELEMENT * shape.elementwise() * s.warps / PARTS
+        )
+        loop = shape.turns * turn * together
+    else:
+        read = shape.operand_bytes() * (together * s.warps + HALF_OPERANDS) / OPERANDS if shape.across > 1 else 0.0
+        loop = shape.turns * max(turn, issue * max(1.0, together * s.warps / PARTS), read)
     ahead = together * shape.groups * (s.stages - 1) * shape.stage
     x = used * min(ahead, MOST_IN_FLIGHT) / (target.units * IN_FLIGHT)
     reached = min(1.0, 1.02 * x / (1 + x**SHARPNESS) ** (1 / SHARPNESS))

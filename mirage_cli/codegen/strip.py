@@ -14,7 +14,7 @@ from typing import Any
 
 from mirage_cli.codegen.request import Kernel, Request
 from mirage_cli.codegen.strip_merge import StripMerge
-from mirage_cli.codegen.strip_values import OperandTile
+from mirage_cli.codegen.strip_values import SWIZZLED, OperandTile
 from mirage_cli.errors import Refused
 from mirage_cli.search.strip import resident
 
@@ -61,7 +61,7 @@ class _Kernel(StripMerge):
         held = [t for t in self.tiles.values() if not t.ring and not t.computed]
         ring_place = f"unsigned char* const ring = shared + group * {stage * stages};"
         context: dict[str, Any] = self.context() | {
-            "headers": ["strip.cuh", "tile.cuh"],
+            "headers": ["strip.cuh", *(["strip_group.cuh"] if self.memory.unit == SWIZZLED else []), "tile.cuh"],
             "template": "strip.j2",
             "members": [],
             "cluster": self.splits,
@@ -73,6 +73,7 @@ class _Kernel(StripMerge):
             "row_warps": self.members,
             "across": self.across,
             "groups": self.groups,
+            "unit": self.memory.unit,
             "stages": stages,
             "stage_bytes": stage,
             "declare": [*self.declare, *declared, ring_place, *self.before_loop],

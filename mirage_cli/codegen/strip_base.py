@@ -12,6 +12,7 @@ from mirage_cli.codegen.render import c_float
 from mirage_cli.codegen.request import Request, quotient
 from mirage_cli.codegen.strip_values import (
     CHUNK,
+    SWIZZLED,
     Matrix,
     Memory,
     OperandTile,
@@ -41,7 +42,8 @@ from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Input
 from mirage_cli.search.mugraph import BODY, PROLOGUE, BlockOp
-from mirage_cli.search.strip import across_of, orient
+from mirage_cli.search.strip import orient
+from mirage_cli.search.strip_warps import across_of, multiply_together
 
 Leaf = Callable[[str], str]
 
@@ -66,11 +68,11 @@ class StripBase(FragmentEmitter):
                 self.readers[i].append(o)
         self.members = self.s.number("members")
         self.across = across_of(self.s)
-        together = self.members * self.across
-        if self.s.warps % together:
-            raise Refused(f"{self.s.warps} warps are no groups of {together}")
-        self.groups = self.s.warps // together
-        self.group_threads = 32 * together
+        group = self.members * self.across
+        if self.s.warps % group:
+            raise Refused(f"{self.s.warps} warps are no groups of {group}")
+        self.groups = self.s.warps // group
+        self.group_threads = 32 * group
         self.sides = orient(self.p, self.g, self.shapes.size)
         self.orders: dict[frozenset[str], tuple[str, ...]] = {}
         self.value: dict[str, Expr] = {}
@@ -81,6 +83,8 @@ class StripBase(FragmentEmitter):
         self.inverses: dict[str, str] = {}  #: vectors of a group whose inverses are kept too
         self.sums: dict[str, TileSum] = {}
         self.memory = Memory()
+        if multiply_together(self.s, r.target.name):
+            self.memory.unit = SWIZZLED
         self.declare: list[str] = []
 
     # --- axes -----------------------------------------------------------------------------------------------------------
@@ -98,6 +102,10 @@ class StripBase(FragmentEmitter):
     def row_matrices(self, rows: Sizes) -> int:
         """Matrices of 16 rows for each warp of a group."""
         return padded(count(rows), 16 * self.members) // (16 * self.members)
+
+    def column_matrices(self, cols: Sizes) -> int:
+        """Matrices of 8 columns for each warp of a group."""
+        return padded(count(cols), 8 * self.across) // (8 * self.across)
 
     def side(self, axes: Sequence[str], depth: frozenset[str]) -> int:
         """What a group of axes is padded to in a tile."""
@@ -141,7 +149,16 @@ class StripBase(FragmentEmitter):
             n_outer = 1
         constant = self.constant(source)
         tile = OperandTile(
-            load, source.name, dtype, outer_sizes, inner_sizes, n_outer, n_inner, phase, constant=constant
+            load,
+            source.name,
+            dtype,
+            outer_sizes,
+            inner_sizes,
+            n_outer,
+            n_inner,
+            phase,
+            constant=constant,
+            unit=self.memory.unit,
         )
         self.tiles[load] = tile
         self.declare.append(f"using {tile.type} = Tile<{self.ctype(dtype)}, {n_outer}, {n_inner}>;")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from mirage_cli.codegen.emit import Lines
 from mirage_cli.codegen.strip_tiles import StripTiles
-from mirage_cli.codegen.strip_values import Matrix, OperandTile, RowVector, padded
-from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, count, from_thread, refs
+from mirage_cli.codegen.strip_values import SWIZZLED, Matrix, OperandTile, RowVector, padded
+from mirage_cli.codegen.tile import Count, Expr, Global, Position, Ref, Sizes, count, from_thread, refs
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.search.mugraph import BODY, PROLOGUE, BlockOp
 
 MATRIX_TYPES = (F16, BF16)
+PANEL = 64  #: elements of a row that lie together where matrix instructions of a warpgroup read them
 HELD_REGISTERS = 64  #: registers of a thread that may hold operands which do not change in the loop
 
 
@@ -181,7 +182,7 @@ class StripLoop(StripTiles):
 
     def matrix(self, name: str, rows: tuple[tuple[str, int], ...], cols: tuple[tuple[str, int], ...]) -> Matrix:
         """A strip with a type of its own."""
-        columns = padded(count(cols), 8 * self.across) // (8 * self.across)
+        columns = self.column_matrices(cols)
         m = self.matrices[name] = Matrix(name, rows, cols, self.row_matrices(rows), columns, self.across)
         self.declare.append(f"using S_{name} = {m.type};")
         return m
@@ -233,18 +234,22 @@ class StripLoop(StripTiles):
         over = frozenset(o.over)
         first, second = self.operands(o)
         col_tile = self.operand_tile(second, dtype, over, "cols")
+        cols, other_depth, other_padded = self.parts(col_tile, over)
+        joint = self.joint(dtype, cols, col_tile)
         if first in self.made:
             e = self.value[first]
             if not isinstance(e, Ref) or e.buffer not in self.matrices:
                 raise Refused(f"{first} is no strip")
             strip = self.masked(self.matrices[e.buffer], over)
             rows, depth, depth_padded = strip.rows, strip.cols, strip.width
+            joint = joint and strip.mt == 1 and strip.width % PANEL == 0
             a = self.strip_operand(strip, dtype)
         else:
             row_tile = self.operand_tile(first, dtype, over, "rows")
             rows, depth, depth_padded = self.parts(row_tile, over)
-            a = self.row_operand(row_tile, over, self.row_matrices(rows), depth_padded // 16)
-        cols, other_depth, other_padded = self.parts(col_tile, over)
+            matrices = self.row_matrices(rows)
+            joint = joint and matrices == 1 and row_tile.panels and self.inner_depth(row_tile, over) == "true"
+            a = self.row_operand(row_tile, over, matrices, depth_padded // 16, not joint)
         if depth != other_depth or depth_padded != other_padded or depth_padded % 16:
             raise Refused(f"{o.name}: its operands lie differently along what it sums over")
         name, shrink = self.target(o)
@@ -259,6 +264,7 @@ class StripLoop(StripTiles):
             self.before += [f"{m.type} {name};", f"{name}.fill(0.0f);"]
             self.body += self.scaled(m.name, f"MIRAGE_STRIP(S_{name}) ", "v[m_][n_][i_]", "v[m_][i_ >> 1]", shrink)
         how = "strip_contract" if dtype in MATRIX_TYPES else "strip_contract_exactly"
+        how = "strip_contract_together" if joint else how
         self.body.append(f"{how}<{depth_padded // 16}>({name}, {a}, {b});")
         self.value[o.name] = Ref(name)
 
@@ -285,11 +291,16 @@ class StripLoop(StripTiles):
         """Whether rows of a tile walk what is summed, as a C++ constant."""
         return "true" if {a for a, _ in t.inner} & over else "false"
 
-    def row_operand(self, t: OperandTile, over: frozenset[str], mt: int, kt: int) -> str:
-        """A tile as operand along rows, in registers when it stays the same and is small."""
+    def joint(self, dtype: DType, cols: Sizes, t: OperandTile) -> bool:
+        """Whether, as far as the operand along columns goes, the warps of 64 rows multiply together."""
+        matrices = self.column_matrices(cols)
+        return dtype in MATRIX_TYPES and t.panels and (matrices in (2, 4, 8) or matrices % 16 == 0)
+
+    def row_operand(self, t: OperandTile, over: frozenset[str], mt: int, kt: int, keep: bool) -> str:
+        """A tile as operand along rows, in registers (where it is to `keep` there) when it stays the same and is small."""
         kind = f"Rows16<{t.type}, {self.inner_depth(t, over)}>"
         text = f"{kind}{{{self.tile_text(t)}, member * {16 * mt}}}"
-        if t.phase == BODY or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
+        if t.phase == BODY or not keep or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
             return text
         held = f"{t.name}_held"
         line = f"HeldRows<{self.ctype(t.dtype)}, {mt}, {kt}> {held};"
@@ -316,10 +327,11 @@ class StripLoop(StripTiles):
         tile = f"Tile<{ctype}, {rows}, {m.width}>"
         if name not in self.spread:
             self.spread.add(name)
-            bytes_ = padded(rows * m.width * dtype.bytes, 128)
+            bytes_ = padded(rows * m.width * dtype.bytes, self.memory.unit)
             self.memory.keep(f"{name}_all", ctype, bytes_ * self.groups)
             self.before_loop.append(f"const {tile} {name}{{{name}_all + group * {bytes_ // dtype.bytes}}};")
-            self.body += [f"put_strip({name}, {m.name}, member, share);", "wait_together<GROUP>(1 + group);"]
+            shown = ["show_products();"] if self.memory.unit == SWIZZLED else []
+            self.body += [f"put_strip({name}, {m.name}, member, share);", *shown, "wait_together<GROUP>(1 + group);"]
         return f"Rows16<{tile}, true>{{{name}, member * {16 * m.mt}}}"
 
     # --- accumulators -------------------------------------------------------------------------------------------------

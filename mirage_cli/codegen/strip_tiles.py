@@ -6,7 +6,7 @@ import contextlib
 
 from mirage_cli.codegen.emit import Lines
 from mirage_cli.codegen.strip_base import StripBase
-from mirage_cli.codegen.strip_values import OperandTile, TileSum, Vector, padded
+from mirage_cli.codegen.strip_values import SWIZZLED, OperandTile, TileSum, Vector, padded
 from mirage_cli.codegen.tile import Expr, Ref, count, globals_of, refs
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import DType
@@ -99,7 +99,8 @@ class StripTiles(StripBase):
         if any(n not in self.vectors or self.vectors[n].grouped for n in refs(e)):
             raise Refused(f"{v} mixes loaded tiles and what the loop computes")
         padding = self.padding(like.outer, like.inner, over, side, dtype)
-        t = OperandTile(name, like.value, dtype, like.outer, like.inner, *padding, phase, computed=True)
+        parts, unit = (like.outer, like.inner, *padding), self.memory.unit
+        t = OperandTile(name, like.value, dtype, *parts, phase, computed=True, unit=unit)
         for value in globals_of(e):
             self.load_beside(value, t, over)
         self.tiles[name] = t
@@ -120,6 +121,7 @@ class StripTiles(StripBase):
             f"    const int o = k / {t.chunks}, first = k % {t.chunks} * {t.type}::VEC;",
             *("    " + x for x in self.computed_chunk(t, e, phase)),
             "}",
+            *(["show_products();"] if unit == SWIZZLED else []),
             "wait_together<GROUP>(1 + group);" if phase == BODY else "__syncthreads();",
         ]
         (self.body if phase == BODY else self.prologue).extend(lines)

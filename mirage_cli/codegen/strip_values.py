@@ -9,6 +9,7 @@ from mirage_cli.lax.dtypes import DType
 from mirage_cli.search.mugraph import BODY
 
 CHUNK = 16  #: bytes that are copied at a time
+SWIZZLED = 1024  #: bytes at multiples of which tiles for matrix instructions of a warpgroup begin
 
 
 def padded(n: int, unit: int) -> int:
@@ -31,6 +32,7 @@ class OperandTile:
     phase: str
     computed: bool = False
     constant: bool = False
+    unit: int = 128  #: bytes of which tiles are multiples
 
     @property
     def ring(self) -> bool:
@@ -45,7 +47,12 @@ class OperandTile:
     @property
     def bytes(self) -> int:
         """Bytes of one stage."""
-        return padded(self.n_outer * self.n_inner * self.dtype.bytes, 128)
+        return padded(self.n_outer * self.n_inner * self.dtype.bytes, self.unit)
+
+    @property
+    def panels(self) -> bool:
+        """Whether it lies in memory as matrix instructions of a warpgroup read it."""
+        return self.unit == SWIZZLED and self.n_outer % 8 == 0 and self.n_inner * self.dtype.bytes % 128 == 0
 
     @property
     def chunks(self) -> int:
@@ -140,11 +147,12 @@ class Memory:
         self.kept: list[tuple[str, str, int]] = []
         self.late: list[tuple[str, str, int]] = []
         self._kept = self._late = 0
+        self.unit = 128  #: bytes of which places are multiples
 
     def keep(self, name: str, type_: str, bytes_: int) -> None:
         """A place of its own."""
         self.kept.append((name, type_, self._kept))
-        self._kept += padded(bytes_, 128)
+        self._kept += padded(bytes_, self.unit)
 
     def reuse(self, name: str, type_: str, bytes_: int) -> None:
         """A place that the ring has left."""
@@ -153,7 +161,7 @@ class Memory:
 
     def layout(self, ring: int) -> tuple[list[str], int]:
         """(declarations, bytes) with a ring of so many bytes."""
-        base = padded(max(ring, self._late), 128)
+        base = padded(max(ring, self._late), self.unit)
         lines = []
         for parts, first in ((self.kept, base), (self.late, 0)):
             for name, type_, at in parts:

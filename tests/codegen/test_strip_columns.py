@@ -13,7 +13,9 @@ from mirage_cli.lax.compose import causal, linear, matmul, scale, softmax
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.graph import Graph
 from mirage_cli.search import strip, strip_cost
+from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.strip_warps import across_of
 
 from . import kernels
 from .kernels import Case, single
@@ -57,7 +59,7 @@ def _shared(name: str, seed: int) -> Case:
         whole = {a: n for a in sides.cols - {b.loop} if isinstance(n := p.extent(a), int)}
         s = replace(s, tiles=tuple((a, whole.get(a, n)) for a, n in s.tiles))
         case = Case(name, p, single(p, b), (s,), HOPPER)
-        if strip.across_of(s) > 1 and case.renders():
+        if across_of(s) > 1 and case.renders():
             return case
     raise AssertionError(f"no strips for {name}")
 
@@ -65,10 +67,27 @@ def _shared(name: str, seed: int) -> Case:
 @pytest.mark.parametrize("separate", [False, True])
 def test_shared_columns_are_right(separate: bool, tmp_path: Path) -> None:
     """In two orders of threads, and with every buffer alone between bytes that nobody may touch."""
-    found = [_shared(name, 5 + separate) for name in SMALL]
+    found = [_shared(name, 5 + separate) for name in list(SMALL)[:: 1 + separate]]
     flags = [*QUICK, *(kernels.ADDRESSES if separate else ())]
     harness = kernels.build({c.name: kernels.emulated(c, separate) for c in found}, tmp_path, flags, cuda=True)
     assert [x for mode in ("l", "b") for x in kernels.run(harness, found, mode)] == []
+
+
+@pytest.mark.parametrize(("name", "split", "together"), [("latent512", False, 3), ("latent256", True, 2)])
+def test_four_warps_multiply_together(name: str, split: bool, together: int, tmp_path: Path) -> None:
+    """Matrix instructions of a warpgroup, in one block and in a cluster (there with every buffer alone): shares of scores
+    within a panel, results of two."""
+    build, dtype = SMALL[name]
+    p = program(build, dtype)
+    block = next(b for b in block_graphs(p) if bool(b.split) == split)
+    sizes = {a: 64 if a in strip.roles(p, block).sides.rows or a in block.split else 1 for a in block.grid}
+    s = Schedule(tuple(sizes.items()), 64, 8, 2, "strip", (("members", 4), ("across", 2)))
+    case = Case(name, p, single(p, block), (s,), HOPPER)
+    text = kernels.emulated(case, split)
+    assert text.count("strip_contract_together<") == together
+    flags = [*QUICK, *(kernels.ADDRESSES if split else ())]
+    harness = kernels.build({name: text}, tmp_path, flags, cuda=True)
+    assert [x for mode in ("l", "b") for x in kernels.run(harness, [case], mode)] == []
 
 
 @pytest.mark.parametrize("width", [64, 256, 512])
@@ -77,6 +96,6 @@ def test_columns_are_shared_where_one_warp_cannot_hold_them(width: int) -> None:
     p = program(lambda g, t: _latent(g, t, 1, 128, width, 64, 4096), F16)
     graphs = [b for b in Searcher(SearchOptions()).blocks(p)[0] if b.split and b.loop in b.split]
     found = [r.schedule for b in graphs[:1] for r in strip_cost.ranked(p, b, HOPPER, 1000)]
-    shares = {strip.across_of(s) for s in found}
+    shares = {across_of(s) for s in found}
     assert shares == {64: {1}, 256: {1, 2, 4}, 512: {2, 4, 8}}[width]
     assert Case("x", p, single(p, graphs[0]), (found[0],), HOPPER).renders()

@@ -314,9 +314,10 @@ inline void run_cluster() {
 inline void run_grid(unsigned blocks, unsigned threads, int shared_bytes, unsigned cluster, bool dependent,
                      std::function<void()> body) {
     if (blocks % cluster != 0) fail("blocks are no whole clusters", static_cast<int>(cluster));
-    const size_t stride = (static_cast<size_t>(shared_bytes) + 255) / 128 * 128;
-    std::vector<unsigned char> memory(stride * cluster + 128);
-    unsigned char* const first = memory.data() + 128 - reinterpret_cast<uintptr_t>(memory.data()) % 128;
+    constexpr size_t ALIGNED = 1024;  // what swizzled tiles need
+    const size_t stride = (static_cast<size_t>(shared_bytes) + 127) / ALIGNED * ALIGNED + ALIGNED;
+    std::vector<unsigned char> memory(stride * cluster + ALIGNED);
+    unsigned char* const first = memory.data() + ALIGNED - reinterpret_cast<uintptr_t>(memory.data()) % ALIGNED;
     machine.size = static_cast<size_t>(shared_bytes);
     machine.room = stride;
     machine.count = threads;

@@ -89,11 +89,13 @@ struct Tile {
     using T = T_;
     static constexpr int OUTER = OUTER_, INNER = INNER_, VEC = 16 / sizeof(T), CHUNKS = INNER / VEC;
     static constexpr int GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
+    static constexpr bool PANELS = GROUP == 8 && OUTER % 8 == 0;  //!< eight chunks of all rows lie together
     static_assert(INNER % VEC == 0, "rows are whole chunks");
     T* at;
     static MIRAGE_DEVICE int index(int outer, int chunk) {
-        const int low = chunk & (GROUP - 1);  // apart, so that places of one row that are whole groups apart share an address
-        return (outer * CHUNKS + chunk - low + (low ^ ((outer / (8 / GROUP)) & (GROUP - 1)))) * VEC;
+        const int low = chunk & (GROUP - 1), place = low ^ ((outer / (8 / GROUP)) & (GROUP - 1));
+        if constexpr (PANELS) return ((chunk / 8 * OUTER + outer) * 8 + place) * VEC;
+        else return (outer * CHUNKS + chunk - low + place) * VEC;
     }
     MIRAGE_DEVICE T* chunk(int outer, int c) const { return at + index(outer, c); }
     MIRAGE_DEVICE T* element(int outer, int inner) const { return chunk(outer, inner / VEC) + inner % VEC; }
