@@ -83,3 +83,15 @@ def test_dimensions_of_a_shape_are_bounded(text: str) -> None:
 def test_an_input_comes_once() -> None:
     with pytest.raises(UsageError, match="x is 1x2 already"):
         dims.parse_shapes(["x=1x2", "x=1x2"])
+
+
+def test_types_behind_shapes() -> None:
+    texts = ["ids=1x128:i64", "x=2x3"]
+    assert dims.parse_shapes(texts) == {"ids": (1, 128), "x": (2, 3)}
+    assert dims.parse_types(texts) == {"ids": "i64"}
+
+
+@pytest.mark.parametrize("text", ["x=1x2:int", "x=1:", "x=:f32", "x=1:f32:f32"])
+def test_other_types_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--shape x=.*: expected"):
+        dims.parse_shapes([text])

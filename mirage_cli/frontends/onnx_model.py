@@ -21,6 +21,7 @@ from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.frontends.onnx_tensors import store_what_is_cut_at
+from mirage_cli.lax.dtypes import from_numpy
 
 OLDEST_OPSET = 13  #: older models are converted to it
 SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape arguments are among them
@@ -188,6 +189,11 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
         if name not in inputs:
             raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(map(str, inputs))}")
         _fix_shape(name, inputs[name], shape, numbers)
+    for name, kind in options.types.items():
+        declared = inputs[name].dtype
+        found = from_numpy(declared.numpy()) if declared is not None else None
+        if found is None or found.name != kind:
+            raise UsageError(f"--shape {name}: the model's input has type {found or declared}, which cannot be {kind}")
     if not numbers and not options.shapes:
         return
     for value in _values(model):

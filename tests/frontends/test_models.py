@@ -236,6 +236,34 @@ def test_numbers_that_do_not_fit(options: Options, words: str) -> None:
         read(parsed("g (float[b,4] x) => (float[b,4] y) { y = Exp(x) }"), options)
 
 
+def test_a_type_that_the_input_has_not() -> None:
+    model = parsed("m (float16[2] x) => (float16[2] y) { y = Neg(x) }")
+    assert read(model, Options(shapes={"x": (2,)}, types={"x": "f16"})).node_count == 1
+    with pytest.raises(UsageError, match="input has type f16, which cannot be i64"):
+        read(model, Options(shapes={"x": (2,)}, types={"x": "i64"}))
+
+
+def test_shapes_by_way_of_filled_tensors_are_known() -> None:
+    """As older exporters write x.expand(-1, 3)."""
+    nodes = """
+        ones = ConstantOfShape<value = int64[1] {1}>(two)
+        all = Mul(ones, less)
+        kept = Equal(wanted, all)
+        shape = Where(kept, ones, wanted)
+        y = Expand(x, shape)
+    """
+    weights = {"two": [2], "less": -1, "wanted": [-1, 3]}
+    graph = read(parsed(f"m (float[2, 1] x) => (float[n, k] y) {{ {nodes} }}", **weights)).graph
+    assert graph.dims(graph.outputs[0]) == (2, 3)
+
+
+def test_constants_are_dense() -> None:
+    text = "m (float[2, 3] x) => (float[2, 2] y) { t = Transpose(w) y = MatMul(x, t) }"
+    imported = read(parsed(text, w=np.arange(6, dtype=np.float32).reshape(2, 3)))
+    constants = [imported.constant(name) for name in imported.model.graph.initializers]
+    assert constants and all(c.flags.c_contiguous for c in constants)
+
+
 def test_a_sum_is_solved_for_its_symbol() -> None:
     model = parsed("g (float[n] mask, float[past] k) => (float[n] y, float[past] z) { y = Exp(mask) z = Exp(k) }")
     for value in (model.graph.input[0], model.graph.output[0]):
