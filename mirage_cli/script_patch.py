@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from mirage_cli.backends import torch_library
 from mirage_cli.backends.spec import OperatorSpec
-from mirage_cli.frontends.imported import Imported
+from mirage_cli.frontends.imported import Imported, Script
 from mirage_cli.frontends.torchscript_graph import MARK
-from mirage_cli.frontends.torchscript_module import import_torch, to_tensor
+from mirage_cli.frontends.torchscript_module import TYPES, import_torch, to_tensor
 
 MODEL = "model.pt"
 
@@ -68,7 +68,7 @@ class _Patch:
         self.first = next(iter(self.graph.nodes()))
         self.attributes: dict[str, Any] = {}  #: parameters and buffers that calls read, by their path
         self.values: dict[int, list[Any]] = {}  #: equal tensors of the graph, by their value in the imported graph
-        self.collect(marked.inputs, imported.script.names)
+        self.collect(marked.inputs, imported.script)
 
     # --- weights ----------------------------------------------------------------------------------------------------------
     def missing(self, calls: Sequence[Call]) -> dict[str, tuple[str, NDArray[Any]]]:
@@ -119,15 +119,25 @@ class _Patch:
         return self.attributes[path]
 
     # --- tensors ----------------------------------------------------------------------------------------------------------
-    def collect(self, inputs: Sequence[str], marks: Mapping[int, tuple[str, ...]]) -> None:
+    def collect(self, inputs: Sequence[str], script: Script) -> None:
         """Take down the graph's tensors: inputs, then what is marked, in order."""
-        found: list[tuple[tuple[str, ...], Any]] = [((n,), v) for n, v in zip(inputs, self.inputs[1:], strict=True)]
+        values = self.imported.values
+        for name, value in zip(inputs, self.inputs[1:], strict=True):
+            if name in values:
+                self.values.setdefault(values[name], []).append(value)
         for node in self.graph.nodes():
-            if node.kind() == MARK and (number := node.inputsAt(1).toIValue()) in marks:
-                found.append((marks[number], node.output()))
-        for names, value in found:
-            for number in dict.fromkeys(self.imported.values[n] for n in names if n in self.imported.values):
-                self.values.setdefault(number, []).append(value)
+            mark = node.inputsAt(1).toIValue() if node.kind() == MARK else None
+            if mark is None or mark not in script.names or mark not in script.seen:
+                continue
+            for number in dict.fromkeys(values[n] for n in script.names[mark] if n in values):
+                if self.agrees(number, script.seen[mark]):
+                    self.values.setdefault(number, []).append(node.output())
+
+    def agrees(self, number: int, seen: Any) -> bool:
+        """Whether a value has the type and shape of a tensor of the graph: exporters compute some in another type."""
+        graph = self.imported.graph
+        kind = TYPES.get(graph.dtype(number).name, graph.dtype(number).name)
+        return tuple(graph.dims(number)) == tuple(seen.shape) and f"torch.{kind}" == str(seen.dtype)
 
     def equal(self, name: str) -> list[Any]:
         """The tensors of the graph that are equal to one of the ONNX model."""

@@ -30,11 +30,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A TorchScript module behind an imported model: the `marked` module, for each mark the names of the ONNX tensors
-    that are equal to the marked one, and the `folder` that holds the exported weights as long as the model is used."""
+    """A TorchScript module behind an imported model.
+
+    `marked` is the marked module; `names` are, for each mark, the tensors of the ONNX model that stand for the marked one,
+    `seen` a tensor of its type and shape; `folder` holds the exported weights as long as the model is used.
+    """
 
     marked: Any
     names: Mapping[int, tuple[str, ...]]
+    seen: Mapping[int, Any]
     folder: Any
 
 

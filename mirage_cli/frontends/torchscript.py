@@ -20,22 +20,11 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import onnx as onnx_front_end
 from mirage_cli.frontends import torchscript_file, torchscript_graph, torchscript_operators
 from mirage_cli.frontends.imported import Imported, Options, Script
-from mirage_cli.frontends.torchscript_module import SUFFIXES, first_lines, import_torch, input_names, open_module
+from mirage_cli.frontends.torchscript_module import SUFFIXES, TYPES, first_lines, import_torch, input_names, open_module
 
 suffixes = SUFFIXES
 
 OPSET = 18  #: of the ONNX model: every exporter since torch 2.10 writes it
-#: names of types on the command line -> torch's
-TYPES = {
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-    "i8": "int8",
-    "u8": "uint8",
-    "i32": "int32",
-    "i64": "int64",
-}
 
 
 def load(path: str, options: Options) -> Imported:
@@ -50,7 +39,8 @@ def load(path: str, options: Options) -> Imported:
     inputs = torchscript_graph.example_inputs(torch, module, *_asked(path, module, options))
     marked = torchscript_graph.Marked(torch, module)
     folder = tempfile.TemporaryDirectory(prefix="mirage-torchscript-")
-    proto = _export(torch, path, module, marked, inputs, Path(folder.name) / "model.onnx")
+    seen = _seen(torch, path, module, marked, inputs)
+    proto = _export(torch, path, marked, inputs, seen, Path(folder.name) / "model.onnx")
     names = torchscript_graph.take_marks(proto)
     try:
         imported = onnx_front_end.from_proto(proto, Options(dims=options.dims), f"{folder.name}/model.onnx")
@@ -58,7 +48,7 @@ def load(path: str, options: Options) -> Imported:
         raise ModelError(f"{path}: {str(error).replace(folder.name, 'exported')}") from None
     imported.path, imported.format, imported.external = path, "torchscript", {}
     imported.sha256 = torchscript_file.sha256(path)
-    imported.script = Script(marked, names, folder)
+    imported.script = Script(marked, names, seen, folder)
     return imported
 
 
@@ -79,19 +69,33 @@ def _asked(path: str, module: Any, options: Options) -> tuple[Mapping[str, Seque
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """The exporter prints whole graphs on standard output when it fails."""
+    """The exporter may print on standard output."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
-def _export(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str, Any], file: Path) -> onnx.ModelProto:
+def _seen(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str, Any]) -> dict[int, Any]:
+    """Run a module and then its marked form, which tells the types and shapes of its tensors. Raises ModelError for inputs
+    that do not fit: torch can tell them of the module itself only."""
+    given = ", ".join(f"{n}={torchscript_graph.described(t)}" for n, t in inputs.items())
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            module(*inputs.values())
+            found: dict[int, Any] = marked.run(torch, list(inputs.values()))
+            return found
+    except Exception as error:  # torch raises whatever its operators do
+        raise ModelError(
+            f"{path}: the module does not run for inputs {given}: {first_lines(error)}",
+            "if an input has another type, say so: --shape NAME=1x128:i64",
+        ) from None
+
+
+def _export(
+    torch: Any, path: str, marked: Any, inputs: Mapping[str, Any], seen: Mapping[int, Any], file: Path
+) -> onnx.ModelProto:
     """The ONNX model of a marked module. Raises ModelError naming what the exporter cannot express."""
     try:
-        with warnings.catch_warnings(), _silent():
-            warnings.simplefilter("ignore")
-            with torch.no_grad():
-                module(*inputs.values())  # an input that does not fit is an error here, where torch can tell it
-            seen = marked.run(torch, list(inputs.values()))
         with warnings.catch_warnings(), _silent(), torchscript_operators.more_operators(torch, seen):
             warnings.simplefilter("ignore")
             torch.onnx.export(
@@ -106,9 +110,7 @@ def _export(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str
             )
     except Exception as error:  # the exporter raises whatever its operators do
         raise ModelError(
-            f"{path}: torch.onnx.export cannot export the module for inputs "
-            f"{', '.join(f'{n}={torchscript_graph.described(t)}' for n, t in inputs.items())}: {first_lines(error)}",
-            "if an input has another type, say so: --shape NAME=1x128:i64; or export the Python module to ONNX: "
-            'torch.onnx.export(model, inputs, "model.onnx", dynamo=True)',
+            f"{path}: torch.onnx.export cannot express the module: {first_lines(error)}",
+            'export the Python module to ONNX: torch.onnx.export(model, inputs, "model.onnx", dynamo=True)',
         ) from None
     return onnx.load(file, load_external_data=False)

@@ -13,6 +13,17 @@ from mirage_cli.errors import ModelError, ToolMissing, UsageError
 
 SUFFIXES = (".pt", ".ts")
 INSTALL = "pip install 'mirage-cli[torch]'"
+#: names of types on the command line -> torch's
+TYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "i8": "int8",
+    "u8": "uint8",
+    "i32": "int32",
+    "i64": "int64",
+}
 
 
 def import_torch() -> Any:
