@@ -176,14 +176,19 @@ def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
     if model["format"] != "onnx":
         return folder / MODEL, f"{folder / MODEL} without its library ({path} is {model['format']})"
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        external = {n: hashlib.sha256((path.parent / n).read_bytes()).hexdigest() for n in model["external_data"]}
+        found = _digest(path)
+        external = {n: _digest(path.parent / n) for n in model["external_data"]}
         if found == model["sha256"] and external == model["external_data"]:
             return path, str(path)
         problem = "has changed"
     except OSError:
         problem = "is not there"
     return folder / MODEL, f"{folder / MODEL} without its library ({model['path']} {problem})"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> list[Arrays]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from mirage_cli import patch, runs, whole
 from mirage_cli.errors import MirageError, UsageError
+from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.runs import Arrays, Job
 
 Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; raises MirageError
@@ -118,7 +119,8 @@ def _operator(case: Case, node: onnx.NodeProto, shown: Arrays, folder: Path, run
 def tensors(case: Case, names: Sequence[str]) -> Arrays:
     """Tensors inside the patched model, computed by the functions. Raises ModelError."""
     stored = {t.name: t for t in case.model.graph.initializer}
-    found = {n: numpy_helper.to_array(stored[n], str(case.path.parent)) for n in names if n in stored}
+    files = DataFiles(str(case.path), hashed=False)
+    found = {n: files.array(stored[n]) for n in names if n in stored}
     found |= {n: case.inputs[n] for n in names if n in case.inputs}
     wanted = [n for n in dict.fromkeys(names) if n and n not in found]
     probe = onnx.ModelProto()

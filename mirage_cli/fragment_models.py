@@ -24,6 +24,7 @@ from mirage_cli import check, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.errors import ModelError
 from mirage_cli.frontends.imported import Imported
+from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.program import Source
@@ -175,11 +176,12 @@ def from_folder(
     shapes, values = _computed(model, folder, {n: t for n, t in read if n not in weights}, feeds)
     shapes |= {n: tuple(t.dims) for n, t in weights.items()}
     opsets = {o.domain: o.version for o in model.opset_import}
+    files = DataFiles(str(folder / "model.onnx"), hashed=False)
     found = {}
     for spec in specs:
         places = nodes[spec.op_type][:MAX_CALLS]
         constants = {
-            i: tuple(numpy_helper.to_array(weights[n], str(folder)) for n in dict.fromkeys(p.input[i] for p in places))
+            i: tuple(files.array(weights[n]) for n in dict.fromkeys(p.input[i] for p in places))
             for i in range(len(spec.inputs))
             if all(p.input[i] in weights for p in places)
         }

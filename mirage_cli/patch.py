@@ -13,12 +13,14 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass, TopologicalSortPass
 
+from mirage_cli import datafile
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.regions import Region, cloned
 
 DOMAIN = "mirage"
 DOMAIN_VERSION = 1
 FUNCTIONS_IR_VERSION = 8  #: the first version of the format that has model-local functions
+INSIDE_BYTES = 1024  #: weights up to this size are stored in the file even where others are outside
 PROTOBUF_LIMIT = 1_900_000_000  #: bytes of weights from which on they have to be stored outside the file
 
 
@@ -128,8 +130,20 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def save(model: ir.Model, path: Path, external: bool) -> None:
-    """Write a model; weights go to `<name>.data` beside it when `external` or when they would not fit into the file."""
-    if external or weight_bytes(model) > PROTOBUF_LIMIT:
-        ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
-    else:
+    """Write a model; weights go to `<name>.data` beside it when `external` or when they would not fit into the file.
+
+    Weights that are in files are copied from there, each range once. Raises OSError.
+    """
+    if not external and weight_bytes(model) <= PROTOBUF_LIMIT:
         ir.save(model, path)
+        return
+    values = [v for graph in model.graphs() for v in graph.initializers.values()]
+    large = [(v, v.const_value) for v in values if v.const_value is not None and v.const_value.nbytes > INSIDE_BYTES]
+    outside = datafile.write([tensor for _, tensor in large], path.with_name(f"{path.name}.data"))
+    try:
+        for (value, _), moved in zip(large, outside, strict=True):
+            value.const_value = moved
+        ir.save(model, path)
+    finally:
+        for value, tensor in large:
+            value.const_value = tensor

@@ -139,6 +139,7 @@ class Run:
         with self.clock.measure("partition"):
             self.parts = partition(self.imported.graph, works.tensor_names(self.imported))
             self.work = works.group(self.parts.fragments, self.imported, lambda names: select(names, self.options))
+            self.imported.forget()
 
     def plan(self) -> None:
         """Search, render and prove each distinct fragment, in processes of their own when there are several."""
@@ -221,6 +222,7 @@ class Run:
                 jobs.append((w.check_job(self.imported, self.built.library, self.options.seed, limits),))
             for k, outcome in isolation.each(run_job, jobs, self.options.jobs):
                 checked[k].checked(outcome)
+                self.imported.forget()
                 self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
 
     def tune(self) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from mirage_cli import patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.check import CheckJob, Extra
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError, UsageError
 from mirage_cli.frontends import Imported, onnx_file, sizes
+from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax.program import Program
 from mirage_cli.output import MARK, MUGRAPHS
 from mirage_cli.plan import StoredPlan, plan_from_json
@@ -150,7 +151,8 @@ def check_job(
     """The check of a fragment's CPU kernel against float64, with the weights of its first place. Raises MirageError."""
     node = f.nodes[0]
     stored = {t.name: t for t in model.graph.initializer}
-    weights = {k: numpy_helper.to_array(stored[n], str(folder)) for k, n in enumerate(node.input) if n in stored}
+    files = DataFiles(str(folder / "model.onnx"), hashed=False)
+    weights = {k: files.array(stored[n]) for k, n in enumerate(node.input) if n in stored}
     count = len(program.sources)
     extra: list[Extra] = [weights[k] if k in weights else f.spec.inputs[k] for k in range(count, len(node.input))]
     names = tuple(f"in{k}" for k in range(len(node.input)))

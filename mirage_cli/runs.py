@@ -32,13 +32,14 @@ class Job:
 
 
 def run_job(job: Job) -> Arrays:
-    """The outputs by name. Raises ModelError, MirageError."""
+    """The outputs by name; a large model is run piece by piece. Raises ModelError, MirageError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        large = _large(job)
+        if large is not None:
+            return large
         session = runtime.session(job.model, job.library, provider="cpu", data=job.data)
-    known = {i.name for i in session.get_inputs()}
-    if known != set(job.inputs):
-        raise ModelError(f"expected inputs {sorted(known)}, found {sorted(job.inputs)}")
+    expect_inputs({i.name for i in session.get_inputs()}, job.inputs)
     return runtime.run(session, job.inputs)
 
 
@@ -74,6 +75,29 @@ def run_script(job: ScriptJob) -> Arrays:
     if len(found) != len(job.outputs):
         raise ModelError(f"{job.model}: expected {len(job.outputs)} outputs, found {len(found)}")
     return {name: torchscript_module.to_array(torch, t) for name, t in zip(job.outputs, found, strict=True)}
+
+
+def _large(job: Job) -> Arrays | None:
+    """The outputs of a model that is run in pieces; None for others. Raises ModelError, MirageError."""
+    import onnx  # noqa: PLC0415
+
+    from mirage_cli import pieces  # noqa: PLC0415
+
+    if isinstance(job.model, bytes):
+        model, folder = onnx.load_from_string(job.model), job.data
+    else:
+        model, folder = onnx.load(job.model, load_external_data=False), Path(job.model).parent
+    if folder is None or not pieces.is_large(model):
+        return None
+    weights = {t.name for t in model.graph.initializer}
+    expect_inputs({v.name for v in model.graph.input} - weights, job.inputs)
+    return pieces.run(model, folder, job.inputs, job.library)
+
+
+def expect_inputs(known: set[str], given: Mapping[str, NDArray[Any]]) -> None:
+    """Raise ModelError for inputs other than those of a model."""
+    if known != set(given):
+        raise ModelError(f"expected inputs {sorted(known)}, found {sorted(given)}")
 
 
 def library_sources(library: Path) -> str:

@@ -78,8 +78,11 @@ class _Run:
             return self.opaque(v, step)
         self.check_size(v, step)
         if isinstance(step, g.Input):
-            stored = self.imported.constant(step.name) if step.constant else self.inputs[step.name]
-            return np.asarray(stored).astype(np.float64)
+            if not step.constant:
+                return np.asarray(self.inputs[step.name]).astype(np.float64)
+            wide = np.asarray(self.imported.constant(step.name)).astype(np.float64)
+            self.imported.forget()
+            return wide
         args = [self.values[a] for a in self.graph.inputs[v]]
         return step_value(self.graph, v, Float64(), args, {}, self.symbols)
 

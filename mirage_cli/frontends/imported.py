@@ -14,6 +14,7 @@ from mirage_cli.errors import UsageError
 if TYPE_CHECKING:
     import onnx_ir
 
+    from mirage_cli.datafile import DataFile
     from mirage_cli.lax.domain import Array
     from mirage_cli.lax.graph import Graph
 
@@ -50,7 +51,8 @@ class Imported:
     values (small integer tensors that only describe shapes have none until something reads them as data); `shapes`
     holds the elements (extents) of integer tensors where all are known; `reasons` says of each node that is not read
     why. `external` maps each external data file, as the model names it, to its sha256. `node_count` counts the file's
-    nodes, before functions are inlined and constants folded. `script` is the TorchScript module that the model was made from.
+    nodes, before functions are inlined and constants folded. `script` is the TorchScript module that the model was made
+    from, `files` hold the external data.
     """
 
     path: str
@@ -66,6 +68,12 @@ class Imported:
     reasons: dict[str, str]
     notes: list[str]
     script: Script | None = None
+    files: tuple[DataFile, ...] = ()
+
+    def forget(self) -> None:
+        """Give back the memory that weights in files take; they are read again when they are needed."""
+        for file in self.files:
+            file.forget()
 
     def constant(self, name: str) -> Array:
         """The stored elements of a weight, dense and row-major. Raises UsageError for a name that no constant has."""

@@ -60,4 +60,5 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> I
         shapes=reading.shapes,
         reasons=reading.reasons,
         notes=notes,
+        files=tuple(files.files.values()),
     )

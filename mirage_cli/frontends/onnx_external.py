@@ -8,45 +8,58 @@ the model reads. Files are opened and mapped once, so that nothing changes betwe
 
 from __future__ import annotations
 
-import hashlib
 import math
-import mmap
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
+from mirage_cli.datafile import DataFile, StoredTensor
 from mirage_cli.errors import ModelError
 
 
 @dataclass(slots=True)
 class DataFiles:
-    """The data files of the model at `path`, opened on first use; `sha256` of each by the name in the model."""
+    """The data files of the model at `path`, opened on first use; `sha256` of each by the name in the model, if they are
+    to be `hashed`."""
 
     path: str
+    hashed: bool = True
     sha256: dict[str, str] = field(default_factory=dict)
-    _maps: dict[str, mmap.mmap | bytes] = field(default_factory=dict)
+    files: dict[str, DataFile] = field(default_factory=dict)
 
     def tensor(self, proto: onnx.TensorProto) -> ir.TensorProtocol:
         """A tensor whose elements are read from the file when they are needed. Raises ModelError."""
-        raw, offset, size, dtype = self._range(proto)
-        return _tensor(raw, offset, size, dtype, list(proto.dims), proto.name)
+        file, offset, size, dtype = self._range(proto)
+        dims = list(proto.dims)
+        if dtype.bitwidth < 8:
+            packed = np.frombuffer(file.content, np.uint8, size, offset) if size else np.empty(0, np.uint8)
+            return ir.PackedTensor(packed, dtype, shape=ir.Shape(dims), name=proto.name)
+        return StoredTensor(file, offset, dims, dtype, proto.name)
+
+    def array(self, proto: onnx.TensorProto) -> NDArray[Any]:
+        """The elements of a tensor, wherever they are stored. Raises ModelError."""
+        if proto.data_location != onnx.TensorProto.EXTERNAL:
+            return numpy_helper.to_array(proto)
+        return self.tensor(proto).numpy()
 
     def inline(self, proto: onnx.TensorProto) -> None:
         """Put the elements into the message itself. Raises ModelError."""
-        raw, offset, size, _ = self._range(proto)
-        proto.raw_data = raw[offset : offset + size]
+        file, offset, size, _ = self._range(proto)
+        proto.raw_data = file.content[offset : offset + size]
         proto.data_location = onnx.TensorProto.DEFAULT
         del proto.external_data[:]
 
-    def _range(self, proto: onnx.TensorProto) -> tuple[mmap.mmap | bytes, int, int, ir.DataType]:
-        """The mapped file with offset, size and type of a tensor's elements in it."""
+    def _range(self, proto: onnx.TensorProto) -> tuple[DataFile, int, int, ir.DataType]:
+        """The file with offset, size and type of a tensor's elements in it."""
         try:
             info = ExternalDataInfo(proto)
             dtype = ir.DataType(proto.data_type)
@@ -54,7 +67,7 @@ class DataFiles:
         except (ValueError, TypeError) as error:
             raise ModelError(f"{self.path}: external data of tensor {proto.name!r}: {error}") from None
         offset = info.offset or 0
-        raw = self._open(info.location, proto.name)
+        file = self._open(info.location, proto.name)
         length: int | None = info.length
         if length is not None and length != size:
             shape = "x".join(map(str, proto.dims)) or "scalar"
@@ -62,19 +75,25 @@ class DataFiles:
                 f"{self.path}: tensor {proto.name!r} ({dtype.name}, {shape}) needs {size} bytes, "
                 f"but its external data says {length}"
             )
-        if offset + size > len(raw):
+        if offset + size > file.size:
             raise ModelError(
                 f"{self.path}: tensor {proto.name!r} needs bytes {offset} to {offset + size} of {info.location!r}, "
-                f"which has {len(raw)}"
+                f"which has {file.size}"
             )
-        return raw, offset, size, dtype
+        return file, offset, size, dtype
 
-    def _open(self, location: str, tensor: str) -> mmap.mmap | bytes:
-        if location not in self._maps:
+    def _open(self, location: str, tensor: str) -> DataFile:
+        if location not in self.files:
             where = f"{self.path}: external data {location!r} of tensor {tensor!r}"
-            self._maps[location] = _mapped(self._resolve(location, where), where)
-            self.sha256[location] = hashlib.sha256(self._maps[location]).hexdigest()
-        return self._maps[location]
+            try:
+                self.files[location] = DataFile(self._resolve(location, where))
+                if self.hashed:
+                    self.sha256[location] = self.files[location].sha256()
+            except ValueError as error:
+                raise ModelError(f"{where}: {error}") from None
+            except OSError as error:
+                raise ModelError(f"{where} cannot be opened: {error.strerror}") from None
+        return self.files[location]
 
     def _resolve(self, location: str, where: str) -> Path:
         """The file that a location means. Raises ModelError for one outside the model's folders."""
@@ -96,32 +115,6 @@ class DataFiles:
                 f"{' or '.join(dict.fromkeys(map(str, folders)))}"
             )
         return target
-
-
-def _mapped(path: Path, where: str) -> mmap.mmap | bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        raise ModelError(f"{where} cannot be opened: {error.strerror}") from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{where}: expected a regular file")
-        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if status.st_size else b""
-    finally:
-        os.close(fd)
-
-
-def _tensor(
-    raw: mmap.mmap | bytes, offset: int, size: int, dtype: ir.DataType, dims: list[int], name: str
-) -> ir.TensorProtocol:
-    shape = ir.Shape(dims)
-    if dtype.bitwidth < 8:
-        packed = np.frombuffer(raw, np.uint8, size, offset) if size else np.empty(0, np.uint8)
-        return ir.PackedTensor(packed, dtype, shape=shape, name=name)
-    element = dtype.numpy().newbyteorder("<")
-    flat = np.frombuffer(raw, element, size // element.itemsize, offset) if size else np.empty(0, element)
-    return ir.Tensor(flat.reshape(dims), dtype, shape=shape, name=name)
 
 
 def inline_inner(model: onnx.ModelProto, files: DataFiles) -> None:

@@ -1,0 +1,133 @@
+"""Files of weights: opened once, hashed and copied without being loaded, mapped for what is computed with.
+
+Weights can be larger than memory. Hashing and copying go through descriptors and leave nothing in a process's memory;
+elements are views of a mapping, whose pages `forget` gives back: they are read again when they are needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+ALIGNMENT = (
+    4096  #: what offsets of stored tensors are multiples of: pages are mapped and shared between files as they are
+)
+CHUNK = 1 << 22  #: bytes that are read at a time
+#: why the kernel may refuse to copy between two files that can be read and written
+_NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+
+
+class DataFile:
+    """A regular file that stays open, so that what is read later is what was checked."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it. Raises OSError, and ValueError for what is no regular file."""
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        weakref.finalize(self, os.close, self.fd)
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("expected a regular file")
+        self.size = status.st_size
+        self.content: mmap.mmap | bytes = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ) if self.size else b""
+
+    def sha256(self) -> str:
+        """The hexadecimal SHA-256 of the file."""
+        digest, position = hashlib.sha256(), 0
+        while data := os.pread(self.fd, CHUNK, position):
+            digest.update(data)
+            position += len(data)
+        return digest.hexdigest()
+
+    def forget(self) -> None:
+        """Give back the memory of the mapping's pages; views stay valid."""
+        if isinstance(self.content, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self.content.madvise(mmap.MADV_DONTNEED)
+
+    def copy(self, offset: int, size: int, to: int) -> None:
+        """Append a range of the file to the open file `to`: within the kernel where it can do that, as shared blocks
+        where the file system has them. Raises OSError."""
+        end = offset + size
+        while offset < end and hasattr(os, "copy_file_range"):
+            try:
+                copied = os.copy_file_range(self.fd, to, end - offset, offset)
+            except OSError as error:
+                if error.errno not in _NO_COPY:
+                    raise
+                break
+            if not copied:
+                break
+            offset += copied
+        while offset < end:
+            data = os.pread(self.fd, min(CHUNK, end - offset), offset)
+            if not data:
+                raise OSError(errno.EIO, "the file has become shorter")
+            os.write(to, data)
+            offset += len(data)
+
+
+class StoredTensor(ir.Tensor[NDArray[Any]]):
+    """A tensor whose elements are a view of a file, at an offset of it."""
+
+    def __init__(self, file: DataFile, offset: int, dims: Sequence[int], dtype: ir.DataType, name: str) -> None:
+        self.file, self.offset = file, offset
+        element = dtype.numpy().newbyteorder("<")
+        count = int(np.prod(dims, dtype=np.int64))
+        flat = np.frombuffer(file.content, element, count, offset) if count else np.empty(0, element)
+        super().__init__(flat.reshape(dims), dtype, shape=ir.Shape(dims), name=name)
+
+
+def write(tensors: Iterable[ir.TensorProtocol], path: Path) -> list[ir.ExternalTensor]:
+    """Write the elements of tensors into a new file; tensors that are one range of a file are one range of the new one.
+
+    The results stand in for the tensors in a model beside that file. Raises OSError.
+    """
+    places: dict[tuple[int, int, int], int] = {}
+    made = []
+    with path.open("wb") as file:
+        for tensor in tensors:
+            key = (id(tensor), 0, 0)
+            if isinstance(tensor, StoredTensor):
+                key = (id(tensor.file), tensor.offset, tensor.nbytes)
+            if key not in places:
+                places[key] = _append(tensor, file)
+            made.append(
+                ir.ExternalTensor(
+                    path.name,
+                    places[key],
+                    tensor.nbytes,
+                    tensor.dtype,
+                    shape=ir.Shape(tensor.shape.numpy()),
+                    name=tensor.name or "",
+                    doc_string=tensor.doc_string,
+                    metadata_props=dict(tensor.metadata_props),
+                    base_dir=path.parent,
+                )
+            )
+        file.flush()
+        os.fsync(file.fileno())
+    return made
+
+
+def _append(tensor: ir.TensorProtocol, file: BinaryIO) -> int:
+    """Write a tensor's elements behind what is there; their offset."""
+    end = file.tell()
+    offset = file.seek(-(-end // ALIGNMENT) * ALIGNMENT)
+    file.truncate(offset)
+    if isinstance(tensor, StoredTensor):
+        tensor.file.copy(tensor.offset, tensor.nbytes, file.fileno())
+        file.seek(offset + tensor.nbytes)
+    else:
+        file.write(tensor.tobytes())
+        file.flush()
+    return offset
