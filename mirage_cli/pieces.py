@@ -95,11 +95,15 @@ def run(
     values: Arrays = dict(inputs)
     for k, part in enumerate(parts):
         feeds = {name: values[name] for name in part.inputs}
-        session = runtime.session(_model(model, part, feeds), library, data=folder)
-        values |= runtime.run(session, feeds)
+        values |= _run(_model(model, part, feeds), folder, feeds, library)
         for name in [n for n in values if last.get(n, -1) <= k and n not in outputs]:
             del values[name]
     return {name: values[name] for name in outputs}
+
+
+def _run(model: bytes, folder: Path, feeds: Arrays, library: Path | None) -> Arrays:
+    """The outputs of a piece; its session ends here."""
+    return runtime.run(runtime.session(model, library, data=folder), feeds)
 
 
 def _model(model: onnx.ModelProto, part: Piece, feeds: Mapping[str, NDArray[Any]]) -> bytes:
