@@ -9,7 +9,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format golden samples models cases guarantee ablation experiment mutations passes suite tuning \
-  cpu-suite dist clean
+  cpu-suite oldest dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,12 @@ suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/perfor
 
 cpu-suite: $(STAMP) ## Time the published cases on the CPU and write the table into docs/performance.md
 	$(BIN)/python -m samples.cpu_suite --write
+
+oldest: $(STAMP) ## Run a patched model in all kinds of sessions of the oldest onnxruntime that is supported
+	$(BIN)/mirage optimize samples/models/llama_fp32.onnx -o out/oldest --target cpu --force
+	test -d $(VENV)/oldest || $(PYTHON) -m venv $(VENV)/oldest
+	$(VENV)/oldest/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==1.20.1 onnx
+	$(VENV)/oldest/bin/python samples/sessions.py samples/models/llama_fp32.onnx out/oldest
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build

@@ -63,9 +63,9 @@ def _model(path: str, options: Options) -> Inspection:
     found = works.group(parts.fragments, imported)
     chosen = works.group(parts.fragments, imported, lambda names: pipeline.select(names, options))
     for w in chosen:
-        w.replace = True  # the question is what is left when everything that can be replaced is
+        w.replace = not w.failed  # the question is what is left when everything that can be replaced is
     report = assemble.report(path, imported, parts, chosen, options, {}).to_json()
-    searched = {o.fragment.outputs for w in chosen for o in w.occurrences}
+    searched = {o.fragment.outputs for w in chosen if w.replace for o in w.occurrences}
     total = coverage.total_flops(imported)
     document = {
         "mirage": __version__,

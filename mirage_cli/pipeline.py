@@ -143,22 +143,23 @@ class Run:
 
     def plan(self) -> None:
         """Search, render and prove each distinct fragment, in processes of their own when there are several."""
-        symbols = {s for w in self.work for s in w.program.symbols}
+        work = [w for w in self.work if not w.failed]
+        symbols = {s for w in work for s in w.program.symbols}
         options = plan_options(self.options, self.tools, symbols, self.ranges)
-        spare = self.options.jobs // max(1, min(len(self.work), self.options.jobs))
+        spare = self.options.jobs // max(1, min(len(work), self.options.jobs))
         self.plans = options = replace(options, search=replace(options.search, jobs=max(1, spare)))
-        self.progress.stage("search and prove", len(self.work))
+        self.progress.stage("search and prove", len(work))
         with self.clock.measure("plan"):
-            jobs = [(w.id, w.name, w.program, w.operators, options) for w in self.work]
+            jobs = [(w.id, w.name, w.program, w.operators, options) for w in work]
             for k, plan in isolation.each(plan_fragment, jobs, self.options.jobs, self.options.max_memory):
-                w = self.work[k]
+                w = work[k]
                 if isinstance(plan, isolation.Lost):
                     w.fail(f"the search failed: {plan.reason}")
                 else:
                     w.plan = plan
                     w.decide(self.options.force, self.options.gpu is not None, self.options.target)
                 self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
-        plans = [w.plan for w in self.work if w.plan is not None]
+        plans = [w.plan for w in work if w.plan is not None]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
         self.clock.seconds["verify"] = sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
 

@@ -80,6 +80,12 @@ class Region:
         """The names of the nodes, in order."""
         return [n.name or "" for n in self.nodes]
 
+    @property
+    def entangled(self) -> ir.Node | None:
+        """A node that computes an input of the region besides what the region needs of it, or none."""
+        made = {v.producer() for v in self.inputs}
+        return next((n for n in self.nodes if n in made), None)
+
     def signature(self) -> str:
         """Equal for regions that compute the same function of their inputs, those passed in beside them included.
 

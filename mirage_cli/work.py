@@ -191,7 +191,8 @@ def group(
     """Distinct fragments in order of their first occurrence; only places whose nodes (by name) are `wanted`.
 
     Fragments of one key are apart where their constants differ in the last bits or their tensors in dimensions, and
-    where their original nodes read more than the fragment's inputs, and not the same.
+    where their original nodes read more than the fragment's inputs, and not the same. Where one node computes a fragment
+    and an input of it the fragment has failed: the operator could not take that node's place.
     """
     found: dict[str, Work] = {}
     kinds: dict[str, list[str]] = {}
@@ -212,4 +213,8 @@ def group(
             found[identifier].occurrences.append(Occurrence(f, region))
             continue
         found[identifier] = Work(identifier, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
+        if region.entangled is not None:
+            found[identifier].fail(
+                f"{region.entangled.op_type} computes the fragment and tensors that it reads, such as grown caches, at once"
+            )
     return list(found.values())

@@ -15,6 +15,7 @@ from mirage_cli import coverage
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.inspection import Inspection, inspect
 from mirage_cli.options import Options
+from mirage_cli.pipeline import optimize
 from tests.optimized import Optimized, sample
 
 
@@ -188,3 +189,22 @@ def test_work_grows_with_the_model_and_not_with_its_square(tmp_path: Path) -> No
         calls.append(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
     print(calls)
     assert calls[1] < 6 * calls[0]
+
+
+CACHED = """<ir_version: 10, opset_import: ["": 23]>
+g (float[1,1,8] q, float[1,1,8] k, float[1,1,8] v, float[1,2,7,4] pk, float[1,2,7,4] pv)
+    => (float[1,1,8] y, float[1,2,8,4] nk, float[1,2,8,4] nv) {
+    y, nk, nv = Attention <q_num_heads=2, kv_num_heads=2> (q, k, v, , pk, pv)
+}"""
+
+
+def test_a_node_that_also_computes_what_its_fragment_reads(tmp_path: Path) -> None:
+    """The grown caches are inputs of the attention and outputs of the same node: it stays, and the reason is told."""
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(CACHED), path)
+    found = inspect(str(path), Options()).document
+    assert [(f["name"], f["searched"]) for f in found["fragments"]] == [("attention", 0)]
+    (left,) = found["unchanged"]
+    assert left["reason"].startswith("Attention computes the fragment and tensors that it reads")
+    report = optimize(str(path), tmp_path / "out", Options(dry_run=True, target=("cpu",), jobs=1))
+    assert [(f.status, f.reason) for f in report.fragments] == [("failed", left["reason"])]
