@@ -115,6 +115,11 @@ def _with(name: str, **settings: Any) -> None:
     WAYS[name] = lambda case: plain(case, case.session(case.options(**settings)))
 
 
+def _with_cuda(name: str, **settings: str) -> None:
+    """The same with options of the CUDA provider."""
+    CUDA_WAYS[name] = lambda case: plain(case, case.session(cuda=settings))
+
+
 # ---- options of a session --------------------------------------------------------------------------------------------
 
 for _level in sorted(Level.__members__):
@@ -347,19 +352,9 @@ def _streams(case: Case) -> Iterator[tuple[int, Arrays]]:
     yield from _in_threads(case, [case.session(cuda={"user_compute_stream": str(s)}) for s in streams])
 
 
-@way("an arena that grows as requested", CUDA_WAYS)
-def _arena(case: Case) -> Iterator[tuple[int, Arrays]]:
-    yield from plain(case, case.session(cuda={"arena_extend_strategy": "kSameAsRequested"}))
-
-
-@way("copies on a stream of their own", CUDA_WAYS)
-def _copies(case: Case) -> Iterator[tuple[int, Arrays]]:
-    yield from plain(case, case.session(cuda={"do_copy_in_default_stream": "0"}))
-
-
-@way("channels last preferred", CUDA_WAYS)
-def _channels(case: Case) -> Iterator[tuple[int, Arrays]]:
-    yield from plain(case, case.session(cuda={"prefer_nhwc": "1"}))
+_with_cuda("an arena that grows as requested", arena_extend_strategy="kSameAsRequested")
+_with_cuda("copies on a stream of their own", do_copy_in_default_stream="0")
+_with_cuda("channels last preferred", prefer_nhwc="1")
 
 
 @way("the CPU provider in front of CUDA", CUDA_WAYS)
