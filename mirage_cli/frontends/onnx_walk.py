@@ -79,6 +79,8 @@ class _Walk:
     unreadable: dict[str, str] = field(default_factory=dict)  #: why a tensor has no graph value
     shapes: dict[str, Known] = field(default_factory=dict)
     captures: dict[ir.Graph, set[ir.Value]] = field(default_factory=dict)
+    symbols: set[str] = field(default_factory=set)  #: those of the first `heard` values
+    heard: int = 0
 
     def __post_init__(self) -> None:
         self.captures = analyze_implicit_usage(self.model.graph)
@@ -299,7 +301,7 @@ class _Walk:
     def opaque_output(self, label: str, inputs: list[int], output: ir.Value, i: int, node: ir.Node) -> None:
         """Record one output of an opaque node: as a tensor where its dimensions are known."""
         name = output.name or ""
-        if output.shape is None or any(not isinstance(d, int) and d.value is None for d in output.shape):
+        if output.shape is None or any(self.nameless(d) for d in output.shape):
             self.infer(node)
         tensor = self.declared(output, name)
         if isinstance(tensor, str):
@@ -307,6 +309,15 @@ class _Walk:
             self.hidden[name] = self.graph.opaque(label, inputs, Tensor((), BOOL), i)
         else:
             self.values[name] = self.graph.opaque(label, inputs, tensor, i)
+
+    def nameless(self, dim: int | ir.SymbolicDim) -> bool:
+        """Whether a dimension has no name, or one of which nothing was heard so far: exporters make up names."""
+        if isinstance(dim, int):
+            return False
+        for tensor in self.graph.tensors[self.heard :]:
+            self.symbols.update(n for d in tensor.dims for n in sizes.names(sizes.from_extent(d)))
+        self.heard = len(self.graph.tensors)
+        return dim.value is None or not self.symbols.issuperset(sizes.names(sizes.parse(dim.value)))
 
     def infer(self, node: ir.Node) -> None:
         """Infer the types of a node's outputs from the dimensions that were read; the model's inference stopped earlier."""
@@ -337,9 +348,13 @@ class _Walk:
             if output.shape is None or inferred is None or len(inferred) != len(output.shape):
                 output.shape = output.shape or inferred
                 continue
-            unnamed = [not isinstance(d, int) and d.value is None for d in output.shape]
-            pairs = zip(unnamed, output.shape, inferred, strict=True)
-            output.shape = ir.Shape([new if missing else old for missing, old, new in pairs])
+            pairs = zip(output.shape, inferred, strict=True)
+            output.shape = ir.Shape(
+                [
+                    new if self.nameless(old) and (isinstance(new, int) or new.value is not None) else old
+                    for old, new in pairs
+                ]
+            )
 
 
 def _agree(declared: list[int | None], dims: Dims) -> bool:

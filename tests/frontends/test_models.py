@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends.imported import Options
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
 from tests.frontends import evaluation
 from tests.frontends.models import agrees, noise, parsed, read, run
@@ -420,3 +421,14 @@ def test_constants_by_name() -> None:
     assert np.array_equal(imported.constant("w"), noise(4))
     with pytest.raises(UsageError, match="no constant called 'x'"):
         imported.constant("x")
+
+
+def test_made_up_names_of_dimensions_give_way_to_what_was_read() -> None:
+    """The tracing exporter's inference names dimensions of lookups anew; they are those of the indices."""
+    text = """<ir_version: 9, opset_import: ["" : 17]> g (int64[batch,1] ids, float[batch,1,8] x) => (float[batch,1,8] y)
+    <float[unk_0,unk_1,8] rows> { rows = Gather(table, ids) y = Add(rows, x) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((5, 8), np.float32), "table"))
+    found = read(proto)
+    assert found.reasons.keys() <= {n.name for n in found.model.graph if n.op_type == "Gather"}
+    assert found.graph.dims(found.values["rows"]) == (ex.symbol("batch"), 1, 8)

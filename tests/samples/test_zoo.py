@@ -33,6 +33,8 @@ FOUND = {
     "t5": {"attention": 3, "norm_linear": 10, "norm_mlp": 2, "linear": 5},
     "whisper": {"attention": 3, "norm_linear": 10, "norm_mlp": 2, "linear": 4},
 }
+#: shares of the multiply-adds, where it is not all of them: convolutions stay with onnxruntime
+LEAST = {"whisper": 0.8}
 SIZE_LIMIT = 300_000
 MACHINE_PATH = re.compile(rb"site-packages|\.py\b|/(tmp|root|home|Users|opt|usr|work)/|[A-Z]:\\")
 
@@ -61,7 +63,7 @@ def test_every_part_of_a_layer_is_found(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_all_products_are_covered(path: Path) -> None:
-    assert seen(path)["coverage"]["flops"] >= 0.999
+    assert seen(path)["coverage"]["flops"] >= LEAST.get(architecture(path), 0.999)
     assert all(u["reason"] for u in seen(path)["unchanged"])
 
 
