@@ -23,6 +23,11 @@ why. The common reasons:
 - element types other than float64, float32, float16, bfloat16, bool and the integers of 8 to 64 bits;
 - operators with sub-graphs (If, Loop, Scan), sequences, optional values and strings.
 """
+_APART = """\
+SkipLayerNormalization and SkipSimplifiedLayerNormalization (a sum and a normalisation), Attention (a product, a bias, a
+Split and MultiHeadAttention) and the bias of MultiHeadAttention are taken apart before a model is read: what is inside
+has to be a tensor to be stored between fragments.
+"""
 
 
 def table() -> str:
@@ -40,6 +45,7 @@ def _read() -> Iterator[str]:
             if (domain == "" and name in own) == of_onnx and (of_onnx or domain):
                 yield f"| {name} | {reader.how.rstrip('.')} |"
         yield ""
+    yield _APART
 
 
 def _not_read(newest: int) -> Iterator[str]:

@@ -3,13 +3,14 @@
 Only what is a tensor of the model can be stored between fragments, so what one exporter stores and another does not
 would cut them in other places.
 
-1. An operator that computes a sum with a skip connection inside gives it as an output.
+1. A normalisation that adds a skip connection inside is a sum and a normalisation.
 2. A multiplication by a number stands behind the views of its result, not before them: the value without the factor is
    then there in the layout in which it is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT
 
 SUM_OUTPUT = 3  #: of the operators below
+_EPSILON = 1e-12  #: and their default
 _SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 _VIEWS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 _SCALES = ("Mul", "Div")
@@ -28,7 +30,7 @@ def store_what_is_cut_at(model: ir.Model) -> None:
     """Make the edits, in place."""
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type in _SKIPS:
-            _show_sum(node)
+            _apart_from_sum(node)
         elif node.domain == MICROSOFT and node.op_type == "Attention":
             _parts_of_attention(node)
         elif node.domain == MICROSOFT and node.op_type == "MultiHeadAttention":
@@ -37,18 +39,28 @@ def store_what_is_cut_at(model: ir.Model) -> None:
             _before_scales(node)
 
 
-def _show_sum(node: ir.Node) -> None:
-    """Case 1."""
-    if len(node.outputs) <= SUM_OUTPUT:
-        shown = len(node.outputs)
-        node.resize_outputs(SUM_OUTPUT + 1)
-        for hidden in node.outputs[shown:]:
-            hidden.name = ""
-    total, like = node.outputs[SUM_OUTPUT], node.inputs[0]
-    if total.name or like is None:
+def _apart_from_sum(node: ir.Node) -> None:
+    """Case 1: the sum, and its normalisation with the same further results."""
+    centred = node.op_type == "SkipLayerNormalization"
+    given: list[ir.Value | None] = [*node.inputs, *[None] * 3]
+    x, skip, gain, *rest = given
+    beta, bias = rest[:2] if centred else (None, rest[0])
+    if x is None or skip is None:
         return
-    total.name = f"{node.outputs[0].name}/sum"
-    total.shape, total.type = like.shape, like.type
+    before = _Before(node)
+    total = before.add("Add", [x, skip], x.shape)
+    total = total if bias is None else before.add("Add", [total, bias], x.shape)
+    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else _EPSILON
+    kind = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
+    count = max(k + 1 for k, v in enumerate(node.outputs[:SUM_OUTPUT]) if v.name or not k)
+    results = [ir.Value(name="" if not v.name else None) for v in node.outputs[:count]]
+    inputs = [total, gain, beta] if beta is not None else [total, gain]
+    made = ir.node(kind, inputs, {"epsilon": epsilon, "axis": -1}, outputs=results, name=node.name)
+    before.graph.insert_before(node, made)
+    pairs = list(zip(node.outputs, results, strict=False))
+    if len(node.outputs) > SUM_OUTPUT and node.outputs[SUM_OUTPUT].name:
+        pairs.append((node.outputs[SUM_OUTPUT], total))
+    _take_place(node, pairs)
 
 
 def _before_scales(view: ir.Node) -> None:
@@ -109,45 +121,52 @@ def _parts_of_attention(node: ir.Node) -> None:
     parts = y.parts(total, sizes)
     inputs = [*parts, None, mask, added]
     attributes = [a for name, a in node.attributes.items() if name in _KEPT]
-    output = node.outputs[0]
     made = ir.Node(MICROSOFT, "MultiHeadAttention", inputs, attributes, num_outputs=1, name=node.name)
-    _take_place(node, made, output)
+    y.graph.insert_before(node, made)
+    _take_place(node, [(node.outputs[0], made.outputs[0])])
 
 
 def _bias_in_front(node: ir.Node) -> None:
     """Case 4, where queries, keys and values are apart."""
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
-    operands = list(node.inputs[:3])
-    if bias is None or any(v is None or v.shape is None or len(v.shape) != 3 for v in operands):
-        return
-    widths = [v.shape[2] for v in operands if v is not None and v.shape is not None]
-    if not all(isinstance(n, int) for n in widths):
+    operands = [v for v in node.inputs[:3] if v is not None]
+    sizes = [n for v in operands if (n := _width(v)) is not None]
+    if bias is None or len(sizes) != 3:
         return
     y = _Before(node)
-    sizes = [int(n) for n in widths if isinstance(n, int)]
     for i, (v, part) in enumerate(zip(operands, y.parts(bias, sizes), strict=True)):
-        assert v is not None and v.shape is not None
         node.replace_input_with(i, y.add("Add", [v, part], v.shape))
     node.replace_input_with(_BIAS, None)
+
+
+def _width(v: ir.Value) -> int | None:
+    """The last dimension of three; behind operators without shape inference, that of the weight that made it."""
+    producer = v.producer()
+    weight = producer.inputs[1] if producer is not None and producer.op_type == "MatMul" else None
+    shape = v.shape if v.shape is not None else weight.shape if weight is not None else None
+    expected = 3 if v.shape is not None else 2
+    last = shape[-1] if shape is not None and len(shape) == expected else None
+    return last if isinstance(last, int) else None
 
 
 def _shaped(x: ir.Value, width: int) -> ir.Shape | None:
     return None if x.shape is None else ir.Shape([*list(x.shape)[:-1], width])
 
 
-def _take_place(old: ir.Node, new: ir.Node, output: ir.Value) -> None:
-    """Put a node in the place of another, whose first result it computes."""
+def _take_place(old: ir.Node, results: Sequence[tuple[ir.Value, ir.Value]]) -> None:
+    """Let what reads an old result read the new one, which takes its name; the old node goes."""
     graph = old.graph
     assert graph is not None
-    graph.insert_before(old, new)
-    made, name = new.outputs[0], output.name
-    made.shape, made.type = output.shape, output.type
-    for i, out in enumerate(graph.outputs):
-        if out is output:
-            graph.outputs[i] = made
-    ir.convenience.replace_all_uses_with(output, made)
+    named = [(result, made, result.name) for result, made in results if result.name]
+    for result, made, _ in named:
+        made.shape, made.type = result.shape or made.shape, result.type or made.type
+        for i, out in enumerate(graph.outputs):
+            if out is result:
+                graph.outputs[i] = made
+        ir.convenience.replace_all_uses_with(result, made)
     graph.remove(old, safe=True)
-    made.name = name
+    for _, made, name in named:
+        made.name = name
 
 
 class _Before:
