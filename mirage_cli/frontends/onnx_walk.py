@@ -214,6 +214,16 @@ class _Walk:
         for output, v in zip(node.outputs, results, strict=False):
             if v is not None and output.name:
                 self.values[output.name] = v
+                self.complete(output, v)
+
+    def complete(self, output: ir.Value, v: int) -> None:
+        """Give a tensor of the model the type and dimensions that were read where it has none: inference does not know
+        the operators of other domains, and a fragment's original needs them to be a model of its own."""
+        tensor = self.graph.tensors[v]
+        if output.type is None:
+            output.type = ir.TensorType(ir.DataType(_ONNX_TYPES[tensor.dtype]))
+        if output.shape is None:
+            output.shape = ir.Shape([e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims])
 
     def read(self, node: ir.Node) -> list[int | None]:
         """The node's outputs as graph values. Raises Refused or InvalidGraph with the reason."""
