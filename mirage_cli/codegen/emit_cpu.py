@@ -22,6 +22,7 @@ from mirage_cli.codegen.tile import (
     Sizes,
     Store,
     TileNode,
+    count,
 )
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
@@ -117,31 +118,45 @@ class CpuEmitter(Emitter):
 
     def contract(self, n: Contract, phase: str) -> dict[str, Any]:
         c = self.t.buffers[n.out]
+        a, a_strides = self.operand(n.a, c.rows, n.over, phase)
+        b, b_strides = self.operand(n.b, c.cols, n.over, phase)
+        rows, cols = (count(g) if self.is_whole(g, phase) else 0 for g in (c.rows, c.cols))
+        strides = [int(x) if x.isdigit() else 0 for x in (a_strides[1], *b_strides)]
+        known = [rows, count(c.rows), cols, count(n.over), *strides, str(n.add).lower()]
         return {
             "kind": "contract",
+            "known": ", ".join(map(str, known)),
             "out": n.out,
             "ldc": c.pitch,
             "rows": self.group(c.rows, phase),
             "cols": self.group(c.cols, phase),
             "depth": self.group(n.over, phase, "summed"),
-            "a": self.operand(n.a, c.rows, n.over, phase),
-            "b": self.operand(n.b, c.cols, n.over, phase),
+            "a": a,
+            "b": b,
             "add": n.add,
         }
 
-    def operand(self, name: str, free: Sizes, over: Sizes, phase: str) -> str:
-        """operand(pointer, stride between free positions, stride between summed ones)."""
+    def is_whole(self, sizes: Sizes, phase: str) -> bool:
+        """Whether all positions of a group are always taken."""
+        return (
+            not sizes
+            or bool([a for a, _ in sizes[1:] if not self.shapes.exact(a, phase)])
+            or self.shapes.exact(sizes[0][0], phase)
+        )
+
+    def operand(self, name: str, free: Sizes, over: Sizes, phase: str) -> tuple[str, list[str]]:
+        """operand(pointer, stride between free positions, stride between summed ones), and these strides."""
         if name in self.t.buffers:
             b = self.t.buffers[name]
             loop, pointer = self.g.loop, self.pointer(b)
             if loop is not None and loop in dict(over) and self.whole_loop(b, loop, phase):
                 pointer += f" + {loop}_step * {b.stride(loop)}"
             strides = [b.stride(g[-1][0]) if g else 1 for g in (free, over)]
-            return f"operand({pointer}, {strides[0]}, {strides[1]})"
+            return f"operand({pointer}, {strides[0]}, {strides[1]})", [str(x) for x in strides]
         access = self.reads[name].access
         fixed = [s.axis for s in access if s.axis is not None]
         texts = [self.stride_of(name, g[-1][0]) if g else "1" for g in (free, over)]
-        return f"operand({name} + {self.offset(access, phase, fixed)}, {texts[0]}, {texts[1]})"
+        return f"operand({name} + {self.offset(access, phase, fixed)}, {texts[0]}, {texts[1]})", texts
 
     def stride_of(self, name: str, axis: str) -> str:
         """The elements between neighbours along an axis of a stored tensor."""

@@ -19,7 +19,7 @@ struct Shape {
     int pad;  // elements between rows beyond what they hold
 };
 
-template <class T>
+template <class T, class K = Known<>>
 bool agrees(const Shape& s, const char* type) {
     const int a_pitch = (s.a_turned ? s.rows : s.depth) + s.pad, b_pitch = (s.b_turned ? s.depth : s.cols) + s.pad;
     const int a_rows = s.a_turned ? s.depth : s.rows, b_rows = s.b_turned ? s.cols : s.depth;
@@ -41,12 +41,21 @@ bool agrees(const Shape& s, const char* type) {
                        to_float(b[static_cast<size_t>(j * b_row + k * b_depth)]);
             wanted[static_cast<size_t>(i * c_pitch + j)] = sum;
         }
-    contract(c.data(), c_pitch, s.rows, s.cols, s.depth, operand<float>(a.data(), a_row, a_depth),
+    contract<K>(c.data(), c_pitch, s.rows, s.cols, s.depth, operand<float>(a.data(), a_row, a_depth),
              operand<T>(b.data(), b_row, b_depth), s.add);
     if (c == wanted) return true;
     std::printf("%s: %d x %d over %d, a turned %d, b turned %d, add %d, pad %d\n", type, s.rows, s.cols, s.depth,
                 s.a_turned, s.b_turned, s.add, s.pad);
     return false;
+}
+
+// The same where all is known when it is compiled, and where only the most rows are.
+template <class T, int ROWS, int COLS, int TERMS, bool A_TURNED, bool B_TURNED, bool ADD>
+int failures_known() {
+    constexpr Shape s = {ROWS, COLS, TERMS, A_TURNED, B_TURNED, ADD, 0};
+    using All = Known<ROWS, ROWS, COLS, TERMS, A_TURNED ? ROWS : 1, B_TURNED ? TERMS : 1, B_TURNED ? 1 : COLS, ADD>;
+    using Most = Known<0, ROWS + 2, 0, TERMS, 1, B_TURNED ? 0 : 1, 0, ADD>;
+    return !agrees<T, All>(s, "known") + (A_TURNED ? 0 : !agrees<T, Most>(s, "up to"));
 }
 
 int failures(const Shape& s) { return !agrees<float>(s, "f32") + !agrees<half>(s, "f16") + !agrees<bfloat>(s, "bf16"); }
@@ -66,6 +75,10 @@ int main() {
     failed += failures({1, 70, 300, false, false, true, 600});  // rows far apart
     failed += failures({9, 70, 300, false, false, true, 600});
     failed += failures({3, 5, 0, false, false, false, 1});  // nothing to sum
+    failed += failures_known<float, 1, 64, 40, false, false, false>();
+    failed += failures_known<half, 3, 33, 67, false, true, true>();
+    failed += failures_known<half, 17, 544, 20, false, false, false>();
+    failed += failures_known<float, 70, 33, 300, true, false, true>();
     std::printf("%d shapes, %d failures\n", count, failed);
     return failed == 0 ? 0 : 1;
 }

@@ -84,8 +84,8 @@ void kernel0(void* data, size_t block) {
         {
             load_row(t2 + 0, x1 + a_at * 40 + c_step, n_c_step);
         }
-        mirage::contract(t6, 4, 1, 4, n_c_step, operand(t2, 1, 1), operand(x0 + c_step * 24 + b_at, 1, 24), true);
-        mirage::contract(t7, 4, 1, 4, n_c_step, operand(t1 + c_step * 1, 1, 1), operand(x2 + c_step * 24 + b_at, 1, 24), true);
+        mirage::contract<mirage::Known<1, 1, 4, 16, 1, 1, 24, true>>(t6, 4, 1, 4, n_c_step, operand(t2, 1, 1), operand(x0 + c_step * 24 + b_at, 1, 24), true);
+        mirage::contract<mirage::Known<1, 1, 4, 16, 1, 1, 24, true>>(t7, 4, 1, 4, n_c_step, operand(t1 + c_step * 1, 1, 1), operand(x2 + c_step * 24 + b_at, 1, 24), true);
     }
     {
         float row[4] = {};

@@ -7,6 +7,8 @@
 // - summed positions side by side, very few rows: dot products (`dots`);
 // - else columns are packed, some at a time, and all rows meet them in the first-level cache (`panels`).
 #pragma once
+#include <type_traits>
+
 #include "mirage/cpu/math.hpp"
 
 namespace mirage {
@@ -80,6 +82,47 @@ struct Result {
     bool fresh;
 };
 
+// What is known of a contraction when it is compiled, 0 for what is not: the least and the most rows of the result, its
+// columns, the most summed positions, and how far neighbours lie apart: summed positions of `a`, columns and summed
+// positions of `b`. `ADD_`: the result may be added to. Code that such a contraction does not need is not compiled.
+template <int LEAST_ = 0, int MOST_ = 0, int COLS_ = 0, int TERMS_ = 0, int64_t A_ = 0, int64_t ROW_ = 0,
+          int64_t DEPTH_ = 0, bool ADD_ = true>
+struct Known {
+    static constexpr int LEAST = LEAST_ > 0 ? LEAST_ : 1, MOST = MOST_ > 0 ? MOST_ : 1 << 20;
+    static constexpr int64_t A = A_, ROW = ROW_, DEEP = DEPTH_;
+    static constexpr bool WHOLE = COLS_ > 0 && COLS_ % BLOCK_COLS == 0, FRESH = !ADD_ && TERMS_ > 0 && TERMS_ <= DEPTH;
+};
+// The same as far as it decides what is compiled: contractions of one kind share their code. SIDE and DEEP: columns and
+// summed positions of b lie side by side (1), do not (2), or may (0); REACH: rows of b lie close (1), far apart (2).
+template <int LEAST_, int MOST_, int SIDE_, int DEEP_, int REACH_, bool WHOLE_, bool FRESH_>
+struct Kind {
+    static constexpr int LEAST = LEAST_, MOST = MOST_, SIDE = SIDE_, DEEP = DEEP_, REACH = REACH_;
+    static constexpr bool WHOLE = WHOLE_, FRESH = FRESH_;
+};
+constexpr int together(int64_t distance) { return distance == 0 ? 0 : distance == 1 ? 1 : 2; }
+template <class K, int LEAST = K::LEAST, int MOST = K::MOST>
+using KindOf = Kind<LEAST, MOST, together(K::ROW), together(K::DEEP), K::DEEP == 0 ? 0 : K::DEEP <= CLOSE ? 1 : 2, K::WHOLE,
+                    K::FRESH>;
+
+// Rows in blocks of nearly one size: the size of the first block of `rows` rows.
+MIRAGE_INLINE constexpr int first_block(int rows) {
+    const int count = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    return (rows + count - 1) / count;
+}
+// Whether `least` to `most` rows have a block of some size.
+constexpr bool is_made(int size, int least, int most) {
+    const int last = most - least < BLOCK_ROWS * BLOCK_ROWS ? most : least + BLOCK_ROWS * BLOCK_ROWS;
+    for (int rows = least; rows <= last; ++rows)
+        for (int left = rows; left > 0; left -= first_block(left))
+            if (first_block(left) == size) return true;
+    return false;
+}
+constexpr int smallest_block(int least, int most) {
+    int size = 1;
+    while (!is_made(size, least, most)) ++size;
+    return size;
+}
+
 // How a block of rows of `a` lies: element (r, k) at data[r * lda + k], or, TURNED, at data[k * ROWS + r].
 enum Rows { PLAIN, TURNED };
 
@@ -101,25 +144,23 @@ MIRAGE_INLINE void block(Result c, const float* a, int64_t lda, const T* b, int6
             store_vector(to, c.fresh ? sum[r][v] : load_vector(to) + sum[r][v]);
         }
 }
-// The same for a number of rows up to MOST that is known when it runs.
-template <Rows FORM, int VECTORS, int MOST, class T>
+// The same for a block of LEAST to MOST rows, of which SIZE is known when it runs.
+template <Rows FORM, int VECTORS, int LEAST, int MOST, int SIZE = MOST < BLOCK_ROWS ? MOST : BLOCK_ROWS, class T>
 MIRAGE_INLINE void block_of(int rows, Result c, const float* a, int64_t lda, const T* b, int64_t ldb, int depth) {
-    if constexpr (MOST > 0) {
-        if (rows == MOST) return block<FORM, MOST, VECTORS>(c, a, lda, b, ldb, depth);
-        block_of<FORM, VECTORS, MOST - 1>(rows, c, a, lda, b, ldb, depth);
+    if constexpr (is_made(SIZE, LEAST, MOST)) {
+        constexpr bool LAST = SIZE == smallest_block(LEAST, MOST);
+        if (LAST || rows == SIZE) return block<FORM, SIZE, VECTORS>(c, a, lda, b, ldb, depth);
     }
+    if constexpr (SIZE > smallest_block(LEAST, MOST))
+        block_of<FORM, VECTORS, LEAST, MOST, SIZE - 1>(rows, c, a, lda, b, ldb, depth);
 }
-// Rows in blocks of nearly one size: the size of the first block of `rows` rows.
-MIRAGE_INLINE int first_block(int rows) {
-    const int count = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    return (rows + count - 1) / count;
-}
-template <class T>
+template <int LEAST, int MOST, class T>
 [[maybe_unused]] static void blocks(int rows, Result c, const float* a, int64_t lda, const T* b, int64_t ldb,
                                     int depth) {
     for (int i = 0, part = 0; i < rows; i += part) {
         part = first_block(rows - i);
-        block_of<PLAIN, 2, BLOCK_ROWS>(part, {c.data + i * c.row, c.row, c.fresh}, a + i * lda, lda, b, ldb, depth);
+        const Result to = {c.data + i * c.row, c.row, c.fresh};
+        block_of<PLAIN, 2, LEAST, MOST>(part, to, a + i * lda, lda, b, ldb, depth);
     }
 }
 
@@ -127,17 +168,17 @@ template <class T>
 MIRAGE_INLINE int panel_size(int depth) { return (depth + 1) * BLOCK_COLS; }
 // Columns as panels of BLOCK_COLS: number (k, j) of a panel at [k * BLOCK_COLS + j], zeros behind the last column. Rows of
 // b are read in the order in which they lie.
-template <class T>
+template <int SIDE, bool WHOLE, class T>
 [[maybe_unused]] static void pack(float* __restrict to, Operand<T> b, int width, int depth) {
-    const int whole = b.row == 1 ? width / BLOCK_COLS : 0;
-    for (int k = 0; k < depth; ++k)
+    const int whole = SIDE != 2 && b.row == 1 ? width / BLOCK_COLS : 0;
+    for (int k = 0; SIDE != 2 && k < depth; ++k)
         for (int p = 0; p < whole; ++p)
             for (int v = 0; v < 2; ++v) {
                 const int at = v * LANES;
                 const Vector x = load_vector(b.data + k * b.depth + p * BLOCK_COLS + at);
                 store_vector(to + p * panel_size(depth) + k * BLOCK_COLS + at, x);
             }
-    for (int p = whole; p * BLOCK_COLS < width; ++p)
+    for (int p = whole; !(SIDE == 1 && WHOLE) && p * BLOCK_COLS < width; ++p)
         for (int q = 0; q < BLOCK_COLS; ++q) {
             const int j = p * BLOCK_COLS + q;
             float* const from = to + p * panel_size(depth) + q;
@@ -146,12 +187,13 @@ template <class T>
         }
 }
 // Fewer than BLOCK_COLS columns of a panel.
+template <int LEAST, int MOST>
 [[maybe_unused]] static void narrow_blocks(int rows, Result c, int width, const float* a, int64_t lda,
                                            const float* panel, int depth) {
-    alignas(64) float part[BLOCK_ROWS * BLOCK_COLS];
-    for (int i = 0; i < rows; i += BLOCK_ROWS) {
-        const int high = rows - i < BLOCK_ROWS ? rows - i : BLOCK_ROWS;
-        blocks(high, {part, BLOCK_COLS, true}, a + i * lda, lda, panel, BLOCK_COLS, depth);
+    alignas(64) float part[BLOCK_ROWS * BLOCK_COLS] = {};
+    for (int i = 0, high = 0; i < rows; i += high) {
+        high = first_block(rows - i);
+        block_of<PLAIN, 2, LEAST, MOST>(high, {part, BLOCK_COLS, true}, a + i * lda, lda, panel, BLOCK_COLS, depth);
         for (int r = 0; r < high; ++r)
             for (int q = 0; q < width; ++q) {
                 float& to = c.data[(i + r) * c.row + q];
@@ -160,26 +202,26 @@ template <class T>
     }
 }
 // Columns from `from` on, packed some at a time.
-template <class T>
+template <class K, class T>
 [[maybe_unused]] static void panels(Result c, int rows, int from, int cols, int depth, const float* a, int64_t lda,
                                     Operand<T> b) {
     alignas(64) float packed[(DEPTH + 1) * PACKED];
     for (int first = from; first < cols; first += PACKED) {
         const int width = cols - first < PACKED ? cols - first : PACKED;
-        pack(packed, operand(b.data + first * b.row, b.row, b.depth), width, depth);
+        pack<K::SIDE, K::WHOLE>(packed, operand(b.data + first * b.row, b.row, b.depth), width, depth);
         for (int j = 0; j < width; j += BLOCK_COLS) {
             const float* const panel = packed + j / BLOCK_COLS * panel_size(depth);
             const Result to = {c.data + first + j, c.row, c.fresh};
-            if (j + BLOCK_COLS <= width) {
-                blocks(rows, to, a, lda, panel, BLOCK_COLS, depth);
-            } else {
-                narrow_blocks(rows, to, width - j, a, lda, panel, depth);
+            if (K::WHOLE || j + BLOCK_COLS <= width) {
+                blocks<K::LEAST, K::MOST>(rows, to, a, lda, panel, BLOCK_COLS, depth);
+            } else if constexpr (!K::WHOLE) {
+                narrow_blocks<K::LEAST, K::MOST>(rows, to, width - j, a, lda, panel, depth);
             }
         }
     }
 }
 // Few rows, columns of b side by side: STREAMS rows of b at a time, as far as the columns go.
-template <class T>
+template <int LEAST, int MOST, class T>
 [[maybe_unused]] static void stream_rows(Result c, int rows, int whole, int depth, const float* a, int64_t lda,
                                          const T* b, int64_t ldb) {
     float turned[STREAMED_ROWS * DEPTH / 2];
@@ -194,33 +236,37 @@ template <class T>
         }
         const T* const from = b + k * ldb;
         int j = 0;
-        if (rows == 1)
-            for (; j + 4 * BLOCK_COLS <= whole; j += 4 * BLOCK_COLS)
-                block<TURNED, 1, 8>({c.data + j, c.row, fresh}, turned, 0, from + j, ldb, part);
-        if (rows <= 3)  // more columns at a time keep the multipliers busy
-            for (; j + 2 * BLOCK_COLS <= whole; j += 2 * BLOCK_COLS)
-                block_of<TURNED, 4, 3>(rows, {c.data + j, c.row, fresh}, turned, 0, from + j, ldb, part);
+        if constexpr (LEAST == 1)
+            if (rows == 1)
+                for (; j + 4 * BLOCK_COLS <= whole; j += 4 * BLOCK_COLS)
+                    block<TURNED, 1, 8>({c.data + j, c.row, fresh}, turned, 0, from + j, ldb, part);
+        if constexpr (LEAST <= 3)
+            if (rows <= 3)  // more columns at a time keep the multipliers busy
+                for (; j + 2 * BLOCK_COLS <= whole; j += 2 * BLOCK_COLS)
+                    block_of<TURNED, 4, LEAST, (MOST < 3 ? MOST : 3)>(rows, {c.data + j, c.row, fresh}, turned, 0, from + j, ldb,
+                                                                      part);
         for (; j < whole; j += BLOCK_COLS)
             for (int i = 0, high = 0; i < rows; i += high) {
                 high = first_block(rows - i);
                 const Result to = {c.data + i * c.row + j, c.row, fresh};
-                block_of<TURNED, 2, BLOCK_ROWS>(high, to, turned + i * part, 0, from + j, ldb, part);
+                block_of<TURNED, 2, LEAST, MOST>(high, to, turned + i * part, 0, from + j, ldb, part);
             }
     }
 }
 // The same for any number of columns. Sums over all of the depth are made apart before they join the result.
-template <class T>
+template <class K, class T>
 [[maybe_unused]] static void stream(Result c, int rows, int cols, int depth, const float* a, int64_t lda,
                                     const T* b, int64_t ldb) {
-    const int whole = cols / BLOCK_COLS * BLOCK_COLS;
-    if (c.fresh || depth <= STREAMS) {
-        stream_rows(c, rows, whole, depth, a, lda, b, ldb);
-    } else {
+    constexpr int MOST = K::MOST < STREAMED_ROWS ? K::MOST : STREAMED_ROWS;
+    const int whole = K::WHOLE ? cols : cols / BLOCK_COLS * BLOCK_COLS;
+    if (K::FRESH || c.fresh || depth <= STREAMS) {
+        stream_rows<K::LEAST, MOST>(c, rows, whole, depth, a, lda, b, ldb);
+    } else if constexpr (!K::FRESH) {
         alignas(64) float sums[APART];
         const int most = APART / rows / BLOCK_COLS * BLOCK_COLS;
         for (int j = 0; j < whole; j += most) {
             const int width = whole - j < most ? whole - j : most;
-            stream_rows({sums, width, true}, rows, width, depth, a, lda, b + j, ldb);
+            stream_rows<K::LEAST, MOST>({sums, width, true}, rows, width, depth, a, lda, b + j, ldb);
             for (int i = 0; i < rows; ++i)
                 for (int q = 0; q < width; q += LANES) {
                     float* const to = c.data + i * c.row + j + q;
@@ -228,7 +274,8 @@ template <class T>
                 }
         }
     }
-    if (whole < cols) panels(c, rows, whole, cols, depth, a, lda, operand(b, 1, ldb));
+    if constexpr (!K::WHOLE)
+        if (whole < cols) panels<K>(c, rows, whole, cols, depth, a, lda, operand(b, 1, ldb));
 }
 // ROWS (up to 3) times columns that lie depth-first in memory: dot products, four columns at a time
 template <int ROWS, class T>
@@ -254,20 +301,27 @@ template <int ROWS, class T>
     }
 }
 // At most DEPTH summed positions, those of a row of a side by side.
-template <class T>
+template <class K, class T>
 [[maybe_unused]] static void contract_part(Result c, int rows, int cols, int depth, const float* a, int64_t lda,
                                            Operand<T> b) {
-    const bool close = b.depth <= CLOSE && rows > 1;
-    if (b.row == 1 && rows <= STREAMED_ROWS && !close) return stream(c, rows, cols, depth, a, lda, b.data, b.depth);
-    if (b.depth == 1 && b.row != 1) {
-        if (rows == 1) return dots<1>(c, cols, depth, a, lda, b);
-        if (rows == 2) return dots<2>(c, cols, depth, a, lda, b);
-        if (rows == 3) return dots<3>(c, cols, depth, a, lda, b);
+    constexpr bool NEVER = K::SIDE == 2 || K::LEAST > STREAMED_ROWS || (K::REACH == 1 && K::LEAST > 1);
+    constexpr bool ALWAYS = K::SIDE == 1 && K::MOST <= STREAMED_ROWS && (K::REACH == 2 || K::MOST == 1);
+    if constexpr (!NEVER) {
+        const bool close = b.depth <= CLOSE && rows > 1;
+        if (ALWAYS || (b.row == 1 && rows <= STREAMED_ROWS && !close))
+            return stream<K>(c, rows, cols, depth, a, lda, b.data, b.depth);
     }
-    panels(c, rows, 0, cols, depth, a, lda, b);
+    if constexpr (!ALWAYS && K::SIDE != 1 && K::DEEP != 2 && K::LEAST <= 3) {
+        if (b.depth == 1 && b.row != 1) {
+            if (K::LEAST == 1 && rows == 1) return dots<1>(c, cols, depth, a, lda, b);
+            if (K::LEAST <= 2 && K::MOST >= 2 && rows == 2) return dots<2>(c, cols, depth, a, lda, b);
+            if (K::MOST >= 3 && rows == 3) return dots<3>(c, cols, depth, a, lda, b);
+        }
+    }
+    if constexpr (!ALWAYS) panels<K>(c, rows, 0, cols, depth, a, lda, b);
 }
-// c[rows][cols] += (or = without `add`) sum over depth of a(i, k) * b(j, k)
-template <class T>
+// c[rows][cols] += (or = without `add`) sum over depth of a(i, k) * b(j, k); what `K` says has to hold
+template <class K = Known<>, class T>
 [[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Operand<float> a,
                                       Operand<T> b, bool add) {
     constexpr int HEIGHT = 64;  // rows of an operand that is turned
@@ -278,17 +332,21 @@ template <class T>
         const int part = depth - k < DEPTH ? depth - k : DEPTH;
         const Operand<T> y = {b.data + k * b.depth, b.row, b.depth};
         const bool fresh = !add && k == 0;
-        if (a.depth == 1) {
-            contract_part({c, ldc, fresh}, rows, cols, part, a.data + k, a.row, y);
-            continue;
-        }
-        alignas(64) float turned[HEIGHT * DEPTH];
-        for (int i = 0; i < rows; i += HEIGHT) {
-            const int height = rows - i < HEIGHT ? rows - i : HEIGHT;
-            for (int t = 0; t < part; ++t)
-                for (int r = 0; r < height; ++r)
-                    turned[r * DEPTH + t] = a.data[(i + r) * a.row + (k + t) * a.depth];
-            contract_part({c + i * ldc, ldc, fresh}, height, cols, part, turned, DEPTH, y);
+        if constexpr (K::A == 0 || K::A == 1)
+            if (K::A == 1 || a.depth == 1) {
+                contract_part<KindOf<K>>({c, ldc, fresh}, rows, cols, part, a.data + k, a.row, y);
+                continue;
+            }
+        if constexpr (K::A != 1) {
+            using Part = std::conditional_t<(K::MOST <= HEIGHT), KindOf<K>, KindOf<K, 1, HEIGHT>>;
+            alignas(64) float turned[HEIGHT * DEPTH];
+            for (int i = 0; i < rows; i += HEIGHT) {
+                const int height = rows - i < HEIGHT ? rows - i : HEIGHT;
+                for (int t = 0; t < part; ++t)
+                    for (int r = 0; r < height; ++r)
+                        turned[r * DEPTH + t] = a.data[(i + r) * a.row + (k + t) * a.depth];
+                contract_part<Part>({c + i * ldc, ldc, fresh}, height, cols, part, turned, DEPTH, y);
+            }
         }
     }
 }
