@@ -85,7 +85,11 @@ def bench_folder(
         rows.append(fragment.row(comparison))
         progress.step(fragment.data["name"])
     original, note = original_model(folder, report)
-    whole = _whole(folder, original, bool(replaced), sets, place, effort, timer)
+    graph = model.graph
+    tensors = [v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)]
+    tensors += [t.data_type for t in graph.initializer]
+    unit = runtime.coarsest_unit(tensors, graph.node)
+    whole = _whole(folder, original, bool(replaced), sets, place, effort, timer, unit)
     if place.provider == "cpu" and holds_bfloat16(model):
         whole = replace(whole, notes=(*whole.notes, WIDENED))
     progress.step("whole model")
@@ -282,6 +286,7 @@ def _whole(
     place: Place,
     effort: Effort,
     timer: Timer | None,
+    unit: float,
 ) -> Comparison:
     """The original model against the patched one with its library."""
     library = folder / LIBRARY if has_library else None
@@ -289,4 +294,4 @@ def _whole(
         ORIGINAL: lambda: OrtContestant(original, None, sets, place),
         MIRAGE: lambda: OrtContestant(folder / MODEL, library, sets, place),
     }
-    return compare(makers, effort, timer)
+    return compare(makers, effort, timer, unit=unit)

@@ -188,26 +188,27 @@ class Agreement:
         return not self.problem
 
 
-def agreement(answers: Sequence[Arrays], wanted: Sequence[Arrays]) -> Agreement:
+def agreement(answers: Sequence[Arrays], wanted: Sequence[Arrays], unit: float = 0.0) -> Agreement:
     """Compare a contestant's answers with the original's, output by output, on every set of inputs.
 
     A coarse test that finds other answers, not inaccurate ones (`verify` judges accuracy): the relative error may be the
-    square root of the type's unit, half of its digits. Where the original's values are not finite anything finite is
-    accepted, since a kernel may avoid an overflow; the other way round it is a difference. Integers must be equal.
+    square root of the type's unit (or of `unit`, if that is larger), half of its digits. Where the original's values are
+    not finite anything finite is accepted, since a kernel may avoid an overflow; the other way round it is a difference.
+    Integers must be equal.
     """
     worst = 0.0
     for k, (found, right) in enumerate(zip(answers, wanted, strict=True)):
         if set(found) != set(right):
             return Agreement(np.inf, f"outputs {sorted(found)} instead of {sorted(right)}")
         for name, array in right.items():
-            error, problem = _difference(found[name], array)
+            error, problem = _difference(found[name], array, unit)
             if problem:
                 return Agreement(error, f"output {name!r} of input set {k}: {problem}")
             worst = max(worst, error)
     return Agreement(worst)
 
 
-def _difference(found: NDArray[Any], right: NDArray[Any]) -> tuple[float, str]:
+def _difference(found: NDArray[Any], right: NDArray[Any], least: float) -> tuple[float, str]:
     """The relative error and what is wrong, or nothing."""
     if found.shape != right.shape or found.dtype != right.dtype:
         return np.inf, f"{found.dtype}{list(found.shape)} instead of {right.dtype}{list(right.shape)}"
@@ -220,7 +221,7 @@ def _difference(found: NDArray[Any], right: NDArray[Any]) -> tuple[float, str]:
     if lost:
         return np.inf, f"{lost} of {right.size} elements are not finite"
     size, error = _rms(r[finite]), _rms(f[finite] - r[finite])
-    unit = float(ml_dtypes.finfo(right.dtype).eps)  # type: ignore[no-untyped-call]
+    unit = max(least, float(ml_dtypes.finfo(right.dtype).eps))  # type: ignore[no-untyped-call]
     relative = error / size if size > 0 else (0.0 if error <= unit else np.inf)
     limit = float(np.sqrt(unit))
     return relative, "" if relative <= limit else f"relative error {relative:.1e}, at most {limit:.1e} is rounding"

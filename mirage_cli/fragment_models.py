@@ -62,6 +62,12 @@ class FragmentModel:
         return sum(math.prod(shape) * dtype.bytes for dtype, shape in [*inputs, *outputs])
 
     @property
+    def unit(self) -> float:
+        """The largest unit of the floating-point types that it reads, writes or computes in."""
+        tensors = (*self.spec.inputs, *self.spec.outputs)
+        return runtime.coarsest_unit([_onnx_type(t.dtype) for t in tensors], self.function.node)
+
+    @property
     def stores_weights(self) -> bool:
         """Whether weights are part of the model; those that a file cannot hold are inputs."""
         return sum(values[0].nbytes for values in self.constants.values()) <= MAX_BYTES

@@ -83,10 +83,14 @@ class Comparison:
 
 
 def compare(
-    makers: Mapping[str, Callable[[], Contestant]], effort: Effort, timer: Timer | None = None, calls: int = 1
+    makers: Mapping[str, Callable[[], Contestant]],
+    effort: Effort,
+    timer: Timer | None = None,
+    calls: int = 1,
+    unit: float = 0.0,
 ) -> Comparison:
     """Make the contestants (the one called "original" first), check their answers against the original's, time those
-    that agree. Times are of one of `calls` that a contestant's call makes."""
+    that agree (`agreement`, with at least `unit`). Times are of one of `calls` that a contestant's call makes."""
     ready: dict[str, Contestant] = {}
     entries: dict[str, Entry] = {}
     wanted = None
@@ -103,7 +107,7 @@ def compare(
             entries[name] = Entry(name, problem="not measured: there are no answers of the original to compare with")
             continue
         else:
-            verdict = agreement(answers, wanted)
+            verdict = agreement(answers, wanted, unit)
         if verdict is not None and not verdict.passed:
             entries[name] = Entry(name, problem=f"wrong: {verdict.problem}")
             continue
@@ -138,7 +142,7 @@ def measure_fragment(
             ORIGINAL: lambda: OrtContestant(model, None, sets, place, graph),
             MIRAGE: lambda: OrtContestant(model, library, sets, place, graph),
         }
-        return replace(compare(makers, effort, timer, calls), graph=graph)
+        return replace(compare(makers, effort, timer, calls, fragment.unit), graph=graph)
 
     found = attempt(cuda)
     problems = [f"{e.name}: {e.problem}" for e in found.entries if e.problem.startswith("failed")]

@@ -15,9 +15,9 @@ import math
 import os
 import stat
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,17 @@ from numpy.typing import NDArray
 from mirage_cli.errors import MirageError, ModelError, Refused, ToolMissing
 from mirage_cli.lax.dtypes import DType
 
+if TYPE_CHECKING:
+    import onnx
+
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ONNX_BF16 = 16
+_UNITS = {
+    1: 2.0**-23,
+    10: 2.0**-10,
+    11: 2.0**-52,
+    16: 2.0**-7,
+}  #: from 1 to the next number, by type of onnx.TensorProto
 #: what to do where onnxruntime cannot use the GPU; both packages own the same folder, so one has to go first
 CUDA_PROVIDER_COMMAND = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
 #: The names that numpy, torch and cupy share for element types.
@@ -183,6 +192,13 @@ def from_ort(value: Any) -> NDArray[Any]:
     shape = tuple(value.shape())
     data = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
     return np.frombuffer(data, numpy_dtype("bfloat16")).reshape(shape)
+
+
+def coarsest_unit(tensors: Iterable[int], nodes: Iterable[onnx.NodeProto]) -> float:
+    """The largest unit of the floating-point types among the element types of `tensors` and those that `nodes` convert to:
+    an output in float32 may hold what was computed in float16."""
+    found = {*tensors, *(a.i for n in nodes if n.op_type == "Cast" for a in n.attribute if a.name == "to")}
+    return max((_UNITS[t] for t in found if t in _UNITS), default=0.0)
 
 
 def numpy_type(dtype: DType) -> np.dtype[Any]:

@@ -221,6 +221,17 @@ def test_rounding_agrees_and_other_answers_do_not(dtype: Any, bits: int) -> None
     assert "relative error" in verdict(right[::-1], right)
 
 
+def test_float32_that_was_computed_in_less_may_differ_as_less_does() -> None:
+    right, half = RIGHT.astype(np.float32), RIGHT.astype(np.float16).astype(np.float32)
+    rough = (RIGHT * (1 + 2.0**-9 * (-1.0) ** np.arange(1000))).astype(np.float32)
+    assert "relative error" in verdict(rough, half)
+    convert = onnx.helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT16)
+    unit = runtime.coarsest_unit([onnx.TensorProto.FLOAT, onnx.TensorProto.INT64], [convert])
+    assert unit == 2.0**-10
+    assert agreement([{"y": rough}], [{"y": half}], unit).passed
+    assert not agreement([{"y": right[::-1]}], [{"y": right}], unit).passed
+
+
 def test_values_that_are_not_finite() -> None:
     overflowing, fine = RIGHT.astype(np.float32), RIGHT.astype(np.float32)
     overflowing[3] = np.inf

@@ -183,7 +183,7 @@ from mirage_cli.benchmark import original_model
 def work(path):
     imported = frontends.load(path)
     patch.save(imported.model, Path(path + ".out"), True)
-    told = {"path": path, "sha256": imported.sha256, "external_data": imported.external}
+    told = {"path": path, "format": "onnx", "sha256": imported.sha256, "external_data": imported.external}
     assert original_model(Path(), {"model": told})[0] == Path(path)
 """
 
