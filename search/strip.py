@@ -236,7 +236,8 @@ def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, in
         if o.op == "accum" and o.inputs[0] in made
     ]
     most = max(results, default=0)
-    return r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
+    narrow = all(o.dtype is not None and o.dtype.bytes == 2 for o in products(graph))  # in float32 they were slower
+    return narrow and r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
 
 
 def _shared_out(

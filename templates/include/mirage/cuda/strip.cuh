@@ -279,10 +279,11 @@ MIRAGE_DEVICE void strip_contract_each(S& out, const A& a, const B& b) {
     }
 }
 
-// The same; where registers allow, the positions are summed on their own first, which loses fewer digits of long sums.
+// The same; where registers allow and they are many, the positions are summed on their own first, which loses fewer
+// digits of long sums.
 template <int KT, class S, class A, class B>
 MIRAGE_DEVICE void strip_contract_exactly(S& out, const A& a, const B& b) {
-    if constexpr (S::MT * S::NT <= 16) {
+    if constexpr (KT > 1 && S::MT * S::NT <= 16) {
         S part;
         part.fill(0.0f);
         strip_contract_each<KT>(part, a, b);
