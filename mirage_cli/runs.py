@@ -79,15 +79,18 @@ def run_script(job: ScriptJob) -> Arrays:
 
 def _large(job: Job) -> Arrays | None:
     """The outputs of a model that is run in pieces; None for others. Raises ModelError, MirageError."""
+    folder = job.data if isinstance(job.model, bytes) else Path(job.model).parent
+    if folder is None:
+        return None
     import onnx  # noqa: PLC0415
 
     from mirage_cli import pieces  # noqa: PLC0415
 
     if isinstance(job.model, bytes):
-        model, folder = onnx.load_from_string(job.model), job.data
+        model = onnx.load_from_string(job.model)
     else:
-        model, folder = onnx.load(job.model, load_external_data=False), Path(job.model).parent
-    if folder is None or not pieces.is_large(model):
+        model = onnx.load(job.model, load_external_data=False)
+    if not pieces.is_large(model):
         return None
     weights = {t.name for t in model.graph.initializer}
     expect_inputs({v.name for v in model.graph.input} - weights, job.inputs)

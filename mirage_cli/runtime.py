@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ONNX_BF16 = 16
-_UNITS = {
-    1: 2.0**-23,
-    10: 2.0**-10,
-    11: 2.0**-52,
-    16: 2.0**-7,
-}  #: from 1 to the next number, by type of onnx.TensorProto
 #: what to do where onnxruntime cannot use the GPU; both packages own the same folder, so one has to go first
 CUDA_PROVIDER_COMMAND = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
 #: The names that numpy, torch and cupy share for element types.
@@ -197,8 +191,10 @@ def from_ort(value: Any) -> NDArray[Any]:
 def coarsest_unit(tensors: Iterable[int], nodes: Iterable[onnx.NodeProto]) -> float:
     """The largest unit of the floating-point types among the element types of `tensors` and those that `nodes` convert to:
     an output in float32 may hold what was computed in float16."""
+    from mirage_cli.frontends.onnx_ops.registry import ELEMENT_TYPES  # noqa: PLC0415
+
     found = {*tensors, *(a.i for n in nodes if n.op_type == "Cast" for a in n.attribute if a.name == "to")}
-    return max((_UNITS[t] for t in found if t in _UNITS), default=0.0)
+    return max((t.epsilon for code, t in ELEMENT_TYPES.items() if code in found), default=0.0)
 
 
 def numpy_type(dtype: DType) -> np.dtype[Any]:

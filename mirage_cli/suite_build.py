@@ -91,13 +91,23 @@ def build_row(suite: str, name: str, dtype: str, folder: Path, options: Options)
     case = next(c for c in suite_cases.SUITES[suite]() if c.name == name)
     key = {"case": case.shapes, "dtype": dtype, "options": options.to_json(), "sources": sources_digest()}
     if not _is_made(folder, key):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        path = folder / _INPUT
-        model = case.model(suite_cases.DTYPES[dtype], options.seed)
-        onnx.save(model, path, save_as_external_data=True, location=f"{_INPUT}.data", size_threshold=1024)
-        optimize(str(path), folder / _OUT, options)
+        make(case, dtype, folder, options)
         (folder / _KEY).write_text(json.dumps(key), encoding="utf-8")
+    return left(folder)
+
+
+def make(case: suite_cases.Case, dtype: str, folder: Path, options: Options) -> None:
+    """Optimize a case's model into a new folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    path = folder / _INPUT
+    model = case.model(suite_cases.DTYPES[dtype], options.seed)
+    onnx.save(model, path, save_as_external_data=True, location=f"{_INPUT}.data", size_threshold=1024)
+    optimize(str(path), folder / _OUT, options)
+
+
+def left(folder: Path) -> str:
+    """Why fragments of a row's folder were left, or nothing."""
     report = json.loads((folder / _OUT / MARK).read_text(encoding="utf-8"))
     return "; ".join(f"{f['name']}: {f['reason']}" for f in report["fragments"] if f["status"] != "replaced")
 

@@ -219,9 +219,13 @@ def write_markdown(report: SuiteReport, path: Path) -> None:
         raise UsageError(f"--markdown {path}: {error}") from None
     if not re.search(f"{re.escape(start)}.*{re.escape(end)}", text, re.DOTALL):
         raise UsageError(f"--markdown {path}: expected the lines {start} and {end} in it")
-    before, _, rest = text.partition(start)
-    after = rest.partition(end)[2]
-    path.write_text(f"{before}{start}\n\n{report.markdown()}\n\n{end}{after}", encoding="utf-8")
+    path.write_text(between(text, start, end, report.markdown()), encoding="utf-8")
+
+
+def between(page: str, start: str, end: str, text: str) -> str:
+    """A page with `text` in the place of what stands between the lines `start` and `end`."""
+    before, _, rest = page.partition(start)
+    return f"{before}{start}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
 def _median(entry: dict[str, Any], key: str) -> float | None:

@@ -35,16 +35,10 @@ def widened(model: onnx.ModelProto, keep_functions: bool) -> onnx.ModelProto:
     Inputs, outputs, weights and operators of other domains keep their types. Functions of the model are put in their
     callers' places, unless `keep_functions` says that kernels stand for them.
     """
-    model = _copy(model) if keep_functions else onnx.inliner.inline_local_functions(model)
+    model = model if keep_functions else onnx.inliner.inline_local_functions(model)
     inferred = onnx.shape_inference.infer_shapes(model)
     _widen(inferred.graph, _types(inferred.graph, {}), _names(inferred.graph))
     return inferred
-
-
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    return made
 
 
 def _types(graph: onnx.GraphProto, outer: Mapping[str, int]) -> dict[str, int]:

@@ -22,11 +22,12 @@ from onnx import numpy_helper
 import mirage_cli as mi
 from mirage_cli import devices, runtime
 from mirage_cli.measure import MIRAGE, ORIGINAL
+from mirage_cli.suite_report import between
 from samples import operators
 from samples.inputs import random_inputs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- cpu suite -->\n", "<!-- end of cpu suite -->"
+BEGIN, END = "<!-- cpu suite -->", "<!-- end of cpu suite -->"
 DTYPES = ("fp32", "fp16")
 THREADS = 2
 ATTENTION, DECODE, PREFILL = "attention", "decode", "prefill"
@@ -184,8 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     versions = f"onnxruntime {runtime.version()}, mirage {mi.__version__}"
     text = document(results, devices.name("cpu", 0), versions)
     if options.write:
-        before, _, rest = DOCS.read_text().partition(BEGIN)
-        DOCS.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")
+        DOCS.write_text(between(DOCS.read_text(), BEGIN, END, text))
     else:
         print(text)
 

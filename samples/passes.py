@@ -27,12 +27,13 @@ from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import Target, load_target
 from mirage_cli.search.tiling import blocks_ranked
 from mirage_cli.search.unfuse import unfused
+from mirage_cli.suite_report import between
 from samples.cases import CASES, program
 
 TARGET = "sm_90a"
 FOLDER = Path(__file__).resolve().parent / "operators"
 DOCS = FOLDER.parents[1] / "docs" / "codegen.md"
-BEGIN, END = "<!-- passes -->\n", "<!-- end of passes -->"
+BEGIN, END = "<!-- passes -->", "<!-- end of passes -->"
 HEADER = (
     "sample",
     *("barriers", "without order", "without fusion"),
@@ -170,8 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [measured(name, p, target) for sample in options.names or CASES for name, p in programs(sample)]
     text = "\n".join([*table(rows), "", summary(rows)])
     if options.write:
-        before, _, rest = DOCS.read_text().partition(BEGIN)
-        DOCS.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")
+        DOCS.write_text(between(DOCS.read_text(), BEGIN, END, text))
     else:
         print(text)
 

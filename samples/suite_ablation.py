@@ -17,15 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import onnx
-
 from mirage_cli import devices, isolation, suite_build
 from mirage_cli.errors import MirageError
 from mirage_cli.options import Options, cores
-from mirage_cli.output import MARK
-from mirage_cli.pipeline import optimize
+from mirage_cli.search.tiling import ENGINES
 from mirage_cli.suite_cases import DTYPES, Case, Net, chosen
 from mirage_cli.suite_measure import Asked, Measurement, opened
+from mirage_cli.suite_report import between
 
 DOCS = Path(__file__).resolve().parents[1] / "docs/performance.md"
 BEGIN, END = "<!-- ablation -->", "<!-- end of ablation -->"
@@ -34,7 +32,6 @@ ROWS = (
     *("ntrans_b8", "norm_mlp_down_b1", "prefill_rmsnorm_linear", "prefill_attention"),
 )
 WHOLE = "all"
-ENGINES = ("strip", "rows", "warpgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +99,9 @@ def build(name: str, variant: int, dtype: str, folder: Path, arch: str) -> str:
     changed = VARIANTS[variant].changed(case)
     if changed is None:
         return "-"
-    folder.mkdir(parents=True)
-    model = folder / "case.onnx"
-    drawn = changed.model(DTYPES[dtype], 0)
-    onnx.save(drawn, model, save_as_external_data=True, location="case.onnx.data", size_threshold=1024)
     options = Options(target=("cuda",), arch=(arch,), force=True, jobs=1, without=VARIANTS[variant].without)
-    report = optimize(str(model), folder / "out", options)
-    assert (folder / "out" / MARK).is_file()
-    return "; ".join(f.reason for f in report.fragments if f.status != "replaced")
+    suite_build.make(changed, dtype, folder, options)
+    return suite_build.left(folder)
 
 
 def times(asked: Asked, name: str, dtype: str, rows: Sequence[suite_build.Row]) -> dict[str, Any]:
@@ -184,8 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = "\n".join(table(found))
     print(text)
     if given.write:
-        before, _, rest = DOCS.read_text().partition(BEGIN)
-        DOCS.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+        DOCS.write_text(between(DOCS.read_text(), BEGIN, END, text))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from mirage_cli.options import Options, cores
 from mirage_cli.pipeline import plan_options
 from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.suite_cases import DTYPES, Case, chosen
+from mirage_cli.suite_report import between
 from mirage_cli.tuning import model_error
 from mirage_cli.work import Work
 
@@ -153,8 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.json.write_text(json.dumps([{"name": r.name, "tuning": r.tuning} for r in rows], indent=1))
     text = "\n".join(table(rows))
     if given.write:
-        before, _, rest = DOCS.read_text().partition(BEGIN)
-        DOCS.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+        DOCS.write_text(between(DOCS.read_text(), BEGIN, END, text))
     else:
         print(text)
 

@@ -26,8 +26,8 @@ HALVED = 8192  #: an axis up to this extent may be split in two on a CPU, for tw
 SPLITS = (2, 4, 8, 16)  #: blocks that share a split reduction
 WARPS = (4, 8)
 STAGES = (3, 2)
-_RANKED = {"rows": rows.ranked, "warpgroup": warpgroup.ranked, "strip": strip_cost.ranked}
-ENGINES = tuple(_RANKED)  #: the engines beside `block`
+_MODELS = {"rows": rows, "warpgroup": warpgroup, "strip": strip_cost}
+ENGINES = tuple(_MODELS)  #: the engines beside `block`
 
 
 def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
@@ -99,7 +99,7 @@ def ranked(
     """
     found = blocks_ranked(program, graph, target, count, sizes, alone)
     for engine in engines:
-        found += _RANKED[engine](program, graph, target, count, sizes, alone)
+        found += _MODELS[engine].ranked(program, graph, target, count, sizes, alone)
     return sorted(found, key=lambda r: r.order)[: None if apart else count]
 
 
@@ -142,8 +142,8 @@ def predicted_us(
     """What the model of a schedule's engine predicts for it at these sizes, in microseconds."""
     if schedule.engine == "block":
         return CostModel(program, graph, target, sizes).predict(schedule).us
-    engine = {"rows": rows.schedule_us, "warpgroup": warpgroup.schedule_us, "strip": strip_cost.schedule_us}
-    return engine[schedule.engine](program, graph, schedule, target, sizes)
+    us: float = _MODELS[schedule.engine].schedule_us(program, graph, schedule, target, sizes)
+    return us
 
 
 def holds_symbolic(program: Program, graph: BlockGraph) -> bool:

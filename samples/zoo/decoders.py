@@ -80,22 +80,21 @@ def cohere(layers: int = LAYERS) -> nn.Module:
     return decoder("Cohere", num_hidden_layers=layers, use_qk_norm=True, logit_scale=0.25)
 
 
-def _decoder(
-    name: str, title: str, shows: str, model: Callable[[int], nn.Module], tokens: int = TOKENS
-) -> Architecture:
+def cached(name: str, title: str, shows: str, model: Callable[[int], nn.Module], tokens: int = TOKENS) -> Architecture:
+    """A causal language model that can be exported with a cache."""
     return Architecture(name, title, shows, lambda form: causal(model(form.layers), form, tokens), cached=True)
 
 
 ARCHITECTURES = (
-    _decoder("llama", "Llama", "grouped-query attention, RoPE, RMSNorm, SwiGLU", llama),
-    _decoder("qwen2", "Qwen2", "biases on QKV", qwen2),
-    _decoder("qwen3", "Qwen3", "QK-norm, wide heads", qwen3, 20),
-    _decoder("gemma2", "Gemma 2", "soft-capping, post-norms, window, GeGLU, tied head", gemma2, 24),
-    _decoder("gemma3", "Gemma 3", "QK-norm, post-norms, window, two rotations", gemma3, 24),
-    _decoder("phi3", "Phi-3", "fused QKV, fused gate and up", phi3),
-    _decoder("mistral", "Mistral", "sliding window", mistral, 24),
-    _decoder("gpt2", "GPT-2", "LayerNorm, fused QKV, GELU, tied head", gpt2),
-    _decoder("gpt_neox", "GPT-NeoX", "parallel residual, partial rotation, fused QKV", gpt_neox),
-    _decoder("olmo2", "OLMo 2", "post-norms, norms of whole queries and keys", olmo2),
-    _decoder("cohere", "Cohere", "parallel block, LayerNorm without bias, QK norm, interleaved rotation", cohere),
+    cached("llama", "Llama", "grouped-query attention, RoPE, RMSNorm, SwiGLU", llama),
+    cached("qwen2", "Qwen2", "biases on QKV", qwen2),
+    cached("qwen3", "Qwen3", "QK-norm, wide heads", qwen3, 20),
+    cached("gemma2", "Gemma 2", "soft-capping, post-norms, window, GeGLU, tied head", gemma2, 24),
+    cached("gemma3", "Gemma 3", "QK-norm, post-norms, window, two rotations", gemma3, 24),
+    cached("phi3", "Phi-3", "fused QKV, fused gate and up", phi3),
+    cached("mistral", "Mistral", "sliding window", mistral, 24),
+    cached("gpt2", "GPT-2", "LayerNorm, fused QKV, GELU, tied head", gpt2),
+    cached("gpt_neox", "GPT-NeoX", "parallel residual, partial rotation, fused QKV", gpt_neox),
+    cached("olmo2", "OLMo 2", "post-norms, norms of whole queries and keys", olmo2),
+    cached("cohere", "Cohere", "parallel block, LayerNorm without bias, QK norm, interleaved rotation", cohere),
 )

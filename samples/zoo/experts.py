@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from samples.building import LAYERS, decoder
-from samples.zoo.architecture import Architecture, causal
+from samples.zoo.decoders import cached
 
 
 def _batched(model: nn.Module) -> nn.Module:
@@ -53,32 +53,8 @@ def deepseek_v3(layers: int = LAYERS) -> nn.Module:
 
 
 ARCHITECTURES = (
-    Architecture(
-        "mixtral",
-        "Mixtral",
-        "two of four experts, batched",
-        lambda form: causal(mixtral(form.layers), form, 12),
-        cached=True,
-    ),
-    Architecture(
-        "qwen3_moe",
-        "Qwen3-MoE",
-        "QK-norm; batched experts",
-        lambda form: causal(qwen3_moe(form.layers), form, 12),
-        cached=True,
-    ),
-    Architecture(
-        "deepseek_v2",
-        "DeepSeek-V2",
-        "latent attention (MLA); a dense layer, a layer of experts",
-        lambda form: causal(deepseek_v2(form.layers), form, 12),
-        cached=True,
-    ),
-    Architecture(
-        "deepseek_v3",
-        "DeepSeek-V3",
-        "latent attention (MLA); grouped routing by sigmoid",
-        lambda form: causal(deepseek_v3(form.layers), form, 12),
-        cached=True,
-    ),
+    cached("mixtral", "Mixtral", "two of four experts, batched", mixtral, 12),
+    cached("qwen3_moe", "Qwen3-MoE", "QK-norm; batched experts", qwen3_moe, 12),
+    cached("deepseek_v2", "DeepSeek-V2", "latent attention (MLA); a dense layer, a layer of experts", deepseek_v2, 12),
+    cached("deepseek_v3", "DeepSeek-V3", "latent attention (MLA); grouped routing by sigmoid", deepseek_v3, 12),
 )
