@@ -98,7 +98,7 @@ def planned(case: Case, dtype: str, plans: PlanOptions, seed: int) -> tuple[Impo
 
 def tuned(case: Case, dtype: str, options: Options, tools: Toolchain) -> Iterator[Row]:
     """Tune the fragments of a case."""
-    plans = plan_options(options, tools, {})
+    plans = plan_options(options, tools, (), {})
     imported, work = planned(case, dtype, plans, options.seed)
     cache = environment.tuning_cache(options)
     stage = tuning_stage.Stage(options, plans, tools, imported, {}, lambda symbols: {}, cache, device(options.gpu or 0))

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from mirage_cli import environment
+from mirage_cli.options import Options
+from mirage_cli.suite_cases import gated_mlp
+from samples import tuning as command
 from samples.tuning import Row, table
 
 
@@ -46,3 +52,10 @@ def test_what_has_no_time_does_not_count() -> None:
     lines = list(table([Row("gqa_b1", 31.2, tuning(None, None)), Row("lora_b1", 5.0, tuning(18.0, 9.0))]))
     assert "| - | - |  |" in lines[2]
     assert lines[-1].startswith("The model's own choice takes 2.00 times")
+
+
+def test_a_case_without_fragments_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(target=("cpu",), tune_candidates=0)
+    monkeypatch.setattr(command, "planned", lambda case, dtype, plans, seed: (None, []))
+    monkeypatch.setattr(command, "device", lambda number: None)
+    assert list(command.tuned(gated_mlp("gated", 1, 8, 16), "fp16", options, environment.toolchain(options))) == []
