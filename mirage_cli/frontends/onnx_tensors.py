@@ -6,6 +6,8 @@ would cut them in other places.
 1. A normalisation that adds a skip connection inside is a sum and a normalisation.
 2. A multiplication by a number stands behind the views of its result, not before them: the value without the factor is
    then there in the layout in which it is read.
+3. onnxruntime's Attention is a product with its weight, a bias, a split, and a MultiHeadAttention.
+4. The bias of a MultiHeadAttention is added to queries, keys and values in front of it.
 """
 
 from __future__ import annotations
