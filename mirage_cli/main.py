@@ -23,7 +23,8 @@ from mirage_cli.errors import InternalError, UsageError
 
 #: name -> module, imported when the command is asked for
 COMMANDS = {
-    name: f"mirage_cli.commands.{name}" for name in ("optimize", "verify", "bench", "inspect", "doctor", "cache")
+    name: f"mirage_cli.commands.{name}"
+    for name in ("optimize", "verify", "bench", "inspect", "compare", "doctor", "cache")
 }
 CLOSED_PIPE = 128 + 13
 _COMPLETION = "_MIRAGE_COMPLETE"
