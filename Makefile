@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden samples models cases guarantee ablation experiment mutations passes suite tuning \
+.PHONY: help demo test lint format golden reference samples models cases guarantee ablation experiment mutations passes suite tuning \
   cpu-suite oldest dist clean
 
 help: ## Print these targets
@@ -33,6 +33,9 @@ format: $(STAMP) ## Bring all Python files into form
 
 golden: $(STAMP) ## Accept the present output as the golden files of the tests; look at the diff afterwards
 	MIRAGE_GOLDEN=1 $(PYTEST) -n auto --dist worksteal
+
+reference: $(STAMP) ## Write docs/reference from the code
+	$(BIN)/python samples/reference.py
 
 samples: $(VENV)/.samples ## Export the sample models again (installs torch and transformers)
 	$(BIN)/python samples/export.py

@@ -1,0 +1,76 @@
+"""docs/reference is what the code says, and real reports are what the schema in it says."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+from typing import Any
+
+import pytest
+
+import mirage_cli as mi
+from mirage_cli import report_schema
+from mirage_cli.report import FragmentReport, Report
+from mirage_cli.settings import SETTINGS
+from samples import reference
+from tests.optimized import Optimized, sample
+
+
+def validator() -> Any:
+    """What checks a document against the schema of report.json."""
+    kind = pytest.importorskip("jsonschema", reason="jsonschema is not installed").Draft202012Validator
+    kind.check_schema(report_schema.SCHEMA)
+    return kind(report_schema.SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["commands.md", "python.md", "report.md", "report.schema.json"])
+def test_pages_are_up_to_date(name: str) -> None:
+    if os.environ.get("MIRAGE_GOLDEN"):
+        reference.main()
+    written = (reference.FOLDER / name).read_text()
+    assert written == reference.pages()[name], f"docs/reference/{name} is stale: make reference"
+
+
+def test_pages_name_everything() -> None:
+    pages = reference.pages()
+    assert [s.key for s in SETTINGS if f"--{s.key}" not in pages["commands.md"]] == []
+    assert [
+        n for n in mi.__all__ if f"mi.{n}" not in pages["python.md"] and f"### {n}\n" not in pages["python.md"]
+    ] == []
+
+
+def test_the_schema_has_the_entries_of_the_report() -> None:
+    def names(kind: type) -> set[str]:
+        return {f.name for f in dataclasses.fields(kind)}
+
+    assert set(report_schema.SCHEMA["properties"]) == names(Report) | {"mirage", "schema_version"}
+    assert set(report_schema.FRAGMENT["properties"]) == names(FragmentReport)
+
+
+def test_a_real_report_keeps_the_schema(optimized: Optimized) -> None:
+    report = json.loads((optimized("rmsnorm_linear_fp32") / "report.json").read_text())
+    assert [e.message for e in validator().iter_errors(report)] == []
+    assert validator().is_valid(json.loads((optimized("llama_fp32") / "report.json").read_text()))
+
+
+def test_a_dry_run_keeps_the_schema() -> None:
+    check = validator()
+    report = mi.optimize(sample("mlp_fp32"), dry_run=True, target="cpu", jobs=1, no_cache=True)
+    assert [e.message for e in check.iter_errors(json.loads(report.text()))] == []
+
+
+def test_the_schema_refuses_other_documents(optimized: Optimized) -> None:
+    report = json.loads((optimized("rmsnorm_linear_fp32") / "report.json").read_text())
+    for change in (
+        lambda r: r.pop("coverage"),
+        lambda r: r.update(schema_version=99),
+        lambda r: r["fragments"][0].update(status="better"),
+        lambda r: r["fragments"][0]["verification"]["float"].update(error="small"),
+        lambda r: r["fragments"][0].update(unheard_of=1),
+        lambda r: r["coverage"].update(flops=1.5),
+    ):
+        other = copy.deepcopy(report)
+        change(other)
+        assert not validator().is_valid(other)
