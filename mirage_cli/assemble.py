@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from mirage_cli import __version__, coverage, patch, script_patch
+from mirage_cli import __version__, coverage, dims, fragment_details, patch, ranges, script_patch
 from mirage_cli.backends import cpu
 from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.exporters import html, svg
+from mirage_cli.exporters import html
+from mirage_cli.exporters.pictures import Picture, pictures
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import Partition
 from mirage_cli.options import Options
 from mirage_cli.output import MARK, MUGRAPHS, write_text
-from mirage_cli.plan import FragmentPlan, TargetPlan, plan_from_json
+from mirage_cli.plan import FragmentPlan, TargetPlan
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.alternatives import bounds_to_json
 from mirage_cli.work import Work
@@ -108,19 +110,17 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def write_report(summary: Report, draft: Path) -> None:
-    """report.json, report.html and the drawing of every muGraph file in the draft."""
+def write_report(summary: Report, draft: Path, folder: str = "DIR") -> None:
+    """report.json, report.html and the drawing of every muGraph file in the draft; `folder` is what the draft will be."""
     summary.files = digests(draft)
     write_text(draft / MARK, summary.text())
     graphs: dict[str, dict[str, Any]] = {}
-    drawings: dict[str, str] = {}
+    drawn: dict[str, list[Picture]] = {}
     for path in sorted((draft / MUGRAPHS).glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
-        plan = plan_from_json(data)
-        _, graph, _ = plan.targets.get("cuda") or plan.targets["cpu"]
-        graphs[plan.id], drawings[plan.id] = data, svg.drawing(graph, plan.program)
-        write_text(path.with_suffix(".svg"), drawings[plan.id])
-    write_text(draft / "report.html", html.page(summary.to_json(), graphs, drawings))
+        graphs[data["id"]], drawn[data["id"]] = data, pictures(data)
+        write_text(path.with_suffix(".svg"), drawn[data["id"]][0].svg)
+    write_text(draft / "report.html", html.page(summary.to_json(), graphs, drawn, folder))
 
 
 def report(
@@ -145,15 +145,16 @@ def report(
         },
         options.to_json(),
         dict(seconds),
-        [fragment_report(w) for w in work],
+        [fragment_report(w, dims.parse(options.dim)) for w in work],
         coverage.unchanged(imported, parts, work),
         covered,
         list(imported.notes),
+        operators={n.name or "": n.op_type for n in imported.model.graph},
     )
 
 
-def fragment_report(w: Work) -> FragmentReport:
-    """A distinct fragment's part of the report."""
+def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType({})) -> FragmentReport:
+    """A distinct fragment's part of the report; `given` is what is said of symbolic dimensions."""
     status = "replaced" if w.replace else "failed" if w.failed else "kept"
     p = w.program
     program = {
@@ -165,8 +166,9 @@ def fragment_report(w: Work) -> FragmentReport:
     }
     nodes = [o.region.node_names for o in w.occurrences]
     r = FragmentReport(w.id, w.name, status, len(w.occurrences), nodes, program, reason=w.reason, measured=w.measured)
-    r.tuning = w.tuning
+    r.tuning, r.original = w.tuning, fragment_details.original(w)
     if w.plan is not None:
+        r.predictions = fragment_details.predictions(w.plan.plans, p, ranges.typical(p.symbols, given))
         r.search = w.plan.statistics.to_json()
         main = _main_plan(w.plan)
         if main is not None:
@@ -205,5 +207,5 @@ def _fill(r: FragmentReport, w: Work, main: TargetPlan) -> None:
     r.verification = main.verdict.to_json() | {"targets": {k: _verdicts(p) for k, p in sorted(w.plan.plans.items())}}
     if w.float_check is not None:
         r.verification["float"] = w.float_check.to_json()
-    r.schedule = {k: schedules_json(p) for k, p in sorted(w.plan.plans.items())}
+    r.schedule = {k: fragment_details.schedules(p) for k, p in sorted(w.plan.plans.items())}
     r.predicted_us, r.original_us, r.floor_us = main.predicted_us, main.original_us, main.floor_us

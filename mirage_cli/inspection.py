@@ -167,8 +167,8 @@ def _fragment_table(fragments: Sequence[Mapping[str, Any]]) -> list[str]:
 def _left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every reason with the names of its nodes."""
     if not unchanged:
-        return ["Nothing is left alone."]
-    lines = [f"Left alone: {counted(sum(len(u['nodes']) for u in unchanged), 'node')}"]
+        return [f"{text.LEFT}: nothing"]
+    lines = [f"{text.LEFT}: {counted(sum(len(u['nodes']) for u in unchanged), 'node')}"]
     for u in unchanged:
         lines += paragraph(f"{u['reason']}:", text.WIDTH, "  ")
         names = ", ".join(short(n, 60) for n in u["nodes"][:SHOWN])
@@ -179,7 +179,7 @@ def _left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
 
 # --- an output folder ---------------------------------------------------------------------------------------------------
 def _folder(folder: Path) -> Inspection:
-    report = _read(folder / MARK)
+    report = read_report(folder / MARK)
     try:
         document = {
             "mirage": report["mirage"],
@@ -194,7 +194,7 @@ def _folder(folder: Path) -> Inspection:
             "notes": report["notes"],
         }
         blocks = [
-            [_head(report["model"]), *paragraph(wording.outcome(report), text.WIDTH, "")],
+            [_head(report["model"]), *text.outcome(report)],
             text.fragments(report["fragments"]),
             text.reasons(report["fragments"]),
             ["Coverage", *(f"  {line}" for line in wording.covered(report["coverage"]))],
@@ -213,7 +213,7 @@ def _brief(f: Mapping[str, Any]) -> dict[str, Any]:
     return told | ({"reason": f["reason"]} if "reason" in f else {})
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> dict[str, Any]:
     """A report file. Raises ModelError."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from mirage_cli.errors import InternalError, UsageError
 #: name -> module, imported when the command is asked for
 COMMANDS = {
     name: f"mirage_cli.commands.{name}"
-    for name in ("optimize", "verify", "bench", "inspect", "compare", "doctor", "cache")
+    for name in ("optimize", "verify", "bench", "inspect", "show", "compare", "doctor", "cache")
 }
 CLOSED_PIPE = 128 + 13
 _COMPLETION = "_MIRAGE_COMPLETE"

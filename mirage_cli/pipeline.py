@@ -98,7 +98,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
             run.check()
             run.tune()
             run.rebuild(draft)
-            report = run.write(draft)
+            report = run.write(draft, out)
     enforce(report, options)
     return report
 
@@ -259,13 +259,13 @@ class Run:
         seconds = self.clock.total()
         return assemble.report(self.model, self.imported, self.parts, self.work, self.options, seconds)
 
-    def write(self, draft: Path) -> Report:
-        """Patch the model and write everything into the draft."""
+    def write(self, draft: Path, out: Path) -> Report:
+        """Patch the model and write everything into the draft, which will be `out`."""
         report = self.report()  # before patching changes the model's nodes
         with self.clock.measure("render"):
             report.notes += assemble.write(self.imported, self.work, draft)
         report.seconds = self.clock.total()
-        assemble.write_report(report, draft)
+        assemble.write_report(report, draft, str(out))
         return report
 
 

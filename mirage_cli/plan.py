@@ -11,7 +11,7 @@ from typing import Any
 
 from mirage_cli import __version__, ranges
 from mirage_cli.codegen.passes import ALL, Passes, without
-from mirage_cli.codegen.source import source
+from mirage_cli.codegen.source import Memory, Rendered, source
 from mirage_cli.dims import Range
 from mirage_cli.errors import CheckFailed, InvalidGraph, Refused, UsageError
 from mirage_cli.lax.program import Program, program_from_json
@@ -40,7 +40,8 @@ class Other:
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
     """The chosen muGraph of a fragment for one target (within `shared_bytes` of it), rendered and proved; of a program with
-    symbols the one for typical sizes, with `others` for other ranges."""
+    symbols the one for typical sizes, with `others` for other ranges. `memory` is what its kernels ask for, then those of
+    `others`."""
 
     target: str
     shared_bytes: int
@@ -52,6 +53,7 @@ class TargetPlan:
     floor_us: float
     original_us: float
     others: tuple[Other, ...] = ()
+    memory: tuple[Memory, ...] = ()
 
     @property
     def faster(self) -> bool:
@@ -186,8 +188,9 @@ def with_others(
 ) -> TargetPlan:
     """A plan with these muGraphs for other sizes, rendered again. Raises Refused."""
     ways = [o.alternative for o in others]
-    text = source_text(identifier, program, plan.graph, plan.schedules, target, passes, ways)
-    return replace(plan, text=text, others=others)
+    made = rendered(identifier, program, plan.graph, plan.schedules, target, passes, ways)
+    own = len(made.memory) - len(plan.schedules)  # in the source, the other muGraphs come first
+    return replace(plan, text=made.text, others=others, memory=(*made.memory[own:], *made.memory[:own]))
 
 
 def _pool(
@@ -235,7 +238,7 @@ def planned(
     """A candidate rendered and proved. Raises Refused or InvalidGraph when it cannot be rendered, CheckFailed when the
     proof fails."""
     graph = _fused(candidate.graph, options)
-    text = source_text(identifier, program, graph, candidate.schedules, target, options.passes)
+    made = rendered(identifier, program, graph, candidate.schedules, target, options.passes)
     tiles = [s.as_tiles() for s in candidate.schedules]
     verdict = verify(program, graph, tiles, options.seed, options.confidence)
     if not verdict.passed:
@@ -245,11 +248,12 @@ def planned(
         target.shared_bytes,
         graph,
         candidate.schedules,
-        text,
+        made.text,
         verdict,
         candidate.predicted_us,
         candidate.floor_us,
         original_us(program, operators, target, dict(options.search.sizes)),
+        memory=made.memory,
     )
 
 
@@ -267,10 +271,23 @@ def source_text(
     others: Sequence[Alternative] = (),
 ) -> str:
     """The source of a muGraph, and of `others` for other sizes: the same text whenever it is rendered."""
+    return rendered(identifier, program, graph, schedules, target, passes, others).text
+
+
+def rendered(
+    identifier: str,
+    program: Program,
+    graph: KernelGraph,
+    schedules: Sequence[Schedule],
+    target: Target,
+    passes: Passes = ALL,
+    others: Sequence[Alternative] = (),
+) -> Rendered:
+    """The source of a muGraph, see `source_text`, with what its kernels ask for."""
     comment = f"fragment {identifier}, target {target.name}, mirage {__version__}\n\n{program}\n\n{graph.text()}"
     for o in others:
         comment += f"\n\nwhere {o.condition}:\n{o.graph.text()}"
-    return source(identifier, program, graph, schedules, target, comment, passes, others).text
+    return source(identifier, program, graph, schedules, target, comment, passes, others)
 
 
 @dataclass(frozen=True, slots=True)

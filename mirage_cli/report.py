@@ -48,6 +48,8 @@ class FragmentReport:
     measured: list[dict[str, Any]] = field(default_factory=list)
     tuning: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    original: dict[str, Any] = field(default_factory=dict)  #: its nodes at the first place
+    predictions: dict[str, Any] = field(default_factory=dict)  #: by kind of target
 
     def to_json(self, written: bool = True) -> dict[str, Any]:
         """The contract's form, with all keys; `mugraph.file` is null for what is not replaced or not `written`."""
@@ -68,6 +70,8 @@ class FragmentReport:
             "original_us": round(self.original_us, 3),
             "floor_us": round(self.floor_us, 3),
             "measured": self.measured,
+            "original": self.original,
+            "predictions": self.predictions,
         }
         data |= {"tuning": self.tuning} if self.tuning else {}
         return data | ({"reason": self.reason} if self.reason else {})
@@ -85,6 +89,7 @@ class Report:
     coverage: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     toolchain: dict[str, str] = field(default_factory=dict)
+    operators: dict[str, str] = field(default_factory=dict)  #: of every node by its name, in the order of the model
     files: dict[str, str] = field(default_factory=dict)  #: sha256 of every file of the output, but for the reports
 
     def to_json(self) -> dict[str, Any]:
@@ -100,6 +105,7 @@ class Report:
             "coverage": {k: round(v, 4) for k, v in self.coverage.items()},
             "notes": self.notes,
             "toolchain": self.toolchain,
+            "operators": self.operators,
             "files": self.files,
         }
         found: dict[str, Any] = finite(data)

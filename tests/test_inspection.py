@@ -65,7 +65,7 @@ def test_symbols_inputs_and_reasons() -> None:
     told = {n: u["reason"] for u in data["unchanged"] for n in u["nodes"]}
     assert told["node_embedding"] == coverage.LOOKUP
     assert coverage.SHAPES in told.values()
-    for line in ("symbols  batch, sequence", "Left alone: ", coverage.LOOKUP, "node_embedding"):
+    for line in ("symbols  batch, sequence", "Left as they were: ", coverage.LOOKUP, "node_embedding"):
         assert line in found.text()
 
 

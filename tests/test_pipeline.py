@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from mirage_cli import check, pipeline, plan, runtime
 from mirage_cli.accuracy import Accuracy
+from mirage_cli.codegen.source import Rendered
 from mirage_cli.errors import CheckFailed, Refused, UsageError
 from mirage_cli.lax import key as keys
 from mirage_cli.options import Options
@@ -109,13 +111,13 @@ def test_a_fragment_whose_proof_fails_is_left(run: Run, monkeypatch: pytest.Monk
 
 
 def test_a_fragment_that_does_not_compile_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, bad = plan.source_text, mlp(run)
+    real, bad = plan.rendered, mlp(run)
 
-    def broken(identifier: str, program: Any, *rest: Any) -> str:
-        text = real(identifier, program, *rest)
-        return text + "\n#error made to fail\n" if keys.key(program) == bad else text
+    def broken(identifier: str, program: Any, *rest: Any) -> Rendered:
+        made = real(identifier, program, *rest)
+        return replace(made, text=made.text + "\n#error made to fail\n") if keys.key(program) == bad else made
 
-    monkeypatch.setattr(plan, "source_text", broken)
+    monkeypatch.setattr(plan, "rendered", broken)
     report, out = run("mlp_fp32", cache="")
     assert "does not compile" in failing(report)["mlp"]
     assert "made to fail" in failing(report)["mlp"]

@@ -11,11 +11,12 @@ import pytest
 
 from mirage_cli import plan as plans
 from mirage_cli.codegen.passes import without
+from mirage_cli.codegen.source import Rendered
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16, F32
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, source_text, target_of
+from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, rendered, source_text, target_of
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
 from mirage_cli.work import Work
@@ -88,13 +89,13 @@ def test_files_with_a_broken_graph_are_refused(planned: plans.FragmentPlan) -> N
 def test_a_candidate_that_does_not_render_is_passed_over(fragment: Program) -> None:
     refused: list[tuple[Any, ...]] = []
 
-    def first_refused(*arguments: Any) -> str:
+    def first_refused(*arguments: Any) -> Rendered:
         if not refused:
             refused.append(arguments)
             raise Refused("not this one")
-        return source_text(*arguments)
+        return rendered(*arguments)
 
-    with mock.patch.object(plans, "source_text", first_refused):
+    with mock.patch.object(plans, "rendered", first_refused):
         found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)
     assert not found.reasons
     chosen = found.plans["cpu"]
@@ -102,7 +103,7 @@ def test_a_candidate_that_does_not_render_is_passed_over(fragment: Program) -> N
 
 
 def test_reasons_are_kept_where_nothing_renders(fragment: Program) -> None:
-    with mock.patch.object(plans, "source_text", side_effect=Refused("too wide")) as tried:
+    with mock.patch.object(plans, "rendered", side_effect=Refused("too wide")) as tried:
         found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)
     assert not found.plans
     assert found.reasons == {"cpu": "too wide"}
@@ -120,12 +121,12 @@ def test_nothing_unproved_is_chosen(fragment: Program) -> None:
 
 
 def test_each_target_has_its_own_reason(fragment: Program) -> None:
-    def cpu_only(*arguments: Any) -> str:
+    def cpu_only(*arguments: Any) -> Rendered:
         if arguments[4].kind == "cuda":
             raise Refused("too wide")
-        return source_text(*arguments)
+        return rendered(*arguments)
 
-    with mock.patch.object(plans, "source_text", cpu_only):
+    with mock.patch.object(plans, "rendered", cpu_only):
         found = plan_fragment("abc", "norm_linear", fragment, 6, BOTH)
     assert set(found.plans) == {"cpu"}
     assert found.reasons == {"cuda": "too wide"}

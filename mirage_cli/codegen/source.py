@@ -23,11 +23,21 @@ WORKSPACE_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """What a kernel asks for a block: its threads, and bytes of shared memory (on a CPU: of a thread's own)."""
+
+    threads: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rendered:
-    """A source and the kernels that it spells out (tile programs, for the CPU and for the engine `block`)."""
+    """A source and the kernels that it spells out (tile programs, for the CPU and for the engine `block`); what each of
+    them asks for."""
 
     text: str
     tiles: tuple[Spelled, ...]
+    memory: tuple[Memory, ...]
 
 
 def source(
@@ -47,14 +57,15 @@ def source(
     take the place of `graph` where their bounds hold, the first that does.
     """
     tiles: list[Spelled] = []
-    ways = []
+    ways: list[dict[str, Any]] = []
     for way in (*others, Alternative((), graph, tuple(schedules))):
         kernels, workspace = _kernels(program, way, target, passes, tiles)
         condition = _condition(way.when, program.symbols)
         ways.append({"condition": condition, "kernels": kernels, "workspace": workspace})
     name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
     lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
-    return Rendered(render(name, target.name, id=identifier, comment=lines, ways=ways), tuple(tiles))
+    memory = tuple(Memory(k.get("threads", 1), k["shared_bytes"]) for w in ways for k in w["kernels"])
+    return Rendered(render(name, target.name, id=identifier, comment=lines, ways=ways), tuple(tiles), memory)
 
 
 def _kernels(

@@ -1,18 +1,22 @@
-"""report.html: one page that needs nothing but itself, light and dark. Every text in it is escaped by the template."""
+"""report.html: one page that needs nothing but itself, light and dark. Every text in it is escaped by the template.
+
+The page runs no script, so that no name in a model can: its colour scheme is chosen by style rules alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from mirage_cli.codegen.render import render
-from mirage_cli.exporters import wording
-from mirage_cli.exporters.labels import counted, microseconds, percent, short, visible
+from mirage_cli.exporters import canvas, cards, modelmap, roofline, wording
+from mirage_cli.exporters.labels import counted, percent, short, visible
+from mirage_cli.exporters.pictures import Picture
 
-_NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'  #: only a file of its own needs it
+SHOWN = 2000  #: names of nodes that are listed for one reason
 _LOAD = """\
 import onnxruntime as ort
 
@@ -22,45 +26,49 @@ session = ort.InferenceSession("model.onnx", options, providers=["CPUExecutionPr
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """What the page tells of one fragment."""
+class Left:
+    """Nodes that stay for one reason: how many, their share of all nodes that stay, their names."""
 
     anchor: str
-    id: str
-    name: str
-    status: str
     reason: str
-    places: int
-    gain: str
-    bound: str
-    accuracy: str
-    facts: list[tuple[str, str]]
-    drawing: Markup
-    folds: list[tuple[str, str]]
-    proof: list[str]
-    rounding: str
-    schedule_head: tuple[str, ...]
-    schedule: list[tuple[str, ...]]
-    measured_head: tuple[str, ...]
-    measured: list[tuple[str, ...]]
+    count: str
+    share: int
+    names: str
 
 
-def page(report: Mapping[str, Any], mugraphs: Mapping[str, Mapping[str, Any]], drawings: Mapping[str, str]) -> str:
-    """The page of a report (`report.json`), given the muGraph files and the drawings (see `svg.drawing`) by fragment."""
+def page(
+    report: Mapping[str, Any],
+    mugraphs: Mapping[str, Mapping[str, Any]],
+    pictures: Mapping[str, Sequence[Picture]],
+    folder: str = "DIR",
+) -> str:
+    """The page of a report (`report.json`), given the muGraph files and their drawings by fragment; `folder` is where the
+    output is written, for the command that makes it again."""
     shown = clean(report)
-    cards = [card(f, clean(mugraphs.get(f["id"], {})), drawings.get(f["id"], "")) for f in shown["fragments"]]
+    fragments = [
+        cards.card(n, f, clean(mugraphs.get(f["id"], {})), pictures.get(f["id"], ()), _files(shown, f["id"]))
+        for n, f in enumerate(shown["fragments"], 1)
+    ]
     return render(
         "report.html.j2",
-        title=f"mirage: {short(report['model']['path'], 80)}",
-        outcome=wording.outcome(shown),
+        title=short(report["model"]["path"], 80),
+        lead=wording.outcomes(shown),
         tiles=_tiles(shown),
         facts=_facts(shown),
-        fragments=cards,
-        unchanged=[(u["reason"], counted(len(u["nodes"]), "node"), "\n".join(u["nodes"])) for u in shown["unchanged"]],
+        map=modelmap.model_map(shown),
+        plots=[(p, Markup(canvas.inline(roofline.drawing(p)))) for p in roofline.plots(shown["fragments"])],
+        fragments=fragments,
+        schedule_head=cards.SCHEDULE_HEAD,
+        proof_head=cards.PROOF_HEAD,
+        unchanged=_left(shown["unchanged"]),
         notes=shown["notes"],
         seconds=[(k, f"{v:.2f} s") for k, v in shown["seconds"].items()],
-        commands=_commands(report),
+        commands=_commands(report, folder),
+        files=[name for name in ("src/build.sh",) if name in shown.get("files", {})],
         version=shown["mirage"],
+        light=canvas.variables(False),
+        dark=canvas.variables(True),
+        drawing_rules=canvas.rules_of_variables(),
     )
 
 
@@ -75,10 +83,11 @@ def clean(data: Any) -> Any:
 
 def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
-    found = [(f"{len(replaced)} of {len(report['fragments'])}", "distinct fragments replaced")]
+    ours, original = wording.totals(report)
+    found = [(f"{original / ours:.1f} ×", "predicted speed of what was replaced")] if ours and original else []
+    found.append((f"{len(replaced)} of {len(report['fragments'])}", "distinct fragments replaced"))
     found.append((str(sum(f["occurrences"] for f in replaced)), "places in the model"))
-    names = {"flops": "multiply-adds covered", "weight_bytes": "weight bytes covered", "nodes": "nodes covered"}
-    found += [(percent(report["coverage"][k]), name) for k, name in names.items() if k in report["coverage"]]
+    found += [(percent(report["coverage"][k]), of) for k, of in wording.SHARES.items() if k in report["coverage"]]
     if "total" in report["seconds"]:
         found.append((f"{report['seconds']['total']:.1f} s", "of work"))
     return found
@@ -91,103 +100,40 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("sha256", m["sha256"]),
     ]
     found += [(f"data {name}", digest) for name, digest in m["external_data"].items()]
-    options = wording.settings(report["options"])
-    found.append(("options", wording.command(options) if options else "defaults"))
+    found.append(("options", wording.command(wording.settings(report["options"]))))
     return found + [(str(name), str(version)) for name, version in report.get("toolchain", {}).items()]
 
 
-def _commands(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Commands to paste, in the folder of the page but for the first."""
-    return [
-        ("Make this folder again:", wording.optimize_command(report, "DIR")),
-        ("Prove the fragments again and compare the models in ONNX Runtime (in this folder):", "mirage verify ."),
-        ("Time both models (in this folder):", "mirage bench . --cpu"),
-        ("Use the model:", _LOAD),
+def _files(report: Mapping[str, Any], identifier: str) -> list[str]:
+    """The files of the output folder that belong to a fragment, by their paths there."""
+    own = [
+        name for name in report.get("files", {}) if name.startswith((f"src/{identifier}.", f"mugraphs/{identifier}."))
     ]
+    return own + [name.removesuffix(".json") + ".svg" for name in own if name.startswith("mugraphs/")]
 
 
-def card(f: Mapping[str, Any], mugraph: Mapping[str, Any], drawing: str) -> Card:
-    """What is told of one fragment, its muGraph file (empty when there is none) and its drawing."""
-    return Card(
-        anchor=f"fragment-{f['id']}",
-        id=f["id"],
-        name=f["name"],
-        status=f["status"],
-        reason=f.get("reason", ""),
-        places=f["occurrences"],
-        gain=wording.gain(f),
-        bound=wording.bound(f["verification"]),
-        accuracy=wording.accuracy(f["verification"]["float"]),
-        facts=_fragment_facts(f),
-        drawing=Markup(drawing.replace(_NAMESPACE, "", 1)),  # our own, its texts are escaped
-        folds=_folds(f, mugraph),
-        proof=wording.proof(f["verification"]),
-        rounding=_rounding(f["verification"]["float"]),
-        schedule_head=("target", "kernel", "tiles", "loop step", "warps", "stages"),
-        schedule=_schedules(f["schedule"]),
-        measured_head=("device", "original", "mirage", "others"),
-        measured=[_measured(m) for m in f["measured"]],
-    )
-
-
-def _fragment_facts(f: Mapping[str, Any]) -> list[tuple[str, str]]:
-    p, s = f["program"], f["search"]
-    found = [
-        ("places", str(f["occurrences"])),
-        ("inputs", ", ".join(p["inputs"])),
-        ("outputs", ", ".join(p["outputs"])),
-        ("axes", ", ".join(f"{name} = {extent}" for name, extent in p["axes"].items())),
-        ("operators", str(p["ops"])),
-        (
-            "search",
-            f"{s['muGraphs']} muGraphs from {s['mappings']} mappings and {s['values']} values, {s['seconds']} s",
-        ),
-    ]
-    if f["predicted_us"]:
-        found.append(("predicted", microseconds(f["predicted_us"])))
-        found.append(("original", f"{microseconds(f['original_us'])}, predicted by the same model"))
-        found.append(("floor", f"{microseconds(f['floor_us'])}: no kernel reads its inputs or multiplies faster"))
+def _left(unchanged: Iterable[Mapping[str, Any]]) -> list[Left]:
+    """The reasons for which nodes stay, those of most nodes first."""
+    groups = sorted(enumerate(unchanged), key=lambda item: (-len(item[1]["nodes"]), item[0]))
+    total = sum(len(u["nodes"]) for _, u in groups)
+    found = []
+    for k, u in groups:
+        names = u["nodes"][:SHOWN]
+        more = [f"... and {len(u['nodes']) - SHOWN} more"] if len(u["nodes"]) > SHOWN else []
+        count, share = counted(len(u["nodes"]), "node"), max(1, round(100 * len(u["nodes"]) / total)) if total else 0
+        found.append(Left(modelmap.left_anchor(k), u["reason"], count, share, "\n".join([*names, *more])))
     return found
 
 
-def _folds(f: Mapping[str, Any], mugraph: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Folded texts: muGraphs, the program, the names of the nodes."""
-    found = [(f"muGraph for {t['target']} as text", "\n".join(t["text"])) for t in mugraph.get("targets", {}).values()]
-    if not found and f["mugraph"]["text"]:
-        found.append(("muGraph as text", "\n".join(f["mugraph"]["text"])))
-    found.append(("Program", "\n".join(f["program"].get("text", []))))
-    places = ["\n".join(names) for names in f["nodes"]]
-    total = counted(sum(map(len, f["nodes"])), "node")
-    found.append((f"Nodes of the model ({total} in {wording.places(f)})", "\n\n".join(places)))
-    return [(title, text) for title, text in found if text]
-
-
-def _rounding(check: Mapping[str, Any]) -> str:
-    if not wording.accuracy(check):
-        return f"Not compared with float64: {check.get('skipped') or 'no kernel was built'}."
-    text = (
-        f"Against a float64 run, the {check['target']} kernel has a root mean square error of {check['error']:.2e} where "
-        f"the original operators have {check['original_error']:.2e}"
-    )
-    if check.get("max_error") is not None and check.get("original_max_error") is not None:
-        text += f" (largest: {check['max_error']:.2e} and {check['original_max_error']:.2e})"
-    return text + f", on {check.get('case', 'random')} inputs." + (f" {check['note']}." if check.get("note") else "")
-
-
-def _schedules(schedule: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for target, kernels in schedule.items():
-        for n, s in enumerate(kernels):
-            tiles = ", ".join(f"{axis} {size}" for axis, size in s["tiles"].items()) or "–"
-            where = target + "".join(f", {extent} {_between(*limits)}" for extent, limits in s.get("when", {}).items())
-            rows.append((where, str(n), tiles, str(s["loop"] or "–"), str(s["warps"]), str(s["stages"])))
-    return rows
-
-
-def _between(least: int, most: int | None) -> str:
-    return f"at least {least}" if most is None else f"at most {most}" if not least else f"{least} to {most}"
-
-
-def _measured(m: Mapping[str, Any]) -> tuple[str, ...]:
-    peers = ", ".join(f"{name} {microseconds(us)}" for name, us in m.get("peers", {}).items())
-    return (m["device"], microseconds(m["original_us"]), microseconds(m["mirage_us"]), peers or "–")
+def _commands(report: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
+    """Commands to paste, in the folder of the page but for the first."""
+    found = [("Make this folder again (where the model was read):", wording.optimize_command(report, folder))]
+    if report["options"].get("dry_run"):
+        return found
+    return [
+        *found,
+        ("Prove the fragments again and compare the models in ONNX Runtime (in this folder):", "mirage verify ."),
+        ("Time both models (in this folder):", "mirage bench . --cpu"),
+        ("Show a fragment in the terminal (in this folder):", "mirage show ."),
+        ("Use the model (Python, in this folder):", _LOAD),
+    ]

@@ -4,12 +4,13 @@ thread graphs with their operators (the three levels of the muGraph, nested)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mirage_cli.exporters import canvas
 from mirage_cli.exporters.canvas import LINE
+from mirage_cli.exporters.figure import NAME, PAD, Figure, assembled, framed, node, placed, tensor_box, wrapped
 from mirage_cli.exporters.labels import number, short
-from mirage_cli.exporters.layout import Box, Gaps, Layout, layered
+from mirage_cli.exporters.layout import Gaps, layered
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.program import Program
@@ -25,9 +26,6 @@ from mirage_cli.search.mugraph import (
     KernelGraph,
 )
 
-NAME = 30  #: columns of a tensor's name
-PAD = 8.0  #: between a box's border and its text
-FRAME = 14.0  #: between a frame and what it holds
 THREAD = Gaps(12.0, 16.0, 0.0)
 BLOCK = Gaps(16.0, 24.0, 12.0)
 KERNEL = Gaps(24.0, 30.0, 0.0)
@@ -35,30 +33,14 @@ STORES = len(PHASES)  #: the band behind the phases
 CARRIES = ("accum", "running", "shrink", "grid_top", "grid_sum")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A finished part: its elements around its own origin, its size, and where lines enter it (see `layout.Box`)."""
-
-    width: float
-    height: float
-    body: tuple[str, ...]
-    band: int = 0
-    ports: tuple[float, ...] | None = None
-
-    @property
-    def box(self) -> Box:
-        """What the layout needs to know of it."""
-        return Box(self.width, self.height, self.band, self.ports)
-
-
 def drawing(graph: KernelGraph, program: Program) -> str:
     """The SVG document of a muGraph that computes `program`. The same bytes for the same muGraph."""
     inner = _kernel_graph(graph, program)
     axes = "axes  " + "  ".join(f"{a.name}={short(str(a.extent), NAME)}" for a in program.axes)
-    head = ["kernel graph", *_wrapped(axes, max(inner.width, 320.0))]
-    framed = _framed(inner, head, "page")
+    head = ["kernel graph", *wrapped(axes, max(inner.width, 320.0))]
+    whole = framed(inner, head, "page")
     title = f"muGraph with {len(graph.kernels)} kernel" + ("s" if len(graph.kernels) != 1 else "")
-    return canvas.document(framed.width, framed.height, title, framed.body)
+    return canvas.document(whole.width, whole.height, title, whole.body)
 
 
 # --- kernel level -------------------------------------------------------------------------------------------------------
@@ -78,7 +60,7 @@ def _kernel_graph(graph: KernelGraph, program: Program) -> Figure:
     def tensor(number: int) -> int:
         if number not in place:
             place[number] = len(figures)
-            figures.append(_tensor(*labels[number]))
+            figures.append(tensor_box(*labels[number]))
         return place[number]
 
     for n, k in enumerate(graph.kernels):
@@ -87,17 +69,12 @@ def _kernel_graph(graph: KernelGraph, program: Program) -> Figure:
         figures.append(_kernel(n, k, [labels[i][0] for i in k.inputs], [labels[i][0] for i in k.outputs]))
         edges += [(i, own) for i in readers]
         edges += [(own, tensor(o)) for o in k.outputs]
-    return _assembled(figures, edges, KERNEL)
-
-
-def _tensor(name: str, shape: str, role: str) -> Figure:
-    lines = [short(name, NAME), *([f"{role}  {shape}".strip()] if role or shape else [])]
-    return _node(lines, "tensor", radius=11.0, tip=f"{name} {shape}")
+    return assembled(figures, edges, KERNEL)
 
 
 def _kernel(n: int, k: CustomKernel, inputs: Sequence[str], outputs: Sequence[str]) -> Figure:
     block = _block(k, inputs, outputs)
-    return _framed(block, [f"kernel {n}"], "kernel")
+    return framed(block, [f"kernel {n}"], "kernel")
 
 
 # --- block level --------------------------------------------------------------------------------------------------------
@@ -114,16 +91,16 @@ def _block(k: CustomKernel, inputs: Sequence[str], outputs: Sequence[str]) -> Fi
         omap = "omap {" + ", ".join(a for a in g.grid if a in own) + "}"
         lines = [f"store {value} in {short(name, NAME)}", omap]
         edges.append((place[value], len(figures)))
-        figures.append(replace(_node(lines, "load", tip=f"store {value} in {name}"), band=STORES))
+        figures.append(replace(node(lines, "load", tip=f"store {value} in {name}"), band=STORES))
     bands = sorted({f.band for f in figures})
     titles = [_phase(band, g) for band in bands]
     margin = max(canvas.width_of(*lines) for lines in titles) + 2 * PAD
-    inner = _assembled(figures, edges, BLOCK, titles, margin, [band == PHASES.index(BODY) for band in bands])
+    inner = assembled(figures, edges, BLOCK, titles, margin, [band == PHASES.index(BODY) for band in bands])
     head = ["block graph", f"grid  {' × '.join(g.grid) or 'one block'}"]
     if g.split:
         head.append(f"split  {' × '.join(g.split)}, summed over blocks")
     head.append(f"loop  over {g.loop}" if g.loop else "loop  none")
-    return _framed(inner, head, "block")
+    return framed(inner, head, "block")
 
 
 def _phase(band: int, g: BlockGraph) -> list[str]:
@@ -147,7 +124,7 @@ def _tile(o: BlockOp, k: CustomKernel, inputs: Sequence[str], axes: Sequence[str
     detail += [f"along {o.axis}"] if o.axis else []
     detail += [f"in {o.dtype}"] if o.dtype else []
     lines += ["  ".join(detail)] if detail else []
-    return replace(_node(lines, "carry" if o.op in CARRIES else "tile"), band=band)
+    return replace(node(lines, "carry" if o.op in CARRIES else "tile"), band=band)
 
 
 def _load(o: BlockOp, k: CustomKernel, inputs: Sequence[str], head: str) -> Figure:
@@ -160,7 +137,7 @@ def _load(o: BlockOp, k: CustomKernel, inputs: Sequence[str], head: str) -> Figu
     lines = [f"{head} = load {short(name, NAME)}", f"reads [{', '.join(map(str, source.access))}]"]
     lines += [f"imap {{{imap}}}"] if imap else []
     lines += [f"fmap {{{fmap}}}"] if fmap else []
-    return _node(lines, "load", tip=f"{o.name} = load {name}")
+    return node(lines, "load", tip=f"{o.name} = load {name}")
 
 
 # --- thread level -------------------------------------------------------------------------------------------------------
@@ -189,7 +166,7 @@ def _thread(o: BlockOp, head: str) -> Figure:
     for x, y in layout.corners[: len(names)]:
         ports.append(margin + x + 2)
         body.append(canvas.arrow([(margin + x + 2, 0), (margin + x + 2, PAD + y + 2)], head=False))
-    body.append(canvas.group(margin, PAD, _parts(figures, layout)))
+    body.append(canvas.group(margin, PAD, placed(figures, layout)))
     return Figure(width, lowest + 2 * PAD, tuple(body), ports=tuple(ports))
 
 
@@ -198,67 +175,6 @@ def _operator(text: str, operands: int) -> Figure:
     body = (canvas.rect(0, 0, width, 19, "op", 9.5), canvas.text(width / 2, 13, text, anchor="middle"))
     ports = tuple(width * (k + 1) / (operands + 1) for k in range(operands))
     return Figure(width, 19.0, body, 1, ports)
-
-
-# --- putting together ---------------------------------------------------------------------------------------------------
-def _node(lines: Sequence[str], css: str, radius: float = 4.0, tip: str = "") -> Figure:
-    """A box with lines of text, the first of which is its heading."""
-    width = canvas.width_of(*lines) + 2 * PAD
-    height = LINE * len(lines) + 7
-    body = [canvas.tooltip(tip)] if tip else []
-    body.append(canvas.rect(0, 0, width, height, css, radius))
-    for n, line in enumerate(lines):
-        body.append(canvas.text(PAD, LINE * (n + 1), line, "soft" if n else "ink strong"))
-    return Figure(width, height, tuple(body))
-
-
-def _parts(figures: Sequence[Figure], layout: Layout) -> list[str]:
-    """Lines first, so that boxes lie on them."""
-    parts = [canvas.arrow(line) for line in layout.lines]
-    return parts + [canvas.group(x, y, f.body) for (x, y), f in zip(layout.corners, figures, strict=True)]
-
-
-def _assembled(
-    figures: Sequence[Figure],
-    edges: Sequence[tuple[int, int]],
-    gaps: Gaps,
-    titles: Sequence[Sequence[str]] = (),
-    margin: float = 0.0,
-    loops: Sequence[bool] = (),
-) -> Figure:
-    """Figures placed and connected; bands have their titles in a margin on the left."""
-    layout = layered([f.box for f in figures], edges, gaps)
-    width = margin + layout.width + (PAD if titles else 0.0)
-    body = []
-    for (top, bottom), lines, loop in zip(layout.bands, titles, loops, strict=False):
-        body.append(canvas.rect(0, top, width, bottom - top, "loop dash" if loop else "band"))
-        body += [canvas.text(PAD, top + LINE * (k + 1) + 2, t, "soft strong") for k, t in enumerate(lines)]
-    body.append(canvas.group(margin, 0, _parts(figures, layout)))
-    return Figure(width, layout.height, tuple(body))
-
-
-def _framed(inner: Figure, head: Sequence[str], css: str) -> Figure:
-    """A figure in a box with heading lines."""
-    top = FRAME + LINE * len(head)
-    width = max(inner.width, canvas.width_of(*head)) + 2 * FRAME
-    height = top + inner.height + FRAME
-    body = [canvas.rect(0, 0, width, height, css, 6.0)]
-    for n, line in enumerate(head):
-        body.append(canvas.text(FRAME, FRAME + LINE * n + 6, line, "soft" if n else "ink strong"))
-    body.append(canvas.group((width - inner.width) / 2, top, inner.body))
-    return Figure(width, height, tuple(body))
-
-
-def _wrapped(line: str, width: float) -> list[str]:
-    """A heading over as many lines as it needs."""
-    lines, current = [], ""
-    for word in line.split("  "):
-        longer = f"{current}  {word}" if current else word
-        if current and canvas.width_of(longer) > width:
-            lines.append(current)
-            longer = f"      {word}"
-        current = longer
-    return [*lines, current]
 
 
 def _dims(dims: Sequence[Extent]) -> str:

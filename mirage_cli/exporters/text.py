@@ -12,6 +12,7 @@ from mirage_cli.report import Report
 WIDTH = 100  #: columns
 NAME = 24  #: columns of a fragment's name
 REASONS = 6  #: that are told of what was left
+LEFT = "Left as they were"  #: the heading of what was not replaced
 EXAMPLES = 3  #: names of nodes beside a reason
 
 
@@ -21,7 +22,7 @@ def summary(report: Report, folder: str = "DIR") -> str:
     m = data["model"]
     head = f"{short(m['path'], 60)}: {m['format']}, opset {m['opset']}, {counted(m['nodes'], 'node')}"
     blocks = [
-        [head, *paragraph(wording.outcome(data), WIDTH, "")],
+        [head, *outcome(data)],
         fragments(data["fragments"]),
         reasons(data["fragments"]),
         ["Coverage", *(f"  {line}" for line in wording.covered(data["coverage"]))],
@@ -31,6 +32,11 @@ def summary(report: Report, folder: str = "DIR") -> str:
         _next(data, folder),
     ]
     return "\n\n".join("\n".join(b) for b in blocks if b) + "\n"
+
+
+def outcome(data: Mapping[str, Any]) -> list[str]:
+    """What became of the model, what is gained, how it was proved."""
+    return [line for sentence in wording.outcomes(data) for line in paragraph(sentence, WIDTH, "")]
 
 
 def fragments(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -73,7 +79,7 @@ def left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
     if not groups:
         return []
     total = sum(len(u["nodes"]) for u in groups)
-    lines = [f"Left as they were: {counted(total, 'node')}"]
+    lines = [f"{LEFT}: {counted(total, 'node')}"]
     for u in groups[:REASONS]:
         names = ", ".join(short(n, NAME) for n in u["nodes"][:EXAMPLES])
         more = ", ..." if len(u["nodes"]) > EXAMPLES else ""
@@ -105,5 +111,6 @@ def _seconds(seconds: Mapping[str, float]) -> list[str]:
 def _next(report: Mapping[str, Any], folder: str) -> list[str]:
     if report["options"].get("dry_run"):
         return []
-    commands = [wording.command(["mirage", "verify", folder]), wording.command(["mirage", "bench", folder, "--cpu"])]
+    words = (["verify", folder], ["bench", folder, "--cpu"], *([["show", folder]] if report["fragments"] else []))
+    commands = [wording.command(["mirage", *w]) for w in words]
     return ["Next", *(f"  {c}" for c in commands)]

@@ -81,11 +81,82 @@ def _extents(verification: Mapping[str, Any]) -> str:
     }.get(verification.get("extents", ""), f"in {verification['mode']} mode")
 
 
+def proved(verification: Mapping[str, Any]) -> str:
+    """A proof with its bound in one sentence; nothing without a proof."""
+    if not verification["primes"] or not verification.get("passed", True):
+        return ""
+    points = counted(verification["rounds"], "round")
+    return (
+        f"Original and muGraph agreed at random points of {len(verification['primes'])} prime fields ({points}); two "
+        f"different functions would have done so with a probability of at most {bound(verification)}."
+    )
+
+
+def proofs(report: Mapping[str, Any]) -> str:
+    """How everything that was replaced was proved, in one sentence; nothing where nothing was replaced."""
+    replaced = [f for f in report["fragments"] if f["status"] == "replaced" and bound(f["verification"])]
+    if not replaced:
+        return ""
+    worst = max(replaced, key=lambda f: _log2(f["verification"]))
+    return (
+        "Each was proved equal to the original by evaluating both at random points of prime fields: a wrong one would have "
+        f"passed with a probability of at most {bound(worst['verification'])}."
+    )
+
+
+def _log2(verification: Mapping[str, Any]) -> float:
+    log2 = verification.get("log2_bound")
+    return math.log2(verification["error_bound"]) if log2 is None else log2
+
+
+def speed(report: Mapping[str, Any]) -> str:
+    """What the cost model predicts for everything that was replaced, in a sentence; nothing without predictions."""
+    ours, original = totals(report)
+    if not ours or not original:
+        return ""
+    return (
+        f"At these places the cost model{_model(report)} predicts {microseconds(ours)} in place of {microseconds(original)}: "
+        f"{times(original / ours)}."
+    )
+
+
+def _model(report: Mapping[str, Any]) -> str:
+    """For which target times are predicted, where the report says so."""
+    kinds = [f.get("predictions", {}) for f in report["fragments"] if f["status"] == "replaced"]
+    names = {(p.get("cuda") or p["cpu"])["target"] for p in kinds if p}
+    return f" of {names.pop()}" if len(names) == 1 else ""
+
+
+def totals(report: Mapping[str, Any]) -> tuple[float, float]:
+    """Predicted microseconds of all places that were replaced: ours, and the original's."""
+    replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
+    ours = sum(f["predicted_us"] * f["occurrences"] for f in replaced)
+    return ours, sum(f.get("original_us", 0.0) * f["occurrences"] for f in replaced)
+
+
+def times(ratio: float) -> str:
+    """`3.9 times as fast`, or slower."""
+    return f"{ratio:.1f} times as fast" if ratio >= 1.05 else f"{ratio:.2f} times as fast"
+
+
 def accuracy(check: Mapping[str, Any]) -> str:
     """The root mean square errors against float64: ours, and the original's in parentheses; nothing without a check."""
     if check.get("error") is None or check.get("original_error") is None:
         return ""
     return f"{check['error']:.1e} ({check['original_error']:.1e})"
+
+
+def rounding(check: Mapping[str, Any]) -> str:
+    """The accuracy check in a sentence."""
+    if not accuracy(check):
+        return f"Not compared with float64: {check.get('skipped') or 'no kernel was built'}."
+    text = (
+        f"Against a float64 run, the {check['target']} kernel has a root mean square error of {check['error']:.2e} where "
+        f"the original operators have {check['original_error']:.2e}"
+    )
+    if check.get("max_error") is not None and check.get("original_max_error") is not None:
+        text += f" (largest: {check['max_error']:.2e} and {check['original_max_error']:.2e})"
+    return text + f", on {check.get('case', 'random')} inputs." + (f" {check['note']}." if check.get("note") else "")
 
 
 def gain(fragment: Fragment) -> str:
@@ -95,6 +166,23 @@ def gain(fragment: Fragment) -> str:
     ours = microseconds(fragment["predicted_us"])
     original = fragment.get("original_us")
     return f"{microseconds(original)} -> {ours}" if original else ours
+
+
+def lead(f: Mapping[str, Any]) -> str:
+    """The fragment in one line."""
+    nodes = len(f["nodes"][0]) if f["nodes"] else 0
+    parts = [places(f), f"{counted(nodes, 'node')} each" if f["occurrences"] > 1 else counted(nodes, "node")]
+    if f["mugraph"]["kernels"]:
+        parts.append(counted(f["mugraph"]["kernels"], "kernel"))
+    if f["predicted_us"] and f.get("original_us"):
+        parts.append(f"predicted {gain(f)}, {times(f['original_us'] / f['predicted_us'])}")
+    return " · ".join(parts)
+
+
+def searched(search: Mapping[str, Any]) -> str:
+    """What a search went through."""
+    counts = f"{search['muGraphs']} muGraphs from {search['mappings']} mappings and {search['values']} values"
+    return f"{counts}, {search['seconds']} s"
 
 
 def covered(coverage: Mapping[str, float]) -> list[str]:
@@ -121,13 +209,18 @@ def outcome(report: Mapping[str, Any]) -> str:
     return f"{len(replaced)} {distinct} {verb}, at {total} of the model."
 
 
+def outcomes(report: Mapping[str, Any]) -> list[str]:
+    """What became of the model, what is gained, how it was proved: a sentence each."""
+    return [s for s in (outcome(report), speed(report), proofs(report)) if s]
+
+
 def settings(options: Mapping[str, Any]) -> list[str]:
-    """The options that differ from the defaults, as on the command line."""
+    """The options that differ from the defaults, and the seed, as on the command line."""
     words: list[str] = []
     defaults = Options().to_json()
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
-        if value == defaults.get(name) or value is None:
+        if (value == defaults.get(name) and name != "seed") or value is None:
             continue
         if isinstance(value, bool):
             words += [flag] if value else []

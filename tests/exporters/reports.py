@@ -37,6 +37,18 @@ PROOF: dict[str, Any] = {
 }
 
 
+PREDICTION = {
+    "target": "cpu",
+    "predicted_us": 2.472,
+    "original_us": 15.768,
+    "floor_us": 0.472,
+    "bytes": 9440,
+    "flops": 19200,
+    "bandwidth": 2e10,
+    "rate": 2e11,
+}
+
+
 def replaced(name: str = "norm_linear", nodes: tuple[str, ...] = ("pow_0", "matmul_5")) -> FragmentReport:
     """A fragment that was replaced at two places and measured."""
     return FragmentReport(
@@ -49,11 +61,27 @@ def replaced(name: str = "norm_linear", nodes: tuple[str, ...] = ("pow_0", "matm
         {"mappings": 4, "values": 95, "muGraphs": 11, "seconds": 0.061},
         {"file": "mugraphs/a6660ab85df12c2a.json", "kernels": 1, "grid": ["a", "b"], "loop": "c", "text": ["grid a b"]},
         PROOF,
-        {"cpu": [{"tiles": {"a": 5, "b": 40}, "loop": 16, "warps": 1, "stages": 1}]},
+        {
+            "cpu": [
+                {"tiles": {"a": 5, "b": 40}, "loop": 16, "warps": 1, "stages": 1, "threads": 1, "shared_bytes": 8192}
+            ]
+        },
         2.472,
         15.768,
         0.472,
         [{"device": "NVIDIA H200", "original_us": 21.9, "mirage_us": 13.6, "peers": {"torch.compile": 18.4}}],
+        original={
+            "inputs": [
+                {"name": name, "type": "f32[5, 48]", "weight": False},
+                {"name": f"w{name}", "type": "f32[48, 40]", "weight": True},
+            ],
+            "outputs": [{"name": f"y{name}", "type": "f32[5, 40]"}],
+            "nodes": [
+                {"name": nodes[0], "op": "Pow", "inputs": [name, "two", ""], "outputs": [f"p{name}"]},
+                {"name": nodes[-1], "op": "MatMul", "inputs": [f"p{name}", f"w{name}"], "outputs": [f"y{name}"]},
+            ],
+        },
+        predictions={"cpu": PREDICTION},
     )
 
 
@@ -101,6 +129,8 @@ def report(*fragments: FragmentReport, path: str = "models/decoder.onnx", **chan
             "total": 8.17,
         },
         "notes": ["converted from opset 11 to opset 13"],
+        "operators": {"embed": "Gather", "pow_0": "Pow", "matmul_5": "MatMul", "node_Reshape_0": "Reshape"},
+        "files": {"src/a6660ab85df12c2a.cpp": "01", "mugraphs/a6660ab85df12c2a.json": "02", "src/build.sh": "03"},
     }
     model = {
         "path": path,

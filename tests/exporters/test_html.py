@@ -8,16 +8,20 @@ import pytest
 
 from mirage_cli.exporters import html, svg
 from mirage_cli.exporters.labels import visible
+from mirage_cli.exporters.pictures import Picture
 from mirage_cli.report import Report
 from tests.exporters import reports
 from tests.exporters.graphs import HOSTILE, looped, norm_linear
 from tests.optimized import Optimized
 
-VOID = {"meta", "rect", "path", "circle"}
+VOID = {"meta", "rect", "path", "circle", "input"}
 ATTRIBUTES = {
     "lang", "charset", "http-equiv", "content", "name", "class", "href", "id", "viewbox", "width", "height", "role",
-    "transform", "x", "y", "rx", "text-anchor", "d", "cx", "cy", "r",
+    "transform", "x", "y", "rx", "text-anchor", "d", "cx", "cy", "r", "aria-label", "title", "tabindex", "style", "scope",
+    "type", "checked", "for",
 }  # fmt: skip
+STYLES = re.compile(r"--h:\d+|width:\d+%|flex:1 1 \d+px")
+OWN_FILES = re.compile(r"(src|mugraphs)/[0-9a-f]{16}(v\d+)?\.(cpp|cu|json|svg)|src/build\.sh")
 
 
 class Reader(HTMLParser):
@@ -53,9 +57,14 @@ def read(page: str) -> Reader:
     reader.feed(page)
     reader.close()
     assert not reader.open
-    assert not reader.tags & {"script", "img", "iframe", "link", "object", "embed", "form", "base"}
+    assert not reader.tags & {"script", "img", "iframe", "link", "object", "embed", "form", "base", "button"}
     assert {k for k, _ in reader.attributes} <= ATTRIBUTES
-    assert all(v.startswith("#") for k, v in reader.attributes if k == "href")
+    assert all(STYLES.fullmatch(v) for k, v in reader.attributes if k == "style")
+    links = [v for k, v in reader.attributes if k == "href"]
+    assert all(v.startswith("#") or OWN_FILES.fullmatch(v) for v in links)
+    ids = [v for k, v in reader.attributes if k == "id"]
+    assert len(ids) == len(set(ids))
+    assert {v[1:] for v in links if v.startswith("#")} <= set(ids)
     assert not re.search(r"url\(|@import|https?:", page)
     assert "default-src 'none'" in page
     assert "prefers-color-scheme: dark" in page
@@ -66,7 +75,11 @@ def page_of(r: Report, name: str = "x") -> str:
     program = norm_linear(name, name, name)
     graph = looped(program)
     stored = {"targets": {"cpu": {"target": "cpu", "text": graph.text().splitlines()}}}
-    return html.page(r.to_json(), {"a6660ab85df12c2a": stored}, {"a6660ab85df12c2a": svg.drawing(graph, program)})
+    pictures = [
+        Picture("muGraph for cpu", svg.drawing(graph, program)),
+        Picture("for n <= 8", svg.drawing(graph, program)),
+    ]
+    return html.page(r.to_json(), {"a6660ab85df12c2a": stored}, {"a6660ab85df12c2a": pictures}, "my out")
 
 
 def test_everything_is_on_the_page() -> None:
@@ -75,6 +88,17 @@ def test_everything_is_on_the_page() -> None:
     said = " ".join(" ".join(reader.text).split())
     for wanted in (
         "models/decoder.onnx (onnx, opset 20, 137 nodes)",
+        "At these places the cost model of cpu predicts 4.94 us in place of 31.5 us: 6.4 times as fast.",
+        "6.4 ×",
+        "a wrong one would have passed with a probability of at most 2^-79",
+        "2 places · 2 nodes each · 1 kernel · predicted 15.8 us -> 2.47 us, 6.4 times as fast",
+        "3 prime fields (1 round)",
+        "left as it was",
+        "Roofline for cpu",
+        "operators of the model",
+        "measured on NVIDIA H200",
+        "8.19 kB",
+        "src/a6660ab85df12c2a.cpp",
         "1 of 3 distinct fragments replaced, at 2 places of the model.",
         "97.1 %",
         "8.2 s",
@@ -85,7 +109,8 @@ def test_everything_is_on_the_page() -> None:
         "root mean square error of 7.27e-07 where the original operators have 8.34e-07",
         "a 5, b 40",
         "NVIDIA H200",
-        "torch.compile 18.4 us",
+        "torch.compile",
+        "18.4 us",
         "not predicted to be faster on cpu",
         "no muGraph was found",
         "There is no proof",
@@ -96,21 +121,22 @@ def test_everything_is_on_the_page() -> None:
         "Gather of rows that are chosen at run time",
         "node_Reshape_29",
         "converted from opset 11 to opset 13",
-        "mirage optimize models/decoder.onnx -o DIR --dim batch=1 --dim seq=1:128:4096 --target cpu --force",
+        "mirage optimize models/decoder.onnx -o 'my out' --dim batch=1 --dim seq=1:128:4096 --target cpu --seed 0 --force",
         "mirage verify .",
         "0123",
         "block graph",
     ):
         assert wanted in said, wanted
-    assert page.count("<svg") == 1
-    ids = [v for k, v in reader.attributes if k == "id"]
-    assert len(ids) == len(set(ids)) == 3
-    assert {v[1:] for k, v in reader.attributes if k == "href"} == set(ids)
+    assert page.count("<svg") == 4  # the original, two muGraphs, a roofline
+    assert page.count("prefers-color-scheme") == 1
+    for identifier in ("a6660ab85df12c2a", "b6660ab85df12c2b", "c6660ab85df12c2c"):
+        assert f'id="fragment-{identifier}"' in page
 
 
 def test_nothing_found() -> None:
     page = page_of(reports.report(unchanged=[]))
     assert "There is no fragment to improve" in page
+    assert "No part of the model is a fragment" in page
     assert "Nothing: every node" in page
     read(page)
 
@@ -138,6 +164,10 @@ def test_the_page_of_an_output_folder(optimized: Optimized) -> None:
     read(page)
     r = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert page.count('class="card"') == len(r["fragments"])
-    assert page.count("<svg") == len(list((folder / "mugraphs").glob("*.svg"))) == 1
+    assert page.count("<svg") == 3  # original, muGraph, roofline
+    assert len(list((folder / "mugraphs").glob("*.svg"))) == 1
+    assert f"mirage optimize {r['model']['path']} -o {folder} " in page.replace("&#39;", "'")
+    for path in re.findall(r'href="([^"#]+)"', page):
+        assert (folder / path).exists()
     for f in r["fragments"]:
         assert f"fragment-{f['id']}" in page

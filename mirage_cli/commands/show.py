@@ -1,0 +1,49 @@
+"""`mirage show`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from mirage_cli.commands import common
+from mirage_cli.commands.common import Voice
+
+
+@click.command(
+    cls=common.Command,
+    short_help="Show a fragment of an output folder: its muGraph, proof and schedule.",
+    examples=(
+        "mirage show out",
+        "mirage show out a666",
+        "mirage show out a666 --source cuda > kernel.cu",
+        "mirage show out a666 --svg > mugraph.svg",
+    ),
+)
+@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("fragment", metavar="[ID]", required=False)
+@click.option("--source", type=click.Choice(["cuda", "cpp"]), help="Print the source of its kernels instead.")
+@click.option("--svg", is_flag=True, help="Print the drawing of its muGraph instead, an SVG document.")
+@common.speaking
+def show(voice: Voice, folder: str, fragment: str | None, source: str | None, svg: bool) -> None:
+    """Show a fragment of the output folder DIR: its program, its muGraph as a tree of three levels, the times that are
+    predicted for it, its schedule and proof. ID is the beginning of its identifier, or its name; without it the fragments
+    are listed."""
+    context = click.get_current_context()
+    if source and svg:
+        raise click.UsageError("--source and --svg exclude each other.", context)
+    if fragment is None and (source or svg):
+        raise click.UsageError("Missing argument 'ID'.", context)
+    from mirage_cli import showing
+
+    place = Path(folder)
+    found = showing.show(place, fragment)
+    if source:
+        found = showing.source(place, found.document["id"], source)
+    elif svg:
+        found = showing.drawing(place, found.document["id"])
+    elif not (voice.as_json or voice.quiet) and sys.stdout.isatty():
+        showing.to_terminal(found)
+        return
+    voice.result(found.to_json, found.text)

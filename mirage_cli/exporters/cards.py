@@ -1,0 +1,181 @@
+"""What the page tells of one fragment, as texts and tables that its template prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from mirage_cli.exporters import canvas, original, wording
+from mirage_cli.exporters.labels import amount, counted, microseconds
+from mirage_cli.exporters.modelmap import fragment_anchor
+from mirage_cli.exporters.pictures import Picture
+
+SCHEDULE_HEAD = ("target", "kernel", "engine", "tiles", "loop step", "warps", "stages", "memory of a block")
+PROOF_HEAD = ("target", "mode", "rounds", "degree", "applications", "error at most")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A drawing on the page, its caption, and how much room it asks for (pixels)."""
+
+    caption: str
+    svg: Markup
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A time: what it is, the time in words, its share of the longest one, the colour's role."""
+
+    what: str
+    told: str
+    share: int
+    css: str
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What the page tells of one fragment."""
+
+    number: int
+    anchor: str
+    id: str
+    name: str
+    status: str
+    reason: str
+    places: int
+    gain: str
+    bound: str
+    accuracy: str
+    lead: str
+    facts: list[tuple[str, str]]
+    drawings: list[Drawing]
+    more: list[Drawing]
+    folds: list[tuple[str, str]]
+    proved: str
+    proof: list[str]
+    verdicts: list[tuple[str, ...]]
+    rounding: str
+    schedule: list[tuple[str, ...]]
+    bars: list[tuple[str, list[Bar]]]
+    files: list[str]
+
+
+def card(
+    number: int, f: Mapping[str, Any], mugraph: Mapping[str, Any], pictures: Sequence[Picture], files: Sequence[str]
+) -> Card:
+    """What is told of one fragment, its muGraph file (empty when there is none), its drawings and the files of the output
+    folder that belong to it. All texts in `f` and `mugraph` are visible on one line."""
+    v = f["verification"]
+    before = original.drawing(f.get("original", {}))
+    drawn = [_drawing("The model's operators", before)] if before else []
+    drawn += [_drawing(p.caption, p.svg) for p in pictures[:1]]
+    return Card(
+        number=number,
+        anchor=fragment_anchor(f["id"]),
+        id=f["id"],
+        name=f["name"],
+        status=f["status"],
+        reason=f.get("reason", ""),
+        places=f["occurrences"],
+        gain=wording.gain(f),
+        bound=wording.bound(v),
+        accuracy=wording.accuracy(v["float"]),
+        lead=wording.lead(f),
+        facts=_facts(f),
+        drawings=drawn,
+        more=[_drawing(p.caption, p.svg) for p in pictures[1:]],
+        folds=_folds(f, mugraph),
+        proved=wording.proved(v),
+        proof=wording.proof(v),
+        verdicts=verdicts(v),
+        rounding=wording.rounding(v["float"]),
+        schedule=schedules(f["schedule"]),
+        bars=_bars(f),
+        files=list(files),
+    )
+
+
+def _drawing(caption: str, document: str) -> Drawing:
+    width = document.split('width="', 1)[1].split('"', 1)[0]
+    return Drawing(caption, Markup(canvas.inline(document)), round(float(width)))  # our own, its texts are escaped
+
+
+def _facts(f: Mapping[str, Any]) -> list[tuple[str, str]]:
+    p, s = f["program"], f["search"]
+    found = [
+        ("inputs", ", ".join(p["inputs"])),
+        ("outputs", ", ".join(p["outputs"])),
+        ("axes", ", ".join(f"{name} = {extent}" for name, extent in p["axes"].items())),
+        ("search", wording.searched(s)),
+    ]
+    for kind, work in f.get("predictions", {}).items():
+        told = f"{amount(work['bytes'])}B read and written once, {amount(work['flops'])} operations"
+        found.append((f"work ({kind})", told))
+    return found
+
+
+def _folds(f: Mapping[str, Any], mugraph: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Folded texts: muGraphs, the program, the names of the nodes."""
+    found = [(f"muGraph for {t['target']} as text", "\n".join(t["text"])) for t in mugraph.get("targets", {}).values()]
+    if not found and f["mugraph"]["text"]:
+        found.append(("muGraph as text", "\n".join(f["mugraph"]["text"])))
+    found.append(("Program on named axes", "\n".join(f["program"].get("text", []))))
+    places = ["\n".join(names) for names in f["nodes"]]
+    total = counted(sum(map(len, f["nodes"])), "node")
+    found.append((f"Nodes of the model ({total} in {wording.places(f)})", "\n\n".join(places)))
+    return [(title, text) for title, text in found if text]
+
+
+def verdicts(v: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A row for the proof of each muGraph, see `PROOF_HEAD`."""
+    rows: list[tuple[str, ...]] = []
+    for kind, own in v.get("targets", {}).items():
+        for verdict in (own, *own.get("others", ())):
+            numbers = (str(verdict[k]) for k in ("mode", "rounds", "degree", "applications"))
+            rows.append((kind + _when(verdict), *numbers, wording.bound(verdict)))
+    return rows
+
+
+def schedules(schedule: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, ...]]:
+    """A row for the schedule of each kernel, see `SCHEDULE_HEAD`."""
+    rows: list[tuple[str, ...]] = []
+    for target, kernels in schedule.items():
+        for n, s in enumerate(kernels):
+            tiles = ", ".join(f"{axis} {size}" for axis, size in s["tiles"].items()) or "–"
+            engine = s.get("engine", "block") if target == "cuda" else "loops"
+            memory = f"{amount(s['shared_bytes'])}B" if "shared_bytes" in s else "–"
+            numbers = (str(s["loop"] or "–"), str(s["warps"]), str(s["stages"]), memory)
+            rows.append((target + _when(s), str(n), engine, tiles, *numbers))
+    return rows
+
+
+def _when(item: Mapping[str, Any]) -> str:
+    return "".join(f", {extent} {_between(*limits)}" for extent, limits in item.get("when", {}).items())
+
+
+def _between(least: int, most: int | None) -> str:
+    return f"at least {least}" if most is None else f"at most {most}" if not least else f"{least} to {most}"
+
+
+def _bars(f: Mapping[str, Any]) -> list[tuple[str, list[Bar]]]:
+    """Times by the target or device: predicted ones, and measured ones."""
+    groups: list[tuple[str, list[tuple[str, float, str]]]] = []
+    for kind, p in f.get("predictions", {}).items():
+        rows = [("original", p["original_us"], "was"), ("mirage", p["predicted_us"], "ours")]
+        groups.append(
+            (f"predicted for {p['target'] if kind == 'cuda' else kind}", [*rows, ("floor", p["floor_us"], "roof")])
+        )
+    for m in f["measured"]:
+        rows = [("original", m["original_us"], "was"), ("mirage", m["mirage_us"], "ours")]
+        groups.append((f"measured on {m['device']}", rows + [(k, us, "peer") for k, us in m.get("peers", {}).items()]))
+    found = []
+    for title, times in groups:
+        known = [(what, us, css) for what, us, css in times if us]
+        longest = max((us for _, us, _ in known), default=1.0)
+        bars = [Bar(what, microseconds(us), max(1, round(100 * us / longest)), css) for what, us, css in known]
+        found += [(title, bars)] if bars else []
+    return found

@@ -1,0 +1,188 @@
+"""The roofline plot of Williams, Waterman and Patterson: operations per byte against operations per second.
+
+No kernel can be above the roof: memory's bandwidth on the left, the rate of the processors on the right. Every fragment is
+a vertical line: its bytes and operations do not change, so that being faster is being higher.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from mirage_cli.exporters import canvas
+from mirage_cli.exporters.labels import amount, microseconds, short
+
+WIDTH, HEIGHT = 600.0, 400.0  #: pixels
+LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 30.0, 46.0
+MOST_TICKS = 10  #: along the horizontal axis
+APART = 12.0  #: least distance between the lines of two fragments
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A fragment on the plot: its number, operations and bytes, and times with what they are (microseconds)."""
+
+    number: int
+    name: str
+    flops: float
+    bytes: float
+    times: tuple[tuple[str, str, float], ...]  #: (mark, what it is, microseconds)
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.flops / self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """The fragments of one target, and the bounds that the target sets."""
+
+    target: str
+    bandwidth: float
+    rates: tuple[float, ...]
+    lines: tuple[Line, ...]
+
+
+def plots(fragments: Sequence[Mapping[str, Any]]) -> list[Plot]:
+    """A plot for each kind of target that fragments have predictions for."""
+    kinds = sorted({k for f in fragments for k in f.get("predictions", {})}, reverse=True)
+    found = []
+    for kind in kinds:
+        rows = [(n, f, f["predictions"][kind]) for n, f in enumerate(fragments, 1) if kind in f.get("predictions", {})]
+        lines = tuple(
+            Line(n, f["name"], p["flops"], p["bytes"], _times(f, p, kind))
+            for n, f, p in rows
+            if p["flops"] and p["bytes"]
+        )
+        if lines:
+            first = rows[0][2]
+            rates = tuple(sorted({p["rate"] for _, _, p in rows if p["flops"]}))
+            found.append(Plot(first["target"], first["bandwidth"], rates, lines))
+    return found
+
+
+def _times(f: Mapping[str, Any], p: Mapping[str, Any], kind: str) -> tuple[tuple[str, str, float], ...]:
+    found = [("floor", "floor", p["floor_us"]), ("was", "original, predicted", p["original_us"])]
+    found.append(("ours", "mirage, predicted", p["predicted_us"]))
+    for m in f["measured"] if kind == "cuda" else ():
+        found.append(("was timed", f"original, measured on {m['device']}", m["original_us"]))
+        found.append(("ours timed", f"mirage, measured on {m['device']}", m["mirage_us"]))
+        found += [("peer", f"{name}, measured on {m['device']}", us) for name, us in m.get("peers", {}).items()]
+    return tuple((mark, what, us) for mark, what, us in found if us)
+
+
+def drawing(plot: Plot) -> str:
+    """The SVG document of a plot."""
+    scale = _Scale(plot)
+    body = [*_grid(scale), *_roofs(plot, scale)]
+    for x, line in zip(_spread([scale.x(p.intensity) for p in plot.lines]), plot.lines, strict=True):
+        body += _stem(line, x, scale)
+    return canvas.document(WIDTH, HEIGHT, f"Roofline plot for {plot.target}", body)
+
+
+class _Scale:
+    """Logarithmic axes that hold a plot: whole powers of two across, whole decades up."""
+
+    def __init__(self, plot: Plot) -> None:
+        where = [p.intensity for p in plot.lines]
+        speeds = [p.flops / us * 1e6 for p in plot.lines for _, _, us in p.times] + list(plot.rates)
+        self.x0, self.x1 = _whole([*where, max(plot.rates) / plot.bandwidth], 2)
+        self.y0, self.y1 = _whole(speeds, 10)
+
+    def x(self, intensity: float) -> float:
+        """Pixels from the left."""
+        return LEFT + (math.log2(intensity) - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, speed: float) -> float:
+        """Pixels from the top."""
+        return HEIGHT - BOTTOM - (math.log10(speed) - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
+
+
+def _whole(values: Iterable[float], base: int) -> tuple[int, int]:
+    """Exponents of whole powers between which all values lie, with some room."""
+    logs = [math.log(v, base) for v in values]
+    low, high = math.floor(min(logs) - 0.2), math.ceil(max(logs) + 0.2)
+    return low, max(high, low + 1)
+
+
+def _grid(scale: _Scale) -> list[str]:
+    """Lines at whole decades with what they stand for."""
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    body = [canvas.rect(LEFT, TOP, right - LEFT, bottom - TOP, "band", 0)]
+    step = -(-(scale.x1 - scale.x0) // MOST_TICKS)
+    for k in range(scale.x0, scale.x1 + 1, step):
+        x = scale.x(2.0**k)
+        body += [
+            canvas.segment((x, TOP), (x, bottom), "grid"),
+            canvas.text(x, bottom + 16, f"{2.0**k:.4g}", "soft", "middle"),
+        ]
+    for k in range(scale.y0, scale.y1 + 1):
+        y = scale.y(10.0**k)
+        body += [canvas.segment((LEFT, y), (right, y), "grid")]
+        body.append(canvas.text(LEFT - 6, y + 4, _round(10.0**k), "soft", "end"))
+    body.append(canvas.text((LEFT + right) / 2, HEIGHT - 10, "operations for each byte", "soft", "middle"))
+    body.append(canvas.text(6, TOP - 16, "operations a second", "soft"))
+    return body
+
+
+def _round(power: float) -> str:
+    """A power of ten without decimals: `100 G`, `10 T`."""
+    return re.sub(r"\.0+(?= |$)", "", amount(power))
+
+
+def _roofs(plot: Plot, scale: _Scale) -> list[str]:
+    """The bandwidth's line up to each rate, and the rates' lines."""
+    body = []
+    low, high = 2.0**scale.x0, 2.0**scale.x1
+    floor = 10.0**scale.y0
+    for rate in plot.rates:
+        corner = rate / plot.bandwidth
+        start = max(low, floor / plot.bandwidth)
+        points = [(scale.x(start), scale.y(start * plot.bandwidth)), (scale.x(corner), scale.y(rate))]
+        body.append(canvas.segment(points[0], points[1], "roof"))
+        body.append(canvas.segment(points[1], (scale.x(high), scale.y(rate)), "roof"))
+        body.append(canvas.text(WIDTH - RIGHT - 4, scale.y(rate) - 5, f"{amount(rate)} op/s", "soft", "end"))
+    x = math.sqrt(max(low, floor / plot.bandwidth) * min(high, max(plot.rates) / plot.bandwidth))
+    told = f"{amount(plot.bandwidth)}B/s"
+    body.append(canvas.text(scale.x(x) - 8, scale.y(x * plot.bandwidth) - 6, told, "soft", "end"))
+    return body
+
+
+def _spread(places: Sequence[float]) -> list[float]:
+    """The places moved apart where they are too near to each other to be told."""
+    order = sorted(range(len(places)), key=lambda k: (places[k], k))
+    apart = min(APART, (WIDTH - LEFT - RIGHT - APART) / max(len(places), 1))
+    found = list(places)
+    for before, k in pairwise(order):
+        found[k] = max(found[k], found[before] + apart)
+    beyond = WIDTH - RIGHT - APART / 2
+    for k in reversed(order):
+        found[k] = min(found[k], beyond)
+        beyond = found[k] - apart
+    return found
+
+
+def _stem(line: Line, x: float, scale: _Scale) -> list[str]:
+    """A fragment: a line from its slowest to its fastest, a mark for each time, its number below."""
+    marks = [(mark, what, us, scale.y(line.flops / us * 1e6)) for mark, what, us in line.times]
+    lowest, highest = max(y for *_, y in marks), min(y for *_, y in marks)
+    body = [canvas.segment((x, highest), (x, lowest), "stem")]
+    name = short(line.name, 40)
+    for mark, what, us, y in marks:
+        title = f"{line.number} {name}: {what} {microseconds(us)}, {amount(line.flops / us * 1e6)} operations a second"
+        body.append(canvas.titled(_mark(mark, x, y), title))
+    body.append(canvas.text(x, min(lowest + 16, HEIGHT - BOTTOM - 4), str(line.number), "ink strong", "middle"))
+    return body
+
+
+def _mark(mark: str, x: float, y: float) -> str:
+    if mark == "floor":
+        return canvas.segment((x - 6, y), (x + 6, y), "roof")
+    if mark == "peer":
+        return canvas.rect(x - 3.5, y - 3.5, 7, 7, "peer", 0)
+    return canvas.circle(x, y, 5.5 if "timed" in mark else 4.0, mark)
