@@ -100,7 +100,11 @@ _SCHEDULE = _object(
         "warps": _count("Warps of a block."),
         "stages": _count("Iterations whose loads are on their way at the same time."),
     },
-    {"when": _BETWEEN},
+    {
+        "when": _BETWEEN,
+        "threads": _count("Threads of a block."),
+        "shared_bytes": _count("Bytes of shared memory that a block asks for; on a CPU, of a thread's own memory."),
+    },
 )
 #: choices of single engines come and go, so a schedule may hold more than is listed
 _SCHEDULE["additionalProperties"] = True
@@ -140,6 +144,41 @@ _MEASURED = _object(
         "peers": _map("Microseconds of others, by name.", {"type": ["number", "null"]}),
     },
     {"problems": {"description": "What went wrong."}},
+)
+
+_TENSOR = {"name": _text("In the model."), "type": _text("As `f32[16, 4096]`.")}
+_WEIGHT = {"weight": _of("boolean", "Whether the model holds its elements.")}
+_ORIGINAL = _object(
+    "The nodes of the first place. A node's input that is neither listed nor made by one of them is a constant or a shape.",
+    {
+        "inputs": _list("What goes in.", _object("A tensor.", {**_TENSOR, **_WEIGHT})),
+        "outputs": _list("What comes out.", _object("A tensor.", _TENSOR)),
+        "nodes": _list(
+            "In the order of the model.",
+            _object(
+                "A node.",
+                {
+                    "name": _text("In the model."),
+                    "op": _text("Its operator, with the domain where that is not ONNX's own."),
+                    "inputs": _list("Tensors by name.", {"type": "string"}),
+                    "outputs": _list("Tensors by name.", {"type": "string"}),
+                },
+            ),
+        ),
+    },
+)
+_PREDICTION = _object(
+    "Times of the cost model in microseconds, and what bounds them.",
+    {
+        "target": _TARGET,
+        "predicted_us": _number("One call."),
+        "original_us": _number("The original operators."),
+        "floor_us": _number("No kernel reads its inputs, or multiplies, in less."),
+        "bytes": _count("Bytes of inputs and outputs, each once."),
+        "flops": _count("Operations of matrix products (elementwise ones where there is none)."),
+        "bandwidth": _number("Bytes a second of the target."),
+        "rate": _number("Operations a second of the target, for this fragment's element types."),
+    },
 )
 
 FRAGMENT = _object(
@@ -201,6 +240,8 @@ FRAGMENT = _object(
         "original_us": _number("The same model's time of the original operators."),
         "floor_us": _number("No kernel reads its inputs, or multiplies, in less."),
         "measured": _list("Measurements, where there are any.", _MEASURED),
+        "original": _ORIGINAL,
+        "predictions": _map("What the cost model says, by kind of target: `cpu`, `cuda`.", _PREDICTION),
     },
     {"tuning": _TUNING, "reason": _text("Why it was not replaced.")},
 )
@@ -243,6 +284,9 @@ SCHEMA: Schema = {
             ),
             "notes": _list("What was done to the model on the way in.", {"type": "string"}),
             "toolchain": _map("Compilers whose version changes what is written.", {"type": "string"}),
+            "operators": _map(
+                "The operator of each node by the node's name, in the order of the model.", {"type": "string"}
+            ),
             "files": _map("Hash of every file that was written, but for the reports.", {"type": "string"}),
         },
     ),
