@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden reference samples models cases guarantee ablation experiment mutations passes suite tuning \
+.PHONY: help demo test lint format golden reference docs samples models cases guarantee ablation experiment mutations passes suite tuning \
   cpu-suite oldest dist clean
 
 help: ## Print these targets
@@ -34,8 +34,13 @@ format: $(STAMP) ## Bring all Python files into form
 golden: $(STAMP) ## Accept the present output as the golden files of the tests; look at the diff afterwards
 	MIRAGE_GOLDEN=1 $(PYTEST) -n auto --dist worksteal
 
-reference: $(STAMP) ## Write docs/reference from the code
+reference: $(STAMP) ## Write docs/reference and docs/pictures from the code
 	$(BIN)/python samples/reference.py
+	$(BIN)/python samples/pictures.py
+
+docs: $(VENV)/.docs ## Build the site of the documents in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 samples: $(VENV)/.samples ## Export the sample models again (installs torch and transformers)
 	$(BIN)/python samples/export.py
@@ -98,6 +103,10 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv --clear $(VENV) || { \
 	  echo "make: $(PYTHON) cannot make environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(STAMP)
+	@$(PIP) --editable '.[dev,docs]'
 	@touch $@
 
 $(VENV)/.samples: $(STAMP)

@@ -197,22 +197,6 @@ def test_ci_runs_the_documented_test_command() -> None:
     assert re.search(r"^\s*make test\b", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_relative_links_resolve(document: Path) -> None:
-    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
-    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
-    local = [t for t in targets if not re.match(r"[a-z]+:", t)]
-    broken = [t for t in local if t.partition("#")[0] and not (document.parent / t.partition("#")[0]).exists()]
-    headings = {slug(h) for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
-    broken += [t for t in local if t.startswith("#") and t[1:] not in headings]
-    assert broken == []
-
-
-def slug(heading: str) -> str:
-    """The anchor of a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-
-
 def test_decisions_are_numbered_and_complete() -> None:
     notes = sorted((ROOT / "docs/decisions").glob("*.md"))
     assert [int(n.name[:4]) for n in notes] == list(range(1, len(notes) + 1))

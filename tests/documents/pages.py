@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+ACTIONS = ("file", "append", "change", "run")
 _HEADING = re.compile(r"^## +(.*)$")
-_MARK = re.compile(r"^<!-- (file|run|not run)(?:: (.*?))? -->$")
+_MARK = re.compile(r"^<!-- (file|append|change|run|not run):? ?(.*?) ?-->$")
 _FENCE = re.compile(r"^(`{3,})(\w*)$")
 
 
@@ -62,7 +63,7 @@ def sections(page: Path) -> list[str]:
 
 def of_section(page: Path, section: str) -> list[Block]:
     """The marked blocks of a section."""
-    return [b for b in blocks(page) if b.section == section and b.mark in ("file", "run")]
+    return [b for b in blocks(page) if b.section == section and b.mark in ACTIONS]
 
 
 def programs(folder: Path) -> Path:
@@ -84,18 +85,21 @@ def cache_home(folder: Path, cache: Path) -> str:
     return str(home)
 
 
-def carry_out(found: list[Block], place: Path, bin_folder: Path, **more: str) -> str:
-    """Write the files and run the blocks in a folder; what they printed. Raises AssertionError when one fails."""
+def carry_out(found: list[Block], place: Path, bin_folder: Path, sources: Path = ROOT, **more: str) -> str:
+    """Write the files and run the blocks in a folder; what they printed. Raises AssertionError when one fails.
+
+    `sources` is the repository, or the copy of it, whose package is imported.
+    """
     printed = ""
     env = dict(os.environ) | {
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(sources),
         "OPENBLAS_NUM_THREADS": "1",
         **more,
     }
     for block in found:
-        if block.mark == "file":
-            (place / block.words[0]).write_text(block.text)
+        if block.mark != "run":
+            _write(block, place / block.words[0])
             continue
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block.text],
@@ -110,6 +114,20 @@ def carry_out(found: list[Block], place: Path, bin_folder: Path, **more: str) ->
         assert done.returncode == 0, f"{block.section}: {block.text}\n{done.stdout}\n{done.stderr}"
         printed += done.stdout
     return printed
+
+
+def _write(block: Block, path: Path) -> None:
+    """Write, extend or change a file. Raises AssertionError when what is to be changed is not there once."""
+    if block.mark == "file":
+        path.write_text(block.text)
+    elif block.mark == "append":
+        path.write_text(path.read_text() + "\n" + block.text)
+    else:
+        lines = block.text.splitlines(keepends=True)
+        old = "".join(line[1:] for line in lines if line[0] in " -")
+        new = "".join(line[1:] for line in lines if line[0] in " +")
+        assert path.read_text().count(old) == 1, f"{path} does not hold once:\n{old}"
+        path.write_text(path.read_text().replace(old, new))
 
 
 def absent(needs: set[str], known: set[str]) -> str:

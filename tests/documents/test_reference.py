@@ -14,7 +14,7 @@ import mirage_cli as mi
 from mirage_cli import report_schema
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.settings import SETTINGS
-from samples import reference
+from samples import pictures, reference
 from tests.optimized import Optimized, sample
 
 
@@ -31,6 +31,14 @@ def test_pages_are_up_to_date(name: str) -> None:
         reference.main()
     written = (reference.FOLDER / name).read_text()
     assert written == reference.pages()[name], f"docs/reference/{name} is stale: make reference"
+
+
+@pytest.mark.parametrize("name", list(pictures.PICTURES))
+def test_pictures_are_up_to_date(name: str) -> None:
+    if os.environ.get("MIRAGE_GOLDEN"):
+        pictures.draw()
+    drawn = pictures.pictures()[f"{name}.svg"]
+    assert (pictures.FOLDER / f"{name}.svg").read_text() == drawn, f"docs/pictures/{name}.svg is stale: make reference"
 
 
 def test_pages_name_everything() -> None:
