@@ -73,8 +73,9 @@ def step_value(
         case g.Expand():
             return broadcast_to(args[0], dims, lead)
         case g.Slice(dim, start, stride):
-            index = start + stride * np.arange(dims[dim])
-            return np.take(args[0], index, axis=dim + lead)
+            extent = args[0].shape[dim + lead]
+            first = max(0, start + extent) if start < 0 else start
+            return np.take(args[0], first + stride * np.arange(dims[dim]), axis=dim + lead)
         case g.Concat(dim):
             return np.concatenate(args, axis=dim + lead)
         case g.Iota(dim):

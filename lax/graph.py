@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
-from mirage_cli.errors import InvalidGraph
+from mirage_cli.errors import InvalidGraph, UnequalExtents
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Number
 from mirage_cli.lax.dtypes import BOOL, DType
@@ -104,7 +104,8 @@ class Expand:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Elements start, start + step, ... of one dimension."""
+    """Elements start, start + step, ... of one dimension; a negative start counts from the end of a symbolic one, and
+    is its first element where it has no more."""
 
     dim: int
     start: int
@@ -235,7 +236,8 @@ class Graph:
                 if known == 1:
                     size[label] = e
                 elif e not in (1, known):
-                    raise InvalidGraph(f"contraction pairs a dimension of {known} with one of {e}")
+                    text = f"contraction pairs a dimension of {known} with one of {e}"
+                    raise InvalidGraph(text) if label in out else UnequalExtents(text, (known, e))
         step = Contract(tuple(lhs), tuple(rhs), tuple(out))
         return self.record(step, (x, y), [size[label] for label in out], self.dtype(x))
 
@@ -265,7 +267,8 @@ class Graph:
         return v if target == self.dims(v) else self.record(Expand(), (v,), target, self.dtype(v))
 
     def slice(self, v: int, dim: int, start: int, count: Extent, step: int = 1) -> int:
-        """`count` elements of one dimension from `start` on, every `step`-th (`step` may be negative)."""
+        """`count` elements of one dimension from `start` on, every `step`-th (`step` may be negative). The last ones of a
+        symbolic dimension start at a negative position."""
         (dim,) = self._dims(v, [dim])
         extent = self.dims(v)[dim]
         if count == extent and start == 0 and step == 1:

@@ -306,6 +306,8 @@ class _Builder:
         """Digits of a slice as digits of the dimension it was cut from."""
         if extent == 1:
             return ()
+        if start < 0:
+            raise Refused(f"a slice of the last {-start} of {extent} positions")
         if stride != 1:
             runs = ex.quotient(extent, stride) if stride > 1 else None
             if runs is None:

@@ -46,6 +46,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> I
     fix_dimensions(model, options)
     simplify(model, notes)
     reading = read_graph(model)
+    notes += [f"{s} is taken to be {n} or more: the model fails below that" for s, n in sorted(reading.least.items())]
     graph, new = one_spelling(reading.graph)
     return Imported(
         path=path,

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
 
-from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.errors import InvalidGraph, Refused, UnequalExtents
 from mirage_cli.frontends import onnx_known, sizes
 from mirage_cli.frontends.onnx_known import Known
 from mirage_cli.frontends.onnx_ops import READERS
@@ -35,24 +35,36 @@ _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A graph, the values of the model's tensors in it, integer tensors of extents, and why nodes are not read."""
+    """A graph, the values of the model's tensors in it, integer tensors of extents, why nodes are not read, and the sizes
+    that symbols are not below in any run of the model."""
 
     graph: Graph
     values: dict[str, int]
     shapes: dict[str, Known]
     reasons: dict[str, str]
+    least: dict[str, int]
 
 
 def read_graph(model: ir.Model) -> Reading:
-    """The graph of a model whose functions are inlined and whose nodes have names of their own."""
-    walk = _Walk(model)
+    """The graph of a model whose functions are inlined and whose nodes have names of their own.
+
+    Where a contraction tells that a window is full in every run, the model is read again with that."""
+    walk = _walked(model, {})
+    while any(walk.learnt.get(name, 0) > walk.least.get(name, 0) for name in walk.learnt):
+        walk = _walked(model, walk.least | walk.learnt)
+    shapes = {name: extents for name, known in walk.shapes.items() if (extents := _extents(known)) is not None}
+    return Reading(walk.graph, walk.values, shapes, walk.reasons, walk.least)
+
+
+def _walked(model: ir.Model, least: dict[str, int]) -> _Walk:
+    """The model read once."""
+    walk = _Walk(model, least)
     for value in model.graph.inputs:
         walk.input(value)
     for node in model.graph:
         walk.node(node)
     walk.graph.outputs = [walk.anything(value) for value in model.graph.outputs]
-    shapes = {name: extents for name, known in walk.shapes.items() if (extents := _extents(known)) is not None}
-    return Reading(walk.graph, walk.values, shapes, walk.reasons)
+    return walk
 
 
 def _extents(known: Known) -> Known | None:
@@ -72,6 +84,7 @@ class _Walk:
     """The reading so far. It is the `Scope` of the readers."""
 
     model: ir.Model
+    least: dict[str, int]  #: sizes that symbols are not below in any run
     graph: Graph = field(default_factory=Graph)
     values: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -81,6 +94,7 @@ class _Walk:
     captures: dict[ir.Graph, set[ir.Value]] = field(default_factory=dict)
     symbols: set[str] = field(default_factory=set)  #: those of the first `heard` values
     heard: int = 0
+    learnt: dict[str, int] = field(default_factory=dict)  #: what contractions tell of such sizes
 
     def __post_init__(self) -> None:
         self.captures = analyze_implicit_usage(self.model.graph)
@@ -206,6 +220,8 @@ class _Walk:
             results = self.read(node)
             self.check(node, results)
         except (Refused, InvalidGraph) as refusal:
+            if isinstance(refusal, UnequalExtents):
+                self.learn(*refusal.pair)
             self.opaque(node, str(refusal))
             return
         except (TypeError, ValueError, IndexError) as error:  # attributes and ranks that the checker does not look at
@@ -215,6 +231,12 @@ class _Walk:
             if v is not None and output.name:
                 self.values[output.name] = v
                 self.complete(output, v)
+
+    def learn(self, a: Extent, b: Extent) -> None:
+        """Two extents are equal in every run that does not fail: a window is full."""
+        found = sizes.full(sizes.from_extent(a), sizes.from_extent(b))
+        if found is not None:
+            self.learnt[found[0]] = max(found[1], self.learnt.get(found[0], 0))
 
     def complete(self, output: ir.Value, v: int) -> None:
         """Give a tensor of the model the type and dimensions that were read where it has none: inference does not know

@@ -2,7 +2,8 @@
 
 Exporters write dimensions such as `past + 1` and compute with them (`Shape`, `Gather`, `Mul`, `Concat`), so sums must
 cancel: `(past + 1) - past` is 1. An extent of the graph is a monomial; a sum becomes one symbol with a canonical name,
-`(past+1)`, which `from_extent` reads back.
+`(past+1)`, which `from_extent` reads back. What a window keeps of a dimension, the smaller of a size and a number, is a
+symbol too, `min[past,7]`.
 """
 
 from __future__ import annotations
@@ -82,9 +83,38 @@ def named(name: str) -> Size:
     return Poly((((name,), 1),))
 
 
+def at_most(size: Size, limit: int) -> Size:
+    """The smaller of a size and a number; of `min[past,7]+1` and 7 it is `min[past+1,7]`, not one within another.
+
+    Raises ValueError for sizes that hold such symbols in another way.
+    """
+    if isinstance(size, int):
+        return min(size, limit)
+    for name in (n for monomial, _ in size.terms for n in monomial):
+        found = _limited(name)
+        if found is None:
+            continue
+        more = size - named(name)
+        if not isinstance(more, int):
+            raise ValueError(f"the smaller of {size} and {limit}")
+        inner, own = found
+        return at_most(inner + more, limit) if own + more >= limit else size
+    return named(f"min[{size},{limit}]".replace("*", _TIMES))
+
+
+def _limited(name: str) -> tuple[Size, int] | None:
+    """The size and the number of which a symbol is the smaller one; None for other symbols."""
+    found = _LIMITED.fullmatch(name)
+    return (parse(found[1]), int(found[2])) if found is not None else None
+
+
 def names(size: Size) -> list[str]:
-    """The symbols in a size, sorted."""
-    return sorted({n for m in _terms(size) for n in m})
+    """The symbols in a size, sorted; `past` for `min[past,7]`."""
+    found: set[str] = set()
+    for name in {n for m in _terms(size) for n in m}:
+        limited = _limited(name)
+        found.update([name] if limited is None else names(limited[0]))
+    return sorted(found)
 
 
 def substitute(size: Size, numbers: Mapping[str, int]) -> Size:
@@ -93,9 +123,33 @@ def substitute(size: Size, numbers: Mapping[str, int]) -> Size:
     for monomial, factor in _terms(size).items():
         term: Size = factor
         for name in monomial:
-            term = term * (numbers[name] if name in numbers else named(name))
+            term = term * _substituted(name, numbers)
         total = total + term
     return total
+
+
+def _substituted(name: str, numbers: Mapping[str, int]) -> Size:
+    if name in numbers:
+        return numbers[name]
+    limited = _limited(name)
+    return named(name) if limited is None else at_most(substitute(limited[0], numbers), limited[1])
+
+
+def full(a: Size, b: Size) -> tuple[str, int] | None:
+    """(symbol, number) where `a` and `b` are equal if and only if the symbol is at least the number, as `min[past,7]+1`
+    and 8 are from 7 on; None where that is not known."""
+    terms = _terms(a - b)
+    constant = terms.pop((), 0)
+    if len(terms) != 1:
+        return None
+    ((monomial, factor),) = terms.items()
+    limited = _limited(monomial[0]) if len(monomial) == 1 else None
+    if limited is None or not isinstance(limited[0], Poly) or factor * limited[1] + constant != 0:
+        return None
+    inner, limit = limited
+    symbol = names(inner)[0]
+    more = inner - named(symbol)
+    return (symbol, limit - more) if isinstance(more, int) else None
 
 
 def exact_quotient(a: Size, b: Size) -> Size | None:
@@ -152,7 +206,8 @@ def from_extent(extent: Extent) -> Size:
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
-_TOKEN = re.compile(rf"\s*([A-Za-z_][\w.]*|\d+|[-+*{_TIMES}()])")
+_LIMITED = re.compile(r"min\[([^\[\]]*),(\d+)\]")
+_TOKEN = re.compile(rf"\s*({_LIMITED.pattern}|[A-Za-z_][\w.]*|\d+|[-+*{_TIMES}()])")
 
 
 def parse(text: str) -> Size:
@@ -204,6 +259,6 @@ def _parse_atom(tokens: list[str]) -> Size:
         return size
     if token.isdigit():
         return int(token)
-    if token.isidentifier() or (token[0].isalpha() or token[0] == "_"):
+    if token[0].isalpha() or token[0] == "_":
         return named(token)
     raise ValueError(token)

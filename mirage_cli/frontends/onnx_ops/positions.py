@@ -95,6 +95,8 @@ def walk_of(g: Graph, v: int) -> Walk | None:
         case steps.Reshape():
             return _reshaped(inner, g.dims(operands[0]), g.dims(v))
         case steps.Slice(dim, start, stride) if dim == inner.dim:
+            if start < 0:
+                return None
             return _fixed(Walk(inner.start + inner.step * start, dim, inner.step * stride), g.dims(v))
     return inner
 

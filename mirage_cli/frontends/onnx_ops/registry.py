@@ -6,7 +6,7 @@ reason (`Refused`, or the graph's own `InvalidGraph`); the walk then records the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -34,6 +34,10 @@ class Scope(Protocol):
 
     def known(self, tensor: ir.Value) -> Known | None:
         """The integers in a tensor as far as they are known when the model is read."""
+
+    @property
+    def least(self) -> Mapping[str, int]:
+        """Sizes that symbols are not below in any run of the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.frontends import sizes
@@ -17,6 +18,7 @@ from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.graph import Concat, Dims, Graph
 
 MAX_RUNS = 64  #: arithmetic runs that a Gather with constant indices is cut into
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @reads("Identity")
@@ -175,28 +177,45 @@ def _slice(call: Call) -> int:
     steps = call.ints(4) if call.has(4) else [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         dim = dimension(axis, rank)
-        first, count = slice_range(g.dims(x)[dim], start, end, step)
+        first, count = slice_range(g.dims(x)[dim], start, end, step, call.scope.least)
         x = g.slice(x, dim, first, count, step) if count != 0 else g.slice(x, dim, 0, 0)
     return x
 
 
-def slice_range(extent: Extent, start: Size, end: Size, step: int) -> tuple[int, Extent]:
-    """(first position, count) of a slice of a dimension, by ONNX's rules. Raises Refused where sizes do not tell."""
+def slice_range(
+    extent: Extent, start: Size, end: Size, step: int, least: Mapping[str, int] = NOTHING
+) -> tuple[int, Extent]:
+    """(first position, count) of a slice of a dimension, by ONNX's rules; symbols are not below their `least`. The last
+    elements of a symbolic dimension start at a negative position. Raises Refused where sizes do not tell."""
     if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
         positions = range(extent)[_slice_of(start, end, step)]
         return (positions[0] if positions else 0), len(positions)
     size = sizes.from_extent(extent)
     huge = 2**31 - 1
-    if step != 1 or not isinstance(start, int) or start < 0 or start >= huge:
+    if step != 1 or not isinstance(start, int) or start >= huge:
         raise Refused(f"a slice from {start} by {step} of a dimension of {extent}")
     if isinstance(end, int) and end >= huge:
         end = size
     elif isinstance(end, int) and end < 0:
         end = size + end
+    if start < 0:
+        return start, _last(size, end, -start, least)
     rest = size - end
     if not isinstance(rest, int) or rest < 0:  # the end may lie behind the dimension's own
         raise Refused(f"a slice up to {end} of a dimension of {extent}")
     return start, _extent(end - start)
+
+
+def _last(size: Size, end: Size, count: int, least: Mapping[str, int]) -> Extent:
+    """How many of the last `count` positions there are up to the `end` of a dimension. Raises Refused for another end."""
+    if end != size:
+        raise Refused(f"a slice from {-count} up to {end} of a dimension of {size}")
+    try:
+        kept = sizes.at_most(size, count)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    filled = sizes.full(kept, count)
+    return count if filled is not None and least.get(filled[0], 0) >= filled[1] else _extent(kept)
 
 
 def _slice_of(start: int, end: int, step: int) -> slice:

@@ -1,0 +1,96 @@
+"""What a window keeps of a symbolic dimension: slices of its last elements, and models that need a full window."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mirage_cli.frontends import sizes
+from tests.frontends.models import agrees, noise, parsed, read
+
+PAST = sizes.named("past")
+KEPT = sizes.at_most(PAST, 7)
+WEIGHTS = {"start": np.array([-7]), "end": np.array([2**63 - 1]), "axis": np.array([0])}
+
+
+def test_the_smaller_of_a_size_and_a_number() -> None:
+    assert str(KEPT + 1) == "min[past,7]+1"
+    assert sizes.parse("2*(min[past,7]+1)") == 2 * KEPT + 2
+    assert sizes.names(KEPT * sizes.named("batch")) == ["batch", "past"]
+    assert [sizes.substitute(3 * KEPT - 1, {"past": n}) for n in (0, 6, 7, 90)] == [-1, 17, 20, 20]
+    assert str(sizes.substitute(KEPT, {"s": 3})) == "min[past,7]"
+    assert sizes.from_extent(sizes.to_extent(3 * KEPT + 3)) == 3 * KEPT + 3
+    assert sizes.at_most(5, 7) == 5 and sizes.at_most(9, 7) == 7
+
+
+def test_windows_of_windows() -> None:
+    assert sizes.at_most(KEPT + 1, 7) == sizes.at_most(PAST + 1, 7)
+    assert sizes.at_most(KEPT + 1, 9) == KEPT + 1
+    with pytest.raises(ValueError, match="smaller"):
+        sizes.at_most(2 * KEPT, 7)
+
+
+def test_where_a_window_is_full() -> None:
+    assert sizes.full(KEPT + 1, 8) == sizes.full(8, KEPT + 1) == ("past", 7)
+    assert sizes.full(2 * sizes.at_most(PAST + 3, 7), 14) == ("past", 4)
+    assert sizes.full(KEPT + 1, 7) is None  # that is past = 6
+    assert sizes.full(PAST, 7) is None and sizes.full(KEPT, PAST) is None
+
+
+@pytest.mark.parametrize("past", [0, 1, 7, 12])
+def test_the_last_elements_of_a_symbolic_dimension(past: int) -> None:
+    text = (
+        "g (float[past,3] x) => (float[kept,3] y, int64[2] shape) { y = Slice(x, start, end, axis) shape = Shape(y) }"
+    )
+    imported = agrees(parsed(text, **WEIGHTS), x=noise(past, 3))
+    assert [str(e) for e in imported.shapes["shape"]] == ["min[past,7]", "3"]
+    assert imported.notes == []
+
+
+def test_the_last_elements_up_to_another_end_are_not_read() -> None:
+    text = "g (float[past,3] x) => (float[kept,3] y) { y = Slice(x, start, end, axis) }"
+    imported = read(parsed(text, **WEIGHTS | {"end": np.array([-1])}))
+    assert list(imported.reasons.values()) == ["a slice from -7 up to past-1 of a dimension of past"]
+
+
+WINDOW = """g (float[past,4] old, float[1,4] new, float[2,4] q, float[2,8] mask) => (float[2,4] y, float[kept,4] next) {
+    own = Slice(old, start, end, axis)
+    keys = Concat <axis = 0> (own, new)
+    turned = Transpose(keys)
+    raw = MatMul(q, turned)
+    scores = Add(raw, mask)
+    p = Softmax(scores)
+    y = MatMul(p, keys)
+    next = Slice(keys, start, end, axis)
+}"""
+
+
+@pytest.mark.parametrize("past", [7, 8, 31])
+def test_a_traced_window_is_full(past: int) -> None:
+    """The tracing exporter writes the length of the mask as a number: with fewer elements in the cache the model fails."""
+    imported = agrees(parsed(WINDOW, **WEIGHTS), old=noise(past, 4), new=noise(1, 4), q=noise(2, 4), mask=noise(2, 8))
+    assert imported.graph.dims(imported.values["keys"]) == (8, 4)
+    assert imported.graph.dims(imported.values["next"]) == (7, 4)
+    assert imported.notes == ["past is taken to be 7 or more: the model fails below that"]
+
+
+def test_a_sum_does_not_tell_that_a_window_is_full() -> None:
+    """With an empty cache the one element is repeated, and the model works."""
+    text = """g (float[past] old, float[1] new, float[8] bias) => (float[8] y) {
+        own = Slice(old, start, end, axis)
+        all = Concat <axis = 0> (own, new)
+        y = Add(all, bias)
+    }"""
+    imported = read(parsed(text, **WEIGHTS))
+    assert list(imported.reasons.values()) == ["add: dimensions (min[past,7]+1), 8 do not broadcast"]
+    assert imported.notes == []
+
+
+def test_a_window_that_is_read_by_a_product_of_batches_may_be_one_element() -> None:
+    text = """g (float[past,2,3] old, float[8,3,2] x) => (float[8,2,2] y) {
+        own = Slice(old, start, end, axis)
+        y = MatMul(own, x)
+    }"""
+    imported = read(parsed(text, **WEIGHTS | {"start": np.array([-8])}))
+    assert imported.notes == []
+    assert list(imported.reasons.values()) == ["contraction pairs a dimension of min[past,8] with one of 8"]
