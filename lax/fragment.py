@@ -69,9 +69,12 @@ class Partition:
     left: list[LeftAlone] = field(default_factory=list)
 
 
-def partition(graph: g.Graph, names: Mapping[int, str]) -> Partition:
-    """The fragments of a graph. `names` gives the values that exist as tensors of the model: only these can be stored."""
-    return _Partitioner(graph, names).run()
+def partition(graph: g.Graph, names: Mapping[int, str], complete: bool = False) -> Partition:
+    """The fragments of a graph. `names` gives the values that exist as tensors of the model: only these can be stored.
+
+    With `complete` every result is computed by fragments alone, as far as that is possible (rule 5).
+    """
+    return _Partitioner(graph, names, complete).run()
 
 
 def whole_program(graph: g.Graph, names: Mapping[int, str]) -> Program:
@@ -82,8 +85,8 @@ def whole_program(graph: g.Graph, names: Mapping[int, str]) -> Program:
 
 
 class _Partitioner:
-    def __init__(self, graph: g.Graph, names: Mapping[int, str]) -> None:
-        self.graph, self.names = graph, names
+    def __init__(self, graph: g.Graph, names: Mapping[int, str], complete: bool = False) -> None:
+        self.graph, self.names, self.complete = graph, names, complete
         self.live = set(graph.cone(graph.outputs))
         self.users = [[u for u in users if u in self.live] for users in graph.consumers()]
         self.results = set(graph.outputs)
@@ -156,6 +159,8 @@ class _Partitioner:
                 end = self.end_of(c)
                 ends.setdefault(end, []).append(c)
                 self.stored.add(end)
+        if self.complete:
+            self.stored |= {v for v in self.results if v in self.names and not self.is_source(v)}
         self.stored |= {v for v in self.results if not self.stored & {v, self.base(v)} and self.computed(v)}
         self.stored |= {p for v in self.stored for p in self.parts(v) if not self.stored & {p, self.base(p)}}
         self.settle(ends)
@@ -164,7 +169,7 @@ class _Partitioner:
         for end in sorted(ends):
             self.add(result, end, done)
         for v in sorted(self.stored - set(ends)):
-            if self.worth_storing(v):
+            if self.complete or self.worth_storing(v):
                 self.add(result, v, done)
         result.fragments.sort(key=lambda f: f.outputs)
         return result
@@ -479,7 +484,7 @@ class _Partitioner:
         if len(steps) > MAX_STEPS:
             raise Refused(f"it would have {len(steps)} steps, more than {MAX_STEPS}")
         program = canonical(instantiate(self.graph, [end], boundary, dict(self.names)))
-        if not program.nodes or not program.outputs[0].access:
+        if not self.complete and (not program.nodes or not program.outputs[0].access):
             raise Refused("there is nothing to compute")
         by_name = {self.names[v]: v for v in boundary}
         inputs = tuple(by_name[s.name] for s in program.sources)

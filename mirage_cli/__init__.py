@@ -25,34 +25,58 @@ if TYPE_CHECKING:
         UnsupportedFormat,
         UsageError,
     )
-    from mirage_cli.kernel import Kernel, load_kernel
+    from mirage_cli.graph_kernel import GraphKernel, load_kernel
+    from mirage_cli.graphs.from_torch import from_torch
+    from mirage_cli.graphs.kernel_graph import KernelGraph, new_kernel_graph
+    from mirage_cli.graphs.recording import Tensor
+    from mirage_cli.graphs.types import bfloat16, bool_, float16, float32
+    from mirage_cli.kernel import Kernel
 
 __version__ = "0.1.0"
 __all__ = [
     "CheckFailed",
     "CompileError",
     "ConfigError",
+    "GraphKernel",
     "InternalError",
     "Interrupted",
     "InvalidGraph",
     "Kernel",
+    "KernelGraph",
     "MirageError",
     "ModelError",
     "OutOfResources",
     "Refused",
+    "Tensor",
     "ToolMissing",
     "UnsupportedFormat",
     "UsageError",
     "bench",
+    "bfloat16",
+    "bool_",
+    "float16",
+    "float32",
+    "from_torch",
     "inspect",
     "load_kernel",
+    "new_kernel_graph",
     "optimize",
     "verify",
 ]
 #: the modules of the public names that are not errors
-_MODULES = {"Kernel": "kernel", "load_kernel": "kernel"} | dict.fromkeys(
-    ("bench", "inspect", "optimize", "verify"), "api"
-)
+_MODULES = {
+    name: module
+    for module, names in {
+        "api": ("bench", "inspect", "optimize", "verify"),
+        "graph_kernel": ("GraphKernel", "load_kernel"),
+        "graphs.from_torch": ("from_torch",),
+        "graphs.kernel_graph": ("KernelGraph", "new_kernel_graph"),
+        "graphs.recording": ("Tensor",),
+        "graphs.types": ("bfloat16", "bool_", "float16", "float32"),
+        "kernel": ("Kernel",),
+    }.items()
+    for name in names
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from mirage_cli.options import Options
 from mirage_cli.tuning_cache import TuningCache
 
 CUDA_ARCHS = cuda.ARCHS
-OBJECTS, TUNINGS = "objects", "tunings"  #: folders of the cache
+OBJECTS, TUNINGS, GRAPHS = "objects", "tunings", "graphs"  #: folders of the cache
 
 
 def toolchain(options: Options) -> Toolchain:

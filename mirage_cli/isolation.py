@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import resource
 import signal
+import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -146,7 +149,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, function, max_memory), daemon=True)
-        self.process.start()
+        with _without_main(function):
+            self.process.start()
         theirs.close()
         self.number = -1
 
@@ -174,6 +178,21 @@ class _Worker:
     def kill(self) -> None:
         self.process.kill()
         self.process.join()
+
+
+@contextlib.contextmanager
+def _without_main(function: Callable[..., Any]) -> Iterator[None]:
+    """Keep a process that starts from importing the caller's main module, unless the function is in there: it would run a
+    script that does not ask for `__name__ == "__main__"` from its start once more."""
+    main = sys.modules["__main__"]
+    if "__main__" in (getattr(function, "__module__", ""), type(function).__module__):
+        yield
+        return
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _serve(connection: Connection, function: Callable[..., Any], max_memory: int) -> None:

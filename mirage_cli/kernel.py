@@ -28,7 +28,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
-from mirage_cli import tensors
+from mirage_cli import tensors, torch_operator
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import MirageError, ModelError, Refused, UsageError
 from mirage_cli.lax import extents
@@ -118,6 +118,10 @@ class Kernel:
     def has(self, place: str) -> bool:
         """Whether the library holds this kernel for `cpu` or `cuda`."""
         return hasattr(self._library, f"mirage_{self.spec.id}" + ("_cpu" if place == "cpu" else ""))
+
+    def as_torch_op(self, name: str) -> Any:
+        """The kernel as an operator of PyTorch, such as "mirage::norm": see `torch_operator.register`."""
+        return torch_operator.register(self, name)
 
     def __repr__(self) -> str:
         return f"<{self.spec.op_type}({', '.join(map(str, self.spec.inputs))}) -> {', '.join(map(str, self.spec.outputs))}>"

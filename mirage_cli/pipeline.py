@@ -10,7 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from mirage_cli import assemble, devices, dims, environment, fragment_models, frontends, isolation, ranges, tuning_stage
+from mirage_cli import (
+    assemble,
+    devices,
+    dims,
+    environment,
+    fragment_models,
+    frontends,
+    isolation,
+    ranges,
+    tuning_stage,
+    whole_graph,
+)
 from mirage_cli import work as works
 from mirage_cli.backends import torch_library
 from mirage_cli.backends.library import BuildResult, build_library
@@ -78,17 +89,22 @@ class Clock:
         return dict.fromkeys(STAGES, 0.0) | self.seconds | {"total": time.perf_counter() - self.start}
 
 
-def optimize(model: str, out: Path, options: Options, progress: Progress | None = None) -> Report:
+def optimize(model: str, out: Path, options: Options, progress: Progress | None = None, complete: str = "") -> Report:
     """Optimize a model file into the folder `out` (nothing is written with `dry_run`).
+
+    With `complete`, an identifier, all of the model has to become kernels, whose order is written too (`steps.json`);
+    where that is not possible it raises Refused, naming an operator.
 
     Raises ModelError for files that cannot be read, ToolMissing without a C++ compiler, UsageError for options that do
     not fit, CheckFailed when a required coverage is missed (or, with `strict`, when any fragment failed).
     """
     if not options.dry_run:
         check_target(out)
-    run = Run(model, options, progress or Silent())
+    run = Run(model, options, progress or Silent(), complete)
     run.read()
     run.plan()
+    if complete:
+        whole_graph.check_complete(run.imported, run.parts, run.work)
     if options.dry_run:
         report = run.report()
     else:
@@ -110,6 +126,7 @@ class Run:
     model: str
     options: Options
     progress: Progress
+    complete: str = ""
     tools: Toolchain = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
@@ -137,8 +154,10 @@ class Run:
             dims.check_known({n: r for n, r in self.ranges.items() if not r.fixed}, symbols_of(self.imported))
             self.progress.step(self.model)
         with self.clock.measure("partition"):
-            self.parts = partition(self.imported.graph, works.tensor_names(self.imported))
+            self.parts = partition(self.imported.graph, works.tensor_names(self.imported), bool(self.complete))
             self.work = works.group(self.parts.fragments, self.imported, lambda names: select(names, self.options))
+            if self.complete:
+                whole_graph.check_complete(self.imported, self.parts, self.work)
             self.imported.forget()
 
     def plan(self) -> None:
@@ -262,6 +281,8 @@ class Run:
     def write(self, draft: Path, out: Path) -> Report:
         """Patch the model and write everything into the draft, which will be `out`."""
         report = self.report()  # before patching changes the model's nodes
+        if self.complete:
+            whole_graph.write(self.imported, self.parts, self.work, self.complete, draft)
         with self.clock.measure("render"):
             report.notes += assemble.write(self.imported, self.work, draft)
         report.seconds = self.clock.total()

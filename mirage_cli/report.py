@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mirage_cli import __version__
@@ -120,6 +120,12 @@ class Report:
     def replaced(self) -> list[FragmentReport]:
         """The fragments that the patched model has as operators."""
         return [f for f in self.fragments if f.status == REPLACED]
+
+
+def from_json(data: dict[str, Any]) -> Report:
+    """The report of a `report.json`. Raises KeyError or TypeError for what is none."""
+    own = {f.name: data[f.name] for f in fields(Report) if f.name in data}
+    return Report(**own | {"fragments": [FragmentReport(**f) for f in data["fragments"]]})
 
 
 def finite(data: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 
 from mirage_cli import runtime
 from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.frontends.torchscript_module import to_array
 
 ALIGNMENT = 64  #: bytes, of scratch memory in host memory; allocators on devices give more
 
@@ -69,6 +70,18 @@ class Framework(ABC):
     def maker(self, like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
         """What makes new tensors where `like` is, on the current stream."""
 
+    @abstractmethod
+    def where(self, tensor: Any) -> Any:
+        """What tells the place of a tensor from others, quickly."""
+
+    @abstractmethod
+    def copy(self, like: Any, array: np.ndarray[Any, Any]) -> Any:
+        """A tensor where `like` is with the elements of an array; it is there when this returns."""
+
+    @abstractmethod
+    def host(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """The elements of a tensor in host memory."""
+
     def scratch(self, like: Any, count: int) -> tuple[Callable[[], Any], Callable[[Any], int]]:
         """What makes scratch memory of so many bytes where `like` is, on the current stream, and what tells where in it
         these bytes begin."""
@@ -98,6 +111,15 @@ class _Numpy(Framework):
 
     def maker(self, like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
         return partial(np.empty, shape, runtime.numpy_dtype(element))
+
+    def where(self, tensor: Any) -> Any:
+        return None
+
+    def copy(self, like: Any, array: np.ndarray[Any, Any]) -> Any:
+        return np.array(array, order="C")
+
+    def host(self, tensor: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(tensor)
 
     def scratch(self, like: Any, count: int) -> tuple[Callable[[], Any], Callable[[Any], int]]:
         return partial(np.empty, count + ALIGNMENT, np.uint8), _aligned
@@ -145,6 +167,18 @@ class _Torch(Framework):
             return partial(quick, shape, strides, dtype)
         return partial(self.torch.empty_strided, shape, strides, dtype=dtype, device=device)  # quicker than empty
 
+    def where(self, tensor: Any) -> Any:
+        return tensor.device
+
+    def copy(self, like: Any, array: np.ndarray[Any, Any]) -> Any:
+        array, torch = np.array(array, order="C"), self.torch
+        if array.dtype.name == "bfloat16":  # numpy and torch have no common name for it
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(like.device)
+        return torch.from_numpy(array).to(like.device)
+
+    def host(self, tensor: Any) -> np.ndarray[Any, Any]:
+        return to_array(self.torch, tensor)
+
     def scratch(self, like: Any, count: int) -> tuple[Callable[[], Any], Callable[[Any], int]]:
         return super().scratch(like, count) if like.device.type != "cpu" else NUMPY.scratch(like, count)
 
@@ -181,6 +215,18 @@ class _Cupy(Framework):
 
     def maker(self, like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
         return partial(self.cupy.ndarray, shape, runtime.numpy_dtype(element))
+
+    def where(self, tensor: Any) -> Any:
+        return tensor.data.device_id
+
+    def copy(self, like: Any, array: np.ndarray[Any, Any]) -> Any:
+        with self.cupy.cuda.Device(like.data.device_id):
+            made = self.cupy.asarray(np.array(array, order="C"))
+            self.cupy.cuda.get_current_stream().synchronize()  # kernels may read weights before the stream comes to them
+        return made
+
+    def host(self, tensor: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(self.cupy.asnumpy(tensor))
 
 
 NUMPY = _Numpy()

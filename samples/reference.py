@@ -4,9 +4,11 @@ interface from signatures and docstrings. `make reference` writes the pages; a t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ from mirage_cli.commands.common import Command
 from mirage_cli.main import COMMANDS, cli
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
+_SECTION = "\n\nParameters\n"  #: where the parts of a docstring begin that need more than a line
 _NOTE = "<!-- Written by samples/reference.py (make reference) from the code; do not edit. -->\n\n"
 #: dataclasses that calls take and give, in the order of the page
 _DATA = {
@@ -188,7 +191,22 @@ def _function(name: str, function: Any, level: int = 3) -> Iterator[str]:
     yield f"{'#' * level} {name}"
     yield f"```python\n{name.rpartition('.')[2]}{_signature(function)}\n```"
     if text := inspect.getdoc(function):
-        yield text
+        yield _markdown(text)
+
+
+def _markdown(text: str) -> str:
+    """A docstring whose sections (Parameters ...) are paragraphs with a bold name, and whose examples are code."""
+    text = re.sub(r"^(\w+)\n-{3,}$", r"**\1**", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\w+)\n    (.+(?:\n    .+)*)", _item, text, flags=re.MULTILINE)
+    blocks = re.sub(
+        r"((?:^(?:>>>|\.\.\.).*\n?(?:(?!>>>|\.\.\.).+\n?)*)+)", r"```python\n\1```\n", text + "\n", flags=re.MULTILINE
+    )
+    return blocks.strip()
+
+
+def _item(found: re.Match[str]) -> str:
+    """A parameter with what is said of it, or a result's type."""
+    return f"\n- `{found[1]}`: {' '.join(found[2].split())}"
 
 
 class _Written(str):
@@ -209,21 +227,29 @@ def _signature(function: Any, width: int = 100) -> str:
 def _class(name: str, kind: type) -> Iterator[str]:
     yield f"### {name}"
     if text := inspect.getdoc(kind):
-        yield text
+        yield _markdown(text)
     if dataclasses.is_dataclass(kind):
         rows = [f"| `{f.name}` | `{_cell(str(f.type))}` | {_default(f)} |" for f in dataclasses.fields(kind)]
         yield "\n".join(["| field | type | default |", "|---|---|---|", *rows])
     else:
         yield f"```python\n{kind.__name__}{_signature(kind).removesuffix(' -> None')}\n```"
-    members = [(n, m) for n, m in vars(kind).items() if not n.startswith("_") or n == "__call__"]
-    rows = []
+    own = [c for c in kind.__mro__[::-1] if c.__module__.startswith("mirage_cli")]
+    members = [(n, m) for c in own for n, m in vars(c).items() if not n.startswith("_") or n == "__call__"]
+    rows, longer = [], []
     for n, m in members:
-        what = m.fget if isinstance(m, property) else m.__func__ if isinstance(m, staticmethod | classmethod) else m
+        value = isinstance(m, property | functools.cached_property)
+        what = m
+        if value:
+            what = m.fget if isinstance(m, property) else m.func
+        elif isinstance(m, staticmethod | classmethod):
+            what = m.__func__
         if inspect.isfunction(what) and (text := inspect.getdoc(what)):
-            call = f".{n}" if isinstance(m, property) else f".{n}{_signature(what, 1000)}"
-            rows.append(f"| `{_cell(call.replace('.__call__', ''))}` | {_cell(text)} |")
+            call = f".{n}" if value else f".{n}{_signature(what, 1000)}"
+            rows.append(f"| `{_cell(call.replace('.__call__', ''))}` | {_cell(text.partition(_SECTION)[0])} |")
+            longer += [f"`.{n}`, in full: {_markdown(text)}"] if _SECTION in text else []
     if rows:
         yield "\n".join(["| member | what it is |", "|---|---|", *rows])
+    yield from longer
 
 
 def _default(f: dataclasses.Field[Any]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +108,29 @@ def test_a_resident_that_cannot_be_made() -> None:
     resident = Resident(Counter, (-1,), 60.0)
     assert resident.call("add", (1,), 60.0) == Lost("a counter starts at 0")
     assert resident.call("add", (1,), 60.0) == Lost("a counter starts at 0")
+
+
+SCRIPT = """
+import math
+from mirage_cli.isolation import each
+print("begins")
+print(sorted(each(math.factorial, [(3,), (4,)], 2)))
+"""
+GUARDED = """
+from mirage_cli.isolation import each
+def twice(x):
+    return 2 * x
+if __name__ == "__main__":
+    print(sorted(each(twice, [(3,), (4,)], 2)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "printed"), [(SCRIPT, ["begins", "[(0, 6), (1, 24)]"]), (GUARDED, ["[(0, 6), (1, 8)]"])]
+)
+def test_scripts_run_once(tmp_path: Path, script: str, printed: list[str]) -> None:
+    """Also those that do not ask for `__name__ == "__main__"`, unless the function lives in them."""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.splitlines() == printed, done.stderr

@@ -92,6 +92,17 @@ def find(cuda: bool = True) -> Toolchain:
         return Toolchain(cxx)
 
 
+def candidates() -> list[list[str]]:
+    """What `find` depends on, without calling anything: the compilers that it would try, with their files and these' age."""
+    found = []
+    for candidate in (*_cxx_candidates(), *_nvcc_candidates()):
+        program = shutil.which(candidate.command[0])
+        status = os.stat(program) if program is not None else None
+        age = [] if status is None else [str(status.st_mtime_ns), str(status.st_size)]
+        found.append([*candidate.command, *candidate.compile_flags, *candidate.link_flags, program or "", *age])
+    return found
+
+
 def find_cxx() -> Tool:
     """The C++ compiler, or ToolMissing with what was tried."""
     tried: list[str] = []
