@@ -396,13 +396,13 @@ def original_us(
 
 
 def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
-    """Grid axes that some contraction has in both operands."""
+    """Axes that some contraction has in both operands and does not sum."""
     axes = graph.axes_of(program)
     found: set[str] = set()
     for o in graph.ops:
         if o.op == "contract":
             found |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
-    return frozenset(found & set(graph.grid))
+    return frozenset(found)
 
 
 def number(e: ex.Extent, sizes: Mapping[str, int] = MappingProxyType({})) -> int:

@@ -1,6 +1,7 @@
 """Candidate schedules of a block graph, best first by the cost model.
 
-1. An axis that is a batch of some contraction (both operands have it and it is not summed) is split to single positions.
+1. An axis that is a batch of some contraction (both operands have it and it is not summed) is split to single positions. A
+   graph that does not split it, as where a norm spans all heads of an attention, has no schedule: it takes two kernels.
 2. Every other grid axis is split into powers of two or taken whole; the loop into multiples of 16.
 3. Schedules that cannot fit the target's memory are left out; what is left is ranked.
 """
@@ -112,7 +113,7 @@ def blocks_ranked(
     alone: bool = False,
 ) -> list[Ranked]:
     """The best schedules of the engine `block`, the only one of a CPU."""
-    if holds_symbolic(program, graph):
+    if holds_symbolic(program, graph) or not batch_axes(program, graph) <= set(graph.grid):
         return []
     space = schedule_space(program, graph, target)
     if not len(space.loop):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -14,7 +15,8 @@ from mirage_cli.codegen.passes import without
 from mirage_cli.codegen.source import Rendered
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import compose
-from mirage_cli.lax.dtypes import F16, F32
+from mirage_cli.lax.dtypes import F16, F32, DType
+from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, rendered, source_text, target_of
 from mirage_cli.search.target import load_target
@@ -55,6 +57,19 @@ def test_a_source_suits_every_architecture() -> None:
     assert both.name == "sm_80"
     assert target_of(("sm_80", "sm_90a")).name == "sm_90a"
     assert target_of(("sm_80", "sm_90a")).shared_bytes == load_target("sm_80").shared_bytes
+
+
+def test_heads_that_a_norm_joins_are_normalised_by_a_kernel_of_their_own() -> None:
+    """A block that holds all heads cannot multiply each with its own keys."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        q = compose.rms_norm(g, g.input("q", (6, 32), t), [1], 1e-5)
+        heads = g.transpose(g.reshape(q, (6, 4, 8)), (1, 0, 2))
+        scores = compose.matmul(g, heads, g.input("k", (4, 8, 40), t))
+        return [compose.matmul(g, compose.softmax(g, scores, [2]), g.input("v", (4, 40, 8), t))]
+
+    found = plan_fragment("abc", "qknorm_attention", program(build, F32), 9, CPU)
+    assert not found.reasons and len(found.plans["cpu"].graph.kernels) == 2
 
 
 def test_a_plan_is_the_same_whenever_it_is_made(fragment: Program, planned: plans.FragmentPlan) -> None:

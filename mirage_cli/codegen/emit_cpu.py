@@ -173,7 +173,7 @@ class CpuEmitter(Emitter):
         summed = [a for a, _ in n.domain if a in n.over]
         value = self.expression(n.expr, phase, out)
         kind = {"sum": "Sum", "max": "Max"}[n.kind]
-        target = f"{n.buffer}[{self.index(b, EPILOGUE)}]"
+        target = f"{n.buffer}[{self.index(b, phase)}]"
 
         def count(a: str) -> dict[str, str]:
             return {"axis": a, "count": self.valid(a, phase)}

@@ -79,6 +79,13 @@ def _attention(g: Graph, t: DType, keys: Extent = 37, masked: str = "") -> Seque
     return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
 
 
+def normed_keys(g: Graph, t: DType) -> Sequence[int]:
+    """Keys are normalised where they are read: a sum within the loop that keeps the loop's axis, of unknown length."""
+    q, k, v = (g.input(n, (2, e, 16), t) for n, e in (("q", 5), ("k", symbol("keys")), ("v", symbol("keys"))))
+    scores = compose.matmul(g, q, g.transpose(compose.rms_norm(g, k, [2], 1e-5), (0, 2, 1)))
+    return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
+
+
 def _gated(g: Graph, t: DType) -> Sequence[int]:
     x = g.input("x", (4, 40), t)
     gate, up = (compose.linear(g, x, g.input(n, (40, 24), t)) for n in ("gate", "up"))

@@ -16,7 +16,7 @@ from mirage_cli.lax.dtypes import BF16, F16, F32
 
 from . import kernels
 from .kernels import Case
-from .programs import NAMED, program, random_build
+from .programs import NAMED, normed_keys, program, random_build
 
 RANDOM = 12
 
@@ -43,6 +43,13 @@ def test_sanitizers_have_nothing_to_report(every: list[Case], tmp_path: Path) ->
     texts = {c.name: c.render().text for c in some}
     harness = kernels.build(texts, tmp_path, [*kernels.CPU_FLAGS, *kernels.SANITIZERS], cuda=False)
     assert kernels.run(harness, some) == []
+
+
+def test_sums_within_a_loop_of_unknown_length(tmp_path: Path) -> None:
+    found = list(kernels.cases("keys", program(normed_keys, F32), "cpu", 2))
+    assert len(found) == 2
+    texts = {c.name: c.render().text for c in found}
+    assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS, cuda=False), found) == []
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
