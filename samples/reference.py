@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import importlib
 import inspect
 import json
@@ -96,12 +97,18 @@ def _command(name: str, command: click.Command, parent: click.Context, level: in
 
 def _option(parameter: click.Parameter, context: click.Context) -> str | None:
     record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
-    return None if record is None else f"| `{_cell(record[0])}` | {_cell(record[1])} |"
+    return None if record is None else f"| {_code(record[0])} | {_cell(record[1])} |"
 
 
 def _plain(text: str) -> str:
     """A help text without click's marks, on lines as they come."""
     return inspect.cleandoc(text).replace("\b\n", "").replace("\f", "")
+
+
+def _code(text: str) -> str:
+    """Code in a table: backticks cannot hide a bar from all readers of Markdown."""
+    line = " ".join(text.split())
+    return f"<code>{html.escape(line, quote=False).replace('|', '&#124;')}</code>" if "|" in line else f"`{line}`"
 
 
 def _cell(text: str) -> str:
@@ -196,7 +203,7 @@ def _function(name: str, function: Any, level: int = 3) -> Iterator[str]:
 
 def _markdown(text: str) -> str:
     """A docstring whose sections (Parameters ...) are paragraphs with a bold name, and whose examples are code."""
-    text = re.sub(r"^(\w+)\n-{3,}$", r"**\1**", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\w+)\n-{3,}$", r"**\1**\n", text, flags=re.MULTILINE)
     text = re.sub(r"^(\w+)\n    (.+(?:\n    .+)*)", _item, text, flags=re.MULTILINE)
     blocks = re.sub(
         r"((?:^(?:>>>|\.\.\.).*\n?(?:(?!>>>|\.\.\.).+\n?)*)+)", r"```python\n\1```\n", text + "\n", flags=re.MULTILINE
@@ -229,7 +236,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
     if text := inspect.getdoc(kind):
         yield _markdown(text)
     if dataclasses.is_dataclass(kind):
-        rows = [f"| `{f.name}` | `{_cell(str(f.type))}` | {_default(f)} |" for f in dataclasses.fields(kind)]
+        rows = [f"| `{f.name}` | {_code(str(f.type))} | {_default(f)} |" for f in dataclasses.fields(kind)]
         yield "\n".join(["| field | type | default |", "|---|---|---|", *rows])
     else:
         yield f"```python\n{kind.__name__}{_signature(kind).removesuffix(' -> None')}\n```"
@@ -245,10 +252,10 @@ def _class(name: str, kind: type) -> Iterator[str]:
             what = m.__func__
         if inspect.isfunction(what) and (text := inspect.getdoc(what)):
             call = f".{n}" if value else f".{n}{_signature(what, 1000)}"
-            rows.append(f"| `{_cell(call.replace('.__call__', ''))}` | {_cell(text.partition(_SECTION)[0])} |")
+            rows.append(f"- {_code(call.replace('.__call__', ''))}: {' '.join(text.partition(_SECTION)[0].split())}")
             longer += [f"`.{n}`, in full: {_markdown(text)}"] if _SECTION in text else []
     if rows:
-        yield "\n".join(["| member | what it is |", "|---|---|", *rows])
+        yield "\n".join(rows)
     yield from longer
 
 

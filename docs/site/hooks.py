@@ -69,4 +69,8 @@ def _decisions() -> str:
     notes = sorted((ROOT / "docs/decisions").glob("*.md"))
     titles = [(n.name, n.read_text().splitlines()[0].removeprefix("# ")) for n in notes]
     lines = [f"- [{title.replace('. ', ': ', 1)}]({name})" for name, title in titles]
-    return "# Decisions\n\nWhat was decided, from which measurement, and what would change it.\n\n" + "\n".join(lines) + "\n"
+    return (
+        "# Decisions\n\nWhat was decided, from which measurement, and what would change it.\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )

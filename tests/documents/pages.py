@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ACTIONS = ("file", "append", "change", "run")
 _HEADING = re.compile(r"^## +(.*)$")
 _MARK = re.compile(r"^<!-- (file|append|change|run|not run):? ?(.*?) ?-->$")
-_FENCE = re.compile(r"^(`{3,})(\w*)$")
+_FENCE = re.compile(r'^(`{3,})(\w*)(?: title="(.*)")?$')
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ def blocks(page: Path) -> list[Block]:
         elif m := _MARK.match(line):
             mark, words = m[1], m[2] or ""
         elif m := _FENCE.match(line):
+            if m[3] and m[3] != words:
+                raise ValueError(f"{page.name}: a block is called {m[3]} and marked {words!r}")
             text = []
             for inside in lines:
                 if inside == m[1]:
