@@ -40,7 +40,7 @@ _STATUS = {"replaced": "green", "kept": "yellow", "failed": "red"}
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A document for programs, and what a terminal shows."""
+    """A document for programs, and what a terminal shows: something that rich lays out, or a text as it is."""
 
     document: dict[str, Any]
     content: RenderableType
@@ -51,6 +51,8 @@ class Shown:
 
     def text(self) -> str:
         """What a terminal shows, without colours."""
+        if isinstance(self.content, str):
+            return self.content
         console = Console(file=io.StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
         console.print(self.content, soft_wrap=False)
         with_spaces: str = console.file.getvalue()  # type: ignore[attr-defined]
@@ -109,7 +111,7 @@ def _file(path: Path, folder: Path, document: dict[str, Any]) -> Shown:
         ) from None
     except (OSError, ValueError) as e:
         raise ModelError(f"{path}: cannot be read: {e}") from None
-    return Shown(document | {"path": str(path), "text": text}, Text(text))
+    return Shown(document | {"path": str(path), "text": text}, text)
 
 
 # --- the list -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from mirage_cli.exporters.modelmap import fragment_anchor
 from mirage_cli.exporters.pictures import Picture
 
 SCHEDULE_HEAD = ("target", "kernel", "engine", "tiles", "loop step", "warps", "stages", "memory of a block")
-PROOF_HEAD = ("target", "mode", "rounds", "degree", "applications", "error at most")
+PROOF_HEAD = ("target", "mode", "primes", "rounds", "degree", "applications", "error at most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ def _facts(f: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("axes", ", ".join(f"{name} = {extent}" for name, extent in p["axes"].items())),
         ("search", wording.searched(s)),
     ]
-    for kind, work in f.get("predictions", {}).items():
+    for work in list(f.get("predictions", {}).values())[:1]:  # the same for every target
         told = f"{amount(work['bytes'])}B read and written once, {amount(work['flops'])} operations"
-        found.append((f"work ({kind})", told))
+        found.append(("work", told))
     return found
 
 
@@ -135,8 +135,9 @@ def verdicts(v: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for kind, own in v.get("targets", {}).items():
         for verdict in (own, *own.get("others", ())):
-            numbers = (str(verdict[k]) for k in ("mode", "rounds", "degree", "applications"))
-            rows.append((kind + _when(verdict), *numbers, wording.bound(verdict)))
+            numbers = (str(verdict[k]) for k in ("rounds", "degree", "applications"))
+            primes = ", ".join(map(str, verdict["primes"]))
+            rows.append((kind + _when(verdict), verdict["mode"], primes, *numbers, wording.bound(verdict)))
     return rows
 
 

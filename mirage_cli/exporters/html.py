@@ -16,6 +16,7 @@ from mirage_cli.exporters import canvas, cards, modelmap, roofline, wording
 from mirage_cli.exporters.labels import counted, percent, short, visible
 from mirage_cli.exporters.pictures import Picture
 
+PATH = 240  #: columns of the model's path
 SHOWN = 2000  #: names of nodes that are listed for one reason
 _LOAD = """\
 import onnxruntime as ort
@@ -96,10 +97,10 @@ def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     m = report["model"]
     found = [
-        ("model", f"{m['path']} ({m['format']}, opset {m['opset']}, {counted(m['nodes'], 'node')})"),
+        ("model", f"{short(m['path'], PATH)} ({m['format']}, opset {m['opset']}, {counted(m['nodes'], 'node')})"),
         ("sha256", m["sha256"]),
     ]
-    found += [(f"data {name}", digest) for name, digest in m["external_data"].items()]
+    found += [(f"data {short(name, 80)}", digest) for name, digest in m["external_data"].items()]
     found.append(("options", wording.command(wording.settings(report["options"]))))
     return found + [(str(name), str(version)) for name, version in report.get("toolchain", {}).items()]
 

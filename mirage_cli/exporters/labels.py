@@ -57,7 +57,9 @@ def number(value: Fraction | float) -> str:
 
 
 def microseconds(us: float) -> str:
-    """A time with about three digits: `2.47 us`, `312 us`, `1.24 ms`, `3.1 s`."""
+    """A time with about three digits: `2.47 us`, `312 us`, `1.24 ms`, `3.1 s`; below 0.1 us with two: `0.0034 us`."""
+    if 0 < us < 0.1:
+        return f"{us:.2g} us"
     for limit, scale, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
         if us < limit:
             return f"{_three(us / scale)} {unit}"

@@ -28,7 +28,9 @@ def test_short_keeps_both_ends() -> None:
 
 
 def test_numbers() -> None:
-    assert [labels.microseconds(x) for x in (2.472, 27.906, 312.3, 1240.0, 3.1e6)] == [
+    assert [labels.microseconds(x) for x in (0.0, 0.00342, 2.472, 27.906, 312.3, 1240.0, 3.1e6)] == [
+        "0.00 us",
+        "0.0034 us",
         "2.47 us",
         "27.9 us",
         "312 us",

@@ -38,7 +38,7 @@ def check(document: str) -> ET.Element:
 
 def inside(e: ET.Element, x: float, y: float, width: float, height: float) -> None:
     """Every rectangle and text lies within the picture."""
-    if e.tag == SVG + "g":
+    if e.tag == SVG + "g" and "transform" in e.attrib:
         dx, dy = map(float, re.findall(r"-?[\d.]+", e.attrib["transform"]))
         x, y = x + dx, y + dy
     if e.tag == SVG + "rect":
@@ -47,7 +47,7 @@ def inside(e: ET.Element, x: float, y: float, width: float, height: float) -> No
         assert x + left + w <= width + 0.2 and y + top + h <= height + 0.2
     if e.tag == SVG + "text":
         left, length = x + float(e.attrib["x"]), len(e.text or "") * CELL
-        left -= length / 2 if e.attrib.get("text-anchor") == "middle" else 0
+        left -= length * {"middle": 0.5, "end": 1.0}.get(e.attrib.get("text-anchor", ""), 0.0)
         assert left >= 0 and left + length <= width + 0.2
     for child in e:
         inside(child, x, y, width, height)
