@@ -169,7 +169,7 @@ def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType(
     r.tuning, r.original = w.tuning, fragment_details.original(w)
     if w.plan is not None:
         r.predictions = fragment_details.predictions(w.plan.plans, p, ranges.typical(p.symbols, given))
-        r.search = w.plan.statistics.to_json()
+        r.search = w.plan.statistics.to_json() | ({"cached": True} if w.plan.kept else {})
         main = _main_plan(w.plan)
         if main is not None:
             _fill(r, w, main)

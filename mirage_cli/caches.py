@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import environment
-from mirage_cli.environment import OBJECTS, TUNINGS
+from mirage_cli import environment, kept
+from mirage_cli.environment import OBJECTS, RESULTS, TUNINGS
 from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.exporters.labels import counted
 from mirage_cli.options import Options
 from mirage_cli.tuning_cache import Measurement, Row, Settled, TuningCache, exported, imported
 
-SUFFIXES = (".o", ".part")  #: of files in the folder of objects
+SUFFIXES = (".o", kept.SUFFIX, ".part")  #: of files in the folders of objects and results
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,22 @@ def folder(options: Options) -> Path:
 def where(options: Options) -> Answer:
     """The folder."""
     root = folder(options)
-    return Answer({"cache": str(root), "objects": str(root / OBJECTS), "tunings": str(root / TUNINGS)}, [str(root)])
+    folders = {name: str(root / name) for name in (OBJECTS, RESULTS, TUNINGS)}
+    return Answer({"cache": str(root), **folders}, [str(root)])
 
 
 def listed(options: Options) -> Answer:
-    """What the cache holds: compiled objects in all, tunings one by one, the fastest of a program first."""
+    """What the cache holds: compiled objects and results in all, tunings one by one, the fastest of a program first."""
     root = folder(options)
-    sizes = [p.stat().st_size for p in _objects(root)]
+    objects, results = (_sizes(root, name) for name in (OBJECTS, RESULTS))
     rows = _tunings(root).rows() if (root / TUNINGS).is_dir() else []
     document = {
         "cache": str(root),
-        "objects": {"files": len(sizes), "bytes": sum(sizes)},
+        "objects": {"files": len(objects), "bytes": sum(objects)},
+        "results": {"files": len(results), "bytes": sum(results)},
         "tunings": [r.to_json() for r in rows],
     }
-    lines = [f"{root}: {len(sizes)} compiled objects ({sum(sizes) / 2**20:.1f} MiB), {len(rows)} tunings"]
+    lines = [f"{root}: {_counts(objects, results)}, {len(rows)} tunings"]
     programs: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         programs.setdefault(row.columns, []).append(row)
@@ -97,15 +100,25 @@ def bring(options: Options, file: str) -> Answer:
 
 
 def clean(options: Options) -> Answer:
-    """Remove everything that was kept: compiled objects and tunings."""
+    """Remove everything that was kept: compiled objects, results and tunings."""
     root = folder(options)
-    files = _objects(root)
-    size = sum(p.stat().st_size for p in files)
-    for path in files:
+    objects, results = (_sizes(root, name) for name in (OBJECTS, RESULTS))
+    for path in (p for name in (OBJECTS, RESULTS) for p in _files(root, name)):
         path.unlink(missing_ok=True)
     count = _tunings(root).clear() if (root / TUNINGS).is_dir() else 0
-    document = {"objects": len(files), "bytes": size, "tunings": count}
-    return Answer(document, [f"removed {len(files)} compiled objects ({size / 2**20:.1f} MiB) and {count} tunings"])
+    document = {
+        "objects": len(objects),
+        "results": len(results),
+        "bytes": sum(objects) + sum(results),
+        "tunings": count,
+    }
+    return Answer(document, [f"removed {_counts(objects, results)} and {count} tunings"])
+
+
+def _counts(objects: list[int], results: list[int]) -> str:
+    """How many files of each kind there are, with their bytes."""
+    kinds = (("compiled object", objects), ("result", results))
+    return ", ".join(f"{counted(len(sizes), name)} ({sum(sizes) / 2**20:.1f} MiB)" for name, sizes in kinds)
 
 
 def _read(file: str) -> str:
@@ -117,8 +130,12 @@ def _read(file: str) -> str:
         raise ModelError(f"{file}: cannot be read: {error}") from None
 
 
-def _objects(root: Path) -> list[Path]:
-    return sorted(p for p in (root / OBJECTS).glob("*") if p.suffix in SUFFIXES and p.is_file())
+def _files(root: Path, name: str) -> list[Path]:
+    return sorted(p for p in (root / name).glob("*") if p.suffix in SUFFIXES and p.is_file())
+
+
+def _sizes(root: Path, name: str) -> list[int]:
+    return [p.stat().st_size for p in _files(root, name)]
 
 
 def _tunings(root: Path) -> TuningCache:

@@ -11,11 +11,12 @@ from mirage_cli.backends import cuda
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ToolMissing, UsageError
+from mirage_cli.kept import Kept
 from mirage_cli.options import Options
 from mirage_cli.tuning_cache import TuningCache
 
 CUDA_ARCHS = cuda.ARCHS
-OBJECTS, TUNINGS, GRAPHS = "objects", "tunings", "graphs"  #: folders of the cache
+OBJECTS, TUNINGS, RESULTS, GRAPHS = "objects", "tunings", "results", "graphs"  #: folders of the cache
 
 
 def toolchain(options: Options) -> Toolchain:
@@ -23,7 +24,7 @@ def toolchain(options: Options) -> Toolchain:
     unknown = [t for t in options.target if t not in ("cpu", "cuda")]
     if unknown:
         raise UsageError(f"--target {unknown[0]}: expected cpu or cuda")
-    found = tools_module.find(cuda=not options.target or wants_cuda(options))
+    found = tools_module.find(not options.target or wants_cuda(options), kept(options))
     if options.gpu is not None:
         devices.architecture(options.gpu)
         runtime.check_provider("cuda")
@@ -67,6 +68,12 @@ def object_cache(options: Options) -> Path | None:
     """The folder of compiled objects."""
     folder = cache_folder(options)
     return None if folder is None else folder / OBJECTS
+
+
+def kept(options: Options) -> Kept | None:
+    """What earlier runs have found out; None with --no-cache."""
+    folder = cache_folder(options)
+    return None if folder is None else Kept(folder / RESULTS)
 
 
 def tuning_cache(options: Options) -> TuningCache | None:

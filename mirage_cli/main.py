@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
+import importlib.util
 import os
 import select
 import signal
@@ -179,7 +179,18 @@ def main() -> NoReturn:
     """The program's entry point."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores; threads of two wait for each other
     signal.signal(signal.SIGTERM, _terminated)
+    _defer("sympy")
     cli.main()
+
+
+def _defer(name: str) -> None:
+    """Load a module when something of it is used: onnx-ir imports sympy, which takes as long as all the rest, and uses it for
+    arithmetic on symbolic dimensions alone."""
+    spec = None if name in sys.modules else importlib.util.find_spec(name)
+    if spec is not None and spec.loader is not None:
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -6,7 +6,7 @@ import fnmatch
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -14,10 +14,12 @@ from mirage_cli import (
     assemble,
     devices,
     dims,
+    earlier,
     environment,
     fragment_models,
     frontends,
     isolation,
+    planning,
     ranges,
     tuning_stage,
     whole_graph,
@@ -32,13 +34,14 @@ from mirage_cli.codegen.passes import without
 from mirage_cli.contestant import Place
 from mirage_cli.errors import CheckFailed, UsageError
 from mirage_cli.frontends.imported import Imported
+from mirage_cli.kept import Kept
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
 from mirage_cli.lax.fragment import Partition, partition
 from mirage_cli.measure import MIRAGE, measure_fragments
 from mirage_cli.options import Options
 from mirage_cli.output import check_target, replaced
-from mirage_cli.plan import PlanOptions, plan_fragment
+from mirage_cli.plan import PlanOptions
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.search import SearchOptions
 from mirage_cli.search.tiling import ENGINES
@@ -131,6 +134,7 @@ class Run:
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
     plans: PlanOptions = field(init=False)
+    kept: Kept | None = None
     work: list[Work] = field(default_factory=list)
     built: BuildResult | None = None
     clock: Clock = field(default_factory=Clock)
@@ -147,7 +151,7 @@ class Run:
 
     def read(self) -> None:
         """The model and its fragments, those that `--only` and `--skip` admit grouped into distinct ones."""
-        self.tools = environment.toolchain(self.options)
+        self.tools, self.kept = environment.toolchain(self.options), environment.kept(self.options)
         with self.clock.measure("read"):
             self.progress.stage("read", 1)
             self.imported = frontends.load(self.model, frontend_options(self.options))
@@ -161,16 +165,16 @@ class Run:
             self.imported.forget()
 
     def plan(self) -> None:
-        """Search, render and prove each distinct fragment, in processes of their own when there are several."""
+        """Search, render and prove each distinct fragment, in processes of their own when there are several; those of which
+        earlier runs have kept the plan are not searched again."""
         work = [w for w in self.work if not w.failed]
         symbols = {s for w in work for s in w.program.symbols}
         options = plan_options(self.options, self.tools, symbols, self.ranges)
-        spare = self.options.jobs // max(1, min(len(work), self.options.jobs))
-        self.plans = options = replace(options, search=replace(options.search, jobs=max(1, spare)))
+        self.plans = planning.shared_out(options, len(work), self.options.jobs)
         self.progress.stage("search and prove", len(work))
         with self.clock.measure("plan"):
-            jobs = [(w.id, w.name, w.program, w.operators, options) for w in work]
-            for k, plan in isolation.each(plan_fragment, jobs, self.options.jobs, self.options.max_memory):
+            jobs = [(w.id, w.name, w.program, w.operators) for w in work]
+            for k, plan in planning.each(jobs, options, self.options.jobs, self.options.max_memory, self.kept):
                 w = work[k]
                 if isinstance(plan, isolation.Lost):
                     w.fail(f"the search failed: {plan.reason}")
@@ -178,7 +182,7 @@ class Run:
                     w.plan = plan
                     w.decide(self.options.force, self.options.gpu is not None, self.options.target)
                 self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
-        plans = [w.plan for w in work if w.plan is not None]
+        plans = [w.plan for w in work if w.plan is not None and not w.plan.kept]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
         self.clock.seconds["verify"] = sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
 
@@ -232,18 +236,30 @@ class Run:
             limits: Limits = {name: (r.low, r.high) for name, r in self.ranges.items()}
             jobs: list[tuple[CheckJob]] = []
             checked: list[Work] = []
+            checks = earlier.Checks(self.kept, self.built.library, self._identity(), limits)
             for w in self.chosen:
                 reason = too_large(w.program, symbol_values(w.program.symbols, "longer", limits))
                 if reason:
                     w.checked(FloatCheck(True, None, skipped=reason))
                     self.progress.step(f"{w.name}: {reason}")
                     continue
+                known = checks.get(w.id)
+                if known is not None:
+                    w.checked(known)
+                    self.progress.step(f"{w.name}: agrees, as it did before")
+                    continue
                 checked.append(w)
                 jobs.append((w.check_job(self.imported, self.built.library, self.options.seed, limits),))
             for k, outcome in isolation.each(run_job, jobs, self.options.jobs):
                 checked[k].checked(outcome)
+                checks.put(checked[k].id, outcome)
                 self.imported.forget()
                 self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
+
+    def _identity(self) -> list[object]:
+        """What weights and original nodes come from, and where random inputs start."""
+        o = self.options
+        return [self.imported.sha256, sorted(self.imported.external.items()), o.shape, o.dim, o.seed]
 
     def tune(self) -> None:
         """With `--gpu`, time every fragment there beside its original nodes; without `--force`, what is not faster is

@@ -79,6 +79,7 @@ class FragmentPlan:
     reasons: dict[str, str] = field(default_factory=dict)
     passes: Passes = ALL
     pool: tuple[Candidate, ...] = ()
+    kept: bool = False  #: whether an earlier run found it
 
     def to_json(self) -> dict[str, Any]:
         """The form of `mugraphs/ID.json`."""

@@ -1,5 +1,18 @@
 """Fixtures of all tests."""
 
-from tests.optimized import cache, copied, optimized, shared_folder
+from collections.abc import Iterator
+from pathlib import Path
 
-__all__ = ["cache", "copied", "optimized", "shared_folder"]
+import pytest
+
+from tests.optimized import cache, cache_folder, copied, optimized, own_cache, shared_folder
+
+__all__ = ["cache", "copied", "optimized", "own_cache", "shared_folder"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(shared_folder: Path) -> Iterator[None]:
+    """Logs and the secret that seals kept results are this test run's own, beside its cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(cache_folder(shared_folder) / "state"))
+        yield

@@ -35,8 +35,23 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cache(shared_folder: Path) -> Path:
     """The cache folder of this test run's `optimize` calls."""
+    return cache_folder(shared_folder)
+
+
+def cache_folder(shared: Path) -> Path:
+    """The cache folder of a test run with this shared folder."""
     kept = os.environ.get("MIRAGE_TEST_CACHE")
-    return Path(kept) if kept else shared_folder / "mirage-cache"
+    return Path(kept) if kept else shared / "mirage-cache"
+
+
+@pytest.fixture
+def own_cache(cache: Path, tmp_path: Path) -> Path:
+    """A cache of one test, which may make parts fail: results of its own beside the compiled objects of the test run."""
+    (cache / "objects").mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = tmp_path / "own-cache"
+    own.mkdir()
+    (own / "objects").symlink_to(cache / "objects")
+    return own
 
 
 @pytest.fixture(scope="session")

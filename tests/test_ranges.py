@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from mirage_cli import assemble, ranges, tuning_stage
+from mirage_cli import assemble, earlier, ranges, tuning_stage
 from mirage_cli import plan as plans
 from mirage_cli.dims import Range
 from mirage_cli.errors import Refused
@@ -83,6 +83,8 @@ def test_few_tokens_and_many_have_kernels_of_their_own(fragment: Program, planne
 
 def test_files_hold_all_of_them(fragment: Program, planned: plans.FragmentPlan) -> None:
     p = planned.plans["cuda"]
+    again = earlier.plan_from_json(json.loads(json.dumps(earlier.plan_to_json(planned))), planned.program)
+    assert again == planned
     stored = plan_from_json(json.loads(json.dumps(planned.to_json())))
     assert stored.others["cuda"] == tuple(o.alternative for o in p.others)
     ways = list(stored.ways)

@@ -95,7 +95,8 @@ def _compile(
 
 
 class ObjectCache:
-    """Object files by the hash of all that goes into them: source, headers, command and compiler version.
+    """Object files, and libraries linked of them, by the hash of all that goes into them: source, headers or objects, command
+    and compiler version.
 
     Who can write an object file can run code in the library: a cache that others may write to is not used.
     """
@@ -115,6 +116,11 @@ class ObjectCache:
         source = hashlib.sha256((self.folder / job.source).read_bytes()).hexdigest()
         text = json.dumps([1, source, self.headers, list(job.command), job.tool])
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def link_key(self, command: Sequence[str], tool: str, inputs: Sequence[str]) -> str:
+        """The name under which a library linked from these files of the folder is kept."""
+        digests = [hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in inputs]
+        return hashlib.sha256(json.dumps(["link", list(command), tool, digests]).encode()).hexdigest()
 
     def fetch(self, key: str, target: Path) -> bool:
         """Copy a kept object to `target`; False where there is none."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mirage_cli.backends import cpu, cuda
-from mirage_cli.backends.compile import TIMEOUT, CompileJob, compile_objects, run_command
+from mirage_cli.backends.compile import TIMEOUT, CompileJob, ObjectCache, compile_objects, run_command
 from mirage_cli.backends.spec import KernelSource, OperatorSpec
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.codegen import render
@@ -23,6 +23,7 @@ from mirage_cli.output import LIBRARY
 
 HEADER = "mirage.h"
 TABLES = "library.cpp"
+EXPORT_MAP = "exports.map"
 EXPORTS = "{ global: RegisterCustomOps; mirage_*; local: *; };\n"
 _SCRIPT = """#!/bin/sh
 # Builds ../libmirage.so from this folder, with the commands that were used.
@@ -112,7 +113,7 @@ class _Build:
         """Write what is compiled: the kernels of this build and all headers."""
         shutil.copytree(render.include_dir(), self.src / "include", dirs_exist_ok=True)
         (self.src / "build").mkdir(exist_ok=True)
-        (self.src / "exports.map").write_text(EXPORTS)
+        (self.src / EXPORT_MAP).write_text(EXPORTS)
         for job in (job for several in self.jobs.values() for job in several):
             source = sources[job.fragment]
             text = source.cu if job.source.endswith(".cu") else source.cpp
@@ -156,13 +157,34 @@ class _Build:
 
     def link(self, operators: Sequence[OperatorSpec], command: Sequence[str]) -> dict[str, CompileError]:
         """Link the library; the failure, if any, by the fragments that the linker names."""
+        store, name, library = self._store(), "", self.folder / LIBRARY
+        if store is not None:
+            objects = [word for word in command if word.endswith(".o")]
+            name = store.link_key(command, self._linker(command), [*objects, EXPORT_MAP])
+            if store.fetch(name, library):
+                library.chmod(0o755)
+                return {}
         error, output = run_command(command, f"{LIBRARY} does not link", self.src, self.options.timeout)
         if error is None:
+            library.chmod(0o755)
+            if store is not None:
+                store.put(name, library)
             return {}
         named = [op.id for op in operators if re.search(rf"(mirage_|build/){op.id}(?![0-9A-Za-z])", output)]
         if not named:
             raise error
         return dict.fromkeys(named, error)
+
+    def _store(self) -> ObjectCache | None:
+        return ObjectCache(self.options.cache, self.src) if self.options.cache is not None else None
+
+    def _linker(self, command: Sequence[str]) -> str:
+        """The version of the compiler that links."""
+        nvcc = self.toolchain.nvcc
+        own = nvcc is not None and tuple(command[: len(nvcc.command)]) == nvcc.command
+        return (
+            f"{nvcc.version} {self.toolchain.cxx.version}" if nvcc is not None and own else self.toolchain.cxx.version
+        )
 
     def _has_cpu(self, op: OperatorSpec) -> bool:
         return any(job.source.endswith(".cpp") for job in self.jobs[op.id])

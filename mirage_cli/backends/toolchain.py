@@ -23,6 +23,7 @@ from pathlib import Path
 
 from mirage_cli.backends import process
 from mirage_cli.errors import ToolMissing
+from mirage_cli.kept import Kept, key
 
 NVCC_AT_LEAST = (12, 0)  # the first that knows sm_90a
 USUAL_CUDA = "/usr/local/cuda"
@@ -38,6 +39,8 @@ _CUDA_PROBE = """#include <cuda_fp16.h>
 __global__ void kernel(half* x) { *x = __float2half(1.0f); }
 extern "C" int probe(half* x) { kernel<<<1, 1>>>(x); return int(cudaGetLastError()); }
 """
+_PARTS = ("g++", "as", "ld")  #: programs that compilers call
+_OBEYED = ("CPATH", "CPLUS_", "GCC_", "LIBRARY_PATH", "LD_LIBRARY_PATH", "COMPILER_PATH", "NVCC_", "CUDA_", "ZIG_")
 _CXX_HINT = "install a C++ compiler (Debian, Ubuntu: apt install g++; else: pip install 'mirage-cli[cc]') or set $CXX"
 _NVCC_HINT = "install the CUDA toolkit or pip install 'mirage-cli[nvcc]', or set $NVCC; without it: --target cpu"
 
@@ -76,18 +79,19 @@ def _tool(candidate: _Candidate, version: str) -> Tool:
     return Tool(candidate.command, version, candidate.origin, candidate.compile_flags, candidate.link_flags)
 
 
-def find(cuda: bool = True) -> Toolchain:
+def find(cuda: bool = True, kept: Kept | None = None) -> Toolchain:
     """The compilers of this machine; with `cuda` also nvcc, or None for it where there is none.
 
-    Raises ToolMissing without a C++ compiler, and when $NVCC is set and does not work.
+    One that worked in an earlier run, by what is `kept` of it, is asked for its version only. Raises ToolMissing without a
+    C++ compiler, and when $NVCC is set and does not work.
     """
-    cxx = find_cxx()
+    cxx = find_cxx(kept)
     if not cuda:
         return Toolchain(cxx)
     if "NVCC" in os.environ:
-        return Toolchain(cxx, find_nvcc())
+        return Toolchain(cxx, find_nvcc(kept))
     try:
-        return Toolchain(cxx, find_nvcc())
+        return Toolchain(cxx, find_nvcc(kept))
     except ToolMissing:
         return Toolchain(cxx)
 
@@ -103,22 +107,22 @@ def candidates() -> list[list[str]]:
     return found
 
 
-def find_cxx() -> Tool:
+def find_cxx(kept: Kept | None = None) -> Tool:
     """The C++ compiler, or ToolMissing with what was tried."""
     tried: list[str] = []
     for candidate in _cxx_candidates():
-        problem, version = _probe_cxx(candidate, shutil.which(candidate.command[0]))
+        problem, version = _probe_cxx(candidate, kept)
         if problem is None:
             return _tool(candidate, version)
         tried.append(f"{shlex.join(candidate.command)} (from {candidate.origin}): {problem}")
     raise ToolMissing("no C++17 compiler was found" + "".join(f"; {t}" for t in tried), _CXX_HINT)
 
 
-def find_nvcc() -> Tool:
+def find_nvcc(kept: Kept | None = None) -> Tool:
     """nvcc with a host compiler that it can use, or ToolMissing with what was tried."""
     tried: list[str] = []
     for candidate in _nvcc_candidates():
-        problem, version = _probe_nvcc(candidate, shutil.which(candidate.command[0]))
+        problem, version = _probe_nvcc(candidate, kept)
         if problem is None:
             return _tool(candidate, version)
         tried.append(f"{shlex.join(candidate.command)} (from {candidate.origin}): {problem}")
@@ -179,35 +183,79 @@ def _host_compiler_flags() -> tuple[str, ...]:
     return ()
 
 
-@functools.lru_cache(maxsize=16)
-def _probe_cxx(candidate: _Candidate, _program: str | None) -> tuple[str | None, str]:
+def _probe_cxx(candidate: _Candidate, kept: Kept | None) -> tuple[str | None, str]:
     """(None, version) for a compiler that builds a C++17 program, else (what is wrong, "")."""
+    flags = ("-std=c++17", "-shared", "-fPIC", "probe.cpp", "-o", "probe.so")
     command = candidate.command + candidate.compile_flags
-    with tempfile.TemporaryDirectory(prefix="mirage-") as folder:
-        problem, output = _run((*command, "--version"), folder)
-        if problem is not None:
-            return problem, ""
-        (Path(folder) / "probe.cpp").write_text(_CXX_PROBE)
-        problem, _ = _run((*command, "-std=c++17", "-shared", "-fPIC", "probe.cpp", "-o", "probe.so"), folder)
-        return problem, output.strip().splitlines()[0] if output.strip() else "unknown version"
+    problem, output = _version(command, _program(candidate))
+    if problem is not None:
+        return problem, ""
+    problem = _builds((*command, *flags), _CXX_PROBE, _program(candidate), output, kept)
+    return problem, output.strip().splitlines()[0] if output.strip() else "unknown version"
+
+
+def _probe_nvcc(candidate: _Candidate, kept: Kept | None) -> tuple[str | None, str]:
+    """(None, version) for an nvcc that is new enough and builds a library, else (what is wrong, "")."""
+    problem, output = _version(candidate.command, _program(candidate))
+    found = re.search(r"release (\d+)\.(\d+)(?:, V(\S+))?", output)
+    if problem is not None or found is None:
+        return problem or "it does not tell its version", ""
+    if (int(found[1]), int(found[2])) < NVCC_AT_LEAST:
+        needed = ".".join(map(str, NVCC_AT_LEAST))
+        return f"version {found[1]}.{found[2]} is too old, {needed} or newer is needed", ""
+    flags = candidate.compile_flags + candidate.link_flags
+    options = ("-std=c++17", "-arch=sm_80", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static")
+    command = (*candidate.command, *flags, *options, "probe.cu", "-o", "probe.so")
+    problem = _builds(command, _CUDA_PROBE, _program(candidate), output, kept)
+    return problem, f"nvcc {found[3] or f'{found[1]}.{found[2]}'}"
+
+
+def _program(candidate: _Candidate) -> str | None:
+    return shutil.which(candidate.command[0])
 
 
 @functools.lru_cache(maxsize=16)
-def _probe_nvcc(candidate: _Candidate, _program: str | None) -> tuple[str | None, str]:
-    """(None, version) for an nvcc that is new enough and builds a library, else (what is wrong, "")."""
+def _version(command: tuple[str, ...], _program: str | None) -> tuple[str | None, str]:
+    """(what went wrong or None, what a compiler says of itself)."""
     with tempfile.TemporaryDirectory(prefix="mirage-") as folder:
-        problem, output = _run((*candidate.command, "--version"), folder)
-        found = re.search(r"release (\d+)\.(\d+)(?:, V(\S+))?", output)
-        if problem is not None or found is None:
-            return problem or "it does not tell its version", ""
-        if (int(found[1]), int(found[2])) < NVCC_AT_LEAST:
-            needed = ".".join(map(str, NVCC_AT_LEAST))
-            return f"version {found[1]}.{found[2]} is too old, {needed} or newer is needed", ""
-        (Path(folder) / "probe.cu").write_text(_CUDA_PROBE)
-        flags = candidate.compile_flags + candidate.link_flags
-        options = ("-std=c++17", "-arch=sm_80", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static")
-        problem, _ = _run((*candidate.command, *flags, *options, "probe.cu", "-o", "probe.so"), folder)
-        return problem, f"nvcc {found[3] or f'{found[1]}.{found[2]}'}"
+        return _run((*command, "--version"), folder)
+
+
+def _builds(command: tuple[str, ...], text: str, program: str | None, version: str, kept: Kept | None) -> str | None:
+    """What is wrong with a compiler that is to build a program, or None."""
+    if kept is None:
+        return _build(command, text, program)
+    name = key("compiler", command, text, version, [_file(p) for p in (program, *_PARTS)], _surroundings())
+    if kept.get(name):
+        return None
+    problem = _build(command, text, program)
+    if problem is None:
+        kept.put(name, True)
+    return problem
+
+
+@functools.lru_cache(maxsize=16)
+def _build(command: tuple[str, ...], text: str, _program: str | None) -> str | None:
+    with tempfile.TemporaryDirectory(prefix="mirage-") as folder:
+        source = next(word for word in command if word.startswith("probe.") and not word.endswith(".so"))
+        (Path(folder) / source).write_text(text)
+        problem, _ = _run(command, folder)
+        return problem
+
+
+def _file(program: str | None) -> list[str | int]:
+    """What tells a program from the one that was there before."""
+    found = None if program is None else shutil.which(program)
+    if found is None:
+        return []
+    path = os.path.realpath(found)
+    status = os.stat(path)
+    return [path, status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def _surroundings() -> list[tuple[str, str]]:
+    """The variables that compilers obey."""
+    return sorted((k, v) for k, v in os.environ.items() if k == "PATH" or k.startswith(_OBEYED))
 
 
 def _run(command: tuple[str, ...], folder: str) -> tuple[str | None, str]:

@@ -28,7 +28,8 @@ ACTIONS = ("dir", "list", "export", "import", "clean")
 @common.settings_options("cache")
 @common.speaking
 def cache(voice: Voice, action: str, file: str | None, **given: Any) -> None:
-    """What earlier runs have kept: compiled objects and tunings, the times of candidates on a GPU.
+    """What earlier runs have kept: compiled objects, results (searches, proofs, checks) and tunings, the times of
+    candidates on a GPU.
 
     dir prints the folder, list what is in it, export the tunings as JSON; import adds the tunings of such a FILE (- for
     standard input), so that optimize --tuned can use them without a GPU; clean removes everything.

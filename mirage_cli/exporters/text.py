@@ -28,7 +28,7 @@ def summary(report: Report, folder: str = "DIR") -> str:
         ["Coverage", *(f"  {line}" for line in wording.covered(data["coverage"]))],
         left(data["unchanged"]),
         notes(data["notes"]),
-        _seconds(data["seconds"]),
+        _seconds(data["seconds"]) + _kept(data["fragments"]),
         _next(data, folder),
     ]
     return "\n\n".join("\n".join(b) for b in blocks if b) + "\n"
@@ -106,6 +106,12 @@ def _seconds(seconds: Mapping[str, float]) -> list[str]:
         return []
     parts = [f"{k} {v:.1f}" for k, v in seconds.items() if k != "total" and v >= 0.05]
     return [f"{seconds['total']:.1f} s" + (f" ({', '.join(parts)})" if parts else "")]
+
+
+def _kept(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many searches and proofs are those of earlier runs."""
+    known = sum(bool(f["search"].get("cached")) for f in found)
+    return [f"{known} of {counted(len(found), 'fragment')} searched and proved by earlier runs"] if known else []
 
 
 def _next(report: Mapping[str, Any], folder: str) -> list[str]:

@@ -139,7 +139,7 @@ def test_objects_are_kept(cxx: Toolchain, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     build_library((AFFINE,), SOURCES, tmp_path / "one", cxx, Options(cache=cache))
     kept = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    assert len(kept) == len(cpu.isas()) + 1
+    assert len(kept) == len(cpu.isas()) + 2  # with the table and the library
     assert cache.stat().st_mode & 0o777 == 0o700
     # A compiler that refuses everything but linking shows that nothing is compiled again.
     script = tmp_path / "linker"
@@ -151,6 +151,18 @@ def test_objects_are_kept(cxx: Toolchain, tmp_path: Path) -> None:
     assert digest_tree(tmp_path / "one") == digest_tree(tmp_path / "two")
     assert not again.failed
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == kept
+
+
+def test_a_changed_object_is_not_linked_to_the_kept_library(cxx: Toolchain, tmp_path: Path) -> None:
+    """A library is kept under what its objects contain, so that the kept one is the one that a linker would make."""
+    cache = tmp_path / "cache"
+    build_library((AFFINE,), SOURCES, tmp_path / "one", cxx, Options(cache=cache))
+    library = (tmp_path / "one" / "libmirage.so").read_bytes()
+    for path in cache.iterdir():
+        if path.read_bytes() != library:
+            path.write_bytes(b"no object")
+    with pytest.raises(CompileError, match="does not link"):
+        build_library((AFFINE,), SOURCES, tmp_path / "two", cxx, Options(cache=cache))
 
 
 def test_a_cache_open_to_others_is_not_used(cxx: Toolchain, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

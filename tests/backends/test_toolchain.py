@@ -8,6 +8,7 @@ import pytest
 
 from mirage_cli.backends import toolchain
 from mirage_cli.errors import ToolMissing
+from mirage_cli.kept import Kept
 
 
 @pytest.fixture
@@ -26,6 +27,12 @@ def script(path: Path, text: str) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
+
+
+def forget() -> None:
+    """What this process knows of compilers."""
+    toolchain._version.cache_clear()
+    toolchain._build.cache_clear()
 
 
 NVCC = 'case "$1" in --version) echo "Cuda compilation tools, release {v}, V{v}.88";; *) exit {code};; esac'
@@ -64,6 +71,37 @@ def test_a_variable_is_obeyed(bare: Path, monkeypatch: pytest.MonkeyPatch) -> No
         toolchain.find_cxx()
 
 
+def test_what_worked_is_not_built_with_again(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(bare / "state"))
+    kept = Kept(bare / "results")
+    log = bare / "log"
+    compiler = script(bare / "g++", f'echo "$1" >> {log}; echo gcc 3')
+    calls = []
+    for change in (lambda: None, lambda: None, lambda: script(compiler, f'echo "$1" >> {log}; echo gcc 3 ')):
+        change()
+        forget()
+        log.write_text("")
+        assert toolchain.find(cuda=False, kept=kept).cxx.version == "gcc 3"
+        calls.append(log.read_text().split())
+    assert calls == [["--version", "-std=c++17"], ["--version"], ["--version", "-std=c++17"]]
+    forget()
+    monkeypatch.setenv("CPATH", "/elsewhere")
+    log.write_text("")
+    toolchain.find(cuda=False, kept=kept)
+    assert "-std=c++17" in log.read_text()
+
+
+def test_what_failed_is_tried_again(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(bare / "state"))
+    script(bare / "g++", f"case $1 in --version) echo gcc 3;; *) test -e {bare / 'fixed'};; esac")
+    kept = Kept(bare / "results")
+    with pytest.raises(ToolMissing):
+        toolchain.find_cxx(kept)
+    (bare / "fixed").touch()
+    forget()
+    assert toolchain.find_cxx(kept).version == "gcc 3"
+
+
 def test_zig(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = script(bare / "python", "echo zig 9")
     monkeypatch.setattr(sys, "executable", str(python))
@@ -84,7 +122,7 @@ def test_nvcc_places(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(bare / "nvcc", NVCC.format(v="13.0", code=0))
     assert toolchain.find_nvcc().command == ("nvcc",)
     script(bare / "nvcc", NVCC.format(v="11.8", code=0))
-    toolchain._probe_nvcc.cache_clear()
+    forget()
     assert toolchain.find_nvcc().origin == "$CUDA_HOME"
     monkeypatch.setenv("NVCC", "nvcc")
     with pytest.raises(ToolMissing, match=r"11\.8 is too old, 12\.0 or newer is needed"):
@@ -93,7 +131,7 @@ def test_nvcc_places(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nvcc_without_a_host_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(bare / "nvcc", NVCC.format(v="13.0", code=1))
-    toolchain._probe_nvcc.cache_clear()
+    forget()
     with pytest.raises(ToolMissing, match="nvcc ended with 1"):
         toolchain.find_nvcc()
     script(bare / "g++", "echo gcc 3")
@@ -119,7 +157,7 @@ def test_nvcc_from_wheels(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_chosen_host_compiler_is_handed_to_nvcc(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(bare / "nvcc", NVCC.format(v="13.0", code=0))
-    toolchain._probe_nvcc.cache_clear()
+    forget()
     monkeypatch.setenv("CXX", "clang++-19")
     assert toolchain.find_nvcc().compile_flags == ("-ccbin", "clang++-19")
     monkeypatch.setenv("NVCC_CCBIN", "g++-14")

@@ -14,12 +14,14 @@ WHERE = Where("abc", (("n", 4),), "f16", "sm_90a", "NVIDIA H200", "580.1", "v1")
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def filled(tmp_path: Path) -> Path:
     """A cache with two compiled objects and the tuning of one program."""
     root = tmp_path / "cache"
     (root / "objects").mkdir(parents=True)
     (root / "objects" / "a.o").write_bytes(b"12345")
     (root / "objects" / "b.o").write_bytes(b"123")
+    (root / "results").mkdir()
+    (root / "results" / "c.kept").write_bytes(b"12")
     described = {"name": "norm"}
     TuningCache(root / "tunings").store(
         [
@@ -39,46 +41,51 @@ def test_dir(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (tmp_path / "xdg").exists()  # asking makes nothing
 
 
-def test_list(run: Run, cache: Path) -> None:
-    found = run("cache", "list", "--cache", cache)
+def test_list(run: Run, filled: Path) -> None:
+    found = run("cache", "list", "--cache", filled)
     assert found.stdout.splitlines() == [
-        f"{cache}: 2 compiled objects (0.0 MiB), 4 tunings",
+        f"{filled}: 2 compiled objects (0.0 MiB), 1 result (0.0 MiB), 4 tunings",
         "  norm abc, f16, n=4, sm_90a NVIDIA H200 (driver 580.1), 11.25 us, 3 tried",
     ]
-    document = json.loads(run("cache", "list", "--cache", cache, "--json").stdout)
+    document = json.loads(run("cache", "list", "--cache", filled, "--json").stdout)
     assert document["objects"] == {"files": 2, "bytes": 8}
+    assert document["results"] == {"files": 1, "bytes": 2}
     assert [t["candidate"] for t in document["tunings"]] == [SETTLED, "c1", "c2", "c3"]
     assert document["tunings"][1]["value"] == {"us": 12.5, "low": 12.0, "high": 13.0, "samples": 60}
 
 
 def test_list_of_nothing_makes_nothing(run: Run, tmp_path: Path) -> None:
     found = run("cache", "list", "--cache", tmp_path / "none")
-    assert found.stdout == f"{tmp_path / 'none'}: 0 compiled objects (0.0 MiB), 0 tunings\n"
+    assert found.stdout == f"{tmp_path / 'none'}: 0 compiled objects (0.0 MiB), 0 results (0.0 MiB), 0 tunings\n"
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("way", ["file", "-"])
-def test_tunings_travel(run: Run, cache: Path, tmp_path: Path, way: str) -> None:
-    document = run("cache", "export", "--cache", cache)
+def test_tunings_travel(run: Run, filled: Path, tmp_path: Path, way: str) -> None:
+    document = run("cache", "export", "--cache", filled)
     assert (document.exit_code, document.stderr) == (0, "")
     other, file = tmp_path / "other", tmp_path / "tunings.json"
     file.write_text(document.stdout)
     source = (file, b"") if way == "file" else ("-", document.stdout.encode())
     brought = run("cache", "import", source[0], "--cache", other, input=source[1])
     assert brought.stdout == "4 tunings taken, 0 left: what is here says as much\n"
-    assert TuningCache(other / "tunings").rows() == TuningCache(cache / "tunings").rows()
+    assert TuningCache(other / "tunings").rows() == TuningCache(filled / "tunings").rows()
     again = run("cache", "import", source[0], "--cache", other, "--json", input=source[1])
     assert json.loads(again.stdout) == {"taken": 0, "left": 4}
     assert json.loads(run("cache", "export", "--cache", other, "--json").stdout) == json.loads(document.stdout)
 
 
-def test_clean_removes_what_we_kept_and_nothing_else(run: Run, cache: Path) -> None:
-    (cache / "objects" / "notes.txt").write_text("mine")
-    assert run("cache", "clean", "--cache", cache).stdout == "removed 2 compiled objects (0.0 MiB) and 4 tunings\n"
-    assert [p.name for p in (cache / "objects").iterdir()] == ["notes.txt"]
-    assert list((cache / "tunings").iterdir()) == []
-    assert json.loads(run("cache", "clean", "--cache", cache, "--json").stdout) == {
+def test_clean_removes_what_we_kept_and_nothing_else(run: Run, filled: Path) -> None:
+    (filled / "objects" / "notes.txt").write_text("mine")
+    assert run("cache", "clean", "--cache", filled).stdout == (
+        "removed 2 compiled objects (0.0 MiB), 1 result (0.0 MiB) and 4 tunings\n"
+    )
+    assert [p.name for p in (filled / "objects").iterdir()] == ["notes.txt"]
+    assert list((filled / "tunings").iterdir()) == []
+    assert list((filled / "results").iterdir()) == []
+    assert json.loads(run("cache", "clean", "--cache", filled, "--json").stdout) == {
         "objects": 0,
+        "results": 0,
         "bytes": 0,
         "tunings": 0,
     }

@@ -1,0 +1,119 @@
+"""Results of earlier runs in a folder: JSON documents under the hash of all that they depend on, each with a keyed digest.
+
+The key is a secret file of the user outside of the cache. A document that this user's mirage did not write as it stands (cut
+short, changed, renamed, copied from elsewhere) is as good as none: what it says is found out again. Files appear under their
+names complete, so any number of processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import stat
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+SUFFIX = ".kept"
+SECRET = "cache.key"  #: the secret's file in the user's folder of state
+_DIGEST = hashlib.sha256
+_SIZE = _DIGEST().digest_size
+_log = logging.getLogger(__name__)
+
+
+class Kept:
+    """The documents in one folder. One that others may write to is not used, nor is any without a secret."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._secret = secret() if _private(root) else None
+
+    @property
+    def usable(self) -> bool:
+        """Whether anything is read or kept here."""
+        return self._secret is not None
+
+    def get(self, key: str) -> Any:
+        """The document under a key; None where there is none, or none of ours."""
+        if self._secret is None:
+            return None
+        try:
+            data = (self.root / f"{key}{SUFFIX}").read_bytes()
+        except OSError:
+            return None
+        digest, body = data[:_SIZE], data[_SIZE:]
+        if not hmac.compare_digest(digest, self._digest(key, body)):
+            _log.warning("%s: %s was not written by this user's mirage: not used", self.root, key)
+            return None
+        return json.loads(zlib.decompress(body))
+
+    def put(self, key: str, document: Any) -> None:
+        """Keep a JSON document; a folder that cannot be written to is no failure."""
+        if self._secret is None:
+            return
+        body = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)
+        with contextlib.suppress(OSError):
+            with tempfile.NamedTemporaryFile(dir=self.root, suffix=".part", delete=False) as part:
+                part.write(self._digest(key, body) + body)
+            os.replace(part.name, self.root / f"{key}{SUFFIX}")
+
+    def _digest(self, key: str, body: bytes) -> bytes:
+        assert self._secret is not None
+        return hmac.digest(self._secret, key.encode() + b"\0" + body, _DIGEST)
+
+
+def key(*parts: Any) -> str:
+    """The name of a document that depends on these JSON values, and on this version of mirage."""
+    return _DIGEST(json.dumps([version(), *parts]).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=1)
+def version() -> str:
+    """A digest of everything that this package consists of: another version gives other results."""
+    root = Path(__file__).parent
+    files = [Path(folder) / name for folder, _, names in os.walk(root, followlinks=True) for name in names]
+    digest = _DIGEST()
+    for path in sorted(p for p in files if p.suffix not in (".pyc", ".part")):
+        content = path.read_bytes()
+        digest.update(json.dumps([path.relative_to(root).as_posix(), len(content)]).encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def secret() -> bytes | None:
+    """The user's secret, made when it is first asked for; None where it cannot be kept to oneself."""
+    folder = Path(platformdirs.user_state_dir("mirage", appauthor=False))
+    path = folder / SECRET
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder) as fresh:  # readable by its owner alone
+                fresh.write(secrets.token_bytes(_SIZE))
+                fresh.flush()
+                with contextlib.suppress(FileExistsError):  # another process was first
+                    os.link(fresh.name, path)
+        status = path.stat()
+        found = path.read_bytes()
+    except OSError:
+        return None
+    private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    return found if private and len(found) == _SIZE else None
+
+
+def _private(root: Path) -> bool:
+    """Whether a folder, made where it is missing, is one that only this user writes to."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.stat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022

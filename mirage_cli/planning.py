@@ -1,0 +1,42 @@
+"""Plans of a run's fragments: those that earlier runs have kept, then the others, searched in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from mirage_cli import earlier, isolation
+from mirage_cli.isolation import Lost
+from mirage_cli.kept import Kept
+from mirage_cli.lax.program import Program
+from mirage_cli.plan import FragmentPlan, PlanOptions, plan_fragment
+
+Job = tuple[str, str, Program, int]  #: identifier, name, program, operators that it replaces
+
+
+def each(
+    jobs: Sequence[Job], options: PlanOptions, workers: int, max_memory: int, kept: Kept | None
+) -> Iterator[tuple[int, FragmentPlan | Lost]]:
+    """(number of the job, its plan or why there is none), known ones first, the others as they end. New ones are kept."""
+    store = kept if earlier.lasting(options) else None
+    names = [earlier.plan_key(*job, options) if store is not None else "" for job in jobs]
+    missing = []
+    for k, (name, job) in enumerate(zip(names, jobs, strict=True)):
+        found = None if store is None else earlier.find_plan(store, name, job[2])
+        if found is None:
+            missing.append(k)
+        else:
+            yield k, found
+    options = shared_out(options, len(missing), workers)
+    calls = [(*jobs[k], options) for k in missing]
+    for n, plan in isolation.each(plan_fragment, calls, workers, max_memory):
+        k = missing[n]
+        if store is not None and not isinstance(plan, Lost):
+            store.put(names[k], earlier.plan_to_json(plan))
+        yield k, plan
+
+
+def shared_out(options: PlanOptions, fragments: int, workers: int) -> PlanOptions:
+    """Options for that many fragments at a time: workers that none of them needs close mappings."""
+    spare = workers // max(1, min(fragments, workers))
+    return replace(options, search=replace(options.search, jobs=max(1, spare)))
