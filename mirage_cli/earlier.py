@@ -20,6 +20,7 @@ from mirage_cli import devices
 from mirage_cli.accuracy import Accuracy
 from mirage_cli.check import FloatCheck, Limits
 from mirage_cli.codegen.passes import Passes
+from mirage_cli.codegen.source import Memory
 from mirage_cli.isolation import Lost
 from mirage_cli.kept import Kept, key
 from mirage_cli.lax.program import Program
@@ -106,6 +107,7 @@ def _target_to_json(p: TargetPlan) -> dict[str, Any]:
         "verdict": asdict(p.verdict),
         "us": [p.predicted_us, p.floor_us, p.original_us],
         "others": [[o.alternative.to_json(), asdict(o.verdict)] for o in p.others],
+        "memory": [asdict(m) for m in p.memory],
     }
 
 
@@ -123,6 +125,7 @@ def _target_from_json(data: Mapping[str, Any], program: Program) -> TargetPlan:
         floor,
         original,
         others,
+        tuple(Memory(**m) for m in data["memory"]),
     )
 
 

@@ -211,6 +211,7 @@ FRAGMENT = _object(
                 "muGraphs": _count("muGraphs found."),
                 "seconds": _number("How long it took."),
             },
+            {"cached": _of("boolean", "There where search, proof and rendering are those of an earlier run.")},
         ),
         "mugraph": _object(
             "The chosen muGraph.",
