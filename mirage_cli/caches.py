@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mirage_cli import environment, kept
-from mirage_cli.environment import OBJECTS, RESULTS, TUNINGS
+from mirage_cli.environment import GRAPHS, OBJECTS, RESULTS, TUNINGS
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters.labels import counted
 from mirage_cli.options import Options
@@ -45,7 +46,7 @@ def folder(options: Options) -> Path:
 def where(options: Options) -> Answer:
     """The folder."""
     root = folder(options)
-    folders = {name: str(root / name) for name in (OBJECTS, RESULTS, TUNINGS)}
+    folders = {name: str(root / name) for name in (OBJECTS, RESULTS, GRAPHS, TUNINGS)}
     return Answer({"cache": str(root), **folders}, [str(root)])
 
 
@@ -53,14 +54,16 @@ def listed(options: Options) -> Answer:
     """What the cache holds: compiled objects and results in all, tunings one by one, the fastest of a program first."""
     root = folder(options)
     objects, results = (_sizes(root, name) for name in (OBJECTS, RESULTS))
+    graphs = _graphs(root)
     rows = _tunings(root).rows() if (root / TUNINGS).is_dir() else []
     document = {
         "cache": str(root),
         "objects": {"files": len(objects), "bytes": sum(objects)},
         "results": {"files": len(results), "bytes": sum(results)},
+        "graphs": {"folders": len(graphs), "bytes": sum(map(_weight, graphs))},
         "tunings": [r.to_json() for r in rows],
     }
-    lines = [f"{root}: {_counts(objects, results)}, {len(rows)} tunings"]
+    lines = [f"{root}: {_counts(objects, results)}, {counted(len(graphs), 'graph')}, {len(rows)} tunings"]
     programs: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         programs.setdefault(row.columns, []).append(row)
@@ -100,19 +103,26 @@ def bring(options: Options, file: str) -> Answer:
 
 
 def clean(options: Options) -> Answer:
-    """Remove everything that was kept: compiled objects, results and tunings."""
+    """Remove everything that was kept: compiled objects, results, the kernels of graphs built in Python, and tunings."""
     root = folder(options)
     objects, results = (_sizes(root, name) for name in (OBJECTS, RESULTS))
     for path in (p for name in (OBJECTS, RESULTS) for p in _files(root, name)):
         path.unlink(missing_ok=True)
+    graphs = _graphs(root)
+    weight = sum(map(_weight, graphs))
+    for path in graphs:
+        shutil.rmtree(path, ignore_errors=True)
     count = _tunings(root).clear() if (root / TUNINGS).is_dir() else 0
     document = {
         "objects": len(objects),
         "results": len(results),
-        "bytes": sum(objects) + sum(results),
+        "graphs": len(graphs),
+        "bytes": sum(objects) + sum(results) + weight,
         "tunings": count,
     }
-    return Answer(document, [f"removed {_counts(objects, results)} and {count} tunings"])
+    return Answer(
+        document, [f"removed {_counts(objects, results)}, {counted(len(graphs), 'graph')} and {count} tunings"]
+    )
 
 
 def _counts(objects: list[int], results: list[int]) -> str:
@@ -132,6 +142,15 @@ def _read(file: str) -> str:
 
 def _files(root: Path, name: str) -> list[Path]:
     return sorted(p for p in (root / name).glob("*") if p.suffix in SUFFIXES and p.is_file())
+
+
+def _graphs(root: Path) -> list[Path]:
+    """The folders of graphs that were built in Python, half-made ones too."""
+    return sorted(p for p in (root / GRAPHS).glob("*") if p.is_dir() and not p.is_symlink())
+
+
+def _weight(folder: Path) -> int:
+    return sum(p.lstat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 def _sizes(root: Path, name: str) -> list[int]:

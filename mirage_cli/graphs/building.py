@@ -6,7 +6,6 @@ compilers and this program. A folder is written beside its place and renamed, so
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -18,8 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mirage_cli
-from mirage_cli import environment, patch, pipeline, settings, steps
+from mirage_cli import environment, kept, patch, pipeline, settings, steps
 from mirage_cli.backends import cpu
 from mirage_cli.backends import toolchain as toolchains
 from mirage_cli.errors import UsageError
@@ -94,19 +92,6 @@ def _key(draft: Path, options: Options) -> str:
     for path in sorted(draft.iterdir()):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    said = [options.to_json(), environment.archs(options), cpu.isas(), toolchains.candidates(), _program()]
+    said = [options.to_json(), environment.archs(options), cpu.isas(), toolchains.candidates(), kept.version()]
     digest.update(json.dumps(said).encode())
     return digest.hexdigest()[PART]
-
-
-@functools.cache
-def _program() -> str:
-    """A digest of this program's own files."""
-    digest = hashlib.sha256()
-    root = Path(mirage_cli.__file__).parent
-    folders = [root, *(p for p in root.iterdir() if p.is_symlink())]
-    files = {p for f in folders for p in f.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(root)}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()

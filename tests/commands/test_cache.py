@@ -22,6 +22,8 @@ def filled(tmp_path: Path) -> Path:
     (root / "objects" / "b.o").write_bytes(b"123")
     (root / "results").mkdir()
     (root / "results" / "c.kept").write_bytes(b"12")
+    (root / "graphs" / "d").mkdir(parents=True)
+    (root / "graphs" / "d" / "original.onnx").write_bytes(b"1234")
     described = {"name": "norm"}
     TuningCache(root / "tunings").store(
         [
@@ -44,19 +46,22 @@ def test_dir(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_list(run: Run, filled: Path) -> None:
     found = run("cache", "list", "--cache", filled)
     assert found.stdout.splitlines() == [
-        f"{filled}: 2 compiled objects (0.0 MiB), 1 result (0.0 MiB), 4 tunings",
+        f"{filled}: 2 compiled objects (0.0 MiB), 1 result (0.0 MiB), 1 graph, 4 tunings",
         "  norm abc, f16, n=4, sm_90a NVIDIA H200 (driver 580.1), 11.25 us, 3 tried",
     ]
     document = json.loads(run("cache", "list", "--cache", filled, "--json").stdout)
     assert document["objects"] == {"files": 2, "bytes": 8}
     assert document["results"] == {"files": 1, "bytes": 2}
+    assert document["graphs"] == {"folders": 1, "bytes": 4}
     assert [t["candidate"] for t in document["tunings"]] == [SETTLED, "c1", "c2", "c3"]
     assert document["tunings"][1]["value"] == {"us": 12.5, "low": 12.0, "high": 13.0, "samples": 60}
 
 
 def test_list_of_nothing_makes_nothing(run: Run, tmp_path: Path) -> None:
     found = run("cache", "list", "--cache", tmp_path / "none")
-    assert found.stdout == f"{tmp_path / 'none'}: 0 compiled objects (0.0 MiB), 0 results (0.0 MiB), 0 tunings\n"
+    assert (
+        found.stdout == f"{tmp_path / 'none'}: 0 compiled objects (0.0 MiB), 0 results (0.0 MiB), 0 graphs, 0 tunings\n"
+    )
     assert not (tmp_path / "none").exists()
 
 
@@ -78,14 +83,16 @@ def test_tunings_travel(run: Run, filled: Path, tmp_path: Path, way: str) -> Non
 def test_clean_removes_what_we_kept_and_nothing_else(run: Run, filled: Path) -> None:
     (filled / "objects" / "notes.txt").write_text("mine")
     assert run("cache", "clean", "--cache", filled).stdout == (
-        "removed 2 compiled objects (0.0 MiB), 1 result (0.0 MiB) and 4 tunings\n"
+        "removed 2 compiled objects (0.0 MiB), 1 result (0.0 MiB), 1 graph and 4 tunings\n"
     )
     assert [p.name for p in (filled / "objects").iterdir()] == ["notes.txt"]
     assert list((filled / "tunings").iterdir()) == []
     assert list((filled / "results").iterdir()) == []
+    assert list((filled / "graphs").iterdir()) == []
     assert json.loads(run("cache", "clean", "--cache", filled, "--json").stdout) == {
         "objects": 0,
         "results": 0,
+        "graphs": 0,
         "bytes": 0,
         "tunings": 0,
     }
