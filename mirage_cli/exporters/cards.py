@@ -71,7 +71,8 @@ def card(
     folder that belong to it. All texts in `f` and `mugraph` are visible on one line."""
     v = f["verification"]
     before = original.drawing(f.get("original", {}))
-    drawn = [_drawing("The model's operators", before)] if before else []
+    first = f" at the first of {wording.places(f)}" if f["occurrences"] > 1 else ""
+    drawn = [_drawing(f"The model's operators{first}", before)] if before else []
     drawn += [_drawing(p.caption, p.svg) for p in pictures[:1]]
     return Card(
         number=number,

@@ -39,7 +39,7 @@ def drawing(original: Mapping[str, Any]) -> str:
         if t["name"] in place:
             edges.append((place[t["name"]], len(figures)))
             figures.append(tensor_box(t["name"], t["type"], "output"))
-    whole = framed(assembled(figures, edges, GAPS), ["operators of the model"], "page")
+    whole = framed(assembled(figures, edges, GAPS), [], "page")
     title = f"{counted(len(nodes), 'operator')} of the model"
     return canvas.document(whole.width, whole.height, title, whole.body)
 
