@@ -302,18 +302,40 @@ class Expressions:
 
     def may_hold_quotient(self, x: Expr, y: Expr, tag: Hashable, e: Expr) -> bool:
         """False only if x / y is no subexpression of e: a test of one monomial."""
+        below = self._below(y, tag, e)
+        if below is None:
+            return False
+        parts = self._parts[e]
+        (a, s), (b, t) = self._forms[x][0][0], below
+        if s and not self._within(s, parts):
+            return False
+        return self._divides_some((a * b, self._join(s, t)), parts)
+
+    def may_divide(self, y: Expr, tag: Hashable, e: Expr) -> bool:
+        """False only if no quotient by y is a subexpression of e."""
+        return self._below(y, tag, e) is not None
+
+    def _below(self, y: Expr, tag: Hashable, e: Expr) -> Monomial | None:
+        """1/y, if it is in a host of e."""
         parts = self._parts.get(e) or self._parts_of(e)
         key = (y, tag)
         if key not in parts.unders:
             under = self._under(y, tag)
             parts.unders[key] = under if self._divides_some(under, parts) else None
-        below = parts.unders[key]
-        if below is None:
-            return False
-        (a, s), (b, t) = self._forms[x][0][0], below
-        if s and not self._within(s, parts):
-            return False
-        return self._divides_some((a * b, self._join(s, t)), parts)
+        return parts.unders[key]
+
+    def first_product(self, x: Expr) -> int:
+        """The product of primes of the first monomial of x, at which the three tests above look."""
+        return self._forms[x][0][0][0]
+
+    def products(self, e: Expr) -> list[int]:
+        """The products of primes of the monomials of the hosts of e."""
+        parts = self._parts.get(e) or self._parts_of(e)
+        return [p for some in parts.products.values() for p in some]
+
+    def ratios(self, e: Expr) -> set[tuple[int, int]]:
+        """The ratios, in lowest terms, of the products of primes of two monomials of one host of e."""
+        return (self._parts.get(e) or self._parts_of(e)).ratios
 
     def _divides_some(self, monomial: Monomial, parts: _Parts) -> bool:
         known = parts.dividing.get(monomial)

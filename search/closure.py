@@ -86,6 +86,8 @@ class Closure:
         self.values: list[Value] = []
         self.outputs: list[list[int]] = []
         self._known: dict[tuple[int, Axes, bytes], list[int]] = {}
+        self._arrays: dict[tuple[Axes, tuple[int, ...], bytes], Residue] = {}
+        self._applied: dict[tuple[int, int, tuple[int, ...]], Value] = {}
         self._by_expr: dict[Expr, list[int]] = {}
         self._by_kind: dict[Kind, list[int]] = {}
         self._met: dict[Kind, dict[Kind, _Meeting]] = {}
@@ -140,25 +142,29 @@ class Closure:
         if self.mapping.loop in leaf.axes:
             self._put(Derivation("load", (), number), BODY, array, leaf.axes, expr)
 
-    def _put(self, way: Derivation, phase: int, array: Residue, live: Axes, expr: Expr) -> None:
-        known = self._known.setdefault((phase, live, array.tobytes()), [])
+    def _put(self, way: Derivation, phase: int, array: Residue, live: Axes, expr: Expr) -> Value | None:
+        """The value that a way leads to; nothing where it takes too many operators. Equal arrays are one object."""
+        elements = array.tobytes()
+        known = self._known.setdefault((phase, live, elements), [])
         for number in known:
             if self.values[number].expr == expr:
                 ways = self.values[number].ways
                 if way not in ways:
                     ways.append(way)
-                return
+                return self.values[number]
         number, made = len(self.values), 0
         for a in way.args:
             made |= self.values[a].made
         if way.args:
             made |= 1 << number
         if self.max_ops and made.bit_count() > self.max_ops:
-            return
+            return None
         known.append(number)
+        array = self._arrays.setdefault((live, array.shape, elements), array)
         self.values.append(Value(number, phase, array, live, expr, made, [way]))
         self._by_expr.setdefault(expr, []).append(number)
         self._by_kind.setdefault((expr, live), []).append(number)
+        return self.values[number]
 
     # --- one operand ----------------------------------------------------------------------------------------------------
     def _reduce(self, v: Value) -> None:
@@ -254,34 +260,50 @@ class Closure:
         for number in self._users.get(v.expr, ()):
             t = self.form.terms[number]
             assert isinstance(t, Fn | StableExp)
-            for args in self._choices([self.wanted.exprs[a] for a in t.args], v.number):
+            for args in self._choices([self.wanted.exprs[a] for a in t.args], v):
                 self._apply(number, t, args)
 
-    def _choices(self, wanted: list[Expr], newest: int) -> Iterable[list[Value]]:
+    def _choices(self, wanted: list[Expr], newest: Value) -> Iterable[list[Value]]:
         """Argument lists of known values with the wanted expressions, `newest` among them, in one common phase."""
-        partial: list[list[Value]] = [[]]
-        for e in wanted:
-            known = [self.values[n] for n in self._by_expr.get(e, ()) if n <= newest]
-            partial = [[*p, x] for p in partial for x in known if self._together([*p, x])]
-        return [p for p in partial if any(x.number == newest for x in p)]
+        last = max(k for k, e in enumerate(wanted) if e == newest.expr)
+        partial: list[tuple[list[Value], int, bool, bool]] = [([], 0, False, False)]
+        for k, e in enumerate(wanted):
+            known = [self.values[n] for n in self._by_expr.get(e, ()) if n <= newest.number]
+            facts = [(x, 1 << x.phase, self._partial(x), x is newest) for x in known]
+            partial = [
+                ([*p, x], phases | own, incomplete or lacks, has or new)
+                for p, phases, incomplete, has in partial
+                for x, own, lacks, new in (facts if k != last or has else facts[-1:])
+                if self._together(phases | own, incomplete or lacks)
+            ]
+        return [p for p, *_ in partial]
 
-    def _together(self, args: list[Value]) -> bool:
-        phases = {x.phase for x in args}
-        if BODY in phases and phases & {AFTER, GRID}:
-            return False
+    def _partial(self, x: Value) -> bool:
+        """Whether a value lacks the contributions of other blocks."""
         split = self.mapping.split
-        if GRID in phases and split is not None:
-            return not any(x.phase != GRID and self.space.depends(x.array, split, "g") for x in args)
-        return True
+        return split is not None and x.phase != GRID and self.space.depends(x.array, split, "g")
+
+    def _together(self, phases: int, incomplete: bool) -> bool:
+        """Whether values of these phases (bits) can meet, some of them lacking contributions of other blocks or none."""
+        if phases & 1 << BODY and phases & (1 << AFTER | 1 << GRID):
+            return False
+        return not (phases & 1 << GRID and incomplete)
 
     def _apply(self, number: int, t: Fn | StableExp, args: list[Value]) -> None:
+        """A function of values; of equal arrays, in whatever phases, it is computed once."""
+        phase, way = max(x.phase for x in args), Derivation("fn", tuple(x.number for x in args), number)
+        key = (number, phase, tuple(id(x.array) for x in args))
+        if key in self._applied:
+            self._applied[key].ways.append(way)
+            return
         axes = frozenset[str]().union(*(x.live for x in args))
         if not axes <= t.axes:
             return
         arrays = [x.array for x in args]
         array = self.target.function(t.thread, arrays) if isinstance(t, Fn) else self.target.exponential(arrays[0])
-        way = Derivation("fn", tuple(x.number for x in args), number)
-        self._put(way, max(x.phase for x in args), array, axes, self.wanted.exprs[number])
+        value = self._put(way, phase, array, axes, self.wanted.exprs[number])
+        if value is not None:
+            self._applied[key] = value
 
     # --- asking ---------------------------------------------------------------------------------------------------------
     def find(self, phase: int, live: Axes, array: Residue) -> Value | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from mirage_cli.search.closure import Closure, Derivation, Value
 from mirage_cli.search.form import Fn, Leaf, StableExp
@@ -36,6 +37,8 @@ PHASE = {BEFORE: PROLOGUE, BODY: IN_BODY, AFTER: EPILOGUE, GRID: IN_GRID}
 MAX_STATES = 20000
 RESIDENT = 1 << 15  #: elements that a block can keep for its whole life
 WAYS_KEPT = 4  #: derivations of one value that are worth a look, cheapest first
+Ranked: TypeAlias = list[tuple[float, Derivation]]  #: derivations of a value with their own prices
+_Chosen: TypeAlias = tuple["_Chosen | None", int, Derivation]  #: a choice without its last step, and that step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Prices:
 
     closure: Closure
     _elements: dict[tuple[frozenset[str], int], int] = field(default_factory=dict)
+    _flops: dict[int, int] = field(default_factory=dict)
 
     def tile(self, axis: str, phase: int) -> int:
         """Positions of an axis that a block holds at once."""
@@ -83,9 +87,7 @@ class Prices:
                     return 0.1 * n
                 return 2.0 * n * repeat + self.residence(n, value.phase)
             case "fn":
-                term = closure.form.terms[way.term]
-                flops = term.thread.flops() if isinstance(term, Fn) else 8
-                return (1.0 + flops) * n * repeat
+                return (1.0 + self.flops(way.term)) * n * repeat
             case "mul" | "add":
                 return 2.0 * n * repeat
             case "div" | "div0":
@@ -101,6 +103,13 @@ class Prices:
                 fused = any(w.op == "contract" for w in before.ways)
                 return (0.0 if fused else 1.0) * n * self.repeats(BODY)
         return 4.0 * n  # grid_sum
+
+    def flops(self, function: int) -> int:
+        """Multiply-adds of a function of the form, for one element."""
+        if function not in self._flops:
+            term = self.closure.form.terms[function]
+            self._flops[function] = term.thread.flops() if isinstance(term, Fn) else 8
+        return self._flops[function]
 
     def residence(self, elements: int, phase: int) -> float:
         """Keeping a tile in the block for its whole life; prohibitive beyond what a block can hold."""
@@ -131,11 +140,11 @@ def block_graphs(closure: Closure, count: int, prices: Prices | None = None) -> 
     """Up to `count` cheapest block graphs for the outputs of a closure, cheapest first; none when it is not reached."""
     if not all(closure.outputs):
         return []
-    prices = prices or Prices(closure)
+    ways = _ranked(closure, prices or Prices(closure))
     graphs: list[BlockGraph] = []
     seen: set[tuple[BlockOp, ...]] = set()
     for goals in itertools.product(*closure.outputs):
-        for choice in itertools.islice(choices(closure, prices, goals), count):
+        for choice in itertools.islice(choices(ways, goals), count):
             graph = build(closure, choice, goals)
             if graph.ops not in seen:
                 seen.add(graph.ops)
@@ -143,43 +152,74 @@ def block_graphs(closure: Closure, count: int, prices: Prices | None = None) -> 
     return graphs[: count * max(1, len(closure.outputs[0]))]
 
 
-def choices(closure: Closure, prices: Prices, goals: tuple[int, ...]) -> Iterator[dict[int, Derivation]]:
-    """Complete choices of derivations, cheapest first."""
-    ways = _ranked(closure, prices)
-    least = {v: min(c for c, _ in options) for v, options in ways.items()}
-    start = frozenset(goals)
+def choices(known_ways: Mapping[int, Ranked], goals: tuple[int, ...]) -> Iterator[dict[int, Derivation]]:
+    """Complete choices of derivations, cheapest first. Sets of values are integers: bits of their places in `numbers`."""
+    ways = _reached(known_ways, goals)
+    numbers = sorted(ways)
+    place = {v: k for k, v in enumerate(numbers)}
+    least = {v: min(price for price, _ in ways[v]) for v in numbers}
+    options = [
+        [(price, way, [(1 << place[a], least[a]) for a in set(way.args)]) for price, way in ways[v]] for v in numbers
+    ]
     order = itertools.count()
-    first = sum(least[v] for v in start)
-    queue: list[tuple[float, int, dict[int, Derivation], frozenset[int]]] = [(first, next(order), {}, start)]
+    start = sum(1 << place[v] for v in set(goals))
+    queue: list[tuple[float, int, _Chosen | None, int, int]] = []
+    heapq.heappush(queue, (sum(least[v] for v in frozenset(goals)), next(order), None, 0, start))
     for _ in range(MAX_STATES):
         if not queue:
             return
-        bound, _, chosen, todo = heapq.heappop(queue)
+        bound, _, last, known, todo = heapq.heappop(queue)
         if not todo:
+            chosen = {numbers[value]: way for value, way in _steps(last)}
             if _acyclic(chosen):
                 yield chosen
             continue
-        value = max(todo)
-        rest, left = bound - least[value], todo - {value}
-        for price, way in ways[value]:
-            opened = {a for a in way.args if a not in chosen and a not in left and a != value}
-            after = rest + price + sum(least[a] for a in opened)
-            heapq.heappush(queue, (after, next(order), {**chosen, value: way}, left | opened))
+        value = todo.bit_length() - 1
+        rest, left = bound - least[numbers[value]], todo ^ (1 << value)
+        known |= 1 << value
+        for price, way, args in options[value]:
+            opened, more = 0, 0.0
+            for bit, cost in args:
+                if not (known | left) & bit:
+                    opened, more = opened | bit, more + cost
+            heapq.heappush(queue, (rest + price + more, next(order), (last, value, way), known, left | opened))
 
 
-def _ranked(closure: Closure, prices: Prices) -> dict[int, list[tuple[float, Derivation]]]:
+def _steps(last: _Chosen | None) -> Iterator[tuple[int, Derivation]]:
+    """The steps of a choice, last first."""
+    while last is not None:
+        last, value, way = last
+        yield value, way
+
+
+def _reached(ways: Mapping[int, Ranked], goals: Iterable[int]) -> dict[int, Ranked]:
+    """Those of the values that derivations of the goals may take."""
+    found: dict[int, Ranked] = {}
+    todo = [*goals]
+    while todo:
+        value = todo.pop()
+        if value not in found:
+            found[value] = ways[value]
+            todo += (a for _, way in ways[value] for a in way.args)
+    return found
+
+
+def _ranked(closure: Closure, prices: Prices) -> dict[int, Ranked]:
     """For each value its most promising derivations, with their own price, ranked by the price of the whole tree."""
+    own = [[prices.price(v, w) for w in v.ways] for v in closure.values]
     tree: dict[int, float] = {}
+
+    def whole(v: Value) -> list[float]:
+        priced = zip(own[v.number], v.ways, strict=True)
+        return [price + sum(tree.get(a, 1e30) for a in way.args) for price, way in priced]
+
     for _ in range(3):  # derivations may refer to later values: a few sweeps settle the estimates
         for v in closure.values:
-            best = min((prices.price(v, w) + sum(tree.get(a, 1e30) for a in w.args) for w in v.ways), default=1e30)
-            tree[v.number] = min(tree.get(v.number, 1e30), best)
+            tree[v.number] = min(tree.get(v.number, 1e30), min(whole(v), default=1e30))
     ranked = {}
     for v in closure.values:
-        options = sorted(
-            ((prices.price(v, w) + sum(tree[a] for a in w.args), k) for k, w in enumerate(v.ways)),
-        )[:WAYS_KEPT]
-        ranked[v.number] = [(prices.price(v, v.ways[k]), v.ways[k]) for _, k in options]
+        cheapest = sorted(zip(whole(v), itertools.count(), strict=False))[:WAYS_KEPT]
+        ranked[v.number] = [(own[v.number][k], v.ways[k]) for _, k in cheapest]
     return ranked
 
 

@@ -305,8 +305,8 @@ class Shape:
         sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.p, self.g, self.s, self.r = program, graph, s, r
-        self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
-        self.axes = graph.axes_of(program)
+        self.extents, self.axes = {a.name: number(a.extent, sizes) for a in program.axes}, graph.axes_of(program)
+        self._padded: dict[tuple[frozenset[str], int], int] = {}
         self.members = s.number("members")
         self.across = across_of(s)
         self.groups = s.warps // (self.members * self.across)
@@ -387,13 +387,18 @@ class Shape:
 
     def rows(self, axes: frozenset[str]) -> int:
         """Rows of a block's strip with padding."""
-        unit = 16 * self.members
-        return -(-math.prod(self.size(a, BODY) for a in axes & self.r.sides.rows) // unit) * unit
+        return self._held(axes & self.r.sides.rows, 16 * self.members)
 
     def cols(self, axes: frozenset[str]) -> int:
         """Columns of a strip with padding."""
-        unit = 8 * self.across
-        return -(-math.prod(self.size(a, BODY) for a in axes & self.r.sides.cols) // unit) * unit
+        return self._held(axes & self.r.sides.cols, 8 * self.across)
+
+    def _held(self, axes: frozenset[str], unit: int) -> int:
+        """Positions of axes in a tile of the body, up to a multiple."""
+        key = (axes, unit)
+        if key not in self._padded:
+            self._padded[key] = -(-math.prod(self.size(a, BODY) for a in axes) // unit) * unit
+        return self._padded[key]
 
     def elements(self, axes: frozenset[str], phase: str) -> int:
         """Elements of an operand's tile with padding."""

@@ -54,13 +54,12 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     busiest = math.ceil(shape.blocks / max(1, units))
     together = min(held, busiest)
     used = min(units, shape.blocks)
-    issue = ISSUE_MULTIPLY * shape.multiplies() + ISSUE_ELEMENT * shape.elementwise()
+    multiplies, elementwise = shape.multiplies(), shape.elementwise()
+    issue = ISSUE_MULTIPLY * multiplies + ISSUE_ELEMENT * elementwise
     turn = LATENCY + CHAINED * shape.r.chained + SHARE * (shape.across > 1)
-    turn += MULTIPLY * shape.multiplies() + ELEMENT * shape.elementwise()
+    turn += MULTIPLY * multiplies + ELEMENT * elementwise
     if multiply_together(s, target.name):
-        turn = (
-            LATENCY + CHAINED + SHARE + shape.clocks() / CLOCKS + ISSUE_ELEMENT * shape.elementwise() * s.warps / PARTS
-        )
+        turn = LATENCY + CHAINED + SHARE + shape.clocks() / CLOCKS + ISSUE_ELEMENT * elementwise * s.warps / PARTS
         loop = shape.turns * turn * together
     else:
         read = shape.operand_bytes() * (together * s.warps + HALF_OPERANDS) / OPERANDS if shape.across > 1 else 0.0

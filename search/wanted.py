@@ -16,6 +16,7 @@ from typing import TypeAlias
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.expr import Expr, Expressions, Factor
+from mirage_cli.search.companions import Companions
 from mirage_cli.search.form import Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
 from mirage_cli.search.mapping import numeric
 from mirage_cli.search.space import KINDS
@@ -64,6 +65,8 @@ class Wanted:
         self._contracting: dict[tuple[Axes, Axes], tuple[int, ...]] = {}
         self._contracted: dict[tuple[Expr, Expr, tuple[Factor, ...]], Expr | None] = {}
         self._partners: dict[Kind, list[Kind]] = {}
+        self._companions = Companions(self.expressions, self.outputs, [_tag(guard) for guard in self.guards])
+        self._by_expr: dict[Expr, list[Kind]] = {}
         self._sums: dict[tuple[Expr, tuple[Factor, ...]], Expr | None] = {}
 
     # --- terms ----------------------------------------------------------------------------------------------------------
@@ -158,7 +161,8 @@ class Wanted:
         """The kinds seen so far, `x` among them, that may make something with values of kind `x` under some mapping."""
         if x not in self._partners:
             self._partners[x] = []
-            for y in self._partners:
+            self._by_expr.setdefault(x[0], []).append(x)
+            for y in itertools.chain.from_iterable(self._by_expr[e] for e in self._companions.of(x[0])):
                 if self.pair(x, y) is not NOTHING or self._contractible(x, y):
                     self._partners[x].append(y)
                     if y != x:
