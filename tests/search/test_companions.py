@@ -30,7 +30,8 @@ def rotated() -> Program:
 
 @pytest.mark.parametrize(
     ("name", "opened"),
-    [("rmsnorm_gain_linear", True), ("lora_adapters", True), ("lora_adapters", False), ("attention_masked", True), ("ntrans", False)],
+    [("rmsnorm_gain_linear", True), ("lora_adapters", True), ("lora_adapters", False), ("attention_masked", True),
+     ("ntrans", False)],
 )  # fmt: skip
 def test_no_pair_is_missed(name: str, opened: bool) -> None:
     form = search_form(program_of(f"{name}_fp32"), opened)
