@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirage_cli import runtime
+from mirage_cli import environment, runtime
 from samples.inputs import example_inputs
 from tests.optimized import Optimized, sample
 
@@ -25,7 +25,7 @@ def place(copied: Optimized, tmp_path: Path, cache: Path, monkeypatch: pytest.Mo
     shutil.copy(sample(NAME), tmp_path / "model.onnx")
     shutil.move(copied(NAME), tmp_path / "out")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(environment, "cache_folder", lambda options: cache)
     return tmp_path
 
 
@@ -42,7 +42,7 @@ def run(code: str, **names: Any) -> dict[str, Any]:
 
 
 def test_every_block_is_tried_here() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
 def test_loading_with_onnxruntime(place: Path) -> None:
@@ -54,6 +54,14 @@ def test_loading_with_onnxruntime(place: Path) -> None:
 
 def test_the_python_interface(place: Path) -> None:
     shutil.rmtree("out")
-    names = run(block("import mirage_cli"))
+    names = run(block("mi.optimize"))
     assert names["report"].replaced
     assert (place / "out/model.onnx").exists()
+
+
+def test_a_graph_built_in_python(place: Path) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s).astype(np.float16) for s in ((2, 1, 8), (2, 8, 32), (2, 32, 8)))
+    found = run(block("new_kernel_graph"), q=q, k=k, v=v)["o"]
+    scores = np.exp((q @ k).astype(np.float64))
+    np.testing.assert_allclose(found, scores / scores.sum(-1, keepdims=True) @ v, atol=5e-3)
