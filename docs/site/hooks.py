@@ -24,6 +24,8 @@ PAGES = {
     "samples/README.md": "samples.md",
     "LICENSE": "license.md",
 }
+#: folder -> the page that stands for it
+FOLDERS = {"docs/decisions": "decisions/index.md", "docs/how-to": "how-to/operator.md"}
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -55,8 +57,8 @@ def _led(name: str, text: str) -> str:
         path = (here / target).resolve().relative_to(ROOT).as_posix()
         if path in PAGES:
             return f"{start}{PAGES[path]}{anchor})"
-        if path == "docs/decisions":
-            return f"{start}decisions/index.md)"
+        if path in FOLDERS:
+            return f"{start}{FOLDERS[path]})"
         if path.startswith("docs/"):
             return f"{start}{path.removeprefix('docs/')}{anchor})"
         return match[0]

@@ -34,12 +34,13 @@ def no_package(node: str) -> bool:
 
 @pytest.fixture
 def place(copied: Optimized, tmp_path: Path) -> Path:
-    """A folder with `model.onnx`, `models/` and `out/`."""
+    """A folder with `model.onnx`, `models/`, `out/` and `out-old/`."""
     place = tmp_path / "place"
     (place / "models").mkdir(parents=True)
     for name in ("model.onnx", "models/left.onnx", "models/right.onnx"):
         shutil.copy(sample(NAME), place / name)
     shutil.move(copied(NAME), place / "out")
+    shutil.copytree(place / "out", place / "out-old")
     return place
 
 
