@@ -183,7 +183,7 @@ def _head(f: Mapping[str, Any]) -> RenderableType:
     p, s = f["program"], f["search"]
     lines.append(Text(f"{', '.join(p['inputs'])} -> {', '.join(p['outputs'])}"))
     lines.append(Text(f"axes {', '.join(f'{a} = {e}' for a, e in p['axes'].items())}"))
-    lines.append(Text(wording.searched(s)))
+    lines += [Text(line) for line in (wording.searched(s), wording.tuned(f.get("tuning", {}))) if line]
     return Group(*lines)
 
 

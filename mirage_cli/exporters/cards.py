@@ -113,6 +113,8 @@ def _facts(f: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("axes", ", ".join(f"{name} = {extent}" for name, extent in p["axes"].items())),
         ("search", wording.searched(s)),
     ]
+    if told := wording.tuned(f.get("tuning", {})):
+        found.append(("tuning", told))
     for work in list(f.get("predictions", {}).values())[:1]:  # the same for every target
         told = f"{amount(work['bytes'])}B read and written once, {amount(work['flops'])} operations"
         found.append(("work", told))

@@ -31,6 +31,8 @@ def distinct(plan: StoredPlan) -> list[tuple[str, KernelGraph]]:
     used: dict[str, list[str]] = {}
     first: dict[str, KernelGraph] = {}
     for kind, condition, graph, _ in sorted(plan.ways, key=lambda way: (bool(way[1]), way[0] != "cuda")):
-        used.setdefault(graph.text(), []).append(f"{kind}{condition}")
-        first.setdefault(graph.text(), graph)
-    return [(" and ".join(used[text]), graph) for text, graph in first.items()]
+        text = graph.text()
+        first.setdefault(text, graph)
+        if kind not in used.setdefault(text, []):  # a muGraph that is taken anyway may have another schedule somewhere
+            used[text].append(f"{kind}{condition}")
+    return [(", ".join(used[text]), graph) for text, graph in first.items()]

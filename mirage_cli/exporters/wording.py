@@ -97,15 +97,21 @@ def proofs(report: Mapping[str, Any]) -> str:
     replaced = [f for f in report["fragments"] if f["status"] == "replaced" and bound(f["verification"])]
     if not replaced:
         return ""
-    worst = max(replaced, key=lambda f: _log2(f["verification"]))
+    worst = max(_log2(v) for f in replaced for v in _verdicts(f["verification"]))
     return (
         "Each was proved equal to the original by evaluating both at random points of prime fields: a wrong one would have "
-        f"passed with a probability of at most {bound(worst['verification'])}."
+        f"passed with a probability of at most {power_of_two(worst)}."
     )
 
 
+def _verdicts(verification: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The verdicts of a fragment's muGraphs for all targets and sizes."""
+    own = list(verification.get("targets", {}).values())
+    return [verification, *own, *(o for v in own for o in v.get("others", ()))]
+
+
 def _log2(verification: Mapping[str, Any]) -> float:
-    log2 = verification.get("log2_bound")
+    log2: float | None = verification.get("log2_bound")
     return math.log2(verification["error_bound"]) if log2 is None else log2
 
 
@@ -183,6 +189,17 @@ def searched(search: Mapping[str, Any]) -> str:
     """What a search went through."""
     counts = f"{search['muGraphs']} muGraphs from {search['mappings']} mappings and {search['values']} values"
     return f"{counts}, {search['seconds']} s"
+
+
+def tuned(tuning: Mapping[str, Any]) -> str:
+    """What measuring candidates has chosen; nothing where none were measured."""
+    if not tuning.get("chosen_us"):
+        return ""
+    text = f"{counted(tuning['tried'], 'candidate')} measured on {tuning['device']}"
+    own = tuning.get("own_us")
+    return f"{text}, the fastest {microseconds(tuning['chosen_us'])}" + (
+        f" (the cost model's choice {microseconds(own)})" if own else ""
+    )
 
 
 def covered(coverage: Mapping[str, float]) -> list[str]:

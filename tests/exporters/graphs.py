@@ -74,5 +74,5 @@ HOSTILE = (
     "\udc80 lone surrogate",
     "很长的名字" * 60,
     "{{ 7 * 7 }}{% for x in y %}",
-    "n" * 5000,
+    "n" * 10_000,
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 from mirage_cli.exporters import wording
 from mirage_cli.search.verify import Verdict
+from tests.exporters import reports
 
 VERDICT = Verdict(True, "uninterpreted", (1073741827, 2147483647, 1073741831), 3, 1, 9.0, 49, 1, -79.77, "real", 0.01)
 MERGED = replace(
@@ -46,3 +47,38 @@ def test_a_proof_that_failed() -> None:
         text = sentences(replace(verdict, passed=False, reason="output 0 differs"))
         assert "The proof failed: output 0 differs." in text
         assert "agreed" not in text
+
+
+def test_the_least_certain_proof_is_told() -> None:
+    f = reports.replaced()
+    other = {**reports.PROOF, "log2_bound": -41.2, "when": {"n": [0, 8]}}
+    targets = {"cpu": reports.PROOF, "cuda": {**reports.PROOF, "log2_bound": -60.0, "others": [other]}}
+    f.verification = {**f.verification, "targets": targets}
+    data = reports.report(f, reports.kept()).to_json()
+    assert wording.proofs(data).endswith("a probability of at most 2^-41.")
+    assert wording.proofs(reports.report(reports.kept()).to_json()) == ""
+
+
+def test_one_sentence_for_a_proof() -> None:
+    assert "agreed at random points of 3 prime fields (1 round)" in wording.proved(VERDICT.to_json())
+    assert wording.proved(VERDICT.to_json()).endswith("at most 2^-79.")
+    assert wording.proved(replace(VERDICT, passed=False, reason="output 0 differs").to_json()) == ""
+
+
+def test_what_is_gained() -> None:
+    data = reports.report(reports.replaced(), reports.kept()).to_json()
+    assert (
+        wording.speed(data)
+        == "At these places the cost model of cpu predicts 4.94 us in place of 31.5 us: 6.4 times as fast."
+    )
+    data["fragments"][0]["predicted_us"] = 31.5
+    assert wording.speed(data).endswith("predicts 63.0 us in place of 31.5 us: 0.50 times as fast.")
+    assert wording.speed(reports.report(reports.kept()).to_json()) == ""
+
+
+def test_what_measuring_chose() -> None:
+    tuning = {"tried": 68, "device": "NVIDIA H200", "own_us": 12.1, "chosen_us": 9.9}
+    assert wording.tuned(tuning) == (
+        "68 candidates measured on NVIDIA H200, the fastest 9.90 us (the cost model's choice 12.1 us)"
+    )
+    assert wording.tuned({}) == "" == wording.tuned({**tuning, "chosen_us": None})
