@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import resource
 import signal
@@ -42,28 +43,39 @@ def each(
     workers: int,
     max_memory: int = 0,
     apart: bool = False,
+    told: Callable[[int, Any], None] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """(number of the job, its result or Lost) as jobs end.
+
+    With `told`, which hears the number of a job and a message of it, every call gets one more argument: a function that
+    sends a message.
 
     `function` and arguments must be importable and picklable. With one worker and no `max_memory` (bytes of address
     space for each worker) the calls are made here, unless they have to be `apart`.
     """
     if max_memory == 0 and not apart and (workers <= 1 or len(jobs) <= 1):
         for k, args in enumerate(jobs):
-            yield k, attempt(function, args)
+            yield k, attempt(function, args if told is None else (*args, functools.partial(told, k)))
         return
     pending = list(enumerate(jobs))[::-1]
     running: dict[Connection, _Worker] = {}
     try:
         for _ in range(min(max(workers, 1), len(jobs))):
-            _Worker(function, max_memory).start(pending.pop(), running)
+            _Worker(function, max_memory, told is not None).start(pending.pop(), running)
         while running:
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
-                worker = running.pop(ready)
+                worker = running[ready]
                 number, result = worker.result()
+                if isinstance(result, _Message):
+                    if told is not None:
+                        told(number, result.content)
+                    continue
+                del running[ready]
                 if pending:
-                    alive = worker if not isinstance(result, _Died) else _Worker(function, max_memory)
+                    alive = worker
+                    if isinstance(result, _Died):
+                        alive = _Worker(function, max_memory, told is not None)
                     alive.start(pending.pop(), running)
                 else:
                     worker.end()
@@ -76,6 +88,11 @@ def each(
 @dataclass(frozen=True, slots=True)
 class _Died:
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    content: Any
 
 
 class Resident:
@@ -91,7 +108,7 @@ class Resident:
     def begin(self) -> None:
         """Let the object be made, without waiting for it."""
         if self._worker is None:
-            self._worker = _Worker(_Host(), 0)
+            self._worker = _Worker(_Host(), 0, False)
             self._worker.start((0, ("", self._made)), {})
             self._making = True
 
@@ -145,10 +162,12 @@ class _Host:
 class _Worker:
     """A process that makes calls one at a time."""
 
-    def __init__(self, function: Callable[..., Any], max_memory: int) -> None:
+    def __init__(self, function: Callable[..., Any], max_memory: int, telling: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, function, max_memory), daemon=True)
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, function, max_memory, telling), daemon=True
+        )
         with _without_main(function):
             self.process.start()
         theirs.close()
@@ -195,8 +214,13 @@ def _without_main(function: Callable[..., Any]) -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _serve(connection: Connection, function: Callable[..., Any], max_memory: int) -> None:
-    """What a worker does: calls until the other end closes. An interrupt is the parent's to handle."""
+def _serve(connection: Connection, function: Callable[..., Any], max_memory: int, telling: bool) -> None:
+    """What a worker does: calls until the other end closes, with messages in between where it is `telling`. An interrupt is
+    the parent's to handle."""
+
+    def tell(content: Any) -> None:
+        connection.send(_Message(content))
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if max_memory:
         resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
@@ -205,4 +229,4 @@ def _serve(connection: Connection, function: Callable[..., Any], max_memory: int
             args = connection.recv()
         except (EOFError, OSError):
             return
-        connection.send(attempt(function, args))
+        connection.send(attempt(function, (*args, tell) if telling else args))

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from mirage_cli import __version__
+from mirage_cli import __version__, debug
 from mirage_cli.commands import common
 from mirage_cli.errors import InternalError, UsageError
 
@@ -173,6 +173,7 @@ def _forget_lost_output() -> None:
 def cli() -> None:
     """Superoptimizer for exported models: finds the parts of an ONNX model that can be computed better, searches and
     proves GPU and CPU kernels for them, and writes the model patched to use them in ONNX Runtime."""
+    debug.asked()
 
 
 def main() -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,7 @@ from mirage_cli.options import Options
 from mirage_cli.output import check_target, replaced
 from mirage_cli.plan import PlanOptions
 from mirage_cli.report import FragmentReport, Report
-from mirage_cli.search.search import SearchOptions
+from mirage_cli.search.search import SearchOptions, Standing
 from mirage_cli.search.tiling import ENGINES
 from mirage_cli.work import Work
 
@@ -60,6 +60,9 @@ class Progress(Protocol):
     def step(self, text: str) -> None:
         """A step of the stage is done."""
 
+    def search(self, fragment: str, name: str, standing: Standing | None) -> None:
+        """The search of a fragment, told by its id and name, is so far, or has ended (None) with a step to follow."""
+
 
 class Silent:
     """No progress."""
@@ -68,6 +71,9 @@ class Silent:
         """Nothing."""
 
     def step(self, text: str) -> None:
+        """Nothing."""
+
+    def search(self, fragment: str, name: str, standing: Standing | None) -> None:
         """Nothing."""
 
 
@@ -174,8 +180,11 @@ class Run:
         self.progress.stage("search and prove", len(work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators) for w in work]
-            for k, plan in planning.each(jobs, options, self.options.jobs, self.options.max_memory, self.kept):
+            for k, plan in planning.each(
+                jobs, options, self.options.jobs, self.options.max_memory, self.kept, self._watch(work)
+            ):
                 w = work[k]
+                self.progress.search(w.id, w.name, None)
                 if isinstance(plan, isolation.Lost):
                     w.fail(f"the search failed: {plan.reason}")
                 else:
@@ -185,6 +194,12 @@ class Run:
         plans = [w.plan for w in work if w.plan is not None and not w.plan.kept]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
         self.clock.seconds["verify"] = sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
+
+    def _watch(self, work: Sequence[Work]) -> Callable[[int, Standing], None] | None:
+        """What hears how far searches are, where anybody looks at it."""
+        if isinstance(self.progress, Silent):
+            return None
+        return lambda k, standing: self.progress.search(work[k].id, work[k].name, standing)
 
     def choose(self) -> None:
         """With `--gpu`, or `--tuned`, the fastest proved candidate of each fragment takes the place of the model's choice."""

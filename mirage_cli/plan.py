@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from mirage_cli import __version__, ranges
+from mirage_cli import __version__, debug, ranges
 from mirage_cli.codegen.passes import ALL, Passes, without
 from mirage_cli.codegen.source import Memory, Rendered, source
 from mirage_cli.dims import Range
@@ -19,12 +20,13 @@ from mirage_cli.search.alternatives import Alternative, alternative_from_json
 from mirage_cli.search.cost import original_us
 from mirage_cli.search.mugraph import KernelGraph, graph_from_json, graph_to_json
 from mirage_cli.search.schedule import Schedule, schedule_from_json
-from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchStatistics
+from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchResult, SearchStatistics, Tell
 from mirage_cli.search.target import Target, load_target
 from mirage_cli.search.unfuse import unfused
 from mirage_cli.search.verify import DEFAULT_CONFIDENCE, Verdict, verify
 
 SCHEMA_VERSION = 1
+SHOWN = 20  #: candidates that MIRAGE_DEBUG=search lists
 MAX_TRIES = 40  #: candidates that are rendered and proved before a target is given up
 TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning chooses from
 
@@ -125,14 +127,19 @@ def target_of(names: Sequence[str]) -> Target:
     return replace(targets[-1], shared_bytes=min(t.shared_bytes for t in targets))
 
 
-def plan_fragment(identifier: str, name: str, program: Program, operators: int, options: PlanOptions) -> FragmentPlan:
-    """Plan one fragment for every target. `operators` is how many nodes of the model it replaces."""
-    searcher = Searcher(options.search)
+def plan_fragment(
+    identifier: str, name: str, program: Program, operators: int, options: PlanOptions, tell: Tell | None = None
+) -> FragmentPlan:
+    """Plan one fragment for every target. `operators` is how many nodes of the model it replaces; `tell` hears how far the
+    search is."""
+    debug.show("program", f"{name} {identifier}", lambda: str(program))
+    searcher = Searcher(options.search, tell)
     result = FragmentPlan(identifier, name, program, passes=options.passes)
     for kind, names in options.targets.items():
         target = target_of(names)
         found = searcher.search(program, target)
         result.statistics = found.statistics
+        debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, found))
         plan, reason = _choose(identifier, program, found.candidates, target, operators, options)
         if plan is not None and program.symbols:
             plan = _ranged(plan, searcher, identifier, program, target, operators, options)
@@ -208,6 +215,17 @@ def _pool(
     return list(unique.values())[: options.pool]
 
 
+def _shown(found: SearchResult) -> str:
+    """A search's candidates, a line each, and the muGraph of the best."""
+    s = found.statistics
+    lines = [f"{s.mappings} mappings, {s.values} values, {s.mugraphs} muGraphs, {len(found.candidates)} candidates"]
+    for c in found.candidates[:SHOWN]:
+        kernels = "; ".join(str(s) for s in c.schedules)
+        lines.append(f"{c.predicted_us:9.2f} us  {kernels}")
+    lines += [c.graph.text() for c in found.candidates[:1]]
+    return "\n".join([*lines, *dict.fromkeys(f"refused: {r}" for r in s.refused)])
+
+
 def _no_candidate(statistics: SearchStatistics) -> str:
     reasons = list(dict.fromkeys(statistics.refused))
     return "no muGraph was found" + (f": {reasons[0]}" if reasons else "")
@@ -240,6 +258,9 @@ def planned(
     proof fails."""
     graph = _fused(candidate.graph, options)
     made = rendered(identifier, program, graph, candidate.schedules, target, options.passes)
+    title = f"{identifier}, {target.name}"
+    debug.show("tile", title, lambda: "\n".join(tile.text() for tile in made.tiles))
+    debug.show("source", title, lambda: made.text)
     tiles = [s.as_tiles() for s in candidate.schedules]
     verdict = verify(program, graph, tiles, options.seed, options.confidence)
     if not verdict.passed:

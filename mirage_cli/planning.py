@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from mirage_cli import earlier, isolation
+from mirage_cli import debug, earlier, isolation
 from mirage_cli.isolation import Lost
 from mirage_cli.kept import Kept
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import FragmentPlan, PlanOptions, plan_fragment
+from mirage_cli.search.search import Standing
 
 Job = tuple[str, str, Program, int]  #: identifier, name, program, operators that it replaces
 
 
 def each(
-    jobs: Sequence[Job], options: PlanOptions, workers: int, max_memory: int, kept: Kept | None
+    jobs: Sequence[Job],
+    options: PlanOptions,
+    workers: int,
+    max_memory: int,
+    kept: Kept | None,
+    told: Callable[[int, Standing], None] | None = None,
 ) -> Iterator[tuple[int, FragmentPlan | Lost]]:
-    """(number of the job, its plan or why there is none), known ones first, the others as they end. New ones are kept."""
-    store = kept if earlier.lasting(options) else None
+    """(number of the job, its plan or why there is none), known ones first, the others as they end. New ones are kept; `told`
+    hears how far searches are, with the job's number."""
+    store = kept if earlier.lasting(options) and not debug.asked() else None
     names = [earlier.plan_key(*job, options) if store is not None else "" for job in jobs]
     missing = []
     for k, (name, job) in enumerate(zip(names, jobs, strict=True)):
@@ -29,7 +36,13 @@ def each(
             yield k, found
     options = shared_out(options, len(missing), workers)
     calls = [(*jobs[k], options) for k in missing]
-    for n, plan in isolation.each(plan_fragment, calls, workers, max_memory):
+
+    def hear(n: int, standing: Standing) -> None:
+        if told is not None:
+            told(missing[n], standing)
+
+    telling = None if told is None else hear
+    for n, plan in isolation.each(plan_fragment, calls, workers, max_memory, told=telling):
         k = missing[n]
         if store is not None and not isinstance(plan, Lost):
             store.put(names[k], earlier.plan_to_json(plan))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,6 +80,21 @@ class SearchStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a search is: mappings that are closed, of how many so far; values and muGraphs of these; the best prediction in
+    us, once there is one."""
+
+    closed: int = 0
+    mappings: int = 0
+    values: int = 0
+    mugraphs: int = 0
+    best_us: float | None = None
+
+
+Tell = Callable[[Standing], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A kernel graph with a schedule for each kernel, and what the model predicts for it."""
 
@@ -130,23 +145,35 @@ class _Option:
 class Searcher:
     """Searches programs; equal parts are searched once. One instance serves one run."""
 
-    def __init__(self, options: SearchOptions) -> None:
+    def __init__(self, options: SearchOptions, tell: Tell | None = None) -> None:
         self.options = options
+        self._tell, self._standing = tell, Standing()
         self._blocks: dict[str, tuple[list[BlockGraph], SearchStatistics]] = {}
         self._options: dict[tuple[str, str], list[_Option]] = {}
         self._workers = Workers(options.jobs)
 
     def with_schedules(self, count: int) -> Searcher:
         """A searcher that keeps more schedules, apart, for each block graph and knows those that this one found."""
-        other = Searcher(replace(self.options, schedules=count, apart=True))
-        other._blocks = self._blocks
-        return other
+        return self._also(replace(self.options, schedules=count, apart=True))
 
     def at(self, sizes: Sizes) -> Searcher:
         """A searcher for these sizes alone that knows the block graphs that this one found."""
-        other = Searcher(replace(self.options, sizes=tuple(sorted(sizes.items())), alone=True))
-        other._blocks = self._blocks
+        return self._also(replace(self.options, sizes=tuple(sorted(sizes.items())), alone=True))
+
+    def _also(self, options: SearchOptions) -> Searcher:
+        other = Searcher(options, self._tell)
+        other._blocks, other._standing = self._blocks, self._standing
         return other
+
+    def _note(self, **changes: Any) -> None:
+        """Tell how far the search is."""
+        if self._tell is not None:
+            self._standing = replace(self._standing, **changes)
+            self._tell(self._standing)
+
+    def _closed(self, found: Found) -> None:
+        s = self._standing
+        self._note(closed=s.closed + 1, values=s.values + found.values, mugraphs=s.mugraphs + len(found.graphs))
 
     # --- block graphs -------------------------------------------------------------------------------------------------
     def blocks(self, program: Program) -> tuple[list[BlockGraph], SearchStatistics]:
@@ -185,12 +212,15 @@ class Searcher:
     ) -> Iterator[Found | None]:
         """What each mapping gives; None where the budget was spent before."""
         calls = [(programs[key], m, self.options.candidates, self.options.max_ops) for key, m in jobs]
+        self._note(mappings=self._standing.mappings + len(calls))
         if self.options.budget or self.options.jobs <= 1:
             for call in calls:
                 spent = self.options.budget and time.perf_counter() - start > self.options.budget
-                yield None if spent else mapping_graphs(*call)
+                found = None if spent else mapping_graphs(*call)
+                self._closed(found or Found())
+                yield found
             return
-        yield from self._workers.map(mapping_graphs, calls)
+        yield from self._workers.map(mapping_graphs, calls, self._closed)
 
     # --- kernel graphs ------------------------------------------------------------------------------------------------
     def search(self, program: Program, target: Target) -> SearchResult:
@@ -201,6 +231,7 @@ class Searcher:
         ways = self._ways(program, target, self.options.max_kernels)
         self._count(program, total, counted, whole=True)
         found = [self._candidate(o, floor) for o in ways]
+        self._note(best_us=min((c.predicted_us for c in found), default=None))
         budget = total.values + MAX_CUT_VALUES
 
         def scores(parts: Sequence[Program]) -> list[dict[int, float]]:
@@ -221,6 +252,7 @@ class Searcher:
                 branches = Branches(form, self.options.max_kernels, bound, scores)
                 for parts in branches.run(best / MARGIN, lambda: total.values > budget):
                     found += (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
+                    self._note(best_us=min((c.predicted_us for c in found), default=None))
         found.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))
         return SearchResult(program, found, total, self)

@@ -29,11 +29,20 @@ class Workers:
         self._processes: list[subprocess.Popen[bytes]] = []
         weakref.finalize(self, _end, self._processes)
 
-    def map(self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+    def map(
+        self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], done: Callable[[T], None] | None = None
+    ) -> list[T]:
         """`function` of each job. Function and jobs must be importable and picklable; what a process does not deliver is
-        computed here."""
+        computed here. `done` is told each result as it comes, one at a time."""
+
+        def here(job: tuple[Any, ...]) -> T:
+            result = function(*job)
+            if done is not None:
+                done(result)
+            return result
+
         if self.count <= 1 or len(jobs) <= 1:
-            return [function(*job) for job in jobs]
+            return [here(job) for job in jobs]
         results: dict[int, T] = {}
         pending = list(range(len(jobs)))[::-1]
         lock = threading.Lock()
@@ -47,7 +56,10 @@ class Workers:
                 answer = _ask(process, (function, jobs[k]))
                 if answer is None:
                     return
-                results[k] = answer[0]
+                with lock:
+                    results[k] = answer[0]
+                    if done is not None:
+                        done(answer[0])
 
         threads = [
             threading.Thread(target=work, args=(p,), daemon=True) for p in self._ready(min(self.count, len(jobs)))
@@ -56,7 +68,7 @@ class Workers:
             t.start()
         for t in threads:
             t.join()
-        return [results[k] if k in results else function(*jobs[k]) for k in range(len(jobs))]
+        return [results[k] if k in results else here(jobs[k]) for k in range(len(jobs))]
 
     def _ready(self, count: int) -> list[subprocess.Popen[bytes]]:
         dead = [p for p in self._processes if p.poll() is not None]

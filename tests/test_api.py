@@ -33,6 +33,9 @@ class Steps:
     def step(self, text: str) -> None:
         pass
 
+    def search(self, fragment: str, name: str, standing: object) -> None:
+        pass
+
 
 def test_importing_is_light() -> None:
     script = (

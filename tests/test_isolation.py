@@ -134,3 +134,21 @@ def test_scripts_run_once(tmp_path: Path, script: str, printed: list[str]) -> No
     file.write_text(script)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout.splitlines() == printed, done.stderr
+
+
+def counting(n: int, tell: Any) -> int:
+    """A call that sends messages before its result."""
+    for k in range(n):
+        tell(k)
+    if n == 3:
+        raise Refused("three")
+    return n
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_calls_send_messages(workers: int) -> None:
+    heard: dict[int, list[int]] = {}
+    jobs = [(2,), (0,), (3,)]
+    results = dict(each(counting, jobs, workers, told=lambda k, message: heard.setdefault(k, []).append(message)))
+    assert heard == {0: [0, 1], 2: [0, 1, 2]}
+    assert results == {0: 2, 1: 0, 2: Lost("three")}

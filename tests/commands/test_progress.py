@@ -13,6 +13,7 @@ import pytest
 from mirage_cli import progress
 from mirage_cli.commands.common import Voice
 from mirage_cli.progress import Bars, Lines, bars
+from mirage_cli.search.search import Standing
 
 
 @contextmanager
@@ -71,11 +72,50 @@ def test_lines() -> None:
     ]
 
 
+def standing(closed: int, best: float | None = None) -> Standing:
+    return Standing(closed, 10, 1200, 3, best)
+
+
+def test_lines_of_a_search() -> None:
+    told: list[str] = []
+    lines = Lines(told.append)
+    lines.stage("search", 2)
+    for closed, best in ((1, None), (2, 40.0), (3, 40.0), (4, 21.125)):
+        lines.search("id", "norm", standing(closed, best))
+    lines.search("id", "norm", None)
+    assert [line.partition(" s] ")[2] for line in told[1:]] == [
+        "search: norm: 2 of 10 mappings, 1,200 values, 3 candidates, best 40 us",
+        "search: norm: 4 of 10 mappings, 1,200 values, 3 candidates, best 21.1 us",
+    ]
+
+
+def test_searches_are_parts_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standard_error(monkeypatch, False), bars() as shown:
+        shown.search("a", "early", standing(1))
+        shown.stage("search", 4)
+        seen = []
+        for change in (
+            lambda: shown.search("a", "norm", standing(5)),
+            lambda: shown.search("b", "mlp", standing(10, 3.5)),
+            lambda: (shown.search("a", "norm", None), shown.step("norm x2: done")),
+            lambda: (shown.search("c", "gone", None), shown.step("known")),
+        ):
+            change()
+            (task,) = shown._display.tasks
+            seen.append((round(task.completed, 6), task.fields["text"], shown._display.line))
+        assert seen == [
+            (0.45, "", "norm: 5 of 10 mappings, 1,200 values, 3 candidates"),
+            (1.35, "", "mlp: 10 of 10 mappings, 1,200 values, 3 candidates, best 3.5 us"),
+            (1.9, "norm x2: done", ""),
+            (2.9, "known", ""),
+        ]
+
+
 def test_bars_finish_the_stage_before(monkeypatch: pytest.MonkeyPatch) -> None:
     with standard_error(monkeypatch, False), bars() as shown:
         shown.step("before any stage")
         shown.stage("compile", 3)
         shown.step("[bold]a[/bold]")
-        assert [(t.description, t.completed, t.total) for t in shown._progress.tasks] == [("compile", 1, 3)]
+        assert [(t.description, t.completed, t.total) for t in shown._display.tasks] == [("compile", 1, 3)]
         shown.stage("read", 1)
-        assert [(t.description, t.completed) for t in shown._progress.tasks] == [("compile", 3), ("read", 0)]
+        assert [(t.description, t.completed) for t in shown._display.tasks] == [("compile", 3), ("read", 0)]

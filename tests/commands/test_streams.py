@@ -72,7 +72,29 @@ def test_bars_are_shown_on_a_terminal() -> None:
     assert json.loads(output)["fragments"]
     assert "search and prove" in shown
     assert "1/1" in shown
+    assert "left" in shown
+    assert "mappings" in shown and "candidates" in shown and "best" in shown, "what is being searched"
     assert "\x1b[3" not in shown, "colour in spite of NO_COLOR"
+
+
+@pytest.mark.parametrize(("options", "changes"), [([], {"TERM": "dumb"}), (["-q"], {})])
+def test_no_bars(options: list[str], changes: dict[str, str]) -> None:
+    code, output, shown = on_terminal(*DRY, *options, **changes)
+    assert (code, shown) == (0, "")
+    assert ("fragment" in output) == (not options)
+
+
+def test_nothing_is_shown_in_pipes() -> None:
+    done = process(*DRY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+
+
+def test_lines_with_verbose() -> None:
+    done = process(*DRY, "-v")
+    assert done.returncode == 0
+    assert "mappings" in done.stderr and "best" in done.stderr
+    assert "\r" not in done.stderr and "\x1b" not in done.stderr
 
 
 def test_colour_is_for_terminals_without_no_color() -> None:
