@@ -23,6 +23,7 @@ from mirage_cli.lax import graph as g
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.identify import tidy
 from mirage_cli.lax.program import Axis, Input, Node, Output, Program, Slot, Source
+from mirage_cli.lax.symbols import together
 
 MAX_SPLITS = 64  #: restarts before giving up
 
@@ -60,7 +61,7 @@ def instantiate(graph: g.Graph, outputs: Sequence[int], boundary: Iterable[int],
     stops = frozenset(boundary)
     for _ in range(MAX_SPLITS):
         try:
-            return tidy(_Builder(graph, stops, names, splits, paths).build(outputs))
+            return together(tidy(_Builder(graph, stops, names, splits, paths).build(outputs)))
         except _Split as s:
             splits[s.axis] = (s.outer, s.inner)
     raise Refused(f"axes had to be split more than {MAX_SPLITS} times")

@@ -141,9 +141,13 @@ class Program:
 
     @property
     def unknown_symbols(self) -> list[str]:
-        """Symbols whose values do not follow from the shapes of what the program reads."""
-        given = {n for s in self.sources for e in s.dims for n in ex.names(e)}
-        return [s for s in self.symbols if s not in given]
+        """Symbols whose values do not follow from the shapes of what the program reads: each has to be the only one that
+        is not known yet in some dimension."""
+        given = [ex.names(e) for s in self.sources for e in s.dims]
+        known: set[str] = set()
+        while new := {left[0] for n in given if len(left := [x for x in n if x not in known]) == 1}:
+            known |= new
+        return [s for s in self.symbols if s not in known]
 
     @property
     def constants(self) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +201,10 @@ def group(
         region = region_of(regions, f)
         if not wanted(region.node_names):
             continue
-        inputs = tuple(spec_of(v, imported) for v in region.inputs)
-        outputs = tuple(spec_of(v, imported) for v in region.outputs)
+        dims = {s.name: s.dims for s in f.program.sources} | {o.name: o.dims for o in f.program.outputs}
+        # a product of symbols may be one symbol in the program
+        made = [[spec_of(v, imported) for v in values] for values in (region.inputs, region.outputs)]
+        inputs, outputs = (tuple(replace(t, dims=dims.get(t.name, t.dims)) for t in found) for found in made)
         shapes = [[(t.dtype.name, t.dims) for t in tensors] for tensors in (inputs, outputs)]
         known, signature = kinds.setdefault(f.key, []), f"{f.program.key()} {shapes} {region.signature()}"
         if signature not in known:

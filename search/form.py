@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from mirage_cli.errors import Refused
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Input, Node, Program
@@ -113,7 +114,8 @@ def search_form(program: Program, opened: bool | None = None) -> Form:
     """The search form of a program: the open one or the other as `opened` says, by default the open one where it has at
     most `MAX_OPEN` open terms. Raises Refused for reductions that are not sums, and for extents that a kernel could not
     know."""
-    if lost := program.unknown_symbols:
+    given = {name for s in program.sources for e in s.dims for name in ex.names(e)}
+    if lost := [s for s in program.symbols if s not in given]:
         raise Refused(f"the value of {', '.join(lost)} cannot be computed from the shapes of what it reads")
     if opened is not False:
         form = _filled(_OpenBuilder(Form(program, True)))

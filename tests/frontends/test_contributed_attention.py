@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.frontends import evaluation
-from tests.frontends.models import agrees, noise, parsed, read
+from tests.frontends.models import agrees, noise, parsed, read, run
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>'
 B, S, T, N, H, P = 2, 3, 5, 2, 4, 2
@@ -140,10 +140,70 @@ def test_packed_group_query_attention() -> None:
     agrees(parsed(text, last=np.full(1, 2, np.int32), total=np.array(3, np.int32)), **drawn(inputs))
 
 
-def test_lengths_that_are_not_known_are_refused() -> None:
-    inputs = "float[1,3,64] q, float[1,3,32] k, float[1,3,32] v, int32[1] last"
-    text = f"""{HEAD} g ({inputs}) => (float[1,3,64] y, float[1,2,3,16] nk, float[1,2,3,16] nv) {{
-        y, nk, nv = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2> (q, k, v, , , last, total)
+def one_token(past: str, present: str, attributes: str, total: Any) -> Any:
+    """One new token behind a cache; lengths are inputs."""
+    inputs = f"float[2,1,64] q, float[2,1,32] k, float[2,1,32] v, float[2,2,{past},16] pk, float[2,2,{past},16] pv"
+    outputs = f"float[2,1,64] y, float[2,2,{present},16] nk, float[2,2,{present},16] nv"
+    text = f"""{HEAD} g ({inputs}, int32[2] last) => ({outputs}) {{
+        y, nk, nv = com.microsoft.GroupQueryAttention <{attributes}> (q, k, v, pk, pv, last, total)
     }}"""
-    reasons = read(parsed(text, total=np.array(3, np.int32))).reasons
-    assert "lengths of sequences (input 5)" in next(iter(reasons.values()))
+    return parsed(text, total=np.array(total, np.int32))
+
+
+TOKEN = {n: noise(2, 1, d) * (k + 1) for k, (n, d) in enumerate((("q", 64), ("k", 32), ("v", 32)))}
+
+
+@pytest.mark.parametrize("case", ["plain", "soft cap", "window", "scale"])
+@pytest.mark.parametrize(("total", "last"), [(7, [6, 2]), (4, [3, 0]), (8, [7, 3])])
+def test_lengths_of_a_cache_that_are_known_at_run_time(case: str, total: int, last: list[int]) -> None:
+    """A cache that has room for the new token, one that is not full, and one that grows."""
+    model = one_token("7", str(max(total, 7)), GQA[case], total)
+    agrees(model, **TOKEN, pk=noise(2, 2, 7, 16), pv=2 * noise(2, 2, 7, 16), last=np.array(last, np.int32))
+
+
+def test_lengths_of_a_cache_of_symbolic_length() -> None:
+    text = f"""{HEAD} g (float[2,1,64] q, float[2,1,32] k, float[2,1,32] v, float[2,2,c,16] pk, float[2,2,c,16] pv,
+                        int32[2] last, int64[2,c] mask) => (float[2,1,64] y, float[2,2,c,16] nk, float[2,2,c,16] nv) {{
+        shape = Shape(mask)
+        wide = Gather <axis = 0> (shape, one)
+        total = Cast <to = 6> (wide)
+        y, nk, nv = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2> (q, k, v, pk, pv, last, total)
+    }}"""
+    caches = {"pk": noise(2, 2, 9, 16), "pv": 2 * noise(2, 2, 9, 16)}
+    inputs = {**TOKEN, **caches, "last": np.array([8, 5], np.int32), "mask": np.ones((2, 9), np.int64)}
+    agrees(parsed(text, one=np.array(1)), **inputs)
+
+
+def test_lengths_of_a_prompt_only_tell_which_results_have_a_meaning() -> None:
+    inputs = "float[2,3,64] q, float[2,3,32] k, float[2,3,32] v"
+    text = f"""{HEAD} g ({inputs}, int32[2] last) => (float[2,3,64] y, float[2,2,3,16] nk, float[2,2,3,16] nv) {{
+        y, nk, nv = com.microsoft.GroupQueryAttention <{GQA["rotary"]}> (q, k, v, , , last, total, cos, sin)
+    }}"""
+    model = parsed(text, total=np.array(3, np.int32), **rope(8, 8))
+    given = drawn(inputs) | {"last": np.array([2, 1], np.int32)}
+    ours, theirs = evaluation.run(read(model), given), run(model, given)
+    assert np.allclose(ours[0][0], theirs[0][0], atol=1e-5) and np.allclose(ours[0][1, :2], theirs[0][1, :2], atol=1e-5)
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(ours[1:], theirs[1:], strict=True))
+
+
+REFUSED = {
+    "rotary": ("7", "7", 7, "do_rotary = 1", "rotary embeddings inside"),
+    "a longer one": ("7", "9", 9, "scale = 0.5", "a cache of 7 positions"),
+    "of another name": ("c", "d", 9, "scale = 0.5", "a cache of c positions"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_lengths_do_not_tell_is_refused(case: str) -> None:
+    past, present, total, attribute, reason = REFUSED[case]
+    model = one_token(past, present, f"num_heads = 4, kv_num_heads = 2, {attribute}", total)
+    assert reason in next(iter(read(model).reasons.values()))
+
+
+def test_several_tokens_behind_lengths_that_are_not_known_are_refused() -> None:
+    inputs = "float[1,3,64] q, float[1,3,32] k, float[1,3,32] v, float[1,2,2,16] pk, float[1,2,2,16] pv, int32[1] last"
+    text = f"""{HEAD} g ({inputs}) => (float[1,3,64] y, float[1,2,5,16] nk, float[1,2,5,16] nv) {{
+        y, nk, nv = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2> (q, k, v, pk, pv, last, total)
+    }}"""
+    reasons = read(parsed(text, total=np.array(5, np.int32))).reasons
+    assert "3 new tokens behind lengths (input 5)" in next(iter(reasons.values()))

@@ -1,18 +1,20 @@
 """Attention and rotary embeddings of onnxruntime's own operators.
 
-Masks follow onnxruntime's CPU kernels: padding adds `mask_filter_value`, keys in the future are hidden. What is decided
-at run time (lengths of sequences that are not known when the model is read, caches that are written in place) is
-refused.
+Masks follow onnxruntime's CPU kernels: padding adds `mask_filter_value`, keys in the future are hidden. The lengths of
+sequences may be known at run time only where a cache takes one new token: it stands behind the positions that are
+filled, and hides what follows. In a prompt they tell only which results have no meaning. Elsewhere they are refused.
 """
 
 from __future__ import annotations
 
 from mirage_cli.errors import Refused
+from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx_ops import heads
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT, Call, reads
 from mirage_cli.frontends.onnx_ops.rotary import rotate
 from mirage_cli.frontends.onnx_ops.views import joined, taken
 from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import I64
 from mirage_cli.lax.extents import Extent, quotient
 from mirage_cli.lax.graph import Graph
 
@@ -90,28 +92,32 @@ def _refuse(call: Call, inputs: dict[int, str], outputs: int) -> None:
 # --- GroupQueryAttention ------------------------------------------------------------------------------------------------
 @reads("GroupQueryAttention", domain=MICROSOFT)
 def _group_query_attention(call: Call) -> list[int | None]:
-    """As ONNX's Attention with a causal mask, a window, rotary embeddings and a cache; lengths must be known."""
+    """As ONNX's Attention with a causal mask, a window, rotary embeddings and a cache, of lengths that are known or inputs."""
     g = call.graph
     _refuse(call, {11: "a sink", 12: "a quantized cache", 13: "a quantized cache", 14: "norms inside"}, outputs=3)
     if call.integer("smooth_softmax", 0) == 1 or call.integer("qk_output", 0) or not call.integer("causal", 1):
         raise Refused("a softmax with a sink, scores as an output, or no causal mask")
     q, k, v = _grouped(call)
     past = g.dims(call.arg(3))[2] if call.has(3) else 0
-    length = _known_lengths(call, past, g.dims(q)[2])
+    known = _known_past(call, past, g.dims(q)[2])
     if call.integer("do_rotary", 0):
-        q, k = (_turned(call, x, length) for x in (q, k))
-    if past != 0:
-        k, v = (joined(g, [call.arg(i), x], 2) for i, x in ((3, k), (4, v)))
+        q, k = (_turned(call, x, known) for x in (q, k))
+    if known is None:
+        filled = g.reshape(g.cast(call.arg(5), I64), [g.dims(q)[0], 1, 1, 1])
+        k, v = (_inserted(call, call.arg(i), x, filled) for i, x in ((3, k), (4, v)))
+        rows, columns = filled, g.iota(g.dims(k)[2], 3, 4, I64)
+    else:
+        k, v = (joined(g, [call.arg(i), x], 2) if past != 0 else x for i, x in ((3, k), (4, v)))
+        rows, columns = heads.behind(g, g.dims(q)[2], g.dims(k)[2], known)
     wide = [heads.repeated(g, x, g.dims(q)[1]) for x in (k, v)]
     raw = heads.scores(g, q, wide[0], call.real("scale", 0.0))
     cap = call.real("softcap", 0.0)
     biased = compose.soft_cap(g, raw, cap) if cap > 0 else raw
     biased = biased if not call.has(10) else g.map("add", biased, call.arg(10))
-    biased = compose.attention_mask(g, biased, _causal(g, q, k, length))
+    biased = compose.attention_mask(g, biased, g.map("le", columns, rows))
     window = call.integer("local_window_size", -1)
     if window >= 0:
-        rows, columns = heads.behind(g, g.dims(q)[2], g.dims(k)[2], length - window + 1)
-        biased = compose.attention_mask(g, biased, g.map("le", rows, columns))
+        biased = compose.attention_mask(g, biased, g.map("lt", compose.shift(g, rows, -window), columns))
     y = heads.join_heads(g, heads.weighted(g, compose.softmax(g, biased, [3]), wide[1]))
     return [y, k, v]
 
@@ -127,23 +133,45 @@ def _grouped(call: Call) -> tuple[int, int, int]:
     return q, k, v
 
 
-def _known_lengths(call: Call, past: Extent, queries: Extent) -> int:
-    """The number of past positions, which every sequence fills. Raises Refused for lengths that are not known."""
-    if not isinstance(past, int) or not isinstance(queries, int):
-        raise Refused("sequences of symbolic length")
-    total = past + queries
-    for i, wanted in ((5, total - 1), (6, total)):
-        known = call.scope.known(call.tensor(i))
-        if known is None or any(n != wanted for n in known.ravel()):
-            raise Refused(f"lengths of sequences (input {i}) that are not known to be {wanted} when the model is read")
-    return past
+def _known_past(call: Call, past: Extent, queries: Extent) -> int | None:
+    """The number of past positions, which every sequence fills; None where that is known at run time only, for one new
+    token. Raises Refused for several."""
+    if past == 0:
+        return 0
+    if isinstance(past, int) and isinstance(queries, int):
+        lengths = [(call.scope.known(call.tensor(i)), past + queries - less) for i, less in ((5, 1), (6, 0))]
+        if all(known is not None and all(n == wanted for n in known.ravel()) for known, wanted in lengths):
+            return past
+    if queries != 1:
+        raise Refused(f"{queries} new tokens behind lengths (input 5) that are not known when the model is read")
+    return None
 
 
-def _turned(call: Call, x: int, past: int) -> int:
+def _inserted(call: Call, cache: int, x: int, filled: int) -> int:
+    """A cache with one new element in each sequence behind the positions that are filled, and zeros behind it. Raises
+    Refused where it is not known how long the result is."""
+    g, past = call.graph, call.graph.dims(cache)[2]
+    total = call.scope.known(call.tensor(6))
+    more = total.item() - sizes.from_extent(past) if total is not None and total.size == 1 else None
+    if not isinstance(more, int) or more > 1 or (more == 1 and not isinstance(past, int)):
+        raise Refused(
+            f"a cache of {past} positions, of which it is not known whether they hold the whole length (input 6)"
+        )
+    zero = g.fill(0, g.dtype(x))
+    parts = []
+    for start, count in ((0, past), *([(past, 1)] if more == 1 else [])):
+        at = compose.shift(g, g.iota(count, 2, 4, I64), start if isinstance(start, int) else 0)
+        new = g.map("where", g.map("eq", at, filled), x, zero)
+        parts.append(g.map("where", g.map("lt", at, filled), cache, new) if start == 0 else new)
+    return joined(g, parts, 2)
+
+
+def _turned(call: Call, x: int, past: int | None) -> int:
     """Queries or keys with rotary embeddings at their positions."""
     g = call.graph
     length = g.dims(x)[2]
-    assert isinstance(length, int)
+    if past is None or not isinstance(length, int):
+        raise Refused("rotary embeddings inside, at positions that are not known when the model is read")
     if call.has(9):
         positions = call.ints(9)
         shape = call.scope.known(call.tensor(9))
