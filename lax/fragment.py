@@ -160,7 +160,9 @@ class _Partitioner:
                 ends.setdefault(end, []).append(c)
                 self.stored.add(end)
         if self.complete:
-            self.stored |= {v for v in self.results if v in self.names and not self.is_source(v)}
+            self.stored |= {
+                v for v in self.results if v in self.names and not self.is_source(v) and not self.is_constant(v)
+            }
         self.stored |= {v for v in self.results if not self.stored & {v, self.base(v)} and self.computed(v)}
         self.stored |= {p for v in self.stored for p in self.parts(v) if not self.stored & {p, self.base(p)}}
         self.settle(ends)

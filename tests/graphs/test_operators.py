@@ -11,20 +11,16 @@ import onnx_ir as ir
 import pytest
 
 import mirage_cli as mi
-from mirage_cli import runtime, whole_graph
-from mirage_cli import work as works
-from mirage_cli.frontends import Options
-from mirage_cli.frontends import onnx as front_end
+from mirage_cli import runtime
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
-from mirage_cli.lax.fragment import partition
-from tests.lax.programs import in_floats
 
 from .cases import CASES, Case, arrays_of, graph_of, wanted
+from .computing import computed
 
 NAMES = [c.name for c in CASES]
 
 
-def computed(graph: mi.KernelGraph, *arrays: Any) -> Any:
+def by_onnxruntime(graph: mi.KernelGraph, *arrays: Any) -> Any:
     """What onnxruntime makes of a graph."""
     model = ir.to_proto(graph.model()).SerializeToString()
     found = runtime.run(runtime.session(model), {t.name: a for t, a in zip(graph.inputs, arrays, strict=True)})
@@ -35,7 +31,7 @@ def computed(graph: mi.KernelGraph, *arrays: Any) -> Any:
 def test_meaning(case: Case) -> None:
     arrays = arrays_of(case)
     graph = graph_of(case)
-    found = computed(graph, *arrays)
+    found = by_onnxruntime(graph, *arrays)
     np.testing.assert_allclose(found, wanted(case, arrays), rtol=2e-5, atol=2e-6)
     (output,) = graph.outputs
     assert (tuple(found.shape), output.dtype) == (output.dims, F32)
@@ -46,7 +42,7 @@ def test_meaning(case: Case) -> None:
 def test_small_types(case: Case, dtype: DType) -> None:
     arrays = arrays_of(case, dtype)
     graph = graph_of(case, dtype)
-    found = computed(graph, *arrays)
+    found = by_onnxruntime(graph, *arrays)
     assert found.dtype == runtime.numpy_type(dtype)
     error = np.abs(found.astype(np.float64) - wanted(case, arrays)).max()
     assert error <= 8 * dtype.epsilon * max(1.0, np.abs(wanted(case, arrays)).max())
@@ -55,23 +51,8 @@ def test_small_types(case: Case, dtype: DType) -> None:
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_everything_is_a_fragment(case: Case) -> None:
     """Each operator becomes fragments, whose programs compute it."""
-    imported = front_end.from_proto(ir.to_proto(graph_of(case).model()), Options())
-    parts = partition(imported.graph, works.tensor_names(imported), complete=True)
-    work = works.group(parts.fragments, imported)
-    whole_graph.check_complete(imported, parts, work)
-    for w in work:
-        w.replace = True
-    found = whole_graph.steps(imported, work, "0")
     arrays = arrays_of(case)
-    values: dict[str, Any] = dict(zip((t.name for t in found.spec.inputs), arrays, strict=True))
-    values |= {name: imported.constant(name) for name in found.weights}
-    programs = {w.id: w.program for w in work}
-    for call in found.calls:
-        read = [values[name] for name in call.inputs]
-        sources = programs[call.id].sources
-        made = in_floats(programs[call.id], {s.name: a for s, a in zip(sources, read, strict=False)})
-        values |= dict(zip(call.outputs, made, strict=True))
-    (result,) = (values[name] for name in found.results)
+    (result,), _ = computed(graph_of(case), arrays)
     np.testing.assert_allclose(result, wanted(case, arrays), rtol=1e-6, atol=1e-7)
 
 
@@ -179,7 +160,7 @@ def test_symbolic_dimensions() -> None:
     z = graph.reshape(graph.transpose(y, (0, 2, 1, 3)), ("batch", 2, -1))
     assert [str(d) for d in z.dims] == ["batch", "2", "4*length"]
     array = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
-    found = computed(graph, array)
+    found = by_onnxruntime(graph, array)
     assert np.array_equal(found, array.reshape(2, 3, 2, 4).transpose(0, 2, 1, 3).reshape(2, 2, 12))
     with pytest.raises(mi.UsageError, match="expected one named dimension at most"):
         graph.reshape(graph.transpose(y, (1, 2, 0, 3)), ("batch", "length", 2, 4))

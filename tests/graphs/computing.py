@@ -1,0 +1,40 @@
+"""A graph computed without compiling anything: its fragments' programs in float64, in the order of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from mirage_cli import whole_graph
+from mirage_cli import work as works
+from mirage_cli.frontends import Options
+from mirage_cli.frontends import onnx as front_end
+from mirage_cli.graphs.kernel_graph import KernelGraph
+from mirage_cli.lax.fragment import partition
+from mirage_cli.work import Work
+from tests.lax.programs import in_floats
+
+Array = NDArray[Any]
+
+
+def computed(graph: KernelGraph, arrays: Sequence[Array]) -> tuple[list[Array], list[Work]]:
+    """The outputs of a graph, and its fragments. Raises Refused where not everything is a fragment."""
+    imported = front_end.from_proto(ir.to_proto(graph.model()), Options())
+    parts = partition(imported.graph, works.tensor_names(imported), complete=True)
+    work = works.group(parts.fragments, imported)
+    whole_graph.check_complete(imported, parts, work)
+    for w in work:
+        w.replace = True
+    found = whole_graph.steps(imported, work, "0")
+    values: dict[str, Any] = dict(zip((t.name for t in found.spec.inputs), arrays, strict=True))
+    values |= {name: imported.constant(name) for name in found.weights}
+    programs = {w.id: w.program for w in work}
+    for call in found.calls:
+        program = programs[call.id]
+        named = {s.name: values[name].astype(np.float64) for s, name in zip(program.sources, call.inputs, strict=False)}
+        values |= dict(zip(call.outputs, in_floats(program, named), strict=True))
+    return [values[name] for name in found.results], work
