@@ -21,7 +21,7 @@ if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mirage_cli as mi
-from mirage_cli import errors, report_schema
+from mirage_cli import document_schemas, errors, report_schema
 from mirage_cli.commands.common import Command
 from mirage_cli.main import COMMANDS, cli
 
@@ -53,6 +53,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands(),
         "report.md": report(),
         "report.schema.json": json.dumps(report_schema.SCHEMA, indent=2, ensure_ascii=False) + "\n",
+        "json.md": documents(),
         "python.md": python(),
     }
 
@@ -127,6 +128,18 @@ def report() -> str:
     return "\n\n".join([head, *_objects("report.json", schema)]) + "\n"
 
 
+def documents() -> str:
+    """The page of the other JSON documents."""
+    head = (
+        f"{_NOTE}# JSON\n\nWhat commands print with `--json`. `mirage optimize` prints [report.json](report.md), `mirage show "
+        "DIR ID` a fragment of it with the lines of its muGraphs, `mirage cache` paths and counts."
+    )
+    parts = [head]
+    for command, schema in document_schemas.SCHEMAS.items():
+        parts += _objects(command, schema)
+    return "\n\n".join(parts) + "\n"
+
+
 def _objects(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     """A table for an object, then those of the objects in it, each under its own heading."""
     needed = set(schema["required"])
@@ -136,9 +149,14 @@ def _objects(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
         optional = "" if key in needed or not needed else ", optional"
         rows.append(f"| `{key}` | {kind}{optional} | {_cell(entry['description']) if 'description' in entry else ''} |")
         if nested is not None:
-            inner.append((f"{'' if name == 'report.json' else name + '.'}{key}", nested))
+            inner.append(
+                (
+                    f"{'' if name == 'report.json' else name + (': ' if ' ' in name and ':' not in name else '.')}{key}",
+                    nested,
+                )
+            )
     yield f"## {name}"
-    if name != "report.json":
+    if name != "report.json":  # the page has said it
         yield str(schema["description"])
     yield "\n".join(rows)
     for path, nested in inner:
@@ -150,10 +168,10 @@ def _nested(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
     if "const" in entry:
         return None, f"`{entry['const']}`"
     if entry.get("type") == "array":
-        nested, kind = _nested(entry["items"])
+        nested, kind = _nested(entry.get("items", {}))
         return nested, f"list of {kind}"
     if "properties" in entry:
-        return entry, "object"
+        return (entry if entry["properties"] else None), "object"
     inner = entry.get("additionalProperties")
     if isinstance(inner, Mapping):
         nested, kind = _nested(inner)

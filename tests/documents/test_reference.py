@@ -6,26 +6,30 @@ import copy
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import mirage_cli as mi
-from mirage_cli import report_schema
+from mirage_cli import comparison, document_schemas, report_schema
+from mirage_cli.main import cli
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.settings import SETTINGS
 from samples import pictures, reference
 from tests.optimized import Optimized, sample
 
 
-def validator() -> Any:
-    """What checks a document against the schema of report.json."""
+def validator(schema: dict[str, Any] = report_schema.SCHEMA) -> Any:
+    """What checks a document against a schema, by default that of report.json."""
     kind = pytest.importorskip("jsonschema", reason="jsonschema is not installed").Draft202012Validator
-    kind.check_schema(report_schema.SCHEMA)
-    return kind(report_schema.SCHEMA)
+    kind.check_schema(schema)
+    return kind(schema)
 
 
-@pytest.mark.parametrize("name", ["commands.md", "python.md", "report.md", "report.schema.json"])
+@pytest.mark.parametrize("name", ["commands.md", "json.md", "python.md", "report.md", "report.schema.json"])
 def test_pages_are_up_to_date(name: str) -> None:
     if os.environ.get("MIRAGE_GOLDEN"):
         reference.main()
@@ -82,3 +86,27 @@ def test_the_schema_refuses_other_documents(optimized: Optimized) -> None:
         other = copy.deepcopy(report)
         change(other)
         assert not validator().is_valid(other)
+
+
+def documents(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Real documents of the other commands, each with its command."""
+    yield "mirage verify", mi.verify(folder).to_json()
+    yield "mirage bench", mi.bench(folder, cpu=True, runs=3).to_json()
+    yield "mirage inspect", mi.inspect(folder).to_json()
+    yield "mirage inspect", mi.inspect(sample("rmsnorm_linear_fp32")).to_json()
+    yield "mirage compare", comparison.compare(folder, folder).to_json()
+    yield "errors", mi.UsageError("a message", "a hint").to_json()
+
+
+def test_real_documents_keep_their_schemas(optimized: Optimized) -> None:
+    for command, document in documents(optimized("rmsnorm_linear_fp32")):
+        check = validator(document_schemas.SCHEMAS[command])
+        assert [
+            f"{command}: {e.json_path}: {e.message}" for e in check.iter_errors(json.loads(json.dumps(document)))
+        ] == []
+        assert not check.is_valid({**document, "unheard_of": 1})
+
+
+def test_doctors_document_keeps_its_schema() -> None:
+    result = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert validator(document_schemas.SCHEMAS["mirage doctor"]).is_valid(json.loads(result.stdout))
