@@ -24,7 +24,7 @@ test: $(STAMP) ## Run the whole test suite
 lint: $(STAMP) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p mirage_cli
+	$(BIN)/mypy -p mirage_cli -p samples
 	$(BIN)/lint-imports
 
 format: $(STAMP) ## Bring all Python files into form

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from mirage_cli import bench_gpu, devices, dims, example, fragment_models, runtime

@@ -23,6 +23,7 @@ if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mirage_cli.lax import compose
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.bound import Arguments, Bound, Degrees, PrimeRange, difference, program_figures
 from mirage_cli.lax.domain import Array
 from mirage_cli.lax.dtypes import F32
@@ -125,7 +126,7 @@ def _range(primes: Sequence[int]) -> PrimeRange:
 
 
 def _sources(p: Program, domain: Residues) -> dict[int, Array]:
-    return {k: domain.random(s.name, [int(e) for e in s.dims]) for k, s in enumerate(p.sources)}
+    return {k: domain.random(s.name, [ex.value(e, {}) for e in s.dims]) for k, s in enumerate(p.sources)}
 
 
 # --- counting -----------------------------------------------------------------------------------------------------------

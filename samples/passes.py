@@ -109,7 +109,7 @@ def measured(name: str, p: Program, target: Target) -> Row:
         all_of_them = figures(p, graph, schedules, target, ALL)
         if all_of_them is not None:
             off = {pass_: figures(p, graph, schedules, target, without([pass_])) for pass_ in BLOCK_PASSES}
-            return Row(name, {"": all_of_them} | off)
+            return Row(name, {"": all_of_them, **off})
     raise Refused(f"{name}: no muGraph renders for {target.name}")
 
 
@@ -119,9 +119,10 @@ def figures(
     """The figures of a muGraph's kernels; None where they do not render."""
     graph = graph if passes.fusion else unfused(graph)
     try:
-        tiles = source("k", p, graph, schedules, target, "", passes).tiles
+        rendered = source("k", p, graph, schedules, target, "", passes).tiles
     except Refused:
         return None
+    tiles = [t for t in rendered if isinstance(t, TileProgram)]  # all of them: schedules are the engine block's
     inside, outside = (sum(n) for n in zip(*(barrier_counts(t) for t in tiles), strict=True))
     cost = sum(layout_cost(t) for t in tiles) // WAVEFRONT
     return Figures(inside, outside, sum(t.shared_bytes for t in tiles), sum(map(_least, tiles)), cost)

@@ -21,7 +21,7 @@ from samples.cases import CASES, program
 FOLDER = Path(__file__).resolve().parents[1] / "docs/pictures"
 #: file name -> case
 PICTURES = {"norm_linear": "rmsnorm_linear", "attention": "gqa_incremental"}
-TARGETS = {"cuda": ("sm_90a",)}
+TARGETS: dict[str, tuple[str, ...]] = {"cuda": ("sm_90a",)}
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -56,7 +57,7 @@ CHOSEN = (
 )
 
 
-def measured(sender: Connection, p: Program, graph: KernelGraph, tiles: list[Tiles], patient: float) -> None:
+def measured(sender: Connection, p: Program, graph: KernelGraph, tiles: Sequence[Tiles], patient: float) -> None:
     """Send the verdict, its seconds on the wall and of processors, and the peak of memory in MB."""
     stand_in.PATIENT = patient
     start, used = time.perf_counter(), time.process_time()
@@ -65,7 +66,9 @@ def measured(sender: Connection, p: Program, graph: KernelGraph, tiles: list[Til
     sender.send((verdict, seconds, used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 
 
-def alone(p: Program, graph: KernelGraph, tiles: list[Tiles], patient: float) -> tuple[Verdict, float, float, float]:
+def alone(
+    p: Program, graph: KernelGraph, tiles: Sequence[Tiles], patient: float
+) -> tuple[Verdict, float, float, float]:
     """`measured` in a process of its own."""
     receiver, sender = multiprocessing.Pipe(False)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"

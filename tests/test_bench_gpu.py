@@ -63,18 +63,22 @@ def measured(folder: Path, to: Path, wrong: str = "") -> dict[str, Entry]:
     return {e.name: e for e in found}
 
 
+@pytest.mark.torch
+@pytest.mark.torch
 def test_the_kernel_is_judged_and_timed_beside_torch(optimized: Optimized, tmp_path: Path) -> None:
     found = measured(optimized("rmsnorm_linear_fp32"), tmp_path)
     assert list(found) == ["kernel", "kernel isolated", "torch eager"]
     assert all(e.us is not None and e.us.median >= 0 and not e.problem for e in found.values())
 
 
+@pytest.mark.torch
 def test_a_wrong_kernel_is_no_result(optimized: Optimized, tmp_path: Path) -> None:
     found = measured(optimized("rmsnorm_linear_fp32"), tmp_path, "((float*)out[0])[7] += 1.0f;")
     assert found["kernel"].problem.startswith("wrong: wrong answers before it was timed")
     assert found["torch eager"].us is not None
 
 
+@pytest.mark.torch
 def test_a_kernel_that_fails_says_so(optimized: Optimized, tmp_path: Path) -> None:
     found = measured(optimized("rmsnorm_linear_fp32"), tmp_path, "return 700;")
     assert found["kernel"].problem.startswith("failed: norm_linear_")

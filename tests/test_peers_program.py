@@ -36,6 +36,7 @@ def test_every_operator_of_the_registry_has_a_torch_function() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.torch
 def test_an_operator_computes_what_the_registry_says(name: str) -> None:
     t = torch()
     op = OPS[name]
@@ -58,6 +59,7 @@ def test_an_operator_computes_what_the_registry_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.torch
 def test_fragments_of_samples_compute_what_the_registry_says(name: str) -> None:
     t = torch()
     imported = frontends.load(str(sample(name)), frontends.Options({}, {}))
@@ -104,6 +106,7 @@ def softmax(extra_reader: bool) -> Program:
 
 
 @pytest.mark.parametrize("extra_reader", [False, True])
+@pytest.mark.torch
 def test_a_softmax_is_one_operator_where_nothing_reads_its_parts(extra_reader: bool) -> None:
     t = torch()
     program = softmax(extra_reader)
@@ -113,6 +116,7 @@ def test_a_softmax_is_one_operator_where_nothing_reads_its_parts(extra_reader: b
     assert t.allclose(made(x)[0], t.softmax(x, -1))
 
 
+@pytest.mark.torch
 def test_truth_values_are_numbers_in_arithmetic_and_a_sum_counts_broadcast_positions() -> None:
     t = torch()
     slots = (Slot("a", 4),)

@@ -139,6 +139,7 @@ def test_a_row_that_breaks_the_gpu_does_not_end_the_run(scripted: SuiteOptions) 
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["rows"][1]["ratio"] == 2.0
 
 
+@pytest.mark.torch
 def test_peers_of_an_earlier_run_fill_what_was_not_measured(scripted: SuiteOptions, tmp_path: Path) -> None:
     path = tmp_path / "earlier.json"
     peers = {"torch.compile": {"us": us(5.0)}, "torch eager": {"us": us(1.0)}}
@@ -239,6 +240,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, factor: str, case: C
     return suite_measure.Measurement(case, F32, timer, backend, asked).run(Row("twice", "fp32", folder))
 
 
+@pytest.mark.torch
 def test_a_row_is_judged_and_timed_beside_its_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = measured(monkeypatch, tmp_path, "2.0f")
     assert found["accuracy"]["passed"] and found["sets"] > 2
@@ -248,24 +250,28 @@ def test_a_row_is_judged_and_timed_beside_its_peers(monkeypatch: pytest.MonkeyPa
     assert (found["predicted_us"], found["kernels"]) == (3.0, [{"engine": "strip"}])
 
 
+@pytest.mark.torch
 def test_a_wrong_row_has_no_time_but_its_peers_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = measured(monkeypatch, tmp_path, "2.001f")
     assert found["mirage"]["problem"].startswith("WRONG: wrong answers before it was timed: rmse")
     assert found["peers"]["torch eager"]["us"]["median"] > 0
 
 
+@pytest.mark.torch
 def test_a_peer_that_is_wrong_has_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = measured(monkeypatch, tmp_path, "2.0f", replace(TWICE, sdpa=lambda torch, f, x: x + 0.9 * x))
     assert found["peers"]["sdpa flash"]["problem"].startswith("failed: wrong: relative error 5.0e-02")
     assert found["mirage"]["us"]["median"] > 0
 
 
+@pytest.mark.torch
 def test_large_outputs_are_compared_at_random_positions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(suite_measure, "COMPARED", 20)
     assert measured(monkeypatch, tmp_path, "2.0f")["accuracy"]["passed"]
     assert "WRONG" in measured(monkeypatch, tmp_path / "..", "2.001f")["mirage"]["problem"]
 
 
+@pytest.mark.torch
 def test_reference_and_original_are_those_of_a_half_precision_model() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     from mirage_cli.gpu import GpuTimer

@@ -81,6 +81,7 @@ def test_copies_of_a_model_compute_the_same_on_tensors_of_their_own(case: Case) 
 
 
 @pytest.mark.parametrize("case", SMALL, ids=names)
+@pytest.mark.torch
 def test_torch_computes_what_the_nodes_compute(case: Case) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     values = arrays(case, F32)

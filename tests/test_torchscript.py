@@ -17,6 +17,8 @@ from mirage_cli.options import Options as RunOptions
 from mirage_cli.pipeline import optimize
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
+
+pytestmark = pytest.mark.torch
 Module: Any = torch.nn.Module
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 

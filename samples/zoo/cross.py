@@ -43,7 +43,7 @@ def _step(model: nn.Module, form: Form, heads: int, size: int, seen: int) -> Cas
     inputs: dict[str, Tensor | list[Tensor]] = {
         "input_ids": token_ids(1, batch),
         "past": past,
-        "states": torch.zeros(batch, seen, model.config.d_model),  # type: ignore[union-attr]
+        "states": torch.zeros(batch, seen, model.config.d_model),
     }
     parts = ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
     own = parts[:2]

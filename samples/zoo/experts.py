@@ -10,7 +10,7 @@ from samples.zoo.decoders import cached
 
 def _batched(model: nn.Module) -> nn.Module:
     """The model with its experts as batched matrix products of the selected weights."""
-    model.set_experts_implementation("batched_mm")  # type: ignore[operator]
+    model.set_experts_implementation("batched_mm")
     return model
 
 

@@ -198,6 +198,7 @@ def test_other_failures(library: Path) -> None:
 
 
 # --- torch on the host ------------------------------------------------------------------------------------------------
+@pytest.mark.torch
 def test_torch_on_the_host(library: Path) -> None:
     torch = pytest.importorskip("torch")
     kernel, x = Kernel(library, AFFINE), torch.randn(3, 4)

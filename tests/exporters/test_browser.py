@@ -14,6 +14,7 @@ from tests.exporters import reports
 from tests.exporters.browser import Browser, found
 from tests.exporters.graphs import HOSTILE, looped, norm_linear
 
+pytestmark = pytest.mark.chromium
 BACK = "getComputedStyle(document.body).backgroundColor"
 SCROLLS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 LOST = "[...document.querySelectorAll('a[href^=\"#\"]')].filter(a => !document.getElementById(a.hash.slice(1))).length"
