@@ -63,5 +63,6 @@ def test_a_graph_built_in_python(place: Path) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(s).astype(np.float16) for s in ((2, 1, 8), (2, 8, 32), (2, 32, 8)))
     found = run(block("new_kernel_graph"), q=q, k=k, v=v)["o"]
+    assert found.shape == (2, 1, 8)
     scores = np.exp((q @ k).astype(np.float64))
     np.testing.assert_allclose(found, scores / scores.sum(-1, keepdims=True) @ v, atol=5e-3)

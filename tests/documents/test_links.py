@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from functools import cache as once
 from pathlib import Path
@@ -80,3 +81,16 @@ def test_the_navigation_has_all_pages() -> None:
     decisions = {p for p in found if p.startswith("decisions/")}
     assert set(NAVIGATION) == (found - decisions) | MADE
     assert len(NAVIGATION) == len(set(NAVIGATION))
+
+
+def test_documents_of_the_root_are_pages_with_working_links() -> None:
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/site/hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    there = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*") if p.is_file()} | MADE
+    assert {p for n, p in hooks.PAGES.items() if n != "LICENSE"} | {"decisions/index.md"} == MADE
+    for name in hooks.PAGES:
+        text = hooks._led(name, prose(ROOT / name))
+        local = [t.partition("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", t)]
+        assert [t for t in local if t and t not in there and t != "license.md"] == [], name
