@@ -18,6 +18,7 @@ from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, source_text, target_of
+from mirage_cli.search.alternatives import Leaf
 from mirage_cli.search.search import Candidate, SearchOptions
 from tests.codegen.programs import program
 
@@ -138,3 +139,19 @@ def test_reports_say_when(planned: plans.FragmentPlan) -> None:
     own, *others = assemble.schedules_json(p)
     assert "when" not in own and own["engine"] == "warpgroup"
     assert [s["when"] for s in others] == [{"n": [b.least, b.most]} for o in p.others for b in o.alternative.when]
+
+
+def test_a_muGraph_found_at_other_sizes_is_predicted_at_typical_ones(
+    fragment: Program, planned: plans.FragmentPlan
+) -> None:
+    own = planned.plans["cuda"]
+    other = replace(_candidates(own)[1], predicted_us=1e6, floor_us=1e5)  # at the sizes at which it was found
+    with (
+        mock.patch.object(ranges, "pool", lambda *_: [_candidates(own)[0], other]),
+        mock.patch.object(ranges, "leaves", lambda *_: [Leaf((), (0,), 1)]),
+    ):
+        found = plan_fragment("abc", "attention", fragment, 6, CUDA).plans["cuda"]
+    assert (found.graph, found.schedules) == (other.graph, other.schedules)
+    target = target_of(CUDA.targets["cuda"])
+    assert found.predicted_us == ranges.time(other, target, {"n": 1024})
+    assert found.floor_us == own.floor_us < found.predicted_us

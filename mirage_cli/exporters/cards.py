@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mirage_cli.exporters import canvas, original, wording
-from mirage_cli.exporters.labels import amount, counted, microseconds
+from mirage_cli.exporters.labels import amount, byte_count, counted, microseconds
 from mirage_cli.exporters.modelmap import fragment_anchor
 from mirage_cli.exporters.pictures import Picture
 
@@ -116,7 +116,7 @@ def _facts(f: Mapping[str, Any]) -> list[tuple[str, str]]:
     if told := wording.tuned(f.get("tuning", {})):
         found.append(("tuning", told))
     for work in list(f.get("predictions", {}).values())[:1]:  # the same for every target
-        told = f"{amount(work['bytes'])}B read and written once, {amount(work['flops'])} operations"
+        told = f"{byte_count(work['bytes'])} read and written once, {amount(work['flops'])} operations"
         found.append(("work", told))
     return found
 
@@ -151,7 +151,7 @@ def schedules(schedule: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple
         for n, s in enumerate(kernels):
             tiles = ", ".join(f"{axis} {size}" for axis, size in s["tiles"].items()) or "–"
             engine = s.get("engine", "block") if target == "cuda" else "loops"
-            memory = f"{amount(s['shared_bytes'])}B" if "shared_bytes" in s else "–"
+            memory = byte_count(s["shared_bytes"]) if "shared_bytes" in s else "–"
             numbers = (str(s["loop"] or "–"), str(s["warps"]), str(s["stages"]), memory)
             rows.append((target + _when(s), str(n), engine, tiles, *numbers))
     return rows

@@ -85,7 +85,9 @@ def clean(data: Any) -> Any:
 def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
     ours, original = wording.totals(report)
-    found = [(f"{original / ours:.1f} ×", "predicted speed of what was replaced")] if ours and original else []
+    found = (
+        [(f"{wording.factor(original / ours)} ×", "predicted speed of what was replaced")] if ours and original else []
+    )
     found.append((f"{len(replaced)} of {len(report['fragments'])}", "distinct fragments replaced"))
     found.append((str(sum(f["occurrences"] for f in replaced)), "places in the model"))
     found += [(percent(report["coverage"][k]), of) for k, of in wording.SHARES.items() if k in report["coverage"]]

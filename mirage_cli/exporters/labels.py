@@ -83,6 +83,12 @@ def amount(n: float) -> str:
     return f"{n:.0f}"
 
 
+def byte_count(n: float) -> str:
+    """A number of bytes: `512 B`, `24.6 kB`."""
+    number, _, unit = amount(n).partition(" ")
+    return f"{number} {unit}B"
+
+
 def counted(n: int, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from mirage_cli.exporters import canvas
-from mirage_cli.exporters.labels import amount, microseconds, short
+from mirage_cli.exporters.labels import amount, byte_count, microseconds, short
 
 WIDTH, HEIGHT = 600.0, 400.0  #: pixels
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 30.0, 46.0
@@ -148,7 +148,7 @@ def _roofs(plot: Plot, scale: _Scale) -> list[str]:
         body.append(canvas.segment(points[1], (scale.x(high), scale.y(rate)), "roof"))
         body.append(canvas.text(WIDTH - RIGHT - 4, scale.y(rate) - 5, f"{amount(rate)} op/s", "soft", "end"))
     x = math.sqrt(max(low, floor / plot.bandwidth) * min(high, max(plot.rates) / plot.bandwidth))
-    told = f"{amount(plot.bandwidth)}B/s"
+    told = f"{byte_count(plot.bandwidth)}/s"
     body.append(canvas.text(scale.x(x) - 8, scale.y(x * plot.bandwidth) - 6, told, "soft", "end"))
     return body
 

@@ -141,8 +141,13 @@ def totals(report: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def times(ratio: float) -> str:
-    """`3.9 times as fast`, or slower."""
-    return f"{ratio:.1f} times as fast" if ratio >= 1.05 else f"{ratio:.2f} times as fast"
+    """`3.9 times as fast`; below one with two digits: `0.0082 times as fast`."""
+    return f"{factor(ratio)} times as fast"
+
+
+def factor(ratio: float) -> str:
+    """How many times as fast: `14.3`, `0.74`."""
+    return f"{ratio:.1f}" if ratio >= 1.05 else f"{ratio:.2g}"
 
 
 def accuracy(check: Mapping[str, Any]) -> str:

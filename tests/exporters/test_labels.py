@@ -54,3 +54,7 @@ def test_paragraph_fits() -> None:
     assert len(lines) > 5
     assert max(map(len, lines)) <= 60
     assert all(line.startswith("  ") for line in lines)
+
+
+def test_bytes() -> None:
+    assert [labels.byte_count(n) for n in (0, 512, 8192, 4.26e12)] == ["0 B", "512 B", "8.19 kB", "4.26 TB"]

@@ -72,7 +72,7 @@ def test_what_is_gained() -> None:
         == "At these places the cost model of cpu predicts 4.94 us in place of 31.5 us: 6.4 times as fast."
     )
     data["fragments"][0]["predicted_us"] = 31.5
-    assert wording.speed(data).endswith("predicts 63.0 us in place of 31.5 us: 0.50 times as fast.")
+    assert wording.speed(data).endswith("predicts 63.0 us in place of 31.5 us: 0.5 times as fast.")
     assert wording.speed(reports.report(reports.kept()).to_json()) == ""
 
 
