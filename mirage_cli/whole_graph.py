@@ -21,37 +21,36 @@ HINT = "mirage_cli.optimize leaves such operators of a model to onnxruntime"
 
 
 def check_complete(imported: Imported, parts: Partition, work: Sequence[Work]) -> None:
-    """Raise Refused, naming an operator and the reason, where fragments that have not failed do not compute everything.
+    """Raise Refused, naming an operator and the reason, where fragments that have not failed do not compute everything, and
+    for an output that is another one, an input or a constant.
 
     Asked before the search it saves its time.
     """
-    calls = [w for w in work if not w.failed]
-    graph = _Graph(imported, calls)
+    graph = _Graph(imported, [w for w in work if not w.failed])
     for value in graph.missing():
         raise Refused(*_why(imported, parts, work, value))
+    outputs = imported.model.graph.outputs
+    names = graph.all(outputs)
+    for k, (name, output) in enumerate(zip(names, outputs, strict=True)):
+        if name in names[:k]:
+            raise Refused(f"outputs '{outputs[names.index(name)].name}' and '{output.name}' are the same value")
+        if name not in graph.made:
+            raise Refused(f"output '{output.name}' is an input or a constant: nothing computes it")
 
 
 def write(imported: Imported, parts: Partition, work: Sequence[Work], identifier: str, draft: Path) -> None:
-    """Write the steps of a graph, before its model is patched. Raises Refused where they do not compute everything."""
+    """Write the steps of a graph, before its model is patched. Raises Refused as `check_complete` does."""
     check_complete(imported, parts, work)
     write_text(draft / FILE, steps(imported, work, identifier).text())
 
 
 def steps(imported: Imported, work: Sequence[Work], identifier: str) -> Steps:
-    """The calls of the kernels that were built, in order.
-
-    Raises Refused for two outputs that are one value, and for one that is an input or a weight.
-    """
+    """The calls of the kernels that were built, in order; they are complete."""
     graph = _Graph(imported, [w for w in work if w.replace])
     model = imported.model.graph
     inputs = tuple(spec_of(v, imported) for v in model.inputs if v.name not in model.initializers)
     outputs = tuple(spec_of(v, imported) for v in model.outputs)
-    results = tuple(graph.name(v) for v in model.outputs)
-    for k, (name, output) in enumerate(zip(results, outputs, strict=True)):
-        if name in results[:k]:
-            raise Refused(f"outputs '{outputs[results.index(name)].name}' and '{output.name}' are the same value")
-        if name not in graph.made:
-            raise Refused(f"output '{output.name}' is an input or a constant: nothing computes it")
+    results = graph.all(model.outputs)
     symbols = tuple(sorted({n for t in (*inputs, *outputs) for d in t.dims for n in ex.names(d)}))
     cuda = all("cuda" in w.plan.plans for w in graph.work if w.plan is not None)
     spec = OperatorSpec(identifier, f"graph_{identifier}", inputs, outputs, symbols, cuda)

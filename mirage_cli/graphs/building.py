@@ -1,55 +1,58 @@
 """From a graph to its kernels, through `mirage optimize`: a model file, its output folder, the kernels in it.
 
-The folder is kept in the cache under a name that everything which can change it is part of: the model, the options, the
-compilers and this program. A folder is written beside its place and renamed, so several processes may build at once.
+The folder is kept in the cache, under the hash of everything that can change it: the model, the options, the compilers,
+this version of mirage. It is written beside its place and renamed, so several processes may build at once; what the
+kernels are made of carries digests in the cache's own results, so a folder that was changed is built again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirage_cli import environment, kept, patch, pipeline, settings, steps
+from mirage_cli import devices, environment, patch, pipeline, settings, steps
+from mirage_cli import kept as results
 from mirage_cli.backends import cpu
 from mirage_cli.backends import toolchain as toolchains
 from mirage_cli.errors import UsageError
 from mirage_cli.graph_kernel import GraphKernel
+from mirage_cli.kept import Kept
 from mirage_cli.options import Options
+from mirage_cli.output import LIBRARY, MARK, MUGRAPHS
 from mirage_cli.pipeline import Progress
 
 if TYPE_CHECKING:
     from mirage_cli.graphs.recording import Recording
 
-GRAPHS = environment.GRAPHS
 MODEL, OUT = "original.onnx", "out"
 OUTSIDE_BYTES = 2**28  #: weights of more than this are stored in a file of their own
-PART = slice(16)  #: of a digest: what names a graph
+NAME = slice(16)  #: of a hash: what names a graph
+TRUSTED = (steps.FILE, MARK, LIBRARY, "model.onnx*", f"{MUGRAPHS}/*.json")  #: what kernels are made of
 
 
 def superoptimize(graph: Recording, progress: Progress | None, options: Mapping[str, Any]) -> GraphKernel:
     """The kernels of a graph; see `KernelGraph.superoptimize`."""
     made = _options(options)
-    cache = environment.cache_folder(made)
-    if cache is None:
-        own = tempfile.mkdtemp(prefix="mirage-graph-")
-        try:
-            kernel = GraphKernel(_built(graph, Path(own), made, progress))
-        except BaseException:
-            shutil.rmtree(own, ignore_errors=True)
-            raise
-        weakref.finalize(kernel, shutil.rmtree, own, ignore_errors=True)
-        return kernel
-    folder = cache / GRAPHS
-    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-    return GraphKernel(_built(graph, folder, made, progress))
+    store, cache = environment.kept(made), environment.cache_folder(made)
+    if cache is not None and store is not None and store.usable:
+        folder = cache / environment.GRAPHS
+        folder.mkdir(parents=True, exist_ok=True)
+        return GraphKernel(_built(graph, folder, store, made, progress))
+    own = tempfile.mkdtemp(prefix="mirage-graph-")
+    try:
+        kernel = GraphKernel(_built(graph, Path(own), None, made, progress))
+    except BaseException:
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+    weakref.finalize(kernel, shutil.rmtree, own, ignore_errors=True)
+    return kernel
 
 
 def _options(given: Mapping[str, Any]) -> Options:
@@ -62,36 +65,54 @@ def _options(given: Mapping[str, Any]) -> Options:
     return made
 
 
-def _built(graph: Recording, folder: Path, options: Options, progress: Progress | None) -> Path:
+def _built(graph: Recording, folder: Path, store: Kept | None, options: Options, progress: Progress | None) -> Path:
     """The output folder of a graph, found or made."""
     model = graph.model()
     with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as name:
         draft = Path(name)
         patch.save(model, draft / MODEL, patch.weight_bytes(model) > OUTSIDE_BYTES)
-        key = _key(draft, options)
-        place = folder / key
-        if (place / OUT / steps.FILE).exists():
+        key = _key(draft, options, store)
+        place = folder / key[NAME]
+        if store is not None and _is_kept(place / OUT, key, store):
             return place / OUT
         place.mkdir(exist_ok=True)
         for path in draft.iterdir():
             os.replace(path, place / path.name)
-        made = place / f"{OUT}.{os.getpid()}"
-        try:
-            pipeline.optimize(str(place / MODEL), made, replace(options, strict=True), progress, key)
-            if not (place / OUT / steps.FILE).exists():
-                shutil.rmtree(place / OUT, ignore_errors=True)
+    made = place / f"{OUT}.{os.getpid()}"
+    try:
+        pipeline.optimize(str(place / MODEL), made, options, progress, key[NAME])
+        if store is None or not _is_kept(place / OUT, key, store):
+            shutil.rmtree(place / OUT, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process was faster: its folder is as good
                 os.rename(made, place / OUT)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+            if store is not None:
+                store.put(key, _digests(place / OUT))
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
     return place / OUT
 
 
-def _key(draft: Path, options: Options) -> str:
-    """What names the kernels of a model file: a digest of all that they depend on."""
-    digest = hashlib.sha256()
-    for path in sorted(draft.iterdir()):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    said = [options.to_json(), environment.archs(options), cpu.isas(), toolchains.candidates(), kept.version()]
-    digest.update(json.dumps(said).encode())
-    return digest.hexdigest()[PART]
+def _key(draft: Path, options: Options, store: Kept | None) -> str:
+    """The hash of all that the kernels of a model file depend on."""
+    model = {p.name: _sha256(p) for p in draft.iterdir()}
+    said = [environment.archs(options), cpu.isas(), toolchains.candidates()]
+    said += [[devices.name("cuda", options.gpu)]] if options.gpu is not None else []
+    if options.tuned and store is not None:
+        said.append([_sha256(p) for p in sorted((store.root.parent / environment.TUNINGS).glob("*"))])
+    return results.key("graph", model, options.to_json(), *said)
+
+
+def _is_kept(out: Path, key: str, store: Kept) -> bool:
+    """Whether a folder is there and as it was when it was kept."""
+    found = store.get(key)
+    return found is not None and found == _digests(out)
+
+
+def _digests(out: Path) -> dict[str, str]:
+    """The digest of each file that kernels are made of."""
+    return {p.relative_to(out).as_posix(): _sha256(p) for pattern in TRUSTED for p in sorted(out.glob(pattern))}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

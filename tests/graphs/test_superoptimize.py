@@ -13,6 +13,7 @@ import pytest
 import mirage_cli as mi
 from mirage_cli import environment, pipeline, steps
 from mirage_cli.graphs import kernel_graph
+from mirage_cli.output import LIBRARY
 from tests.backends.test_kernel import Foreign
 
 from .cases import rms, softmax
@@ -109,6 +110,17 @@ def test_the_cache_answers(cache: Path, kernel: mi.GraphKernel, monkeypatch: pyt
     assert block()[0].superoptimize(cache=str(cache), **OPTIONS).folder == kernel.folder
     with pytest.raises(pytest.fail.Exception):
         block()[0].superoptimize(cache=str(cache), confidence=50, **OPTIONS)
+
+
+def test_a_changed_folder_is_built_again(tmp_path: Path) -> None:
+    graph = mi.new_kernel_graph()
+    graph.exp(graph.new_input((3,), mi.float32))
+    folder = graph.superoptimize(cache=tmp_path / "cache", **OPTIONS).folder
+    (folder / LIBRARY).unlink()  # the loaded file stays as it is
+    (folder / LIBRARY).touch()
+    kernel = graph.superoptimize(cache=tmp_path / "cache", **OPTIONS)
+    assert kernel.folder == folder
+    assert np.array_equal(kernel(np.zeros(3, np.float32)), np.ones(3))
 
 
 def test_saved_and_loaded(kernel: mi.GraphKernel, tmp_path: Path) -> None:
