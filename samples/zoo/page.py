@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,6 +13,7 @@ from samples.zoo.examine import Record
 GOAL = 0.95  #: share of the multiply-adds
 SHARES = ("flops", "weight_bytes", "nodes")
 SHOWN = 4  #: architectures that a row names
+_OPERATOR = re.compile(r"[A-Z]\w*: ")  #: how the reason of an operator that is not read begins
 _INTRODUCTION = """\
 # Models
 
@@ -112,7 +114,7 @@ def _named(names: Iterable[str]) -> str:
 
 
 def _misses(records: Sequence[Record]) -> Iterator[str]:
-    """Cells below the goal, or with fewer attentions or MLPs than the model has."""
+    """Cells below the goal, or with fewer attentions or MLPs than the model has, and the operators that are not read."""
     for r in records:
         if "problem" in r:
             continue
@@ -123,7 +125,8 @@ def _misses(records: Sequence[Record]) -> Iterator[str]:
             if found < wanted and not (a.encoder and "-cache" in r["name"]):
                 lacking.append(f"{found} of {wanted} {what}")
         if lacking:
-            yield f"- `{r['name']}`: {', '.join(lacking)}; left: {'; '.join(list(r['left'])[:SHOWN])}"
+            stopped = [why for why in r["left"] if _OPERATOR.match(why)] or list(r["left"])[:SHOWN]
+            yield f"- `{r['name']}`: {', '.join(lacking)}; stopped by {'; '.join(stopped)}"
 
 
 def _agreements(records: Sequence[Record]) -> Iterator[str]:
