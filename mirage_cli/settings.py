@@ -141,10 +141,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "arch",
         _choice("ARCH", "sm_80", "sm_90a", "native"),
-        "CUDA architecture: sm_80, sm_90a or native [all].",
+        "CUDA: sm_80, sm_90a or native [all].",
         many=True,
     ),
-    Setting("gpu", _integer(0), "Measure candidates on this GPU [measure nothing]."),
+    Setting("gpu", _integer(0), "Measure candidates on this GPU [none]."),
     Setting("only", _GLOB, "Consider only fragments with such a node.", many=True),
     Setting("skip", _GLOB, "Leave fragments with such a node.", many=True),
     Setting("max_kernels", _integer(1), "Kernels of a fragment, at most"),

@@ -24,6 +24,7 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
     ),
+    rare=("jobs", "peers_from", "allow_tf32", "build", "peers_only", "tune", "markdown"),
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(), required=False)
 @click.option("--suite", type=click.Choice(["paper"]), help="Optimize and time the cases of this suite instead.")

@@ -87,8 +87,8 @@ def speaking(function: F) -> F:
 
     wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
     options = (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document, also for an error."),
-        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and what --json asks for)."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document, errors too."),
+        click.option("-q", "--quiet", is_flag=True, help="Print errors only (and what --json asks for)."),
         click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done."),
     )
     made: Any = wrapped
@@ -181,12 +181,29 @@ def check_input(model: str) -> str:
 
 # --- help -------------------------------------------------------------------------------------------------------------
 class Command(click.Command):
-    """A command whose help ends with examples, printed as they stand."""
+    """A command whose help fits a screen and ends with examples, printed as they stand. Options named in `rare` are on a
+    second page, `--help-all`."""
 
-    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: tuple[str, ...] = (), rare: tuple[str, ...] = (), **kwargs: Any) -> None:
         kwargs.setdefault("context_settings", HELP)
         super().__init__(*args, **kwargs)
-        self.examples = examples
+        self.examples, self.rare = examples, frozenset(rare)
+        if rare:
+            self.params.append(_help_all())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, the rare ones in a section of their own where they are asked for."""
+        usual: list[tuple[str, str]] = []
+        more: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                (more if parameter.name in self.rare else usual).append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(usual)
+        if ctx.meta.get(_ALL):
+            with formatter.section("Rare options"):
+                formatter.write_dl(more)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, and the epilog."""
@@ -195,3 +212,25 @@ class Command(click.Command):
                 for line in self.examples:
                     formatter.write(f"  {line}\n")
         super().format_epilog(ctx, formatter)
+
+
+_ALL = "mirage_cli.help_all"
+
+
+def _help_all() -> click.Option:
+    """The option that prints the help with the rare options."""
+
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.meta[_ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show the rare options too, and exit.",
+    )

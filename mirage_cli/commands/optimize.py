@@ -25,13 +25,23 @@ if TYPE_CHECKING:
         "mirage optimize model.onnx -o out --force --target cpu --json > report.json",
         "cat model.onnx | mirage optimize - --dry-run",
     ),
+    rare=(
+        "max_kernels",
+        "max_ops",
+        "candidates",
+        "tune_candidates",
+        "tune_budget",
+        "tuned",
+        "without",
+        "seed",
+        "confidence",
+        "max_memory",
+    ),
 )
 @click.argument("model", required=False, type=click.Path())
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="The folder to write; one of ours is replaced.")
-@click.option(
-    "--config", metavar="FILE", type=click.Path(), help="YAML file with these options; the command line wins."
-)
-@click.option("--print-config", is_flag=True, help="Print the options in effect as such a file, and stop.")
+@click.option("--config", metavar="FILE", type=click.Path(), help="Take options from a YAML file.")
+@click.option("--print-config", is_flag=True, help="Print the options as such a file, and exit.")
 @common.settings_options(*settings.BY_NAME)
 @common.speaking
 def optimize(

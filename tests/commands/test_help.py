@@ -43,10 +43,24 @@ def test_help_of_a_command(run: Run, name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert len(lines) <= 55, "more than a screen"
+    assert len(lines) <= 40, "more than a screen"
     assert max(map(len, lines)) <= 80
     assert f"Usage: mirage {name} " in result.stdout
     assert examples(result.stdout)
+
+
+@pytest.mark.parametrize("name", ["optimize", "bench"])
+def test_rare_options_are_on_a_second_page(run: Run, name: str) -> None:
+    first, all_of_it = run(name, "--help").stdout, run(name, "--help-all")
+    assert all_of_it.exit_code == 0
+    assert "--help-all" in first
+    flags = {f"--{n.replace('_', '-')} " for n in command(name).rare}  # type: ignore[attr-defined]
+    assert len(flags) > 5
+    for flag in flags:
+        assert f"  {flag}" not in first
+        assert f"  {flag}" in all_of_it.stdout.partition("Rare options:")[2]
+    assert examples(first) == examples(all_of_it.stdout)
+    assert max(map(len, all_of_it.stdout.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", COMMANDS)
