@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mirage_cli.graphs import kernel_graph
 from mirage_cli.output import LIBRARY
 from tests.backends.test_kernel import Foreign
 
-from .cases import rms, softmax
+from .cases import rms, sigmoid, softmax
 
 OPTIONS: dict[str, Any] = {"target": "cpu", "jobs": 1}
 
@@ -52,6 +53,18 @@ def test_the_documented_example(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(environment, "cache_folder", lambda options: cache)
     found = doctest.testmod(kernel_graph)
     assert (found.failed, found.attempted > 10) == (0, True)
+
+
+def test_the_guide(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(environment, "cache_folder", lambda options: cache)
+    guide = (Path(__file__).parents[2] / "docs/guide.md").read_text()
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "new_kernel_graph" in b)
+    weight, tensor = (random(*s).astype(np.float16) for s in ((64, 32), (3, 64)))
+    names: dict[str, Any] = {"mi": mi, "weight": weight, "tensor": tensor}
+    exec(compile(block, "guide.md", "exec"), names)
+    assert f"```text\n{capsys.readouterr().out}```" in guide
+    y = rms(tensor.astype(np.float64)) @ weight
+    np.testing.assert_allclose(names["out"], y * sigmoid(y) * 0.5, rtol=2e-2, atol=2e-2)
 
 
 def test_several_kernels(kernel: mi.GraphKernel) -> None:
