@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from mirage_cli.errors import InvalidGraph, UnequalExtents
+from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Number
 from mirage_cli.lax.dtypes import BOOL, DType
@@ -21,6 +21,14 @@ from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ops import lookup
 
 Dims: TypeAlias = tuple[Extent, ...]
+
+
+class UnequalExtents(InvalidGraph):
+    """Dimensions that have to be equal, and are not known to be; `pair` holds their extents."""
+
+    def __init__(self, message: str, pair: tuple[Any, Any] = (1, 1)) -> None:
+        super().__init__(message)
+        self.pair = pair
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,14 +82,6 @@ class InvalidGraph(MirageError):
     exit_code = 5
 
 
-class UnequalExtents(InvalidGraph):
-    """Dimensions that have to be equal, and are not known to be; `pair` holds their extents."""
-
-    def __init__(self, message: str, pair: tuple[Any, Any] = (1, 1)) -> None:
-        super().__init__(message)
-        self.pair = pair
-
-
 class Refused(MirageError):
     """Something is outside what a stage can do; the reason is data and ends up in the report, not a crash."""
 

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
 
-from mirage_cli.errors import InvalidGraph, Refused, UnequalExtents
+from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import onnx_known, sizes
 from mirage_cli.frontends.onnx_known import Known
 from mirage_cli.frontends.onnx_ops import READERS
@@ -26,7 +26,7 @@ from mirage_cli.lax import compose
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL, I64, DType
 from mirage_cli.lax.extents import Extent, Symbolic
-from mirage_cli.lax.graph import Dims, Graph, Tensor, exact
+from mirage_cli.lax.graph import Dims, Graph, Tensor, UnequalExtents, exact
 
 SPLAT_ELEMENTS = 2**16  #: constants up to this size are one number when all their elements are equal
 _ONNX_TYPES = {ours: theirs.value for theirs, ours in ELEMENT_TYPES.items()}
