@@ -1,4 +1,5 @@
-"""Configuration files: the options of a run as YAML, read with messages that name the file, the line and the key.
+"""Configuration files: the options of a run as YAML, read with messages that name the file, the line, the column and the
+key.
 
 A file is a mapping of option names (with dashes or underscores) to values. Options that may be given several times take
 a list; `shape`, `dim` and `require-coverage` also a mapping, as in `dim: {batch: 4, seq: 1:128:4096}`. Scalars are read
@@ -65,7 +66,7 @@ def read(path: str) -> dict[str, Any]:
         try:
             found = settings.normalised(key, given)
         except ValueError as e:
-            raise ConfigError(f"{place}: {e}") from None
+            raise ConfigError(f"{_place(path, value_node)}: {key}: {e}") from None
         if found is None:
             message, hint = settings.unknown(key.replace("_", "-"), settings.keys())
             raise ConfigError(f"{_place(path, key_node)}: {message}", hint)
@@ -110,7 +111,7 @@ def _compose(path: str) -> yaml.Node | None:
         node: yaml.Node | None = yaml.compose(data, Loader=_Loader)
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        place = f"{path}:{mark.line + 1}" if mark else path
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
         raise ConfigError(f"{place}: broken YAML: {e.problem or e.context}") from None
     except (yaml.YAMLError, UnicodeError) as e:
         raise ConfigError(f"{path}: broken YAML: {str(e).splitlines()[0]}") from None
@@ -147,7 +148,7 @@ def _scalar(node: yaml.Node, path: str) -> Any:
 
 
 def _place(path: str, node: yaml.Node) -> str:
-    return f"{path}:{node.start_mark.line + 1}"
+    return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def _kind(node: yaml.Node) -> str:

@@ -19,10 +19,15 @@ Run = Callable[..., Result]
 PROGRAM = [sys.executable, "-m", "mirage_cli"]
 
 
+def state_folder(tmp_path: Path) -> Path:
+    """Where logs and the secret of kept results of the test with this folder are: beside it."""
+    return tmp_path.with_name(f"{tmp_path.name}-state")
+
+
 @pytest.fixture(autouse=True)
 def _private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs of these tests end here, and nothing that the surroundings set changes what is tested."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(state_folder(tmp_path)))
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS", "CXX", "CI"):
         monkeypatch.delenv(name, raising=False)
 

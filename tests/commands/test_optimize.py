@@ -127,7 +127,7 @@ def test_a_run_that_fails_leaves_the_output_of_before(
     assert result.exit_code == 5
     assert error_of(result)["message"] == "model.onnx: No space left on device"
     assert tree(out) == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "state"]  # the log is in "state"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
