@@ -132,7 +132,10 @@ def unchanged(imported: Imported, parts: Partition, work: Sequence[Work]) -> lis
 
 def remaining(model: ir.Model, occurrences: Iterable[Occurrence]) -> list[ir.Node]:
     """The nodes that are still needed when `occurrences` are operators of their own, in the order of the model."""
-    inputs_of = {v: o.region.inputs for o in occurrences for v in o.region.outputs}
+    occurrences = list(occurrences)
+    inputs_of: dict[ir.Value, Sequence[ir.Value]] = {v: o.region.inputs for o in occurrences for v in o.region.outputs}
+    for o in occurrences:
+        inputs_of |= {v: [p.tensor for p in made.parts] for v, made in o.region.grown.items()}
     seen: set[ir.Value] = set()
     found: set[ir.Node] = set()
     todo: list[ir.Value | None] = list(model.graph.outputs)

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass, TopologicalSortPass
 
 from mirage_cli import datafile
 from mirage_cli.errors import InvalidGraph
+from mirage_cli.grown import Grown
 from mirage_cli.regions import Region, cloned
 
 DOMAIN = "mirage"
@@ -57,15 +59,18 @@ def patch(model: ir.Model, replacements: Iterable[Replacement], metadata: Mappin
     Raises InvalidGraph for a region with an output that no node computes.
     """
     replacements = list(replacements)
+    functions: dict[str, ir.Function] = {}
     for r in replacements:  # functions first: replacing changes what the original nodes read
-        if (DOMAIN, r.op_type, "") not in model.functions:
-            function = function_of(model, r.region, r.op_type)
-            model.functions[function.identifier()] = function
+        if r.op_type not in functions and (DOMAIN, r.op_type, "") not in model.functions:
+            functions[r.op_type] = function_of(model, r.region, r.op_type)
     _Patch(model).replace(replacements)
     model.ir_version = max(model.ir_version or 0, FUNCTIONS_IR_VERSION)
     model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
     model.metadata_props.update(metadata)
-    for p in (RemoveUnusedNodesPass(), RemoveUnusedFunctionsPass(), TopologicalSortPass()):  # type: ignore[no-untyped-call]
+    RemoveUnusedNodesPass()(model)
+    for f in functions.values():  # now: their nodes keep outputs that nothing reads, which runtimes may insist on
+        model.functions[f.identifier()] = f
+    for p in (RemoveUnusedFunctionsPass(), TopologicalSortPass()):  # type: ignore[no-untyped-call]
         p(model)
 
 
@@ -84,6 +89,9 @@ class _Patch:
     def replace(self, replacements: Iterable[Replacement]) -> None:
         """Insert the operators, each behind the last node that computes one of its outputs."""
         for k, r in enumerate(replacements):
+            for old, grown in r.region.grown.items():
+                if old not in self.current:
+                    self.take_apart(old, grown)
             inputs = [self.current.get(v, v) for v in r.region.inputs]
             outputs = [
                 ir.Value(shape=v.shape, type=v.type, doc_string=v.doc_string, metadata_props=dict(v.metadata_props))
@@ -95,6 +103,30 @@ class _Patch:
             self.model.graph.insert_after(max(producers, key=self.positions.__getitem__), node)
             for old, new in zip(r.region.outputs, outputs, strict=True):
                 self.exchange(old, new)
+
+    def take_apart(self, old: ir.Value, grown: Grown) -> None:
+        """Compute a tensor that a replaced node returns besides by nodes of its own."""
+        made: list[ir.Value] = []
+        producer = _producer(old)
+
+        def add(op_type: str, inputs: list[ir.Value], **attributes: int | tuple[int, ...]) -> ir.Value:
+            name = _unused(f"{old.name}/{op_type}", self.node_names)
+            output = ir.Value(name=_unused(f"{old.name}/{op_type}", self.value_names))
+            self.model.graph.insert_before(producer, ir.node(op_type, inputs, attributes, outputs=[output], name=name))
+            return output
+
+        for part in grown.parts:
+            v = self.current.get(part.tensor, part.tensor)
+            if part.perm:
+                stored = ir.Value(name=_unused(f"{old.name}/dims", self.value_names))
+                stored.const_value = ir.tensor(np.array(part.split, np.int64), name=stored.name)
+                stored.shape, stored.type = ir.Shape([len(part.split)]), ir.TensorType(ir.DataType.INT64)
+                self.model.graph.register_initializer(stored)
+                v = add("Transpose", [add("Reshape", [v, stored])], perm=part.perm)
+            made.append(v)
+        new = add("Concat", made, axis=grown.axis) if len(made) > 1 else add("Identity", made)
+        new.shape, new.type = old.shape, old.type
+        self.exchange(old, new)
 
     def exchange(self, old: ir.Value, new: ir.Value) -> None:
         """Let everything that reads `old` read `new`, which takes its name."""

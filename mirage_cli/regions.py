@@ -4,7 +4,8 @@ A region runs from a fragment's inputs to its outputs. What its nodes read besid
 so that the copy needs nothing from outside:
 
 1. small constants and those that hold one number, as nodes;
-2. integers that only describe shapes, as nodes too: from the shapes of the inputs where they hold sizes that are not
+2. tensors that are stretches of an input (`mirage_cli.grown`), cut out of it;
+3. integers that only describe shapes, as nodes too: from the shapes of the inputs where they hold sizes that are not
    numbers. The model's own chain of nodes may start anywhere, at a tensor that the fragment does not have.
 
 What is left (large tables of integers, results of operators with sub-graphs, sizes that no input tells) is passed
@@ -23,6 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from mirage_cli.errors import InvalidGraph
+from mirage_cli.grown import Grown, Part
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.graph import Dims
@@ -36,12 +38,13 @@ class Facts:
     """What the reader knows of a model's tensors, by name.
 
     Tensors with the same number in `values` are equal, `dims` are their dimensions, `shapes` the elements (extents) of
-    small integer tensors.
+    small integer tensors; `grown` are those that can be computed apart from the node that returns them.
     """
 
     values: Mapping[str, int] = field(default_factory=dict)
     dims: Mapping[str, Dims] = field(default_factory=dict)
     shapes: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
+    grown: Mapping[str, Grown] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,20 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """A tensor as a part of an input along an axis."""
+
+    of: ir.Value
+    axis: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
 class Region:
     """The original nodes between tensors.
 
-    `inputs` are the `asked` ones and then whatever else the nodes need; `same` maps tensors to inputs that are equal.
+    `inputs` are the `asked` ones and then whatever else the nodes need; `same` maps tensors to inputs that are equal,
+    `stretches` to parts of inputs; `grown` are tensors that the nodes return besides, and what these are made of.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -74,6 +87,8 @@ class Region:
     constants: tuple[ir.Value, ...]
     shapes: Mapping[ir.Value, Shape]
     same: Mapping[ir.Value, ir.Value]
+    stretches: Mapping[ir.Value, Stretch]
+    grown: Mapping[ir.Value, Grown]
 
     @property
     def node_names(self) -> list[str]:
@@ -82,8 +97,9 @@ class Region:
 
     @property
     def entangled(self) -> ir.Node | None:
-        """A node that computes an input of the region besides what the region needs of it, or none."""
-        made = {v.producer() for v in self.inputs}
+        """A node that computes an input of the region besides what the region needs of it, or none; inputs that can be
+        computed apart from it do not count."""
+        made = {v.producer() for v in self.inputs if v not in self.grown}
         return next((n for n in self.nodes if n in made), None)
 
     def signature(self) -> str:
@@ -96,6 +112,7 @@ class Region:
             return ""
         number = {v: f"i{k}" for k, v in enumerate(self.inputs)}
         number |= {v: number[i] for v, i in self.same.items()}
+        number |= {v: f"{number[s.of]} {s.axis} {s.part.start} {s.part.stop}" for v, s in self.stretches.items()}
         number |= {v: repr(s) for v, s in self.shapes.items()}
         number |= {v: _digest(v.const_value) for v in self.constants}
         lines = []
@@ -139,6 +156,13 @@ class Regions:
             tuple(walk.constants),
             walk.shapes,
             walk.same,
+            walk.stretches,
+            {
+                v: self.facts.grown[v.name or ""]
+                for n in walk.nodes
+                for v in n.outputs
+                if v.name in self.facts.grown and v not in walk.outputs
+            },
         )
 
 
@@ -161,6 +185,13 @@ class _Walk:
         self.constants: dict[ir.Value, None] = {}
         self.shapes: dict[ir.Value, Shape] = {}
         self.same: dict[ir.Value, ir.Value] = {}
+        self.stretches: dict[ir.Value, Stretch] = {}
+        self.known = {
+            part.tensor: Stretch(v, grown.axis, part)
+            for v in inputs
+            if (grown := self.facts.grown.get(v.name or "")) is not None
+            for part in grown.parts
+        }
         numbers = [(self.facts.values.get(v.name or ""), v) for v in inputs]
         self.equal: dict[int | None, ir.Value] = {n: v for n, v in reversed(numbers) if n is not None}
         self.sizes = _sizes([self.facts.dims.get(v.name or "", ()) for v in inputs])
@@ -189,6 +220,9 @@ class _Walk:
         number = self.facts.values.get(name)
         if number in self.equal:
             self.same[v] = self.equal[number]
+            return True
+        if v in self.known:
+            self.stretches[v] = self.known[v]
             return True
         if not v.is_graph_input() and v.const_value is not None and _is_embedded(v.const_value):
             self.constants[v] = None
@@ -252,7 +286,7 @@ def is_fill(tensor: ir.TensorProtocol) -> bool:
 
 def cloned(r: Region) -> tuple[list[ir.Value], list[ir.Value], list[ir.Node]]:
     """Copies of a region's inputs, outputs and nodes, with nodes for its constants and shapes in front."""
-    copy = _Copy({v.name or "" for v in (*r.inputs, *r.constants, *r.shapes)})
+    copy = _Copy({v.name or "" for v in (*r.inputs, *r.constants, *r.shapes, *r.stretches)})
     for v in r.inputs:
         copy.values[v] = ir.Value(name=v.name, shape=v.shape, type=v.type)
     copy.values |= {v: copy.values[i] for v, i in r.same.items()}
@@ -261,6 +295,8 @@ def cloned(r: Region) -> tuple[list[ir.Value], list[ir.Value], list[ir.Node]]:
         copy.constant(v)
     for v, shape in r.shapes.items():
         copy.shape(v, shape, [copy.values[i] for i in r.inputs])
+    for v, s in r.stretches.items():
+        copy.stretch(v, s)
     for n in r.nodes:
         copy.node(n)
     return [copy.values[v] for v in r.inputs], [copy.values[v] for v in r.outputs], copy.nodes
@@ -276,10 +312,11 @@ class _Copy:
         self.dimensions: dict[tuple[int, int], ir.Value] = {}
 
     def node(self, n: ir.Node) -> None:
-        """Copy a node."""
+        """Copy a node; what it returns besides and is an input already gets another name."""
         inputs = [None if i is None else self.values[i] for i in n.inputs]
-        outputs = [ir.Value(name=v.name, shape=v.shape, type=v.type) for v in n.outputs]
-        self.values |= dict(zip(n.outputs, outputs, strict=True))
+        names = [self.fresh("again", v).name if v in self.values else v.name for v in n.outputs]
+        outputs = [ir.Value(name=m, shape=v.shape, type=v.type) for m, v in zip(names, n.outputs, strict=True)]
+        self.values |= {v: o for v, o in zip(n.outputs, outputs, strict=True) if v not in self.values}
         attributes = list(n.attributes.values())
         made = ir.Node(n.domain, n.op_type, inputs, attributes, overload=n.overload, outputs=outputs, name=n.name)
         self.nodes.append(made)
@@ -294,6 +331,19 @@ class _Copy:
         else:
             dims = self.integers(list(tensor.shape.numpy()), "shape", v)
             self.add("ConstantOfShape", [dims], made, value=ir.tensor(tensor.numpy().reshape(-1)[:1], tensor.dtype))
+        self.values[v] = made
+
+    def stretch(self, v: ir.Value, s: Stretch) -> None:
+        """A part of an input as nodes, in its own layout."""
+        part, end = s.part, np.iinfo(np.int64).max
+        limits = [part.start, end if part.stop is None else part.stop, s.axis]
+        bounds = [self.integers([n], what, v) for n, what in zip(limits, ("start", "stop", "axis"), strict=True)]
+        made = self.add("Slice", [self.values[s.of], *bounds], self.fresh("stretch", v))
+        if part.perm:
+            back = [part.perm.index(d) for d in range(len(part.perm))]
+            made = self.add("Transpose", [made], self.fresh("turned", v), perm=back)
+            made = self.add("Reshape", [made, self.integers(part.flat, "dims", v)], self.fresh("flat", v))
+        made.shape, made.type = v.shape, v.type
         self.values[v] = made
 
     def shape(self, v: ir.Value, shape: Shape, inputs: Sequence[ir.Value]) -> None:

@@ -16,6 +16,7 @@ from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.check import CheckJob, FloatCheck, Limits
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends.imported import Imported
+from mirage_cli.grown import grown_tensors
 from mirage_cli.isolation import Lost
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import from_numpy
@@ -36,7 +37,8 @@ def tensor_names(imported: Imported) -> dict[int, str]:
 def regions_of(imported: Imported) -> Regions:
     """The model's regions, looked up once for all fragments."""
     dims = {name: imported.graph.dims(v) for name, v in imported.values.items()}
-    return Regions(imported.model, Facts(imported.values, dims, imported.shapes))
+    grown = grown_tensors(imported.model, imported.graph, imported.values)
+    return Regions(imported.model, Facts(imported.values, dims, imported.shapes, grown))
 
 
 def region_of(regions: Regions, fragment: LaxFragment) -> Region:

@@ -1,0 +1,110 @@
+"""Operators that return grown caches beside their result: fragments take their place, caches are computed apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from mirage_cli import coverage, patch, pipeline
+from mirage_cli.lax.fragment import partition
+from mirage_cli.options import Options
+from mirage_cli.work import group, tensor_names
+from tests.frontends.models import parsed, read, run
+
+ONNX = '<ir_version: 10, opset_import: ["" : 23]>'
+HEADS = "q_num_heads = 4, kv_num_heads = 2"
+
+
+def model(head: str, inputs: str, outputs: str, call: str) -> onnx.ModelProto:
+    return parsed(f"{head} g ({inputs}) => ({outputs}) {{ y, ck, cv = {call} }}")
+
+
+def flat(rows: str, past: str, total: str, wide: int = 64) -> tuple[str, str]:
+    """Inputs and outputs with heads in one dimension; caches have a dimension of their own for them."""
+    inputs = f"float[2,{rows},{wide}] q, float[2,{rows},32] k, float[2,{rows},32] v"
+    cached = f", float[2,2,{past},16] pk, float[2,2,{past},16] pv" if past else ""
+    return inputs + cached, f"float[2,{rows},{wide}] y, float[2,2,{total},16] ck, float[2,2,{total},16] cv"
+
+
+FOUR = "float[2,4,3,16] q, float[2,2,3,16] k, float[2,2,3,16] v"
+OUT = "float[2,4,3,16] y, float[2,2,8,16] ck, float[2,2,8,16] cv"
+MODELS = {
+    "heads apart": (ONNX, FOUR + ", float[2,2,5,16] pk, float[2,2,5,16] pv", OUT, "Attention(q, k, v, , pk, pv)"),
+    "causal": (ONNX, *flat("3", "5", "8"), f"Attention <{HEADS}, is_causal = 1> (q, k, v, , pk, pv)"),
+    "any past": (ONNX, *flat("1", "p", "t"), f"Attention <{HEADS}> (q, k, v, , pk, pv)"),
+    "any rows": (ONNX, *flat("s", "5", "t"), f"Attention <{HEADS}> (q, k, v, , pk, pv)"),
+    "no past": (ONNX, *flat("3", "", "3"), f"Attention <{HEADS}, is_causal = 1> (q, k, v)"),
+}
+
+
+def replaced(before: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, float], list[str]]:
+    """The model with its fragments as operators, without a library: shares covered, and reasons for what is left."""
+    imported = read(before)
+    parts = partition(imported.graph, tensor_names(imported))
+    work = group(parts.fragments, imported)
+    assert {w.name for w in work} == {"attention"} and not any(w.failed for w in work)
+    places = [o for w in work for o in w.occurrences]
+    for w in work:
+        w.replace = True
+    shares = coverage.measure(imported, places)
+    left = [group["reason"] for group in coverage.unchanged(imported, parts, work)]
+    patch.patch(imported.model, [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences], {})
+    return ir.to_proto(imported.model), shares, left
+
+
+def drawn(m: onnx.ModelProto) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    """Arrays for the inputs; symbolic dimensions are 7."""
+    random = np.random.default_rng(3)
+    dims = {i.name: [d.dim_value or 7 for d in i.type.tensor_type.shape.dim] for i in m.graph.input}
+    return {name: random.standard_normal(d).astype(np.float32) for name, d in dims.items()}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_the_attention_is_gone_and_its_caches_are_not(case: str) -> None:
+    before = model(*MODELS[case])
+    after, shares, left = replaced(before)
+    assert shares["nodes"] == shares["flops"] == 1.0 and not left
+    assert not {"Attention", "MultiHeadAttention"} & {n.op_type for n in after.graph.node}
+    assert sorted(n.domain == "mirage" for n in after.graph.node)[-2:] == [False, True]
+    assert [o.name for o in after.graph.output] == ["y", "ck", "cv"]
+    onnx.checker.check_model(after)
+    inputs = drawn(before)
+    for ours, theirs in zip(run(after, inputs), run(before, inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_operators_of_onnxruntime_stay() -> None:
+    """It loads no model-local function in which one of them has a cache."""
+    inputs, outputs = flat("3", "5", "8", 32)
+    text = f"""<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]> g ({inputs}) => ({outputs}) {{
+        y, ck, cv = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , , pk, pv)
+    }}"""
+    imported = read(parsed(text))
+    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    assert work.failed and work.reason.startswith("MultiHeadAttention computes the fragment and tensors that it reads")
+
+
+def test_two_layers_read_each_other_s_results() -> None:
+    """The second attention reads what the first made and its caches: both are replaced."""
+    inputs = FOUR.replace("float[2,2,3,16] k, float[2,2,3,16] v", "float[2,4,5,16] pk, float[2,4,5,16] pv")
+    outputs = OUT.replace("[2,2,8,16]", "[2,4,8,16]") + ", float[2,4,11,16] dk, float[2,4,11,16] dv"
+    text = f"""{ONNX} g ({inputs}) => ({outputs}) {{
+        x, ck, cv = Attention (q, q, q, , pk, pv)
+        y, dk, dv = Attention (x, x, x, , ck, cv)
+    }}"""
+    before = parsed(text)
+    after, shares, _ = replaced(before)
+    assert shares["nodes"] == 1.0 and "Attention" not in {n.op_type for n in after.graph.node}
+    for ours, theirs in zip(run(after, drawn(before)), run(before, drawn(before)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_kernel_s_answers(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model(*MODELS["causal"]), path)
+    report = pipeline.optimize(str(path), tmp_path / "out", Options(target=("cpu",), force=True, cache=cache))
+    assert [f.status for f in report.fragments] == ["replaced"]
