@@ -108,3 +108,33 @@ def test_the_kernel_s_answers(tmp_path: Path, cache: Path) -> None:
     onnx.save(model(*MODELS["causal"]), path)
     report = pipeline.optimize(str(path), tmp_path / "out", Options(target=("cpu",), force=True, cache=cache))
     assert [f.status for f in report.fragments] == ["replaced"]
+
+
+@pytest.mark.parametrize("case", ["heads apart", "causal", "no past"])
+def test_the_function_states_what_the_fragment_computes(case: str) -> None:
+    """Read back from the patched model's function, as `mirage verify` reads it, the fragment is the same."""
+    before = model(*MODELS[case])
+    imported = read(before)
+    work = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    (place,) = work[0].occurrences
+    alone = read(ir.to_proto(patch.model_of(imported.model, place.region, "alone")))
+    found = partition(alone.graph, tensor_names(alone))
+    assert [f.key for f in found.fragments] == [place.fragment.key] and not found.left
+
+
+@pytest.mark.parametrize(("sizes", "joined"), [((3, 5), True), ((5, 3), True), ((3, 4), False)])
+def test_slices_joined_again_are_their_tensor(sizes: tuple[int, int], joined: bool) -> None:
+    first, second = sizes
+    text = f"""g (float[2,8] x) => (float[2,n] y) {{
+        zero = Constant <value_ints = [0]> ()
+        cut = Constant <value_ints = [{first}]> ()
+        end = Constant <value_ints = [{first + second}]> ()
+        axis = Constant <value_ints = [1]> ()
+        a = Slice (x, zero, cut, axis)
+        b = Slice (x, cut, end, axis)
+        y = Concat <axis = 1> (a, b)
+    }}"""
+    imported = read(parsed(text))
+    assert (imported.values["y"] == imported.values["x"]) is joined
+    swapped = read(parsed(text.replace("(a, b)", "(b, a)")))
+    assert swapped.values["y"] != swapped.values["x"]

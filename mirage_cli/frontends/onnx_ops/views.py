@@ -15,7 +15,7 @@ from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.graph import Concat, Dims, Graph
+from mirage_cli.lax.graph import Concat, Dims, Graph, Slice, Transpose
 
 MAX_RUNS = 64  #: arithmetic runs that a Gather with constant indices is cut into
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -119,7 +119,8 @@ def _tile(call: Call) -> int:
 
 # --- Concat and Split -------------------------------------------------------------------------------------------------
 def joined(g: Graph, values: Sequence[int], axis: int) -> int:
-    """A concatenation, in which a sum of symbolic extents gets its canonical name. Raises Refused."""
+    """A concatenation, in which a sum of symbolic extents gets its canonical name; all slices of a tensor in their order
+    are that tensor. Raises Refused."""
     rank = len(g.dims(values[0]))
     axis = dimension(axis, rank)
     rests = {g.dims(v)[:axis] + g.dims(v)[axis + 1 :] for v in values}
@@ -128,12 +129,43 @@ def joined(g: Graph, values: Sequence[int], axis: int) -> int:
     values = [v for v in values if g.dims(v)[axis] != 0] or list(values[:1])
     if len(values) == 1:
         return values[0]
+    whole = _rejoined(g, values, axis)
+    if whole is not None:
+        return whole
     total: Size = 0
     for v in values:
         total = total + sizes.from_extent(g.dims(v)[axis])
     dims = list(g.dims(values[0]))
     dims[axis] = _extent(total)
     return g.record(Concat(axis), values, dims, g.dtype(values[0]))
+
+
+def _rejoined(g: Graph, values: Sequence[int], axis: int) -> int | None:
+    """The tensor of which the values are all slices, one after the other."""
+    values = [_turned_back(g, v) for v in values]
+    if not all(isinstance(g.steps[v], Slice) for v in values) or len({g.inputs[v] for v in values}) > 1:
+        return None
+    (base,) = g.inputs[values[0]]
+    end: Size = sizes.from_extent(g.dims(base)[axis])
+    position: Size = 0
+    for v in values:
+        step = g.steps[v]
+        assert isinstance(step, Slice)
+        start = step.start if step.start >= 0 else end + step.start
+        if (step.dim, step.step) != (axis, 1) or start != position:
+            return None
+        position = position + sizes.from_extent(g.dims(v)[axis])
+    return base if position == end else None
+
+
+def _turned_back(g: Graph, v: int) -> int:
+    """What a value is without two transpositions that undo each other."""
+    outer = g.steps[v]
+    inner = g.steps[g.inputs[v][0]] if isinstance(outer, Transpose) else outer
+    if not isinstance(outer, Transpose) or not isinstance(inner, Transpose):
+        return v
+    undone = [inner.perm[k] for k in outer.perm] == list(range(len(outer.perm)))
+    return g.inputs[g.inputs[v][0]][0] if undone else v
 
 
 @reads("Concat")
