@@ -105,30 +105,13 @@ class _Tensors:
 
 
 def _bounds(extents: list[Extent]) -> list[tuple[int, int | None]] | None:
-    """Where stretches of these extents stand: one of them may be symbolic, what is behind it is counted from the end."""
-    found: list[tuple[int, int | None]] = []
-    for k in range(len(extents)):
-        before, behind = extents[:k], extents[k + 1 :]
-        start = _total(before)
-        stop = _total(extents[: k + 1])
-        if start is None:
-            rest = _total(extents[k:])
-            start = None if rest is None else -rest
-        if stop is None or not behind:
-            rest = _total(behind)
-            stop = None if not rest else -rest
-            if rest is None:
-                return None
-        if start is None:
-            return None
-        found.append((start, stop))
-    return found
-
-
-def _total(extents: list[Extent]) -> int | None:
-    """The sum of extents that are all numbers."""
-    numbers = [e for e in extents if isinstance(e, int)]
-    return sum(numbers) if len(numbers) == len(extents) else None
+    """Where stretches of these extents stand, counted from the end, so that the first one may be symbolic."""
+    numbers = [e for e in extents[1:] if isinstance(e, int)]
+    if len(numbers) < len(extents) - 1:
+        return None
+    behind = [sum(numbers[k:]) for k in range(len(extents))]
+    starts = [0, *(-n for n in behind[:-1])]
+    return [(start, -n if n else None) for start, n in zip(starts, behind, strict=True)]
 
 
 def _dims(wanted: tuple[Extent, ...], given: tuple[Extent, ...]) -> tuple[int, ...] | None:
