@@ -52,7 +52,7 @@ class Kept:
             return None
         digest, body = data[:_SIZE], data[_SIZE:]
         if not hmac.compare_digest(digest, self._digest(key, body)):
-            _log.warning("%s: %s was not written by this user's mirage: not used", self.root, key)
+            _log.info("%s: %s was not written by this user's mirage: not used", self.root, key)
             return None
         return json.loads(zlib.decompress(body))
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+MODELS = (".onnx", ".pt", ".ts")  #: how the names of models end
 HELP = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}  #: click's settings of all commands
 
 
@@ -118,6 +119,33 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         if self.setting.kind.metavar == "DIR":
             return [CompletionItem(incomplete, type="dir")]
         return [CompletionItem(c) for c in self.setting.kind.choices if c.startswith(incomplete)]
+
+
+class Model(click.Path):
+    """The path of a model, or of an output folder."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """The models that the text begins; where there are none, whatever files and folders the shell knows."""
+        from click.shell_completion import CompletionItem
+
+        folder, beginning = os.path.split(incomplete)
+        with contextlib.suppress(OSError):
+            names = sorted(n for n in os.listdir(folder or ".") if n.startswith(beginning) and n.endswith(MODELS))
+            if names:
+                return [CompletionItem(os.path.join(folder, n)) for n in names]
+        return [CompletionItem(incomplete, type="file")]
+
+
+def fragments(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """The ids of the fragments of the output folder on the command line, with their names."""
+    from click.shell_completion import CompletionItem
+
+    try:
+        with open(os.path.join(ctx.params.get("folder") or "", "report.json"), encoding="utf-8") as file:
+            found = [(str(f["id"]), str(f["name"])) for f in json.load(file)["fragments"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [CompletionItem(key, help=name) for key, name in found if key.startswith(incomplete)]
 
 
 def settings_options(*names: str, **helps: str) -> Callable[[F], F]:

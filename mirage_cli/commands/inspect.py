@@ -16,7 +16,7 @@ from mirage_cli.commands.common import Voice
     short_help="Show the fragments of a model, and why the rest is left alone.",
     examples=("mirage inspect model.onnx --dim batch=1", "mirage inspect out --json"),
 )
-@click.argument("path", metavar="MODEL | DIR", type=click.Path())
+@click.argument("path", metavar="MODEL | DIR", type=common.Model())
 @common.settings_options("shape", "dim", "target", "arch", "only", "skip")
 @common.speaking
 def inspect(voice: Voice, path: str, **given: Any) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         "max_memory",
     ),
 )
-@click.argument("model", required=False, type=click.Path())
+@click.argument("model", required=False, type=common.Model())
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="The folder to write; one of ours is replaced.")
 @click.option("--config", metavar="FILE", type=click.Path(), help="Take options from a YAML file.")
 @click.option("--print-config", is_flag=True, help="Print the options as such a file, and exit.")

@@ -22,7 +22,7 @@ from mirage_cli.commands.common import Voice
     ),
 )
 @click.argument("folder", metavar="DIR", type=click.Path())
-@click.argument("fragment", metavar="[ID]", required=False)
+@click.argument("fragment", metavar="[ID]", required=False, shell_complete=common.fragments)
 @click.option("--source", type=click.Choice(["cuda", "cpp"]), help="Print the source of its kernels instead.")
 @click.option("--svg", is_flag=True, help="Print the drawing of its muGraph instead, an SVG document.")
 @common.speaking

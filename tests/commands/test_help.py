@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -14,6 +15,7 @@ from mirage_cli.main import COMMANDS, cli
 from mirage_cli.options import Options
 from tests.commands.conftest import Run, environment, process
 
+ROOT = str(Path(__file__).resolve().parents[2])
 HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "jinja2", "yaml", "platformdirs", "logging")
 
 
@@ -112,11 +114,41 @@ def test_completion_scripts(shell: str) -> None:
     assert "_MIRAGE_COMPLETE" in done.stdout
 
 
+def completed(line: str, cwd: Path) -> list[str]:
+    """What bash is offered behind a line; "" is a word that has not begun."""
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    return process(env=environment(_MIRAGE_COMPLETE="bash_complete", PYTHONPATH=ROOT, **words), cwd=cwd).stdout.split()
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("mirage opt", ["plain,optimize"]), ("mirage optimize --target c", ["plain,cuda", "plain,cpu"])],
+    [
+        ("mirage opt", ["plain,optimize"]),
+        ("mirage optimize --target c", ["plain,cuda", "plain,cpu"]),
+        ("mirage optimize --stri", ["plain,--strict"]),
+        ("mirage optimize m", ["plain,m.onnx", "plain,mine.pt"]),
+        ("mirage inspect sub/", ["plain,sub/n.onnx"]),
+        ("mirage optimize o", ["file,o"]),
+        ("mirage optimize m.onnx -o o", ["file,o"]),
+        ("mirage show out ", ["plain,abc1", "plain,abd2"]),
+        ("mirage show out abd", ["plain,abd2"]),
+        ("mirage show sub ", []),
+        ("mirage cache e", ["plain,export"]),
+    ],
 )
-def test_completion(line: str, expected: list[str]) -> None:
-    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    done = process(env=environment(_MIRAGE_COMPLETE="bash_complete", **words))
-    assert done.stdout.split() == expected
+def test_completion(line: str, expected: list[str], tmp_path: Path) -> None:
+    for name in ("m.onnx", "mine.pt", "more.txt", "sub/n.onnx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "out").mkdir()
+    found = {"fragments": [{"id": "abc1", "name": "norm"}, {"id": "abd2", "name": "mlp"}]}
+    (tmp_path / "out" / "report.json").write_text(json.dumps(found))
+    assert completed(line, tmp_path) == expected
+
+
+@pytest.mark.parametrize(("shell", "shown"), [("zsh", "abc1\nnorm"), ("fish", "plain,abc1\tnorm")])
+def test_completion_of_other_shells_has_names(shell: str, shown: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({"fragments": [{"id": "abc1", "name": "norm"}]}))
+    words = {"COMP_WORDS": "mirage show . ab", "COMP_CWORD": "ab" if shell == "fish" else "3"}
+    done = process(env=environment(_MIRAGE_COMPLETE=f"{shell}_complete", PYTHONPATH=ROOT, **words), cwd=tmp_path)
+    assert shown in done.stdout
