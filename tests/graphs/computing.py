@@ -1,4 +1,4 @@
-"""A graph computed without compiling anything: its fragments' programs in float64, in the order of its steps."""
+"""A graph computed without compiling anything: by onnxruntime, and by its fragments' programs in the order of its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from mirage_cli import whole_graph
+from mirage_cli import runtime, whole_graph
 from mirage_cli import work as works
 from mirage_cli.frontends import Options
 from mirage_cli.frontends import onnx as front_end
@@ -19,6 +19,13 @@ from mirage_cli.work import Work
 from tests.lax.programs import in_floats
 
 Array = NDArray[Any]
+
+
+def by_onnxruntime(graph: KernelGraph, *arrays: Array) -> Array:
+    """The first output of a graph as onnxruntime computes it."""
+    model = ir.to_proto(graph.model()).SerializeToString()
+    found = runtime.run(runtime.session(model), {t.name: a for t, a in zip(graph.inputs, arrays, strict=True)})
+    return next(iter(found.values()))
 
 
 def computed(graph: KernelGraph, arrays: Sequence[Array]) -> tuple[list[Array], list[Work]]:

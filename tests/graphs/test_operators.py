@@ -7,7 +7,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx_ir as ir
 import pytest
 
 import mirage_cli as mi
@@ -15,16 +14,9 @@ from mirage_cli import runtime
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 
 from .cases import CASES, Case, arrays_of, graph_of, wanted
-from .computing import computed
+from .computing import by_onnxruntime, computed
 
 NAMES = [c.name for c in CASES]
-
-
-def by_onnxruntime(graph: mi.KernelGraph, *arrays: Any) -> Any:
-    """What onnxruntime makes of a graph."""
-    model = ir.to_proto(graph.model()).SerializeToString()
-    found = runtime.run(runtime.session(model), {t.name: a for t, a in zip(graph.inputs, arrays, strict=True)})
-    return next(iter(found.values()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)

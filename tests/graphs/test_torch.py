@@ -130,6 +130,10 @@ def test_a_compiled_function(torch: Any, module: Any, kernel: Any) -> None:
     for backend in ("aot_eager", "inductor"):
         torch._dynamo.reset()
         agrees(torch, torch.compile(function, fullgraph=True, backend=backend)(x), (y + 1, s))
+    torch._dynamo.reset()
+    dynamic = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (4, 7):
+        agrees(torch, dynamic(x[:1].expand(rows, 16)), [t[:1].expand(rows, 16) for t in (y + 1, s)])
     exported = torch.export.export(_Module(torch, function), (x,))
     agrees(torch, exported.module()(x), (y + 1, s))
 
