@@ -384,11 +384,11 @@ def original_us(
             axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
             flops = 2.0 * math.prod(extents[a] for a in axes)
             if target.kind == "cpu":
-                work = flops / (target.rate(n.dtype) * target.units * LIBRARY_RATE)
+                work = flops / (target.library_rate(n.dtype) * target.units * LIBRARY_RATE)
                 time = time / LIBRARY_BANDWIDTH
                 time = max(time, work) + (1 - OVERLAP) * min(time, work)
             else:
-                time = max(time, flops / (target.rate(n.dtype) * 0.8))
+                time = max(time, flops / (target.library_rate(n.dtype) * 0.8))
         elif n.op in OPS:
             time = max(time, size(n.name) * OPS[n.op].flops / target.special)
         total += time * 1e6

@@ -116,7 +116,7 @@ DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
 WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
 MOST_STAGES = 8
-EXACT_PRICE = 25.0  #: matrix instructions in whose time as many products are done in float32
+EXACT_PRICE = 9.0  #: matrix instructions in whose time as many products are done in float32, with split numbers
 CHUNK = 16  #: bytes that are copied at a time
 SECTOR = 84  #: bytes of a row below which the memory is not used well
 LINE = 128  #: bytes of a line of memory
@@ -236,8 +236,7 @@ def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, in
         if o.op == "accum" and o.inputs[0] in made
     ]
     most = max(results, default=0)
-    narrow = all(o.dtype is not None and o.dtype.bytes == 2 for o in products(graph))  # in float32 they were slower
-    return narrow and r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
+    return r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
 
 
 def _shared_out(

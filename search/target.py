@@ -29,6 +29,7 @@ class Target:
     kernel_us: float
     latency_us: float
     fork_us: float = 0.0
+    split: float = 0.0  #: of float32 products whose numbers are split for matrix instructions; 0: there are none
 
     @property
     def clusters(self) -> bool:
@@ -36,7 +37,11 @@ class Target:
         return self.name.startswith("sm_9")
 
     def rate(self, dtype: DType | None) -> float:
-        """Multiply-adds of a matrix product in this type, times two, a second."""
+        """Multiply-adds of a matrix product in this type, times two, a second, as kernels can do them."""
+        return max(self.library_rate(dtype), self.split if dtype is None or dtype.name == "f32" else 0.0)
+
+    def library_rate(self, dtype: DType | None) -> float:
+        """The same of libraries, which multiply float32 by ordinary multiply-adds."""
         return self.flops.get(dtype.name if dtype else "f32", self.flops["f32"])
 
 
@@ -53,5 +58,6 @@ def load_target(name: str) -> Target:
     data = yaml.safe_load(files("mirage_cli.search").joinpath("targets", f"{name}.yaml").read_text())
     for key in ("bandwidth", "special"):
         data[key] = float(data[key])
+    data["split"] = float(data.get("split", 0.0))
     data["flops"] = {k: float(v) for k, v in data["flops"].items()}
     return Target(**data)

@@ -263,7 +263,7 @@ class StripLoop(StripTiles):
         else:
             self.before += [f"{m.type} {name};", f"{name}.fill(0.0f);"]
             self.body += self.scaled(m.name, f"MIRAGE_STRIP(S_{name}) ", "v[m_][n_][i_]", "v[m_][i_ >> 1]", shrink)
-        how = "strip_contract" if dtype in MATRIX_TYPES else "strip_contract_exactly"
+        how = "strip_contract" if dtype in MATRIX_TYPES else "contract_exactly"
         how = "strip_contract_together" if joint else how
         self.body.append(f"{how}<{depth_padded // 16}>({name}, {a}, {b});")
         self.value[o.name] = Ref(name)

@@ -212,9 +212,9 @@ def _operand(t: TileProgram, b: Buffer, out: Buffer, depth: int, summed: set[str
     if b.dtype.bytes == 2:
         rows = wavefronts([b.pitch * b.dtype.bytes * r for r in range(8)], 16)
         return rows * -(-depth // MATRIX) * MATRIX * (m * wn if left else n * wm) // 64
-    stride = b.dtype.bytes * (1 if {a for a, _ in b.rows} & summed else b.pitch)
-    lanes = [stride * ((lane >> 2) if left else (lane & 3) * 2) for lane in range(WARP)]
-    return wavefronts(lanes, b.dtype.bytes) * depth * (m * wn // 8 if left else n * wm // 4)
+    free, along = (1, b.pitch) if {a for a, _ in b.rows} & summed else (b.pitch, 1)
+    lanes = [b.dtype.bytes * (free * (lane >> 2) + along * (lane & 3)) for lane in range(WARP)]
+    return wavefronts(lanes, b.dtype.bytes) * -(-depth // MATRIX) * MATRIX * (m * wn if left else n * wm) // WARP
 
 
 # --- copies from global memory ----------------------------------------------------------------------------------------------

@@ -53,6 +53,17 @@ struct alignas(16) float4 {
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
+inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 typedef int cudaError_t;
 typedef void* cudaStream_t;
 constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidConfiguration = 9;
@@ -414,6 +425,12 @@ inline float shuffle_from(float x, unsigned lane, int line) {
     const Show& s = exchange([&](Show& to, unsigned own) { to.x[own] = x; }, line);
     return s.x[lane % WARP];
 }
+inline unsigned largest(unsigned x, int line) {
+    const Show& s = exchange([&](Show& to, unsigned lane) { to.a[lane][0] = x; }, line);
+    unsigned found = 0;
+    for (unsigned lane = 0; lane < WARP; ++lane) found = std::max(found, s.a[lane][0]);
+    return found;
+}
 inline unsigned add(unsigned* at, unsigned x) {
     const unsigned before = *at;
     *at += x;
@@ -425,5 +442,6 @@ inline unsigned add(unsigned* at, unsigned x) {
 #define __syncwarp(...) emulator::wait(emulator::AT_WARP, __LINE__)
 #define __shfl_sync(mask, x, lane) emulator::shuffle_from(x, lane, __LINE__)
 #define __shfl_xor_sync(mask, x, lanes) emulator::shuffle_xor(x, lanes, __LINE__)
+#define __reduce_max_sync(mask, x) emulator::largest(x, __LINE__)
 #define __threadfence() ((void)0)
 #define atomicAdd(at, x) emulator::add(at, x)

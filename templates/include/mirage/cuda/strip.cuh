@@ -6,6 +6,7 @@
 #pragma once
 #include "mirage/cuda/math.cuh"
 #include "mirage/cuda/ptx.cuh"
+#include "mirage/cuda/split.cuh"
 #include "mirage/cuda/sync.cuh"
 
 namespace mirage {
@@ -133,23 +134,29 @@ MIRAGE_DEVICE void chunk_floats(float (&x)[N], const T* from) {
 // --- operands of products -------------------------------------------------------------------------------------------
 // `load(f, m, k)`: the operand of matrix row m at depth k, in steps of 16 by 16. INNER_DEPTH: rows of the tile walk the
 // depth, else they walk the matrix's rows.
-template <class TILE, bool INNER_DEPTH>
+template <class TILE_, bool INNER_DEPTH>
 struct Rows16 {
-    using T = typename TILE::T;
-    TILE t;
+    using T = typename TILE_::T;
+    static constexpr bool TILE = true;
+    TILE_ t;
     int first;
     MIRAGE_DEVICE void load(uint32_t (&f)[4], int m, int k) const {
         const int l = lane_of(), low = l & 7, second = (l >> 3) & 1, third = l >> 4;
         if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk(first + m * 16 + low + second * 8, k * 2 + third));
         else load_matrices<true>(f, t.chunk(k * 16 + low + third * 8, first / 8 + m * 2 + second));
     }
-    // float32: this lane's two rows of matrix m at depth k
-    MIRAGE_DEVICE void one(float (&x)[2], int m, int k) const {
+    // float32: two rows of matrix m at a depth of the k-th 16
+    MIRAGE_DEVICE void one(float (&x)[2], int m, int k, int depth) const {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = first + m * 16 + (lane_of() >> 2) + h * 8;
-            x[h] = INNER_DEPTH ? *t.element(row, k) : *t.element(k, row);
+            x[h] = INNER_DEPTH ? *t.element(row, 16 * k + depth) : *t.element(16 * k + depth, row);
         }
+    }
+    // Which of 8 positions a lane has in either half of an instruction: places in different banks however the operands lie.
+    static MIRAGE_DEVICE int depth(int half) { return (lane_of() & 3) ^ (((lane_of() & 1) ^ half) << 2); }
+    MIRAGE_DEVICE void own(float (&x)[2], int m, int k, int eight, int half) const {
+        one(x, m, k, 8 * eight + depth(half));
     }
 };
 // The same for the columns, 8 at a time (`load2`) or 16 (`load4`), from the `first` eight on.
@@ -167,15 +174,20 @@ struct Columns8 {
         if constexpr (INNER_DEPTH) load_matrices<false>(f, t.chunk((first + n + third) * 8 + low, k * 2 + second));
         else load_matrices<true>(f, t.chunk(k * 16 + low + second * 8, first + n + third));
     }
-    // float32: this lane's two columns of matrix n at depth k
-    MIRAGE_DEVICE void one(float (&x)[2], int n, int k) const {
-        const int col = (first + n) * 8 + (lane_of() & 3) * 2;
+    // float32: two columns of matrix n at a depth of the k-th 16
+    MIRAGE_DEVICE void one(float (&x)[2], int n, int k, int depth) const {
+        const int col = (first + n) * 8 + (lane_of() & 3) * 2, at = 16 * k + depth;
         if constexpr (INNER_DEPTH) {
-            x[0] = *t.element(col, k), x[1] = *t.element(col + 1, k);
+            x[0] = *t.element(col, at), x[1] = *t.element(col + 1, at);
         } else {
-            const float2 both = *reinterpret_cast<const float2*>(t.element(k, col));
+            const float2 both = *reinterpret_cast<const float2*>(t.element(at, col));
             x[0] = both.x, x[1] = both.y;
         }
+    }
+    // the column that a lane has in an instruction
+    MIRAGE_DEVICE float own(int n, int k, int depth) const {
+        const int col = (first + n) * 8 + (lane_of() >> 2), at = 16 * k + depth;
+        return INNER_DEPTH ? *t.element(col, at) : *t.element(at, col);
     }
 };
 // Operands of rows that were read before the loop.
@@ -207,6 +219,7 @@ MIRAGE_DEVICE uint32_t pack(float x, float y, const __nv_bfloat16*) {
 template <class T_, class S>
 struct StripOperand {
     using T = T_;
+    static constexpr bool TILE = false;
     const S& s;
     MIRAGE_DEVICE void load(uint32_t (&f)[4], int m, int k) const {
 #pragma unroll
@@ -215,11 +228,20 @@ struct StripOperand {
             f[i] = pack(x[(i & 1) * 2], x[(i & 1) * 2 + 1], static_cast<const T*>(nullptr));
         }
     }
-    // float32: the lane of the same rows that has column k shows it
-    MIRAGE_DEVICE void one(float (&x)[2], int m, int k) const {
+    // float32: the lane of the same rows that has a depth of the k-th 16 shows it
+    MIRAGE_DEVICE void one(float (&x)[2], int m, int k, int depth) const {
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            x[h] = __shfl_sync(0xffffffffu, s.v[m][k / 8][(k & 1) + 2 * h], (lane_of() & ~3) | (k % 8 / 2));
+        for (int h = 0; h < 2; ++h) {
+            const float(&low)[4] = s.v[m][2 * k], (&high)[4] = s.v[m][2 * k + 1];
+            const float even = depth < 8 ? low[2 * h] : high[2 * h], odd = depth < 8 ? low[2 * h + 1] : high[2 * h + 1];
+            x[h] = __shfl_sync(0xffffffffu, depth & 1 ? odd : even, (lane_of() & ~3) | (depth % 8 / 2));
+        }
+    }
+    // Instructions sum the columns that a lane has anyway.
+    static MIRAGE_DEVICE int depth(int half) { return (lane_of() & 3) * 2 + half; }
+    MIRAGE_DEVICE void own(float (&x)[2], int m, int k, int eight, int half) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) x[h] = s.v[m][2 * k + eight][half + 2 * h];
     }
 };
 
@@ -257,40 +279,6 @@ MIRAGE_DEVICE void put_strip(TILE t, const S& s, int member, int share) {
                 if constexpr (sizeof(T) == 4) *reinterpret_cast<float2*>(to) = float2{x, y};
                 else *reinterpret_cast<uint32_t*>(to) = pack(x, y, static_cast<const T*>(nullptr));
             }
-}
-
-// out += a * b over 16 KT positions, in full float32 arithmetic
-template <int KT, class S, class A, class B>
-MIRAGE_DEVICE void strip_contract_each(S& out, const A& a, const B& b) {
-#pragma unroll
-    for (int k = 0; k < 16 * KT; ++k) {
-        float fb[S::NT][2];
-#pragma unroll
-        for (int n = 0; n < S::NT; ++n) b.one(fb[n], n, k);
-#pragma unroll
-        for (int m = 0; m < S::MT; ++m) {
-            float fa[2];
-            a.one(fa, m, k);
-#pragma unroll
-            for (int n = 0; n < S::NT; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) out.v[m][n][i] = fmaf(fa[i >> 1], fb[n][i & 1], out.v[m][n][i]);
-        }
-    }
-}
-
-// The same; where registers allow and they are many, the positions are summed on their own first, which loses fewer
-// digits of long sums.
-template <int KT, class S, class A, class B>
-MIRAGE_DEVICE void strip_contract_exactly(S& out, const A& a, const B& b) {
-    if constexpr (KT > 1 && S::MT * S::NT <= 16) {
-        S part;
-        part.fill(0.0f);
-        strip_contract_each<KT>(part, a, b);
-        MIRAGE_STRIP(S) out.v[m_][n_][i_] += part.v[m_][n_][i_];
-    } else {
-        strip_contract_each<KT>(out, a, b);
-    }
 }
 
 // out += a * b over the k-th 16 positions, by matrix instructions

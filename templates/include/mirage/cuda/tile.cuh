@@ -2,6 +2,7 @@
 #pragma once
 #include "mirage/cuda/math.cuh"
 #include "mirage/cuda/ptx.cuh"
+#include "mirage/cuda/split.cuh"
 
 namespace mirage {
 
@@ -93,34 +94,43 @@ MIRAGE_DEVICE void contract(F& acc, const T* a, const T* b) {
     }
 }
 
-// The same in full float32 arithmetic.
+// Operands of float32 products: rows stored [M][K] (else [K][M]), and columns stored [K][N] (else [N][K]).
+template <class F, bool ROWS, int LD>
+struct FragmentRows {
+    const float* at;
+    MIRAGE_DEVICE void one(float (&x)[2], int m, int k, int depth) const {
+        const int p = k * SPLIT_DEPTH + depth;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) x[h] = at[ROWS ? F::row(m, 2 * h) * LD + p : p * LD + F::row(m, 2 * h)];
+    }
+    static MIRAGE_DEVICE int depth(int half) { return (threadIdx.x & 3) + 4 * half; }
+    MIRAGE_DEVICE void own(float (&x)[2], int m, int k, int eight, int half) const {
+        one(x, m, k, 8 * eight + depth(half));
+    }
+};
+template <class F, bool ROWS, int LD>
+struct FragmentColumns {
+    const float* at;
+    MIRAGE_DEVICE float element(int col, int p) const { return at[ROWS ? p * LD + col : col * LD + p]; }
+    MIRAGE_DEVICE void one(float (&x)[2], int n, int k, int depth) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) x[i] = element(F::col(n, i), k * SPLIT_DEPTH + depth);
+    }
+    MIRAGE_DEVICE float own(int n, int k, int depth) const {
+        return element((F::warp_col() * F::NT + n) * 8 + ((threadIdx.x & 31) >> 2), k * SPLIT_DEPTH + depth);
+    }
+};
+// The same at the accuracy of float32; what is left of 16 positions by multiply-adds.
 template <int K, bool A_ROWS, int LDA, bool B_ROWS, int LDB, class F>
 MIRAGE_DEVICE void contract(F& acc, const float* a, const float* b) {
     if (!F::active()) return;
-#pragma unroll 4
-    for (int k = 0; k < K; ++k) {
-        float fa[F::MT][2], fb[F::NT][2];
-#pragma unroll
-        for (int m = 0; m < F::MT; ++m)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int row = F::row(m, i * 2);
-                fa[m][i] = a[A_ROWS ? row * LDA + k : k * LDA + row];
-            }
-#pragma unroll
-        for (int n = 0; n < F::NT; ++n)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int col = F::col(n, i);
-                fb[n][i] = b[B_ROWS ? k * LDB + col : col * LDB + k];
-            }
-#pragma unroll
-        for (int m = 0; m < F::MT; ++m)
-#pragma unroll
-            for (int n = 0; n < F::NT; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) acc.v[m][n][i] = fmaf(fa[m][i >> 1], fb[n][i & 1], acc.v[m][n][i]);
-    }
+    const FragmentRows<F, A_ROWS, LDA> rows{a};
+    const FragmentColumns<F, B_ROWS, LDB> columns{b};
+    constexpr int WHOLE = K / SPLIT_DEPTH;
+#pragma unroll 1
+    for (int k = 0; k < WHOLE; ++k) exact_step(acc, rows, columns, k);
+    if constexpr (K % SPLIT_DEPTH != 0)
+        multiply_add<F::MT, F::NT, K % SPLIT_DEPTH>(acc, rows, columns, 0, 0, WHOLE);
 }
 
 // --- reductions -----------------------------------------------------------------------------------------------------

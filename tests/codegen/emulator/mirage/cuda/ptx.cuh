@@ -73,5 +73,27 @@ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], con
         }
     }
 }
+// c += a * b, m16n8k8: of the operands the upper 19 bits count, and what the sum has beyond 24 bits is cut off
+inline void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    const unsigned lane = emulator::machine.current % emulator::WARP;
+    const auto& s = emulator::exchange(
+        [&](emulator::Show& to, unsigned l) {
+            std::memcpy(to.a[l], a, sizeof a);
+            std::memcpy(to.b[l], b, sizeof b);
+        },
+        __LINE__);
+    constexpr uint32_t UPPER = 0xffffe000u;
+    for (unsigned i = 0; i < 4; ++i) {
+        const unsigned row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+        double sum = c[i];
+        for (unsigned k = 0; k < 8; ++k) {
+            const float x = __uint_as_float(s.a[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2] & UPPER);
+            const float y = __uint_as_float(s.b[col * 4 + k % 4][k / 4] & UPPER);
+            sum += static_cast<double>(x) * static_cast<double>(y);
+        }
+        c[i] = static_cast<float>(sum);
+        if (std::isfinite(c[i]) && std::fabs(static_cast<double>(c[i])) > std::fabs(sum)) c[i] = std::nextafter(c[i], 0.0f);
+    }
+}
 
 }  // namespace mirage
