@@ -17,7 +17,7 @@ constexpr int SPLIT_DEPTH = 16;  //!< positions that are summed by matrix instru
 template <int COUNT, int EACH>
 struct Parts {
     uint32_t big[COUNT][2][EACH], small[COUNT][2][EACH];
-    float top = 0.0f;  //!< the largest magnitude that this lane has; nothing is said of NaNs
+    float top = 0.0f;  //!< the largest magnitude that this lane has had; nothing is said of NaNs
     MIRAGE_DEVICE void set(int n, int half, int i, float x) {
         const uint32_t nearest = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
         big[n][half][i] = nearest;
@@ -34,16 +34,12 @@ MIRAGE_DEVICE bool in_range(float top) {
     return largest == 0.0f || (largest >= 7.8886091e-31f && largest <= 4.6116860e18f);
 }
 
-// The sums of 16 positions: c[m][n] = a[m] * b[n]
-template <int M, int N>
-MIRAGE_DEVICE void multiply_parts(float (&c)[M][N][4], const Parts<M, 4>& a, const Parts<N, 2>& b) {
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) c[m][n][i] = 0.0f;
-    // An instruction waits for the one before it that adds to the same numbers, so these are far apart.
+// sums[m][n] += a[m] * b[n] over 16 positions. An instruction waits for the one before it that adds to the same numbers, so
+// few matrices are summed in several chains.
+template <class S, int M, int N>
+MIRAGE_DEVICE void add_parts(S& sums, const Parts<M, 4>& a, const Parts<N, 2>& b, int m0, int n0) {
+    constexpr int CHAINS = M * N > 4 ? 1 : M * N > 2 ? 2 : M * N > 1 ? 3 : 6;
+    float c[CHAINS][M][N][4] = {};
 #pragma unroll
     for (int part = 0; part < 6; ++part)
 #pragma unroll
@@ -51,16 +47,29 @@ MIRAGE_DEVICE void multiply_parts(float (&c)[M][N][4], const Parts<M, 4>& a, con
 #pragma unroll
             for (int n = 0; n < N; ++n) {
                 const int half = part % 2;
-                if (part < 2) multiply_tf32(c[m][n], a.small[m][half], b.big[n][half]);
-                else if (part < 4) multiply_tf32(c[m][n], a.big[m][half], b.small[n][half]);
-                else multiply_tf32(c[m][n], a.big[m][half], b.big[n][half]);
+                float(&to)[4] = c[CHAINS == 2 ? part / 4 : part * CHAINS / 6][m][n];
+                if (part < 2) multiply_tf32(to, a.small[m][half], b.big[n][half]);
+                else if (part < 4) multiply_tf32(to, a.big[m][half], b.small[n][half]);
+                else multiply_tf32(to, a.big[m][half], b.big[n][half]);
+            }
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float sum = c[0][m][n][i];
+#pragma unroll
+                for (int k = 1; k < CHAINS; ++k) sum += c[k][m][n][i];
+                sums.v[m0 + m][n0 + n][i] += sum;
             }
 }
 
 // --- products of registers and tiles -----------------------------------------------------------------------------------
 // An operand A of rows has own(x, m, k, eight, half): the two numbers that a lane has of matrix m in one half of an instruction
-// on 8 of the k-th 16 positions, at depth(half) of these 8; and one(x, m, k, depth): its two rows at any of the 16; TILE: k may be a variable. An operand
-// B of columns has own(n, k, depth), its column in instructions, and one(x, n, k, depth), its two columns of results.
+// on 8 of the k-th 16 positions, at depth(half) of these 8; and one(x, m, k, depth), its two rows at any of the 16. An operand
+// B of columns has own(n, k, depth), its column in instructions, and one(x, n, k, depth), its two columns of results. Both
+// have top<COUNT, KT>(), the largest magnitude of a lane's share of COUNT matrices and 16 KT positions. TILE: k may be a variable.
 
 // The operands of M matrices of rows from `m0` on, at the k-th 16 positions.
 template <int M, class A>
@@ -111,19 +120,6 @@ MIRAGE_DEVICE void multiply_add(S& out, const A& a, const B& b, int m0, int n0, 
         }
     }
 }
-// The same by matrix instructions, of operands that are split.
-template <int M, int N, class S>
-MIRAGE_DEVICE void add_parts(S& out, const Parts<M, 4>& x, const Parts<N, 2>& y, int m0, int n0) {
-    float sums[M][N][4];
-    multiply_parts(sums, x, y);
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) out.v[m0 + m][n0 + n][i] += sums[m][n][i];
-}
-
 // The largest divisor of n up to `most`, or 1
 MIRAGE_DEVICE constexpr int share_of(int n, int most) {
     int found = 1;
@@ -132,46 +128,71 @@ MIRAGE_DEVICE constexpr int share_of(int n, int most) {
     return found;
 }
 
-// out += a * b over the k-th 16 positions. The operand that takes fewer registers is held, the other one is split bit by bit.
+// out += a * b over the k-th 16 positions, by matrix instructions; the largest numbers go to `rows` and `columns`. The operand
+// that takes fewer registers is held, the other one is split bit by bit.
 template <class S, class A, class B>
-MIRAGE_DEVICE void exact_step(S& out, const A& a, const B& b, int k) {
+MIRAGE_DEVICE void split_step(S& out, const A& a, const B& b, int k, float& rows, float& columns) {
     constexpr bool HOLD_ROWS = 2 * S::MT <= S::NT;
     constexpr int M = HOLD_ROWS ? S::MT : share_of(S::MT, S::NT > 2 ? 8 / S::NT : 4);
     constexpr int N = HOLD_ROWS ? share_of(S::NT, S::MT * S::NT > 24 && S::MT == 1 ? 4 : 8 / S::MT) : S::NT;
-    if constexpr (HOLD_ROWS) {
-        Parts<M, 4> x;
-        split_rows(x, a, 0, k);
-        const bool fits = in_range(x.top);
+    Parts<M, 4> x;
+    Parts<N, 2> y;
+    if constexpr (HOLD_ROWS) split_rows(x, a, 0, k);
+    else split_columns<A>(y, b, 0, k);
 #pragma unroll
-        for (int n = 0; n < S::NT; n += N) {
-            Parts<N, 2> y;
-            split_columns<A>(y, b, n, k);
-            if (in_range(y.top) && fits) add_parts(out, x, y, 0, n);
-            else multiply_add<M, N>(out, a, b, 0, n, k);
-        }
-    } else {
-        Parts<N, 2> y;
-        split_columns<A>(y, b, 0, k);
-        const bool fits = in_range(y.top);
-#pragma unroll
-        for (int m = 0; m < S::MT; m += M) {
-            Parts<M, 4> x;
-            split_rows(x, a, m, k);
-            if (in_range(x.top) && fits) add_parts(out, x, y, m, 0);
-            else multiply_add<M, N>(out, a, b, m, 0, k);
-        }
+    for (int first = 0; first < (HOLD_ROWS ? S::NT : S::MT); first += HOLD_ROWS ? N : M) {
+        if constexpr (HOLD_ROWS) split_columns<A>(y, b, first, k);
+        else split_rows(x, a, first, k);
+        add_parts(out, x, y, HOLD_ROWS ? 0 : first, HOLD_ROWS ? first : 0);
     }
+    rows = fmaxf(rows, x.top), columns = fmaxf(columns, y.top);
 }
-// out += a * b over 16 KT positions; a long sum over tiles is a loop, since registers would hold all its addresses
+
+// out += a * b over 16 KT positions. Where registers allow, instructions make sums of their own and these are made again if an
+// operand turns out to be out of range; else operands are looked at first. A long sum over tiles is a loop in parts: registers
+// would hold all its addresses.
 template <int KT, class S, class A, class B>
 MIRAGE_DEVICE void contract_exactly(S& out, const A& a, const B& b) {
-    if constexpr (A::TILE && KT > 4) {
-#pragma unroll 1
-        for (int k = 0; k < KT; ++k) exact_step(out, a, b, k);
-    } else {
+    constexpr bool AGAIN = S::MT * S::NT <= 8;
+    constexpr int AT_ONCE = A::TILE && KT > 4 ? 2 : KT;
+    float rows = 0.0f, columns = 0.0f;
+    if constexpr (AGAIN) {
+        S sums;
+        sums.fill(0.0f);
+#pragma unroll AT_ONCE
+        for (int k = 0; k < KT; ++k) split_step(sums, a, b, k, rows, columns);
+        if (!in_range(rows) || !in_range(columns)) {
+            sums.fill(0.0f);
+#pragma unroll AT_ONCE
+            for (int k = 0; k < KT; ++k) multiply_add<S::MT, S::NT>(sums, a, b, 0, 0, k);
+        }
 #pragma unroll
-        for (int k = 0; k < KT; ++k) exact_step(out, a, b, k);
+        for (int m = 0; m < S::MT; ++m)
+#pragma unroll
+            for (int n = 0; n < S::NT; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) out.v[m][n][i] += sums.v[m][n][i];
+    } else if (in_range(a.template top<S::MT, KT>()) && in_range(b.template top<S::NT, KT>())) {
+#pragma unroll AT_ONCE
+        for (int k = 0; k < KT; ++k) split_step(out, a, b, k, rows, columns);
+    } else {
+#pragma unroll AT_ONCE
+        for (int k = 0; k < KT; ++k) multiply_add<S::MT, S::NT>(out, a, b, 0, 0, k);
     }
+}
+
+// The largest magnitude of this lane's share of ROWS rows of CHUNKS chunks of four numbers; place(row, chunk) says where.
+template <int ROWS, int CHUNKS, class F>
+MIRAGE_DEVICE float top_of(F place) {
+    float top = 0.0f;
+    const int lane = threadIdx.x & 31;
+#pragma unroll 8
+    for (int i = 0; i < (ROWS * CHUNKS + 31) / 32; ++i) {
+        const int k = min(i * 32 + lane, ROWS * CHUNKS - 1);
+        const float4 x = *reinterpret_cast<const float4*>(place(k / CHUNKS, k % CHUNKS));
+        top = fmaxf(fmaxf(fmaxf(top, fabsf(x.x)), fmaxf(fabsf(x.y), fabsf(x.z))), fabsf(x.w));
+    }
+    return top;
 }
 
 }  // namespace mirage

@@ -158,6 +158,11 @@ struct Rows16 {
     MIRAGE_DEVICE void own(float (&x)[2], int m, int k, int eight, int half) const {
         one(x, m, k, 8 * eight + depth(half));
     }
+    template <int MT, int KT>
+    MIRAGE_DEVICE float top() const {
+        if constexpr (INNER_DEPTH) return top_of<16 * MT, 4 * KT>([&](int r, int c) { return t.chunk(first + r, c); });
+        else return top_of<16 * KT, 4 * MT>([&](int r, int c) { return t.chunk(r, first / 4 + c); });
+    }
 };
 // The same for the columns, 8 at a time (`load2`) or 16 (`load4`), from the `first` eight on.
 template <class TILE, bool INNER_DEPTH>
@@ -188,6 +193,11 @@ struct Columns8 {
     MIRAGE_DEVICE float own(int n, int k, int depth) const {
         const int col = (first + n) * 8 + (lane_of() >> 2), at = 16 * k + depth;
         return INNER_DEPTH ? *t.element(col, at) : *t.element(at, col);
+    }
+    template <int NT, int KT>
+    MIRAGE_DEVICE float top() const {
+        if constexpr (INNER_DEPTH) return top_of<8 * NT, 4 * KT>([&](int r, int c) { return t.chunk(first * 8 + r, c); });
+        else return top_of<16 * KT, 2 * NT>([&](int r, int c) { return t.chunk(r, first * 2 + c); });
     }
 };
 // Operands of rows that were read before the loop.
@@ -242,6 +252,12 @@ struct StripOperand {
     MIRAGE_DEVICE void own(float (&x)[2], int m, int k, int eight, int half) const {
 #pragma unroll
         for (int h = 0; h < 2; ++h) x[h] = s.v[m][2 * k + eight][half + 2 * h];
+    }
+    template <int MT, int KT>
+    MIRAGE_DEVICE float top() const {
+        float found = 0.0f;
+        MIRAGE_STRIP(S) found = fmaxf(found, fabsf(s.v[m_][n_][i_]));
+        return found;
     }
 };
 

@@ -97,6 +97,7 @@ MIRAGE_DEVICE void contract(F& acc, const T* a, const T* b) {
 // Operands of float32 products: rows stored [M][K] (else [K][M]), and columns stored [K][N] (else [N][K]).
 template <class F, bool ROWS, int LD>
 struct FragmentRows {
+    static constexpr bool TILE = true;
     const float* at;
     MIRAGE_DEVICE void one(float (&x)[2], int m, int k, int depth) const {
         const int p = k * SPLIT_DEPTH + depth;
@@ -106,6 +107,11 @@ struct FragmentRows {
     static MIRAGE_DEVICE int depth(int half) { return (threadIdx.x & 3) + 4 * half; }
     MIRAGE_DEVICE void own(float (&x)[2], int m, int k, int eight, int half) const {
         one(x, m, k, 8 * eight + depth(half));
+    }
+    template <int MT, int KT>
+    MIRAGE_DEVICE float top() const {
+        const float* const from = at + F::warp_row() * 16 * MT * (ROWS ? LD : 1);
+        return top_of<ROWS ? 16 * MT : 16 * KT, ROWS ? 4 * KT : 4 * MT>([&](int r, int c) { return from + r * LD + 4 * c; });
     }
 };
 template <class F, bool ROWS, int LD>
@@ -119,6 +125,11 @@ struct FragmentColumns {
     MIRAGE_DEVICE float own(int n, int k, int depth) const {
         return element((F::warp_col() * F::NT + n) * 8 + ((threadIdx.x & 31) >> 2), k * SPLIT_DEPTH + depth);
     }
+    template <int NT, int KT>
+    MIRAGE_DEVICE float top() const {
+        const float* const from = at + F::warp_col() * 8 * NT * (ROWS ? 1 : LD);
+        return top_of<ROWS ? 16 * KT : 8 * NT, ROWS ? 2 * NT : 4 * KT>([&](int r, int c) { return from + r * LD + 4 * c; });
+    }
 };
 // The same at the accuracy of float32; what is left of 16 positions by multiply-adds.
 template <int K, bool A_ROWS, int LDA, bool B_ROWS, int LDB, class F>
@@ -127,8 +138,7 @@ MIRAGE_DEVICE void contract(F& acc, const float* a, const float* b) {
     const FragmentRows<F, A_ROWS, LDA> rows{a};
     const FragmentColumns<F, B_ROWS, LDB> columns{b};
     constexpr int WHOLE = K / SPLIT_DEPTH;
-#pragma unroll 1
-    for (int k = 0; k < WHOLE; ++k) exact_step(acc, rows, columns, k);
+    if constexpr (WHOLE > 0) contract_exactly<WHOLE>(acc, rows, columns);
     if constexpr (K % SPLIT_DEPTH != 0)
         multiply_add<F::MT, F::NT, K % SPLIT_DEPTH>(acc, rows, columns, 0, 0, WHOLE);
 }
