@@ -116,7 +116,8 @@ DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
 WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
 MOST_STAGES = 8
-EXACT_PRICE = 9.0  #: matrix instructions in whose time as many products are done in float32, with split numbers
+EXACT_PRICE = 25.0  #: matrix instructions in whose time as many products are done in float32, by multiply-adds
+SPLIT_PRICE = 18.0  #: the same by instructions of split numbers, for more than one matrix of columns
 CHUNK = 16  #: bytes that are copied at a time
 SECTOR = 84  #: bytes of a row below which the memory is not used well
 LINE = 128  #: bytes of a line of memory
@@ -236,7 +237,8 @@ def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, in
         if o.op == "accum" and o.inputs[0] in made
     ]
     most = max(results, default=0)
-    return r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
+    narrow = all(o.dtype is not None and o.dtype.bytes == 2 for o in products(graph))  # in float32 they were slower
+    return narrow and r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
 
 
 def _shared_out(
@@ -449,8 +451,10 @@ class Shape:
         for o in products(self.g):
             own = self.axes[o.name]
             depth = math.prod(self.size(a, BODY) for a in o.over)
-            price = EXACT_PRICE if o.dtype is not None and o.dtype.bytes == 4 else 1.0
-            total += price * self.rows(own) / 16 * self.cols(own) / 8 * math.ceil(depth / 16)
+            columns = self.cols(own) / 8
+            split = SPLIT_PRICE if columns > self.across else EXACT_PRICE
+            price = split if o.dtype is not None and o.dtype.bytes == 4 else 1.0
+            total += price * self.rows(own) / 16 * columns * math.ceil(depth / 16)
         return total / self.members / self.across
 
     def operand_bytes(self) -> float:

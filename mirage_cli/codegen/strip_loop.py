@@ -299,7 +299,7 @@ class StripLoop(StripTiles):
     def row_operand(self, t: OperandTile, over: frozenset[str], mt: int, kt: int, keep: bool) -> str:
         """A tile as operand along rows, in registers (where it is to `keep` there) when it stays the same and is small."""
         kind = f"Rows16<{t.type}, {self.inner_depth(t, over)}>"
-        text = f"{kind}{{{self.tile_text(t)}, member * {16 * mt}}}"
+        text = f"{kind}{{{self.tile_text(t)}, {self.first_row(mt)}}}"
         if t.phase == BODY or not keep or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
             return text
         held = f"{t.name}_held"
@@ -307,6 +307,10 @@ class StripLoop(StripTiles):
         if line not in self.before:
             self.before += [line, f"{held}.read({text});"]
         return held
+
+    def first_row(self, mt: int) -> str:
+        """The first row of a warp in its group's tile."""
+        return f"member * {16 * mt}" if self.members > 1 else "0"
 
     def masked(self, m: Matrix, over: frozenset[str]) -> Matrix:
         """A strip with zeros outside the extents of what a product sums over."""
@@ -332,7 +336,7 @@ class StripLoop(StripTiles):
             self.before_loop.append(f"const {tile} {name}{{{name}_all + group * {bytes_ // dtype.bytes}}};")
             shown = ["show_products();"] if self.memory.unit == SWIZZLED else []
             self.body += [f"put_strip({name}, {m.name}, member, share);", *shown, "wait_together<GROUP>(1 + group);"]
-        return f"Rows16<{tile}, true>{{{name}, member * {16 * m.mt}}}"
+        return f"Rows16<{tile}, true>{{{name}, {self.first_row(m.mt)}}}"
 
     # --- accumulators -------------------------------------------------------------------------------------------------
     def scaled(self, name: str, loop: str, own: str, other: str, shrink: str) -> list[str]:

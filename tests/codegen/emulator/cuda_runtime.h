@@ -431,6 +431,12 @@ inline unsigned largest(unsigned x, int line) {
     for (unsigned lane = 0; lane < WARP; ++lane) found = std::max(found, s.a[lane][0]);
     return found;
 }
+inline unsigned joined(unsigned x, int line) {
+    const Show& s = exchange([&](Show& to, unsigned lane) { to.a[lane][0] = x; }, line);
+    unsigned found = 0;
+    for (unsigned lane = 0; lane < WARP; ++lane) found |= s.a[lane][0];
+    return found;
+}
 inline unsigned add(unsigned* at, unsigned x) {
     const unsigned before = *at;
     *at += x;
@@ -443,5 +449,6 @@ inline unsigned add(unsigned* at, unsigned x) {
 #define __shfl_sync(mask, x, lane) emulator::shuffle_from(x, lane, __LINE__)
 #define __shfl_xor_sync(mask, x, lanes) emulator::shuffle_xor(x, lanes, __LINE__)
 #define __reduce_max_sync(mask, x) emulator::largest(x, __LINE__)
+#define __reduce_or_sync(mask, x) emulator::joined(x, __LINE__)
 #define __threadfence() ((void)0)
 #define atomicAdd(at, x) emulator::add(at, x)

@@ -100,6 +100,15 @@ struct Tile {
     }
     MIRAGE_DEVICE T* chunk(int outer, int c) const { return at + index(outer, c); }
     MIRAGE_DEVICE T* element(int outer, int inner) const { return chunk(outer, inner / VEC) + inner % VEC; }
+    // An element 8 `eights` rows and 2 `pairs` chunks from (outer, inner), inner below two chunks: a lane computes its first
+    // place once.
+    MIRAGE_DEVICE T* beyond(int outer, int inner, int eights, int pairs) const {
+        const int c = 2 * pairs;
+        if constexpr (GROUP == 1) return element(outer + 8 * eights, inner + c * VEC);
+        const int start = (index(outer, inner / VEC) + inner % VEC) ^ ((c & (GROUP - 1)) * VEC);
+        const int chunks = PANELS ? c / 8 * OUTER * 8 + 64 * eights : (c & ~(GROUP - 1)) + 8 * eights * CHUNKS;
+        return at + start + chunks * VEC;
+    }
 };
 
 // Start copying a tile: `row(o)` points to the start of row o, nullptr for one that is zero; of a row, elements from
@@ -156,7 +165,12 @@ struct Rows16 {
     // Which of 8 positions a lane has in either half of an instruction: places in different banks however the operands lie.
     static MIRAGE_DEVICE int depth(int half) { return (lane_of() & 3) ^ (((lane_of() & 1) ^ half) << 2); }
     MIRAGE_DEVICE void own(float (&x)[2], int m, int k, int eight, int half) const {
-        one(x, m, k, 8 * eight + depth(half));
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = lane_of() >> 2, rows = 2 * m + h, deep = 2 * k + eight;
+            x[h] = INNER_DEPTH ? *t.beyond(first + row, depth(half), rows, deep)
+                               : *t.beyond(depth(half), row, deep, first / 8 + rows);
+        }
     }
     template <int MT, int KT>
     MIRAGE_DEVICE float top() const {
@@ -190,9 +204,9 @@ struct Columns8 {
         }
     }
     // the column that a lane has in an instruction
-    MIRAGE_DEVICE float own(int n, int k, int depth) const {
-        const int col = (first + n) * 8 + (lane_of() >> 2), at = 16 * k + depth;
-        return INNER_DEPTH ? *t.element(col, at) : *t.element(at, col);
+    MIRAGE_DEVICE float own(int n, int k, int eight, int depth) const {
+        const int col = lane_of() >> 2, deep = 2 * k + eight;
+        return INNER_DEPTH ? *t.beyond(col, depth, first + n, deep) : *t.beyond(depth, col, deep, first + n);
     }
     template <int NT, int KT>
     MIRAGE_DEVICE float top() const {

@@ -122,8 +122,8 @@ struct FragmentColumns {
 #pragma unroll
         for (int i = 0; i < 2; ++i) x[i] = element(F::col(n, i), k * SPLIT_DEPTH + depth);
     }
-    MIRAGE_DEVICE float own(int n, int k, int depth) const {
-        return element((F::warp_col() * F::NT + n) * 8 + ((threadIdx.x & 31) >> 2), k * SPLIT_DEPTH + depth);
+    MIRAGE_DEVICE float own(int n, int k, int eight, int depth) const {
+        return element((F::warp_col() * F::NT + n) * 8 + ((threadIdx.x & 31) >> 2), k * SPLIT_DEPTH + 8 * eight + depth);
     }
     template <int NT, int KT>
     MIRAGE_DEVICE float top() const {

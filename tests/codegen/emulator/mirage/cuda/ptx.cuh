@@ -73,8 +73,8 @@ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], con
         }
     }
 }
-// c += a * b, m16n8k8: of the operands the upper 19 bits count, and what the sum has beyond 24 bits is cut off
-inline void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+// d = a * b + c, m16n8k8: of the operands the upper 19 bits count, and what the sum has beyond 24 bits is cut off
+inline void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4]) {
     const unsigned lane = emulator::machine.current % emulator::WARP;
     const auto& s = emulator::exchange(
         [&](emulator::Show& to, unsigned l) {
@@ -91,8 +91,8 @@ inline void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t 
             const float y = __uint_as_float(s.b[col * 4 + k % 4][k / 4] & UPPER);
             sum += static_cast<double>(x) * static_cast<double>(y);
         }
-        c[i] = static_cast<float>(sum);
-        if (std::isfinite(c[i]) && std::fabs(static_cast<double>(c[i])) > std::fabs(sum)) c[i] = std::nextafter(c[i], 0.0f);
+        d[i] = static_cast<float>(sum);
+        if (std::isfinite(d[i]) && std::fabs(static_cast<double>(d[i])) > std::fabs(sum)) d[i] = std::nextafter(d[i], 0.0f);
     }
 }
 
