@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.program import Input, Program
 from mirage_cli.search.cost import number
@@ -116,8 +116,7 @@ DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
 WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
 MOST_STAGES = 8
-EXACT_PRICE = 25.0  #: matrix instructions in whose time as many products are done in float32, by multiply-adds
-SPLIT_PRICE = 18.0  #: the same by instructions of split numbers, for more than one matrix of columns
+EXACT_PRICE, SPLIT_PRICE = 25.0, 18.0  #: matrix instructions in the time of as many float32 products, plain or split
 CHUNK = 16  #: bytes that are copied at a time
 SECTOR = 84  #: bytes of a row below which the memory is not used well
 LINE = 128  #: bytes of a line of memory
@@ -237,7 +236,7 @@ def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, in
         if o.op == "accum" and o.inputs[0] in made
     ]
     most = max(results, default=0)
-    narrow = all(o.dtype is not None and o.dtype.bytes == 2 for o in products(graph))  # in float32 they were slower
+    narrow = all(o.dtype != F32 for o in products(graph))  # in float32 they were slower
     return narrow and r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
 
 
@@ -449,12 +448,10 @@ class Shape:
         """Matrix instructions of a warp in an iteration; a product in float32 counts as the many that it takes."""
         total = 0.0
         for o in products(self.g):
-            own = self.axes[o.name]
+            own, columns = self.axes[o.name], self.cols(self.axes[o.name]) / 8
             depth = math.prod(self.size(a, BODY) for a in o.over)
-            columns = self.cols(own) / 8
-            split = SPLIT_PRICE if columns > self.across else EXACT_PRICE
-            price = split if o.dtype is not None and o.dtype.bytes == 4 else 1.0
-            total += price * self.rows(own) / 16 * columns * math.ceil(depth / 16)
+            exact = SPLIT_PRICE if columns > self.across else EXACT_PRICE
+            total += (exact if o.dtype == F32 else 1.0) * self.rows(own) / 16 * columns * math.ceil(depth / 16)
         return total / self.members / self.across
 
     def operand_bytes(self) -> float:
