@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.util
+import importlib
 import os
 import select
 import signal
@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import click
@@ -184,14 +184,20 @@ def main() -> NoReturn:
     cli.main()
 
 
+class _Later(ModuleType):
+    """Stands for a module until something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        """The attribute of the module itself, which is imported now."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 def _defer(name: str) -> None:
-    """Load a module when something of it is used: onnx-ir imports sympy, which takes as long as all the rest, and uses it for
+    """Import a module when something of it is used: onnx-ir imports sympy, which takes longer than onnx-ir, and uses it for
     arithmetic on symbolic dimensions alone."""
-    spec = None if name in sys.modules else importlib.util.find_spec(name)
-    if spec is not None and spec.loader is not None:
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    sys.modules.setdefault(name, _Later(name))
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
