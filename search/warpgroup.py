@@ -1,7 +1,7 @@
 """Schedules of the engine `warpgroup`: block graphs with many rows on sm_90a, with predicted times.
 
 A graph suits when all its products stand in the loop, multiply 16-bit types and share an axis of rows of which a block
-takes at least 64. Numbers of the engine (see `codegen/warpgroup.py`): `cluster`, `band`, `turns`, `resident`, `ahead`.
+takes at least 64. Numbers of the engine (see `codegen/warpgroup.py`): `cluster`, `band`, `turns`, `resident`, `ahead`, `kept`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import BF16, F16
 from mirage_cli.lax.program import Program
 from mirage_cli.search.cost import SMALL, Prediction, Ranked, batch_axes, bytes_once, floor_us, number
-from mirage_cli.search.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
 
 PANEL = 64  #: positions of a contiguous axis come in multiples of this
 LEAST_ROWS = 64
 REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
-PRODUCER_REGISTERS = 56  #: of a thread of the warpgroup that brings tiles
+PRODUCER_REGISTERS = 40  #: of a thread of the warpgroup that brings tiles
 MOST_REGISTERS = 255
 SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
 AHEAD_REGISTERS = 24  #: the same, beside those, where products run ahead
@@ -33,7 +33,8 @@ SHARES = {1: 0.9, 2: 1.0}  #: of the matrix rate that products of loaded tiles r
 DEEP_SHARE = 0.8  #: of that, where a consumer holds more than 64 rows, or is alone
 COMPUTED_SHARE = 0.68  #: of that, where the left operand is computed
 SCORE_US = 7.6e-5  #: one score on a multiprocessor: its exponential, maximum and sum
-MEET_US = 0.2  #: of an iteration with scores: what waits for what
+MEET_US = 0.15  #: of an iteration with scores: what waits for what
+KEPT_US = 0.04  #: less, where left operands stay in registers
 FIXED_US = 1.5  #: of a unit beside its iterations
 EXCHANGE_US = 1.5  #: of blocks that reduce together
 CLUSTERS = {1: 132, 2: 66, 4: 30}  #: that fit at one time on 132 multiprocessors, by their blocks
@@ -178,25 +179,38 @@ class _Model:
     def numbers(self, consumers: int) -> Iterator[tuple[tuple[str, int], ...]]:
         """Numbers of the engine for so many consumers. What has equal predictions is for measurements to tell apart."""
 
-        def made(cluster: int, band: int, turns: int, resident: int, ahead: int) -> tuple[tuple[str, int], ...]:
+        def made(
+            cluster: int, band: int, turns: int, resident: int, ahead: int, kept: int
+        ) -> tuple[tuple[str, int], ...]:
             return (
                 ("cluster", cluster),
                 ("band", band),
                 ("turns", turns),
                 ("resident", resident),
                 ("ahead", ahead),
+                ("kept", kept),
             )
 
         clusters = (1,) if self.g.split else (2, 1)
         if not self.late:
-            yield from (made(cluster, 16 // cluster, 0, 1, 0) for cluster in clusters)
+            yield from (made(cluster, 16 // cluster, 0, 1, 0, 0) for cluster in clusters)
             return
-        yield made(1, 0, int(consumers > 1), 1, 0)
-        yield made(1, 0, 0, 1, 1)
-        if consumers == 1:
-            yield made(1, 0, 0, 2, 0)
-        elif not self.g.split:
-            yield made(2, 0, 0, 1, 0)
+        for kept in (1, 0) if self.keepable() else (0,):
+            yield made(1, 0, int(consumers > 1), 1, 0, kept)
+            yield made(1, 0, 0, 1, 1, kept)
+            if consumers == 1:
+                yield made(1, 0, 0, 2, 0, kept)
+            elif not self.g.split:
+                yield made(2, 0, 0, 1, 0, kept)
+
+    def left(self, contraction: BlockOp) -> str:
+        """The operand of a product that has the rows."""
+        first, second = contraction.inputs
+        return first if self.rows in self.axes[first] else second
+
+    def keepable(self) -> bool:
+        """Whether a left operand is loaded once, so that it could stay in registers."""
+        return any((o := self.ops[self.left(c)]).op == "load" and o.phase == PROLOGUE for c in self.contractions)
 
     # --- sizes ----------------------------------------------------------------------------------------------------------
     def size(self, axis: str, s: Schedule) -> int:
@@ -238,12 +252,12 @@ class _Model:
         (words of two elements)."""
         total = 0
         for o in self.contractions:
-            left, right = o.inputs if self.rows in self.axes[o.inputs[0]] else o.inputs[::-1]
+            left = self.left(o)
             threads = 128 * (s.warps // 4 - 1)
-            over = frozenset(o.over)
             twice = 2 if s.number("ahead") and not self.fed[o.name] else 1
-            total += twice * self.elements((self.axes[left] | self.axes[right]) - over - self.batch, s) // threads
-            if self.ops[left].op != "load":
+            out = frozenset().union(*(self.axes[i] for i in o.inputs)) - frozenset(o.over) - self.batch
+            total += twice * self.elements(out, s) // threads
+            if self.ops[left].op != "load" or (self.ops[left].phase == PROLOGUE and s.number("kept")):
                 total += self.elements(self.axes[left] - self.batch, s) // (2 * threads)
         return total
 
@@ -289,7 +303,7 @@ class _Model:
         us = flops / (self.rate / self.t.units) * 1e6
         if self.late:
             scores = sum(self.elements({self.rows, self.g.loop or ""}, s) for c in self.contractions) / 2
-            return max(us, scores * SCORE_US) + MEET_US
+            return max(us, scores * SCORE_US) + MEET_US - KEPT_US * s.number("kept")
         computed = any(self.ops[i].op != "load" for c in self.contractions for i in c.inputs)
         consumers = s.warps // 4 - 1
         deep = consumers == 1 or self.size(self.rows, s) > LEAST_ROWS * consumers

@@ -9,6 +9,7 @@ The first warp brings tiles through the copy engine, the warpgroups behind the f
     turns     whether consumers take turns at issuing products
     resident  blocks on a multiprocessor
     ahead     whether scores of the next iteration are multiplied while those of one are worked on
+    kept      whether left operands that are loaded once are kept in registers
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 from mirage_cli.codegen.request import Kernel, Request
 from mirage_cli.codegen.warpgroup_boxes import tensor_map
 from mirage_cli.codegen.warpgroup_emit import Statements, statements
-from mirage_cli.codegen.warpgroup_plan import EARLY, HELD, LATE, PANEL, Plan, Product, Tile, plan
-from mirage_cli.codegen.warpgroup_text import Text, ctype
+from mirage_cli.codegen.warpgroup_plan import EARLY, GROUP_ROWS, HELD, LATE, PANEL, Plan, Product, Tile, plan
+from mirage_cli.codegen.warpgroup_text import Text, ctype, indented
 from mirage_cli.errors import Refused
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.search.warpgroup import AHEAD_REGISTERS, MOST_REGISTERS, PRODUCER_REGISTERS, REGISTERS, SPARE_REGISTERS
@@ -94,14 +95,14 @@ class _Printer:
         held = sum(rows * p.cols // 2 for p in self.products)
         if self.ahead():
             held += AHEAD_REGISTERS + sum(rows * p.cols // 2 for p in self.plan.early)
-        held += sum(rows * p.depth // 4 for p in self.products if self.plan.tile(p.left) is None)
+        held += sum(rows * p.depth // 4 for p in self.products if self.plan.in_words(p))
         if held + SPARE_REGISTERS > (self.registers() or MOST_REGISTERS):
             raise Refused(f"{held} registers of fragments for each thread")
 
     # --- products -----------------------------------------------------------------------------------------------------
     def instruction(self, p: Product, kernel: int) -> dict[str, Any]:
         """The matrix instruction of a product."""
-        words = self.plan.tile(p.left) is None
+        words = self.plan.in_words(p)
         name = f"multiply{kernel}_{p.cols}_{p.dtype.name}_{'words' if words else 'tiles'}"
         return {"name": name, "columns": p.cols, "words": words, "type": p.dtype.name}
 
@@ -110,23 +111,28 @@ class _Printer:
         left, right = self.plan.tile(p.left), self.plan.tile(p.right)
         assert right is not None
         right_turned = right.inner != p.over
-        b = f"{p.right} + k * 2048" if right_turned else f"{p.right} + {_along(right)}"
         panel = right.rows * PANEL * 2 if right_turned else 16
-        if left is None:
+        starts = [f"const uint64_t right = tile_descriptor({p.right}, {panel});"]
+        b = "k * 2048" if right_turned else _along(right)
+        if left is None or self.plan.in_words(p):
             a, turned = f"{p.left}_words[m][k]", [right_turned]
         else:
             across = left.inner != p.over
-            rows = "(base + m * 64)"
-            where = f"{rows} / 64 * {left.rows * 128} + k * 2048" if across else f"{rows} * 128 + {_along(left)}"
-            a, turned = f"tile_descriptor({p.left} + {where}, 16)", [across, right_turned]
+            height = left.rows * 128 if across else GROUP_ROWS * 128
+            starts.append(f"const uint64_t left = tile_descriptor({p.left} + base / {GROUP_ROWS} * {height}, 16);")
+            a = f"left + (m * {height} + {'k * 2048' if across else _along(left)}) / 16"
+            turned = [across, right_turned]
         name = self.instruction(p, kernel)["name"]
         kinds = ", ".join(str(t).lower() for t in turned)
-        call = f"{name}<{kinds}>({p.out}[m], {a}, tile_descriptor({b}, {panel}), {more});"
+        call = f"{name}<{kinds}>({p.out}[m], {a}, right + ({b}) / 16, {more});"
         return [
+            "{",
+            *indented(starts),
             "#pragma unroll",
-            f"for (int m = 0; m < {self.plan.row_tiles}; ++m)",
+            f"    for (int m = 0; m < {self.plan.row_tiles}; ++m)",
             "#pragma unroll",
-            f"    for (int k = 0; k < {p.depth // 16}; ++k) {call}",
+            f"        for (int k = 0; k < {p.depth // 16}; ++k) {call}",
+            "}",
         ]
 
     def issue(self, products: Sequence[Product], kernel: int, first: str) -> list[str]:
@@ -206,6 +212,7 @@ class _Printer:
         sides = len(self.lines.side_names) * self.plan.schedule.loop * 4 * made.stages
         cluster = self.plan.cluster * self.plan.parts
         late = bool(self.plan.late)
+        held, words = {t.name for t in self.plan.ring(HELD)}, self.plan.in_words
         instructions = {i["name"]: i for p in self.products if (i := self.instruction(p, kernel))}
         return {
             "kernel": kernel,
@@ -246,7 +253,7 @@ class _Printer:
             "instructions": list(instructions.values()),
             "late": late,
             "held": bool(self.plan.ring(HELD)),
-            "held_words": not any(t.name in (p.left, p.right) for p in self.products for t in self.plan.ring(HELD)),
+            "held_words": all(p.right not in held and (p.left not in held or words(p)) for p in self.products),
             "computed": any(self.plan.tile(p.left) is None for p in self.plan.early),
             "issue_early": self.issue(self.plan.early, kernel, "step == 0"),
             "issue_late": self.issue(self.plan.late, kernel, "step == 1"),

@@ -101,6 +101,8 @@ class _Writing:
         p = self.products[o.name]
         if self.plan.tile(p.left) is None:
             self.operand(p)
+        elif self.plan.in_words(p):
+            self.kept(p)
         if not p.accumulated:
             self.declare(o.name, FULL)
         self.value[o.name] = Ref(o.name)
@@ -125,6 +127,23 @@ class _Writing:
         made.insert(4, "        float pair[2][4];")
         target = self.out.words if late else self.out.prologue if phase == PROLOGUE else self.out.operands
         target += made
+
+    def kept(self, p: Product) -> None:
+        """The words of a left operand that is loaded once."""
+        tile, name = self.plan.tile(p.left), f"{p.left}_words"
+        assert tile is not None
+        line = f"uint32_t {name}[{self.plan.row_tiles}][{p.depth // 16}][4];"
+        if line in self.out.start:
+            return
+        self.out.start.append(line)
+        turned = str(tile.outer != self.plan.rows).lower()
+        self.out.prologue += [
+            "#pragma unroll",
+            f"for (int m = 0; m < {self.plan.row_tiles}; ++m)",
+            "#pragma unroll",
+            f"    for (int k = 0; k < {p.depth // 16}; ++k)",
+            f"        load_words<{turned}>({name}[m][k], {p.left}, {tile.rows}, base + m * 64, k * 16);",
+        ]
 
     # --- elementwise ----------------------------------------------------------------------------------------------------
     def do_thread(self, o: BlockOp) -> None:
@@ -302,13 +321,27 @@ class _Writing:
         (top,) = o.inputs
         self.declare(o.name, ROW, "-INFINITY")
         shrinks = [r.name for r in self.readers[o.name] if r.op == "shrink"]
-        lines = [f"const float high = fmaxf({o.name}[m][h], {top}[m][h]);"]
+        raised = "raised" if self.lazy(o) else "fmaxf"
+        lines = [f"const float high = {raised}({o.name}[m][h], {top}[m][h]);"]
         for s in shrinks:
             self.declare(s, ROW)
             lines.append(f"{s}[m][h] = exp_between({o.name}[m][h], high);")
         self.place(BODY).extend(self.text.each_row([*lines, f"{o.name}[m][h] = high;"]))
         self.level(o.name, BODY)
         self.value[o.name] = Ref(o.name)
+
+    def lazy(self, o: BlockOp) -> bool:
+        """Whether a running maximum may stay behind by a little: what stands below it are numbers that late products
+        read as they are, so none of them leaves its type's range. The value of a maximum itself is never a result."""
+        for r in self.readers[o.name]:
+            if r.op != "thread":
+                continue
+            assert r.thread is not None
+            e = from_thread(r.thread, [Ref(i) for i in r.inputs])
+            exponential = isinstance(e, Apply) and e.op == "exp_minus" and e.args[1] == Ref(o.name)
+            if not exponential or any(x.op not in ("sum", "contract") for x in self.readers[r.name]):
+                return False
+        return True
 
     def do_shrink(self, o: BlockOp) -> None:
         self.value[o.name] = Ref(o.name)

@@ -111,6 +111,13 @@ class Plan:
         """The tile of a loaded value; None for what is read where it is stored."""
         return next((t for t in self.tiles if t.name == name), None)
 
+    def in_words(self, product: Product) -> bool:
+        """Whether the left operand of a product is read from registers: it is computed, or a tile that is loaded once and
+        kept there (number `kept` of the schedule)."""
+        tile = self.tile(product.left)
+        kept = bool(dict(self.schedule.numbers).get("kept", 0))
+        return tile is None or (kept and tile.ring == HELD)
+
     def ring(self, ring: str) -> list[Tile]:
         """The tiles of a ring."""
         return [t for t in self.tiles if t.ring == ring]

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] =
     "narrow": (_attention, (64, 64, 64, 8, 3), {"resident": 2}),
     "shared": (_attention, (128, 64, 64, 12, 2), {"cluster": 2}),
     "ahead": (_attention, (128, 64, 64, 12, 2), {"ahead": 1}),
+    "kept": (_attention, (128, 64, 64, 12, 2), {"turns": 1, "kept": 1}),
     "keynorm": (_key_norm, (128, 64, 128, 12, 2), {"turns": 1}),
 }
 
@@ -126,6 +127,24 @@ def test_every_barrier_that_is_waited_for_is_arrived_at(name: str) -> None:
     for ring in re.findall(r"Barrier \*const (\w+)_full", text):
         assert f"full = {ring}_full" in text  # the producer's
         assert f"{ring}_full[" in text and f"release({ring}_empty[" in text
+
+
+def test_kept_operands_are_read_once_and_freed_before_the_loop() -> None:
+    """Queries in registers: their tile is free for the next unit's while this one's keys are walked."""
+    kept, read = _made("kept")[3], _made("attention")[3]
+    held = re.search(r"const uint32_t (\w+) = tiles \+ 0;", kept)
+    assert held is not None
+    name = held[1]
+    assert f"load_words<false>({name}_words[m][k], {name}, 128, base + m * 64, k * 16);" in kept
+    assert kept.count("release(held_empty[0]);") == 1 and "if (step == steps - 1)" not in kept
+    assert kept.index("release(held_empty[0]);") < kept.index("auto scores")
+    assert "if (step == steps - 1)" in read and "load_words" not in read
+
+
+def test_a_maximum_stays_behind_only_where_weights_stay_small() -> None:
+    """Weights of up to 2^8 may not meet another factor before they are numbers of 16 bits."""
+    assert "raised(" in _made("attention")[3]
+    assert "raised(" not in _made("keynorm")[3]
 
 
 # --- boxes ----------------------------------------------------------------------------------------------------------------
@@ -227,7 +246,14 @@ def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
     except ToolMissing as missing:
         pytest.skip(str(missing))
     lines = [f'#include "mirage/{h}"' for h in ("cuda/launch.cuh", "cuda/warpgroup.cuh", "entry.h")]
-    for name, dtype in (("norm", F16), ("gated", BF16), ("attention", F16), ("ahead", F16), ("keynorm", BF16)):
+    for name, dtype in (
+        ("norm", F16),
+        ("gated", BF16),
+        ("attention", F16),
+        ("ahead", F16),
+        ("kept", F16),
+        ("keynorm", BF16),
+    ):
         lines += [f"namespace of_{name} {{", _made(name, dtype)[3], "}"]
     lines += ["namespace of_split {", _split()[3], "}"]
     (tmp_path / "all.cu").write_text("\n".join(lines))

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(384, 1)
     Place<2> early;
     Place<2> late;
     if (warp < 4) {
-        give_registers<56>();
+        give_registers<40>();
         if (threadIdx.x == 0) {
             wait_for_earlier();
             for (int unit = blockIdx.x / 1; unit < units; unit += gridDim.x / 1) {
@@ -222,9 +222,9 @@ __global__ void __launch_bounds__(384, 1)
             }
         }
     } else {
-        take_registers<224>();
+        take_registers<232>();
         wait_for_earlier();
-        const int group = warp / 4 - 1, base = group * 64;
+        const int group = uniform(warp / 4 - 1), base = group * 64;
         const int row = base + warp % 4 * 16 + lane / 4, column = lane % 4 * 2;
         (void)row, (void)column;
         auto release = [&](Barrier& empty) {
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(384, 1)
                 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
-                        const float high = fmaxf(t6_max[m][h], t6_top[m][h]);
+                        const float high = raised(t6_max[m][h], t6_top[m][h]);
                         t6_shrink[m][h] = exp_between(t6_max[m][h], high);
                         t6_max[m][h] = high;
                     }
@@ -413,10 +413,14 @@ __global__ void __launch_bounds__(384, 1)
                 early_full[early.slot].wait(early.parity);
                 const uint32_t t1 = tiles + 16384 + early.slot * 16384;
                 products_begin();
+                {
+                    const uint64_t right = tile_descriptor(t1, 8192);
+                    const uint64_t left = tile_descriptor(t2 + base / 64 * 8192, 16);
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
+                    for (int m = 0; m < 1; ++m)
                 #pragma unroll
-                    for (int k = 0; k < 4; ++k) multiply0_128_f16_tiles<false, true>(t4[m], tile_descriptor(t2 + (base + m * 64) * 128 + k / 4 * 16384 + k % 4 * 32, 16), tile_descriptor(t1 + k * 2048, 8192), k > 0);
+                        for (int k = 0; k < 4; ++k) multiply0_128_f16_tiles<false, true>(t4[m], left + (m * 8192 + k / 4 * 16384 + k % 4 * 32) / 16, right + (k * 2048) / 16, k > 0);
+                }
 
                 products_commit();
                 products_wait<0>();
@@ -430,17 +434,21 @@ __global__ void __launch_bounds__(384, 1)
                 scores(step);
                 words(step);
                 ahead.next();
+                if (steps > 1) early_full[early.slot].wait(early.parity);
             }
             for (int step = 1; step < steps; ++step) {
-                early_full[early.slot].wait(early.parity);
                 wait_named(1 + group, 256);
                 products_begin();
                 {
                     const uint32_t t1 = tiles + 16384 + early.slot * 16384;
+                    {
+                        const uint64_t right = tile_descriptor(t1, 8192);
+                        const uint64_t left = tile_descriptor(t2 + base / 64 * 8192, 16);
                     #pragma unroll
-                    for (int m = 0; m < 1; ++m)
+                        for (int m = 0; m < 1; ++m)
                     #pragma unroll
-                        for (int k = 0; k < 4; ++k) multiply0_128_f16_tiles<false, true>(t4[m], tile_descriptor(t2 + (base + m * 64) * 128 + k / 4 * 16384 + k % 4 * 32, 16), tile_descriptor(t1 + k * 2048, 8192), k > 0);
+                            for (int k = 0; k < 4; ++k) multiply0_128_f16_tiles<false, true>(t4[m], left + (m * 8192 + k / 4 * 16384 + k % 4 * 32) / 16, right + (k * 2048) / 16, k > 0);
+                    }
 
                 }
                 products_commit();
@@ -448,10 +456,13 @@ __global__ void __launch_bounds__(384, 1)
                 products_begin();
                 {
                     const uint32_t t0 = tiles + 49152 + late.slot * 16384;
+                    {
+                        const uint64_t right = tile_descriptor(t0, 16384);
                     #pragma unroll
-                    for (int m = 0; m < 1; ++m)
+                        for (int m = 0; m < 1; ++m)
                     #pragma unroll
-                        for (int k = 0; k < 8; ++k) multiply0_64_f16_words<true>(t9[m], t6_words[m][k], tile_descriptor(t0 + k * 2048, 16384), k > 0 || !(step == 1));
+                            for (int k = 0; k < 8; ++k) multiply0_64_f16_words<true>(t9[m], t6_words[m][k], right + (k * 2048) / 16, k > 0 || !(step == 1));
+                    }
 
                 }
                 products_commit();
@@ -465,6 +476,7 @@ __global__ void __launch_bounds__(384, 1)
                 release(early_empty[early.slot]);
                 early.next();
                 scores(step);
+                if (step + 1 < steps) early_full[early.slot].wait(early.parity);
                 products_wait<0>();
                 for (auto& part : t9) pin(part);
                 release(late_empty[late.slot]);
@@ -494,10 +506,13 @@ __global__ void __launch_bounds__(384, 1)
                 const uint32_t t0 = tiles + 49152 + late.slot * 16384;
 
                 products_begin();
+                {
+                    const uint64_t right = tile_descriptor(t0, 16384);
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
+                    for (int m = 0; m < 1; ++m)
                 #pragma unroll
-                    for (int k = 0; k < 8; ++k) multiply0_64_f16_words<true>(t9[m], t6_words[m][k], tile_descriptor(t0 + k * 2048, 16384), k > 0 || !(step == 1));
+                        for (int k = 0; k < 8; ++k) multiply0_64_f16_words<true>(t9[m], t6_words[m][k], right + (k * 2048) / 16, k > 0 || !(step == 1));
+                }
 
                 products_commit();
                 products_wait<0>();

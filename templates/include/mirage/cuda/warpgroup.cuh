@@ -33,6 +33,9 @@ MIRAGE_DEVICE void pin(float (&v)[N][4]) {
     for (int i = 0; i < N; ++i) pin(v[i]);
 }
 
+// A number that all lanes of a warp have, for the compiler to know that.
+MIRAGE_DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 template <int REGISTERS>
 MIRAGE_DEVICE void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -106,6 +109,15 @@ MIRAGE_DEVICE void load_fragment(uint32_t (&v)[2][2], uint32_t tile, int rows, i
     }
 }
 
+// The same as a left operand in registers.
+template <bool TURNED>
+MIRAGE_DEVICE void load_words(uint32_t (&words)[4], uint32_t tile, int rows, int row, int col) {
+    uint32_t v[2][2];
+    load_fragment<TURNED>(v, tile, rows, row, col);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) words[k] = v[k / 2][k % 2];
+}
+
 // Eight elements of a row from column 8 * q on (or, TURNED, of column `row` from row 8 * q on), as words.
 template <bool TURNED>
 MIRAGE_DEVICE void load_eight(uint32_t (&v)[4], uint32_t tile, int rows, int row, int q) {
@@ -177,6 +189,12 @@ MIRAGE_DEVICE float quick_silu(float x) { return x * quick_sigmoid(x); }
 MIRAGE_DEVICE float number_or_zero(float x) { return isnan(x) ? 0.0f : x; }
 // What is taken away from log2(e) * x: a row whose maximum is -inf has nothing to weigh.
 MIRAGE_DEVICE float level_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum * LOG2E; }
+// The next running maximum. It stays where it is while what is above it is less than 2^8 times as large: exponentials are at
+// most 256 then, and what was accumulated is weighed anew less often.
+constexpr float SLACK = 5.545177444479562f;  // log(2^8)
+MIRAGE_DEVICE float raised(float before, float maximum) {
+    return maximum - before <= SLACK ? before : fmaxf(before, maximum);
+}
 // exp(x - maximum). The factor by which rounding of `level` is off is the same for all of a row, and cancels.
 MIRAGE_DEVICE float exp_below(float x, float level) { return exp2_fast(fmaf(x, LOG2E, -level)); }
 // exp(old - new) of two maxima, in agreement with `exp_below`
