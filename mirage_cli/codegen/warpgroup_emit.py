@@ -27,6 +27,7 @@ class Statements:
     operands: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     rescale: list[str] = field(default_factory=list)
+    weights: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     epilogue: list[str] = field(default_factory=list)
     publish: list[str] = field(default_factory=list)
@@ -55,6 +56,7 @@ class _Writing:
         self.lefts = {p.left for p in (*plan.early, *plan.late)}
         self.shares: dict[str, int] = {}
         self.side_sums: dict[str, BlockOp] = {}
+        self.weighing = False  #: whether statements of the body stand below a running maximum
         self.out = Statements()
 
     def run(self) -> Statements:
@@ -70,7 +72,8 @@ class _Writing:
     # --- places -------------------------------------------------------------------------------------------------------
     def place(self, phase: str) -> list[str]:
         lines = self.out
-        return {PROLOGUE: lines.prologue, BODY: lines.body, EPILOGUE: lines.epilogue, GRID: lines.grid}[phase]
+        body = lines.weights if self.weighing else lines.body
+        return {PROLOGUE: lines.prologue, BODY: body, EPILOGUE: lines.epilogue, GRID: lines.grid}[phase]
 
     def level_of(self, name: str) -> str:
         return self.text.level(self.text.axes[name])
@@ -329,6 +332,7 @@ class _Writing:
         self.place(BODY).extend(self.text.each_row([*lines, f"{o.name}[m][h] = high;"]))
         self.level(o.name, BODY)
         self.value[o.name] = Ref(o.name)
+        self.weighing = bool(self.plan.late)
 
     def lazy(self, o: BlockOp) -> bool:
         """Whether a running maximum may stay behind by a little: what stands below it are numbers that late products
@@ -371,7 +375,7 @@ class _Writing:
         if shrink or not together:
             value = self.text.expression(self.value[name], ROW, BODY, lines)
             old = f"{o.name}[m][h] * {shrink}[m][h]" if shrink else f"{o.name}[m][h]"
-            self.out.body += self.text.each_row([*lines.lines, f"{o.name}[m][h] = {old} + {value};"])
+            self.place(BODY).extend(self.text.each_row([*lines.lines, f"{o.name}[m][h] = {old} + {value};"]))
         if together:
             self.out.epilogue += self.text.each_row([f"{o.name}[m][h] = sum_of_row({o.name}[m][h]);"])
 

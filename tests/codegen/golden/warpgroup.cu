@@ -338,6 +338,10 @@ __global__ void __launch_bounds__(384, 1)
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                         t6_max_level[m][h] = level_of(t6_max[m][h]);
                     }
+
+            };
+            auto words = [&](int step) {
+                [[maybe_unused]] const offset_t d_step = static_cast<offset_t>(step) * 128;
                 #pragma unroll
                 for (int m = 0; m < 1; ++m)
                 #pragma unroll
@@ -386,10 +390,6 @@ __global__ void __launch_bounds__(384, 1)
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                         t10[m][h] = t10[m][h] * t6_shrink[m][h] + t8[m][h];
                     }
-
-            };
-            auto words = [&](int step) {
-                [[maybe_unused]] const offset_t d_step = static_cast<offset_t>(step) * 128;
                 #pragma unroll
                 for (int m = 0; m < 1; ++m)
                 #pragma unroll
