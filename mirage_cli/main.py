@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -180,24 +180,7 @@ def main() -> NoReturn:
     """The program's entry point."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores; threads of two wait for each other
     signal.signal(signal.SIGTERM, _terminated)
-    _defer("sympy")
     cli.main()
-
-
-class _Later(ModuleType):
-    """Stands for a module until something of it is used."""
-
-    def __getattr__(self, name: str) -> Any:
-        """The attribute of the module itself, which is imported now."""
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def _defer(name: str) -> None:
-    """Import a module when something of it is used: onnx-ir imports sympy, which takes longer than onnx-ir, and uses it for
-    arithmetic on symbolic dimensions alone."""
-    sys.modules.setdefault(name, _Later(name))
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -107,25 +107,6 @@ def test_parsing_imports_nothing_heavy(arguments: list[str]) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-DEFERRED = """
-import sys
-from mirage_cli import main
-main._defer("sympy")
-import onnx_ir
-assert "sympy.core" not in sys.modules
-assert (onnx_ir.SymbolicDim("n") + 1).evaluate({"n": 4}) == 5
-import sympy
-assert "sympy.core" in sys.modules and sympy is sys.modules["sympy"] and sympy.__file__
-main._defer("sympy")
-assert sys.modules["sympy"] is sympy
-"""
-
-
-def test_sympy_is_imported_when_it_is_used() -> None:
-    done = subprocess.run([sys.executable, "-c", DEFERRED], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str) -> None:
     done = process(env=environment(_MIRAGE_COMPLETE=f"{shell}_source"))
