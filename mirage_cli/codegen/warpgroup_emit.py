@@ -18,9 +18,9 @@ __all__ = ["Statements", "statements"]
 class Statements:
     """Lines by place. `start`: variables that live as long as a block's tile; `operands`: left operands that are computed
     of loaded tiles; `prologue`, `body`, `epilogue`; `rescale`: what was accumulated, weighed anew; `weights`: what stands
-    below a running maximum; `words`: left operands of late products; `publish`, `grid`: before and after blocks that reduce together have exchanged `published` numbers
-    of each thread; `sides`: what helpers compute for position `c_` of the loop axis of a full slot of `side_ring`, in
-    vectors called `side_names`."""
+    below a running maximum; `words`: left operands of late products; `publish`, `grid`: before and after blocks that
+    reduce together have exchanged `published` numbers of each thread; `sides`: what helpers compute for position `c_` of
+    the loop axis of a full slot of `side_ring`, in vectors called `side_names`."""
 
     start: list[str] = field(default_factory=list)
     prologue: list[str] = field(default_factory=list)
