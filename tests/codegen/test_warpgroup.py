@@ -141,6 +141,16 @@ def test_kept_operands_are_read_once_and_freed_before_the_loop() -> None:
     assert "if (step == steps - 1)" in read and "load_words" not in read
 
 
+def test_exponentials_follow_the_late_product_and_maxima_do_not() -> None:
+    text = _made("attention")[3]
+    scores = text[text.index("auto scores = ") : text.index("auto words = ")]
+    words = text[text.index("auto words = ") : text.index("Place<2> ahead")]
+    assert "top_of_row(" in scores and "exp_below(" not in scores
+    assert words.index("exp_below(") < words.index("::pack(")
+    loop = text[text.index("for (int step = 1;") :]
+    assert loop.index("scores(step") < loop.index("products_wait<0>") < loop.index("__any_sync") < loop.index("words(step")
+
+
 def test_a_maximum_stays_behind_only_where_weights_stay_small() -> None:
     """Weights of up to 2^8 may not meet another factor before they are numbers of 16 bits."""
     assert "raised(" in _made("attention")[3]
