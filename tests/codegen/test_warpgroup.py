@@ -148,7 +148,9 @@ def test_exponentials_follow_the_late_product_and_maxima_do_not() -> None:
     assert "top_of_row(" in scores and "exp_below(" not in scores
     assert words.index("exp_below(") < words.index("::pack(")
     loop = text[text.index("for (int step = 1;") :]
-    assert loop.index("scores(step") < loop.index("products_wait<0>") < loop.index("__any_sync") < loop.index("words(step")
+    assert (
+        loop.index("scores(step") < loop.index("products_wait<0>") < loop.index("__any_sync") < loop.index("words(step")
+    )
 
 
 def test_a_maximum_stays_behind_only_where_weights_stay_small() -> None:
