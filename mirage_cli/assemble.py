@@ -23,7 +23,6 @@ from mirage_cli.options import Options
 from mirage_cli.output import MARK, MUGRAPHS, write_text
 from mirage_cli.plan import FragmentPlan, TargetPlan
 from mirage_cli.report import FragmentReport, Report
-from mirage_cli.search.alternatives import bounds_to_json
 from mirage_cli.work import Work
 
 MODEL, SOURCES = "model.onnx", "src"
@@ -178,15 +177,13 @@ def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType(
 
 def schedules_json(plan: TargetPlan) -> list[dict[str, Any]]:
     """The schedules of a plan's kernels, then those of the muGraphs for other sizes, with `when` they are taken."""
-    others = [
-        s.to_json() | {"when": bounds_to_json(o.alternative.when)} for o in plan.others for s in o.alternative.schedules
-    ]
+    others = [s.to_json() | o.alternative.where_to_json() for o in plan.others for s in o.alternative.schedules]
     return [*(s.to_json() for s in plan.schedules), *others]
 
 
 def _verdicts(plan: TargetPlan) -> dict[str, Any]:
     """The verdict of a plan's own muGraph, with those for other sizes."""
-    others = [o.verdict.to_json() | {"when": bounds_to_json(o.alternative.when)} for o in plan.others]
+    others = [o.verdict.to_json() | o.alternative.where_to_json() for o in plan.others]
     return plan.verdict.to_json() | ({"others": others} if others else {})
 
 

@@ -24,7 +24,7 @@ from mirage_cli.codegen.source import Memory
 from mirage_cli.isolation import Lost
 from mirage_cli.kept import Kept, key
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import FragmentPlan, Other, PlanOptions, TargetPlan
+from mirage_cli.plan import FragmentPlan, Other, PlanOptions, Slower, TargetPlan
 from mirage_cli.search.alternatives import alternative_from_json
 from mirage_cli.search.mugraph import KernelGraph, graph_from_json, graph_to_json
 from mirage_cli.search.schedule import Schedule, schedule_from_json
@@ -108,6 +108,7 @@ def _target_to_json(p: TargetPlan) -> dict[str, Any]:
         "us": [p.predicted_us, p.floor_us, p.original_us],
         "others": [[o.alternative.to_json(), asdict(o.verdict)] for o in p.others],
         "memory": [asdict(m) for m in p.memory],
+        "slower": [asdict(s) for s in p.slower],
     }
 
 
@@ -126,6 +127,7 @@ def _target_from_json(data: Mapping[str, Any], program: Program) -> TargetPlan:
         original,
         others,
         tuple(Memory(**m) for m in data["memory"]),
+        tuple(Slower(**s) for s in data["slower"]),
     )
 
 

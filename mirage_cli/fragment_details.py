@@ -11,7 +11,6 @@ from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import TargetPlan
-from mirage_cli.search.alternatives import bounds_to_json
 from mirage_cli.search.cost import bytes_once, number, products
 from mirage_cli.search.target import load_target
 from mirage_cli.work import Work
@@ -86,9 +85,7 @@ def schedules(plan: TargetPlan) -> list[dict[str, Any]]:
     """The schedules of a plan's kernels, then those of the muGraphs for other sizes with `when` they are taken; each with
     the threads and the bytes of memory that its kernel asks for a block."""
     found = [s.to_json() for s in plan.schedules]
-    found += [
-        s.to_json() | {"when": bounds_to_json(o.alternative.when)} for o in plan.others for s in o.alternative.schedules
-    ]
+    found += [s.to_json() | o.alternative.where_to_json() for o in plan.others for s in o.alternative.schedules]
     return [s | m for s, m in zip(found, _memory(plan, len(found)), strict=True)]
 
 

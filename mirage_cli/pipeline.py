@@ -41,7 +41,7 @@ from mirage_cli.lax.fragment import Partition, partition
 from mirage_cli.measure import MIRAGE, measure_fragments
 from mirage_cli.options import Options
 from mirage_cli.output import check_target, replaced
-from mirage_cli.plan import PlanOptions
+from mirage_cli.plan import PlanOptions, newest
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.search import SearchOptions, Standing
 from mirage_cli.search.tiling import ENGINES
@@ -368,10 +368,10 @@ def plan_options(
 
 
 def _tunes(options: Options) -> bool:
-    """Whether times decide: measured ones, or those of the cache; times of another architecture than we build for do not."""
+    """Whether times decide: measured ones, or those of the cache; times of another architecture than plans are for do not."""
     if options.gpu is None:
         return options.tuned
-    return devices.architecture(options.gpu) in environment.archs(options)
+    return devices.architecture(options.gpu) == newest(environment.archs(options)).name
 
 
 def enforce(report: Report, options: Options) -> None:

@@ -33,17 +33,26 @@ TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning ch
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A muGraph that takes the place of a plan's own for some sizes, proved."""
+    """A muGraph that takes the place of a plan's own for some sizes or on an older architecture, proved."""
 
     alternative: Alternative
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
+class Slower:
+    """An older architecture where no gain over the original operators is predicted; times in microseconds."""
+
+    target: str
+    predicted_us: float
+    original_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class TargetPlan:
     """The chosen muGraph of a fragment for one target (within `shared_bytes` of it), rendered and proved; of a program with
-    symbols the one for typical sizes, with `others` for other ranges. `memory` is what its kernels ask for, then those of
-    `others`."""
+    symbols the one for typical sizes, with `others` for other ranges, and for older architectures. `memory` is what its
+    kernels ask for, then those of `others`; `slower` where the older ones are not predicted to gain anything."""
 
     target: str
     shared_bytes: int
@@ -56,11 +65,18 @@ class TargetPlan:
     original_us: float
     others: tuple[Other, ...] = ()
     memory: tuple[Memory, ...] = ()
+    slower: tuple[Slower, ...] = ()
+
+    @property
+    def losses(self) -> tuple[Slower, ...]:
+        """The architectures where the model predicts no gain over the original operators."""
+        own = Slower(self.target, self.predicted_us, self.original_us)
+        return (*((own,) if self.predicted_us >= self.original_us else ()), *self.slower)
 
     @property
     def faster(self) -> bool:
-        """Whether the model predicts a gain over the original operators."""
-        return self.predicted_us < self.original_us
+        """Whether the model predicts a gain over the original operators on every architecture."""
+        return not self.losses
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -121,35 +137,56 @@ class PlanOptions:
     ranges: tuple[tuple[str, Range], ...] = ()
 
 
-def target_of(names: Sequence[str]) -> Target:
-    """The target that a source has to suit: the last of the names, within the memory of all."""
-    targets = [load_target(n) for n in names]
-    return replace(targets[-1], shared_bytes=min(t.shared_bytes for t in targets))
+def newest(names: Sequence[str]) -> Target:
+    """The target that a plan is for: the newest architecture of those named. The others are its `others`."""
+    return max(map(load_target, names), key=lambda t: t.capability)
 
 
 def plan_fragment(
     identifier: str, name: str, program: Program, operators: int, options: PlanOptions, tell: Tell | None = None
 ) -> FragmentPlan:
-    """Plan one fragment for every target. `operators` is how many nodes of the model it replaces; `tell` hears how far the
-    search is."""
+    """Plan one fragment for every target; kernels of several architectures each get the muGraph that is best there.
+    `operators` is how many nodes of the model it replaces; `tell` hears how far the search is."""
     debug.show("program", f"{name} {identifier}", lambda: str(program))
     searcher = Searcher(options.search, tell)
     result = FragmentPlan(identifier, name, program, passes=options.passes)
-    for kind, names in options.targets.items():
-        target = target_of(names)
+
+    def planned_for(target: Target) -> tuple[TargetPlan | None, str]:
         found = searcher.search(program, target)
         result.statistics = found.statistics
         debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, found))
         plan, reason = _choose(identifier, program, found.candidates, target, operators, options)
         if plan is not None and program.symbols:
             plan = _ranged(plan, searcher, identifier, program, target, operators, options)
+        return plan, reason or _no_candidate(result.statistics)
+
+    for kind, names in options.targets.items():
+        *older, target = sorted(map(load_target, set(names)), key=lambda t: t.capability)
+        found = {t.name: planned_for(t) for t in (*older, target)}
+        plan, reason = found.pop(target.name)
+        for name_of_older, (its, why) in reversed(found.items()):
+            if its is None:
+                plan, reason = None, f"{name_of_older}: {why}"
+            elif plan is not None:
+                plan = _also(plan, its, identifier, program, target, options.passes)
         if plan is not None:
             result.plans[kind] = plan
         else:
-            result.reasons[kind] = reason or _no_candidate(result.statistics)
+            result.reasons[kind] = reason
         if kind == "cuda" and plan is not None and options.pool:
             result.pool = tuple(_pool(plan, searcher, program, target, options))
     return result
+
+
+def _also(
+    plan: TargetPlan, older: TargetPlan, identifier: str, program: Program, target: Target, passes: Passes
+) -> TargetPlan:
+    """A plan that does on an older architecture what `older` says."""
+    own = Alternative((), older.graph, older.schedules)
+    ways = [*older.others, Other(own, older.verdict)]
+    theirs = tuple(Other(replace(o.alternative, target=older.target), o.verdict) for o in ways)
+    made = with_others(plan, (*theirs, *plan.others), identifier, program, target, passes)
+    return replace(made, slower=(*plan.slower, *older.losses))
 
 
 def _ranged(
@@ -200,7 +237,7 @@ def _ranged(
 def with_others(
     plan: TargetPlan, others: tuple[Other, ...], identifier: str, program: Program, target: Target, passes: Passes
 ) -> TargetPlan:
-    """A plan with these muGraphs for other sizes, rendered again. Raises Refused."""
+    """A plan with these muGraphs for other sizes and architectures, rendered again. Raises Refused."""
     ways = [o.alternative for o in others]
     made = rendered(identifier, program, plan.graph, plan.schedules, target, passes, ways)
     own = len(made.memory) - len(plan.schedules)  # in the source, the other muGraphs come first

@@ -21,7 +21,7 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.isolation import Lost
 from mirage_cli.lax.program import Program
 from mirage_cli.options import Options
-from mirage_cli.plan import Other, PlanOptions, TargetPlan, planned, target_of, with_others
+from mirage_cli.plan import Other, PlanOptions, TargetPlan, newest, planned, with_others
 from mirage_cli.search.search import Candidate
 from mirage_cli.timing import WallClock
 from mirage_cli.tuning import REFUSED, Trial, Tuned, fingerprint, tune
@@ -120,7 +120,7 @@ def first_proved(
     """The plan of the first candidate that renders and is proved, and why those before it are not. What is taken for
     `others` sizes stays as it is."""
     passed_over: dict[str, str] = {}
-    target = target_of(options.targets["cuda"])
+    target = newest(options.targets["cuda"])
     for key, candidate in candidates:
         try:
             plan = planned(identifier, program, candidate, target, operators, options)
@@ -158,7 +158,7 @@ def _measured(w: Work, stage: Stage) -> Found:
                 stage.options.jobs,
                 environment.object_cache(stage.options),
             )
-            target = target_of(stage.plans.targets["cuda"])
+            target = newest(stage.plans.targets["cuda"])
             workshop = Workshop(w.id, w.program, target, stage.plans.passes, Path(folder), settings)
             limits = TuningLimits(stage.options.tune_candidates, stage.options.tune_budget, max(16, stage.options.jobs))
             tuned = tune(pool, known, workshop, bench, limits, clock)

@@ -109,9 +109,9 @@ class Work:
             self.fail(f"{kind}: {reason}" if kind else reason)
             return
         asked = {k: p for k, p in self.plan.plans.items() if k in targets or not targets}
-        slow = [k for k, p in asked.items() if not p.faster and not (measured and k == "cuda")]
+        slow = [p for k, own in asked.items() for p in own.losses if not (measured and k == "cuda")]
         if slow and not force:
-            p = self.plan.plans[slow[0]]
+            p = slow[0]
             self.reason = (
                 f"not predicted to be faster on {p.target}: {p.predicted_us:.1f} us against {p.original_us:.1f} us "
                 "(--force replaces it all the same)"

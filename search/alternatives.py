@@ -47,29 +47,34 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A muGraph with its schedules, taken where all bounds hold."""
+    """A muGraph with its schedules, taken where all bounds hold; with a `target` (such as sm_80) only on devices of that
+    architecture, and made for it."""
 
     when: tuple[Bound, ...]
     graph: KernelGraph
     schedules: tuple[Schedule, ...]
+    target: str = ""
 
     def holds(self, sizes: Sizes) -> bool:
-        """Whether it is taken at these sizes."""
+        """Whether it is taken at these sizes (on its target)."""
         return all(b.holds(sizes) for b in self.when)
 
     @property
     def condition(self) -> str:
-        """The bounds as readable text."""
-        return " and ".join(map(str, self.when))
+        """Target and bounds as readable text."""
+        return " and ".join([*([f"the GPU is {self.target}"] if self.target else []), *map(str, self.when)])
+
+    def where_to_json(self) -> dict[str, Any]:
+        """When it is taken, as members of a JSON document."""
+        return {"when": bounds_to_json(self.when)} | ({"target": self.target} if self.target else {})
 
     def to_json(self) -> dict[str, Any]:
         """A JSON document that `alternative_from_json` reads back."""
         return {
-            "when": bounds_to_json(self.when),
             "graph": graph_to_json(self.graph),
             "schedules": [s.to_json() for s in self.schedules],
             "text": self.graph.text().splitlines(),
-        }
+        } | self.where_to_json()
 
 
 def bounds_to_json(bounds: Sequence[Bound]) -> dict[str, list[int | None]]:
@@ -87,7 +92,7 @@ def alternative_from_json(data: Mapping[str, Any], symbols: Sequence[str]) -> Al
             raise ValueError(f"{text} is no extent with symbols of the program")
         bounds.append(Bound(extent, int(least), None if most is None else int(most)))
     schedules = tuple(schedule_from_json(s) for s in data["schedules"])
-    return Alternative(tuple(bounds), graph_from_json(data["graph"]), schedules)
+    return Alternative(tuple(bounds), graph_from_json(data["graph"]), schedules, str(data.get("target", "")))
 
 
 # --- sharing out ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -30,6 +31,12 @@ class Target:
     latency_us: float
     fork_us: float = 0.0
     split: float = 0.0  #: of float32 products whose numbers are split for matrix instructions; 0: there are none
+
+    @property
+    def capability(self) -> int:
+        """The architecture's number as `__CUDA_ARCH__` has it, such as 900 for sm_90a; 0 of a target that is no GPU."""
+        found = re.match(r"sm_(\d+)", self.name)
+        return 10 * int(found[1]) if found else 0
 
     @property
     def clusters(self) -> bool:

@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.optimized import cache, cache_folder, copied, optimized, own_cache, shared_folder
 
 __all__ = ["cache", "copied", "optimized", "own_cache", "shared_folder"]
+
+# How loaded a machine is decides no test.
+hypothesis.settings.register_profile("mirage", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("mirage")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,7 +18,8 @@ from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16, F32, DType
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, rendered, source_text, target_of
+from mirage_cli.plan import PlanOptions, newest, plan_fragment, plan_from_json, rendered, source_text
+from mirage_cli.search.alternatives import Alternative
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
 from mirage_cli.work import Work
@@ -42,8 +43,9 @@ def test_both_targets_are_planned_rendered_and_proved(fragment: Program, planned
     assert not planned.reasons
     assert {kind: p.target for kind, p in planned.plans.items()} == {"cpu": "cpu", "cuda": "sm_90a"}
     for kind, p in planned.plans.items():
-        target = target_of(BOTH.targets[kind])
-        assert p.text == source_text("abc", fragment, p.graph, p.schedules, target)
+        target = newest(BOTH.targets[kind])
+        others = [o.alternative for o in p.others]
+        assert p.text == source_text("abc", fragment, p.graph, p.schedules, target, others=others)
         assert p.verdict.passed
         assert len(p.schedules) == len(p.graph.kernels)
         assert 0 < p.floor_us <= p.predicted_us
@@ -52,11 +54,44 @@ def test_both_targets_are_planned_rendered_and_proved(fragment: Program, planned
     assert "__global__" in planned.plans["cuda"].text
 
 
-def test_a_source_suits_every_architecture() -> None:
-    both = target_of(("sm_90a", "sm_80"))
-    assert both.name == "sm_80"
-    assert target_of(("sm_80", "sm_90a")).name == "sm_90a"
-    assert target_of(("sm_80", "sm_90a")).shared_bytes == load_target("sm_80").shared_bytes
+def test_every_architecture_has_the_muGraph_that_is_best_there(fragment: Program, planned: plans.FragmentPlan) -> None:
+    """One source: kernels of Hopper are compiled for it alone, and the device says which are launched."""
+    assert newest(("sm_90a", "sm_80")).name == newest(("sm_80", "sm_90a")).name == "sm_90a"
+    p = planned.plans["cuda"]
+    assert p.shared_bytes == load_target("sm_90a").shared_bytes
+    (other,) = p.others
+    older = plan_fragment("abc", "norm_linear", fragment, 6, PlanOptions({"cuda": ("sm_80",)})).plans["cuda"]
+    assert other.alternative == Alternative((), older.graph, older.schedules, "sm_80") and other.verdict.passed
+    alone = plan_fragment("abc", "norm_linear", fragment, 6, PlanOptions({"cuda": ("sm_90a",)})).plans["cuda"]
+    assert (alone.graph, alone.schedules, alone.others) == (p.graph, p.schedules, ())
+    assert "mirage::capability() < 900) return run0(" in p.text and "__CUDA_ARCH__" not in alone.text
+    guards = [line for line in p.text.splitlines() if "__CUDA_ARCH__" in line]
+    assert guards == [
+        *["#if defined(__CUDA_ARCH__) && !(__CUDA_ARCH__ < 900)"] * len(older.schedules),
+        *["#if defined(__CUDA_ARCH__) && !(__CUDA_ARCH__ >= 900)"] * len(p.schedules),
+    ]
+
+
+def test_a_muGraph_for_an_older_architecture_is_read_back(fragment: Program, planned: plans.FragmentPlan) -> None:
+    stored = plan_from_json(json.loads(json.dumps(planned.to_json())))
+    p = planned.plans["cuda"]
+    assert stored.others["cuda"] == tuple(o.alternative for o in p.others)
+    assert [where for kind, where, _, _ in stored.ways if kind == "cuda"] == ["", " where the GPU is sm_80"]
+    again = source_text("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"])
+    assert again == p.text
+
+
+def test_a_fragment_is_replaced_where_it_is_faster_on_every_architecture(planned: plans.FragmentPlan) -> None:
+    p = planned.plans["cuda"]
+    assert p.faster == (p.predicted_us < p.original_us)
+    slower = plans.Slower("sm_80", 9.0, 5.0)
+    both = replace(p, slower=(slower,))
+    assert not both.faster and both.losses[-1] == slower
+    work = Work("abc", "norm_linear", planned.program, [], (), (), replace(planned, plans={"cuda": both}))
+    work.decide(force=False)
+    assert not work.replace and "not predicted to be faster on sm_80: 9.0 us against 5.0 us" in work.reason
+    work.decide(force=True)
+    assert work.replace
 
 
 def test_heads_that_a_norm_joins_are_normalised_by_a_kernel_of_their_own() -> None:
@@ -144,7 +179,7 @@ def test_each_target_has_its_own_reason(fragment: Program) -> None:
     with mock.patch.object(plans, "rendered", cpu_only):
         found = plan_fragment("abc", "norm_linear", fragment, 6, BOTH)
     assert set(found.plans) == {"cpu"}
-    assert found.reasons == {"cuda": "too wide"}
+    assert found.reasons == {"cuda": "sm_80: too wide"}
 
 
 def test_more_operators_cost_more(fragment: Program) -> None:
@@ -168,8 +203,10 @@ def test_a_plan_without_passes_is_rendered_again_from_its_file(fragment: Program
     for kind, p in found.plans.items():
         _, graph, schedules = stored.targets[kind]
         assert p.verdict.passed and p.text != planned.plans[kind].text
-        assert stored.target(kind) == target_of(BOTH.targets[kind])
-        assert source_text("abc", fragment, graph, schedules, stored.target(kind), stored.passes) == p.text
+        assert stored.target(kind) == newest(BOTH.targets[kind])
+        others = stored.others[kind]
+        again = source_text("abc", fragment, graph, schedules, stored.target(kind), stored.passes, others)
+        assert again == p.text
 
 
 def test_files_with_unknown_passes_are_refused(planned: plans.FragmentPlan) -> None:

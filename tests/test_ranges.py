@@ -17,7 +17,7 @@ from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, plan_fragment, plan_from_json, source_text, target_of
+from mirage_cli.plan import PlanOptions, newest, plan_fragment, plan_from_json, source_text
 from mirage_cli.search.alternatives import Leaf
 from mirage_cli.search.search import Candidate, SearchOptions
 from tests.codegen.programs import program
@@ -102,7 +102,7 @@ def _candidates(p: plans.TargetPlan) -> list[Candidate]:
 
 def test_a_range_that_is_narrow_needs_one(fragment: Program, planned: plans.FragmentPlan) -> None:
     found = _candidates(planned.plans["cuda"])
-    target = target_of(CUDA.targets["cuda"])
+    target = newest(CUDA.targets["cuda"])
     (leaf,) = ranges.leaves(fragment, target, found, {"n": Range(1000, 1024, 1100)})
     assert (leaf.when, leaf.candidate) == ((), 0)
     assert len(ranges.leaves(fragment, target, found, {})) == len(found)
@@ -122,7 +122,7 @@ def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.Fragm
     ):
         found = plan_fragment("abc", "attention", fragment, 6, CUDA)
     assert found.plans["cuda"].others == ()
-    target = target_of(CUDA.targets["cuda"])
+    target = newest(CUDA.targets["cuda"])
     assert found.plans["cuda"].text == source_text("abc", fragment, own.graph, own.schedules, target)
 
 

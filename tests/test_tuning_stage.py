@@ -123,7 +123,7 @@ def test_the_fastest_takes_the_place_of_the_own_choice(work: Work, stage: Stage,
     assert chosen.schedules != own.schedules or chosen.graph != own.graph
     assert chosen.verdict.passed
     assert chosen.text == plan.source_text(
-        work.id, work.program, chosen.graph, chosen.schedules, plan.target_of(["sm_90a"])
+        work.id, work.program, chosen.graph, chosen.schedules, plan.newest(["sm_90a"])
     )
     report = fragment_report(work).to_json()["tuning"]
     assert (report["tried"], report["own_us"], report["chosen_us"], report["complete"]) == (6, 20.0, 15.0, True)

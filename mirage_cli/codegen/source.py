@@ -17,7 +17,7 @@ from mirage_cli.lax.program import Program
 from mirage_cli.search.alternatives import Alternative, Bound
 from mirage_cli.search.mugraph import KernelGraph
 from mirage_cli.search.schedule import Schedule
-from mirage_cli.search.target import Target
+from mirage_cli.search.target import Target, load_target
 
 WORKSPACE_ALIGNMENT = 256
 
@@ -54,14 +54,20 @@ def source(
 
     `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
     the graph is taken to be without thread graphs of several operators (`search/unfuse.py`). `others` are muGraphs that
-    take the place of `graph` where their bounds hold, the first that does.
+    take the place of `graph` where their bounds hold, the first that does; those with a target are for older devices than
+    `target`, and kernels are compiled for the architecture that they are made for alone.
     """
     tiles: list[Spelled] = []
     ways: list[dict[str, Any]] = []
+    capabilities = sorted({load_target(o.target).capability for o in others if o.target} | {target.capability})
     for way in (*others, Alternative((), graph, tuple(schedules))):
-        kernels, workspace = _kernels(program, way, target, passes, tiles)
-        condition = _condition(way.when, program.symbols)
-        ways.append({"condition": condition, "kernels": kernels, "workspace": workspace})
+        own = load_target(way.target) if way.target else target
+        kernels, workspace = _kernels(program, way, own, passes, tiles)
+        least, below = own.capability, next((c for c in capabilities if c > own.capability), 0)
+        for k in kernels:
+            k["compiled_for"] = _compiled_for(least if least > capabilities[0] else 0, below)
+        tests = [*([f"mirage::capability() < {below}"] if below else []), *_tests(way.when, program.symbols)]
+        ways.append({"condition": " && ".join(tests), "kernels": kernels, "workspace": workspace})
     name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
     lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
     memory = tuple(Memory(k.get("threads", 1), k["shared_bytes"]) for w in ways for k in w["kernels"])
@@ -100,15 +106,21 @@ def _kernels(
     return kernels, _size([*total, *shares], program.symbols)
 
 
-def _condition(bounds: Sequence[Bound], symbols: Sequence[str]) -> str:
-    """Bounds as a C condition; empty for none."""
+def _compiled_for(least: int, below: int) -> str:
+    """The preprocessor's test that a kernel's body belongs into the code for an architecture; empty where it always does."""
+    tests = [*([f"__CUDA_ARCH__ >= {least}"] if least else []), *([f"__CUDA_ARCH__ < {below}"] if below else [])]
+    return " && ".join(tests)
+
+
+def _tests(bounds: Sequence[Bound], symbols: Sequence[str]) -> list[str]:
+    """Bounds as C conditions that have to hold together."""
     tests = []
     for b in bounds:
         factor = [str(b.extent.factor)] if b.extent.factor != 1 else []
         text = " * ".join([*factor, *(f"extents[{symbols.index(n)}]" for n in b.extent.names)])
         tests += [f"{text} >= {b.least}"] if b.least else []
         tests += [f"{text} <= {b.most}"] if b.most is not None else []
-    return " && ".join(tests)
+    return tests
 
 
 def _cpu_kernel(r: Request) -> Kernel:

@@ -17,7 +17,7 @@ from mirage_cli.codegen.passes import ALL
 from mirage_cli.errors import CompileError
 from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, plan_fragment, target_of
+from mirage_cli.plan import PlanOptions, newest, plan_fragment
 from mirage_cli.search.search import Candidate
 from mirage_cli.tuning import REFUSED
 from mirage_cli.tuning_build import Settings, Workshop
@@ -33,7 +33,7 @@ def planned() -> tuple[Program, tuple[Candidate, ...]]:
 
 
 def workshop(p: Program, folder: Path, nvcc: Tool = TOOL) -> Workshop:
-    return Workshop("ab", p, target_of(["sm_90a"]), ALL, folder, Settings(nvcc, "sm_90a", 1, None))
+    return Workshop("ab", p, newest(["sm_90a"]), ALL, folder, Settings(nvcc, "sm_90a", 1, None))
 
 
 def test_what_cannot_be_built_says_why(

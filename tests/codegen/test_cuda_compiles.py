@@ -11,6 +11,7 @@ import pytest
 
 from mirage_cli import frontends, work
 from mirage_cli.backends import toolchain
+from mirage_cli.backends.cuda import arch_flags
 from mirage_cli.codegen import render
 from mirage_cli.errors import ToolMissing
 from mirage_cli.lax import compose
@@ -18,6 +19,7 @@ from mirage_cli.lax.dtypes import F16, DType
 from mirage_cli.lax.fragment import partition
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
+from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
 from tests.optimized import sample
@@ -53,7 +55,18 @@ def _wide(g: Graph, t: DType) -> Sequence[int]:
     return [compose.linear(g, g.input("x", (16, 1 << 20), t), g.input("w", (1 << 20, 4096), t))]
 
 
+def _decode(g: Graph, t: DType) -> Sequence[int]:
+    """An attention of one query, whose keys the blocks of a cluster share."""
+    q, k, v = (g.input(n, e, t) for n, e in (("q", (64, 1, 128)), ("k", (64, 128, 4096)), ("v", (64, 4096, 128))))
+    return [compose.matmul(g, compose.softmax(g, compose.matmul(g, q, k), [2]), v)]
+
+
+def _many_rows(g: Graph, t: DType) -> Sequence[int]:
+    return [compose.linear(g, g.input("x", (2048, 1024), t), g.input("w", (1024, 2048), t))]
+
+
 FULL_SIZE: dict[str, Build] = {"rmslinear": _rms_linear, "attention": _attention}
+ENGINES: dict[str, Build] = {"warpgroup": _many_rows, "strip": _decode}  #: that sm_80 lacks, or has without clusters
 
 
 def found_nvcc() -> toolchain.Tool:
@@ -87,17 +100,10 @@ def _fragments(target: str) -> Iterator[tuple[str, Program]]:
             yield name, program(build, F16)
 
 
-def compiled(nvcc: toolchain.Tool, text: str, folder: Path, target: str) -> str:
+def compiled(nvcc: toolchain.Tool, text: str, folder: Path, *targets: str) -> str:
     """What the compiler says of a source; fails when it says no or warns."""
     (folder / "all.cu").write_text(text)
-    command = [
-        *nvcc.command,
-        *nvcc.compile_flags,
-        *OPTIONS,
-        "-gencode",
-        f"arch=compute_{target[3:]},code={target}",
-        f"-I{render.include_dir()}",
-    ]
+    command = [*nvcc.command, *nvcc.compile_flags, *OPTIONS, *arch_flags(targets), f"-I{render.include_dir()}"]
     command += ["-c", "all.cu", "-o", "all.o"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:8000]
@@ -117,6 +123,16 @@ def test_kernels_of_samplescompiled(target: str, nvcc: toolchain.Tool, tmp_path:
     assert len(registers) == sum(len(c.graph.kernels) for c in found)
     assert max(registers) < 255
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", said)) == {"0"}
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_one_source_serves_two_architectures(engine: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
+    """What only the newer one has is compiled for it alone."""
+    fragment = program(ENGINES[engine], F16)
+    plan = plan_fragment("abc", "n", fragment, 3, PlanOptions({"cuda": ("sm_80", "sm_90a")})).plans["cuda"]
+    assert engine in [s.engine for s in plan.schedules] and plan.others[0].alternative.target == "sm_80"
+    assert engine == "warpgroup" or "cluster_arrive" in plan.text
+    compiled(nvcc, plan.text, tmp_path, "sm_80", "sm_90a")
 
 
 @pytest.mark.parametrize("header", sorted(p.name for p in (render.include_dir() / "mirage" / "cuda").iterdir()))

@@ -13,7 +13,7 @@ from mirage_cli import work as works
 from mirage_cli.exporters.canvas import CELL
 from mirage_cli.exporters.svg import drawing
 from mirage_cli.lax.fragment import partition
-from mirage_cli.plan import plan_from_json, target_of
+from mirage_cli.plan import newest, plan_from_json
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.exporters.graphs import HOSTILE, looped, norm_linear
 from tests.optimized import Optimized, sample
@@ -118,7 +118,7 @@ def test_searched_graphs(name: str) -> None:
     imported = frontends.load(str(sample(name)))
     kinds = set()
     for fragment in partition(imported.graph, works.tensor_names(imported)).fragments:
-        candidates = Searcher(SearchOptions()).search(fragment.program, target_of(("sm_80",))).candidates
+        candidates = Searcher(SearchOptions()).search(fragment.program, newest(("sm_80",))).candidates
         for c in candidates:
             block = c.graph.kernels[-1].block
             kind = (len(c.graph.kernels), block.loop is None, not block.split)

@@ -39,7 +39,7 @@ struct Parameters0 {
 __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
     constexpr int THREADS = 256;
     using offset_t [[maybe_unused]] = int;
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     const __half* const __restrict__ x0 = parameters.x0;
     const __half* const __restrict__ x1 = parameters.x1;
     const __half* const __restrict__ x2 = parameters.x2;

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(128) kernel0(const Parameters0 p) {
     launch_dependents();
     using offset_t [[maybe_unused]] = int;
     [[maybe_unused]] constexpr int THREADS = 128, LANES = 64, SLOTS = 1, WIDTH = 8;
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     float* const scratch = reinterpret_cast<float*>(shared);
     const offset_t lane = threadIdx.x % LANES;
     const offset_t row = static_cast<offset_t>(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;

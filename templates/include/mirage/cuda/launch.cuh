@@ -7,6 +7,21 @@
 
 namespace mirage {
 
+// The architecture of the current device as __CUDA_ARCH__ has it, such as 900; 0 where there is none.
+inline int capability() {
+    static std::atomic<int> known[64] = {};
+    int device = 0, major = 0, minor = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || device > 63) return 0;
+    const int before = known[device].load(std::memory_order_relaxed);
+    if (before != 0) return before;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
+        return 0;
+    const int now = 100 * major + 10 * minor;
+    known[device].store(now, std::memory_order_relaxed);
+    return now;
+}
+
 // Raise what a kernel may ask for beyond the defaults, once for each kernel and device.
 template <class P>
 cudaError_t admit(void (*kernel)(P), int shared_bytes, int cluster, std::atomic<uint64_t>& admitted) {
