@@ -152,6 +152,6 @@ def test_a_muGraph_found_at_other_sizes_is_predicted_at_typical_ones(
     ):
         found = plan_fragment("abc", "attention", fragment, 6, CUDA).plans["cuda"]
     assert (found.graph, found.schedules) == (other.graph, other.schedules)
-    target = target_of(CUDA.targets["cuda"])
+    target = newest(CUDA.targets["cuda"])
     assert found.predicted_us == ranges.time(other, target, {"n": 1024})
     assert found.floor_us == own.floor_us < found.predicted_us

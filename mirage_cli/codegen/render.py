@@ -111,7 +111,7 @@ def _environment(target: str) -> jinja2.Environment:
 
 def c_identifier(text: str) -> str:
     """A C identifier for any text: its letters, and a hash that tells it from other texts, keywords and macros."""
-    letters = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:40]
+    letters = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:40].rstrip("_")
     head = letters if letters[:1].isalpha() else f"v{letters}"
     return f"{head}_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 

@@ -60,6 +60,7 @@ def test_c_float_is_short() -> None:
     assert [c_float(x) for x in (math.inf, -math.inf, math.nan, 1e39)] == ["INFINITY", "(-INFINITY)", "NAN", "INFINITY"]
 
 
+@example("0" * 39 + ":0")
 @given(st.text())
 def test_c_identifier(text: str) -> None:
     name = c_identifier(text)
