@@ -161,12 +161,12 @@ def plan_fragment(
         return plan, reason or _no_candidate(result.statistics)
 
     for kind, names in options.targets.items():
-        *older, target = sorted(map(load_target, set(names)), key=lambda t: t.capability)
-        found = {t.name: planned_for(t) for t in (*older, target)}
+        target = newest(names)
+        found = {t: planned_for(load_target(t)) for t in dict.fromkeys((*names, target.name))}
         plan, reason = found.pop(target.name)
-        for name_of_older, (its, why) in reversed(found.items()):
+        for older, (its, why) in found.items():
             if its is None:
-                plan, reason = None, f"{name_of_older}: {why}"
+                plan, reason = None, f"{older}: {why}"
             elif plan is not None:
                 plan = _also(plan, its, identifier, program, target, options.passes)
         if plan is not None:

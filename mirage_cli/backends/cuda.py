@@ -30,11 +30,14 @@ def link_command(nvcc: Tool, objects: Sequence[str], library: str, archs: Sequen
 
 
 def arch_flags(archs: Sequence[str]) -> tuple[str, ...]:
-    """One -gencode for each architecture, such as sm_90a."""
+    """One -gencode for each architecture, such as sm_90a; with code that newer devices' drivers translate, where the
+    architecture's features are theirs too (sm_90a's are not)."""
     flags: list[str] = []
     for arch in archs:
         found = re.fullmatch(r"sm_(\d{2,3}[af]?)", arch)
         if found is None:
             raise UsageError(f"{arch!r} is not a CUDA architecture", "name one such as sm_80 or sm_90a")
-        flags += ["-gencode", f"arch=compute_{found[1]},code=sm_{found[1]}"]
+        name = found[1]
+        code = f"sm_{name}" if name[-1].isalpha() else f"[sm_{name},compute_{name}]"
+        flags += ["-gencode", f"arch=compute_{name},code={code}"]
     return tuple(flags)

@@ -54,19 +54,19 @@ def source(
 
     `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
     the graph is taken to be without thread graphs of several operators (`search/unfuse.py`). `others` are muGraphs that
-    take the place of `graph` where their bounds hold, the first that does; those with a target are for older devices than
-    `target`, and kernels are compiled for the architecture that they are made for alone.
+    take the place of `graph` where their bounds hold, the first that does; those with a target are for other devices than
+    those of `target`, and kernels are compiled for the architecture that they are made for alone.
     """
     tiles: list[Spelled] = []
     ways: list[dict[str, Any]] = []
-    capabilities = sorted({load_target(o.target).capability for o in others if o.target} | {target.capability})
+    older = [load_target(o.target).capability for o in others if o.target]
     for way in (*others, Alternative((), graph, tuple(schedules))):
         own = load_target(way.target) if way.target else target
         kernels, workspace = _kernels(program, way, own, passes, tiles)
-        least, below = own.capability, next((c for c in capabilities if c > own.capability), 0)
+        compared = "<" if way.target else ">="
         for k in kernels:
-            k["compiled_for"] = _compiled_for(least if least > capabilities[0] else 0, below)
-        tests = [*([f"mirage::capability() < {below}"] if below else []), *_tests(way.when, program.symbols)]
+            k["compiled_for"] = f"__CUDA_ARCH__ {compared} {target.capability}" if older else ""
+        tests = [*_device_tests(own, target, older), *_tests(way.when, program.symbols)]
         ways.append({"condition": " && ".join(tests), "kernels": kernels, "workspace": workspace})
     name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
     lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
@@ -106,10 +106,13 @@ def _kernels(
     return kernels, _size([*total, *shares], program.symbols)
 
 
-def _compiled_for(least: int, below: int) -> str:
-    """The preprocessor's test that a kernel's body belongs into the code for an architecture; empty where it always does."""
-    tests = [*([f"__CUDA_ARCH__ >= {least}"] if least else []), *([f"__CUDA_ARCH__ < {below}"] if below else [])]
-    return " && ".join(tests)
+def _device_tests(own: Target, newest: Target, older: Sequence[int]) -> list[str]:
+    """The C conditions that a device is one for kernels of `own`: those of the oldest target serve all that have none."""
+    if own.capability == newest.capability:
+        return []
+    if own.capability > min(older):
+        return [f"mirage::capability() == {own.capability}"]
+    return [f"mirage::capability() != {newest.capability}"]
 
 
 def _tests(bounds: Sequence[Bound], symbols: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ def test_the_cuda_run_time_is_inside_and_hidden(library: Path) -> None:
 
 def test_the_commands_name_all_architectures(cuda_library: BuildResult) -> None:
     (command,) = [c for c in cuda_library.commands if "a0.cu" in c]
-    assert "arch=compute_80,code=sm_80" in command
+    assert "arch=compute_80,code=[sm_80,compute_80]" in command
     assert "arch=compute_90a,code=sm_90a" in command
     assert cuda_library.header is not None
     assert "void* cuda_stream" in cuda_library.header.read_text()
