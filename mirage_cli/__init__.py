@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mirage_cli.api import bench, inspect, optimize, verify
+    from mirage_cli.api import bench, compare, inspect, optimize, verify
     from mirage_cli.errors import (
         CheckFailed,
         CompileError,
@@ -54,6 +54,7 @@ __all__ = [
     "bench",
     "bfloat16",
     "bool_",
+    "compare",
     "float16",
     "float32",
     "from_torch",
@@ -67,7 +68,7 @@ __all__ = [
 _MODULES = {
     name: module
     for module, names in {
-        "api": ("bench", "inspect", "optimize", "verify"),
+        "api": ("bench", "compare", "inspect", "optimize", "verify"),
         "graph_kernel": ("GraphKernel", "load_kernel"),
         "graphs.from_torch": ("from_torch",),
         "graphs.kernel_graph": ("KernelGraph", "new_kernel_graph"),

@@ -14,9 +14,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import benchmark, inspection, pipeline, recheck, settings
+from mirage_cli import benchmark, comparison, inspection, pipeline, recheck, settings
 from mirage_cli.bench_report import BenchReport
 from mirage_cli.benchmark import BenchOptions
+from mirage_cli.comparison import Comparison
 from mirage_cli.errors import UsageError
 from mirage_cli.inspection import Inspection
 from mirage_cli.pipeline import Progress
@@ -59,6 +60,12 @@ def verify(
 def bench(folder: AnyPath, progress: Progress | None = None, **options: Any) -> BenchReport:
     """Time the original model of an output folder against the patched one. Options are the fields of `BenchOptions`."""
     return benchmark.bench_folder(Path(folder), BenchOptions(**_checked(options, BenchOptions)), progress)
+
+
+def compare(old: AnyPath, new: AnyPath, tolerance: float = comparison.TOLERANCE) -> Comparison:
+    """What changed between two output folders; its `regressions` are what is worse by more than `tolerance` per cent.
+    Raises MirageError for a folder without a report that this version reads."""
+    return comparison.compare(Path(old), Path(new), tolerance)
 
 
 def inspect(path: AnyPath, **options: Any) -> Inspection:

@@ -92,7 +92,7 @@ def metadata(work: Sequence[Work]) -> dict[str, str]:
         for kind, p in sorted(w.plan.plans.items()):
             found[f"mirage.{w.op_type}.{kind}"] = json.dumps(
                 {
-                    "schedules": schedules_json(p),
+                    "schedules": fragment_details.chosen(p),
                     "log2_error_bound": round(max(v.log2_bound for v in p.verdicts), 2),
                 },
                 sort_keys=True,
@@ -173,12 +173,6 @@ def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType(
         if main is not None:
             _fill(r, w, main)
     return r
-
-
-def schedules_json(plan: TargetPlan) -> list[dict[str, Any]]:
-    """The schedules of a plan's kernels, then those of the muGraphs for other sizes, with `when` they are taken."""
-    others = [s.to_json() | o.alternative.where_to_json() for o in plan.others for s in o.alternative.schedules]
-    return [*(s.to_json() for s in plan.schedules), *others]
 
 
 def _verdicts(plan: TargetPlan) -> dict[str, Any]:

@@ -81,11 +81,15 @@ def elementwise(program: Program, sizes: Mapping[str, int]) -> float:
     return total
 
 
+def chosen(plan: TargetPlan) -> list[dict[str, Any]]:
+    """The schedules of a plan's kernels, then those of its other muGraphs, each with when it is taken."""
+    others = [s.to_json() | o.alternative.where_to_json() for o in plan.others for s in o.alternative.schedules]
+    return [*(s.to_json() for s in plan.schedules), *others]
+
+
 def schedules(plan: TargetPlan) -> list[dict[str, Any]]:
-    """The schedules of a plan's kernels, then those of the muGraphs for other sizes with `when` they are taken; each with
-    the threads and the bytes of memory that its kernel asks for a block."""
-    found = [s.to_json() for s in plan.schedules]
-    found += [s.to_json() | o.alternative.where_to_json() for o in plan.others for s in o.alternative.schedules]
+    """What `chosen` says, with the threads and the bytes of memory that each kernel asks for a block."""
+    found = chosen(plan)
     return [s | m for s, m in zip(found, _memory(plan, len(found)), strict=True)]
 
 

@@ -191,10 +191,10 @@ def test_work_grows_with_the_model_and_not_with_its_square(tmp_path: Path) -> No
     assert calls[1] < 6 * calls[0]
 
 
-CACHED = """<ir_version: 10, opset_import: ["": 23]>
+CACHED = """<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>
 g (float[1,1,8] q, float[1,1,8] k, float[1,1,8] v, float[1,2,7,4] pk, float[1,2,7,4] pv)
     => (float[1,1,8] y, float[1,2,8,4] nk, float[1,2,8,4] nv) {
-    y, nk, nv = Attention <q_num_heads=2, kv_num_heads=2> (q, k, v, , pk, pv)
+    y, nk, nv = com.microsoft.MultiHeadAttention <num_heads=2> (q, k, v, , , , pk, pv)
 }"""
 
 
@@ -205,6 +205,6 @@ def test_a_node_that_also_computes_what_its_fragment_reads(tmp_path: Path) -> No
     found = inspect(str(path), Options()).document
     assert [(f["name"], f["searched"]) for f in found["fragments"]] == [("attention", 0)]
     (left,) = found["unchanged"]
-    assert left["reason"].startswith("Attention computes the fragment and tensors that it reads")
+    assert left["reason"].startswith("MultiHeadAttention computes the fragment and tensors that it reads")
     report = optimize(str(path), tmp_path / "out", Options(dry_run=True, target=("cpu",), jobs=1))
     assert [(f.status, f.reason) for f in report.fragments] == [("failed", left["reason"])]

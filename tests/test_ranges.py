@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from mirage_cli import assemble, earlier, ranges, tuning_stage
+from mirage_cli import earlier, fragment_details, ranges, tuning_stage
 from mirage_cli import plan as plans
 from mirage_cli.dims import Range
 from mirage_cli.errors import Refused
@@ -136,7 +136,7 @@ def test_what_is_measured_keeps_the_other_ranges(fragment: Program, planned: pla
 
 def test_reports_say_when(planned: plans.FragmentPlan) -> None:
     p = planned.plans["cuda"]
-    own, *others = assemble.schedules_json(p)
+    own, *others = fragment_details.chosen(p)
     assert "when" not in own and own["engine"] == "warpgroup"
     assert [s["when"] for s in others] == [{"n": [b.least, b.most]} for o in p.others for b in o.alternative.when]
 

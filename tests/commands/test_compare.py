@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import mirage_cli as mi
 from mirage_cli import comparison
 from mirage_cli.errors import ModelError
 from tests.commands.conftest import Run, error_of
@@ -81,7 +82,8 @@ def worse(found: comparison.Comparison) -> list[str]:
 
 def test_a_folder_and_itself(optimized: Optimized) -> None:
     folder = optimized("rmsnorm_linear_fp32")
-    found = comparison.compare(folder, folder, 0)
+    found = mi.compare(folder, str(folder), 0)
+    assert found == comparison.compare(folder, folder, 0)
     document = found.to_json()
     assert set(changes(found).values()) == {"same"}
     assert document["options"] == {}
