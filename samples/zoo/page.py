@@ -28,7 +28,8 @@ padding mask as an input, since it cannot trace causal models without.
 
 *Attention* and *MLP* count the places that were found and those that the model has. *Agreement*: every fragment replaced, in
 onnxruntime on the CPU, by the accuracy rule (guide.md): error of the patched model, of the original in parentheses,
-both against float64; "-": not compiled in the run that wrote this page.
+both against float64 (over 16 inputs where a few numbers of one input do not decide); "-": not compiled in the run that
+wrote this page.
 """
 
 
