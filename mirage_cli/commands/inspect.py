@@ -20,7 +20,7 @@ from mirage_cli.commands.common import Voice
 @common.settings_options("shape", "dim", "target", "arch", "only", "skip")
 @common.speaking
 def inspect(voice: Voice, path: str, **given: Any) -> None:
-    """Show which fragments a model (.onnx, or - for standard input) has and why the rest is left alone, or what an
+    """Show which fragments a model (.onnx, .pt, or - for standard input) has and why the rest is left alone, or what an
     output folder holds."""
     options = settings.options(common.given_values(given))
     from mirage_cli import inspection

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def optimize(
     voice: Voice, model: str | None, output: str | None, config: str | None, print_config: bool, **given: Any
 ) -> None:
-    """Optimize MODEL (.onnx, or - for standard input) into a folder: the patched model, a library of kernels for ONNX
+    """Optimize MODEL (.onnx, .pt, or - for standard input) into a folder: the patched model, a library of kernels for ONNX
     Runtime, the report. Options that name things can be repeated."""
     options = effective(config, given)
     if print_config:
