@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import Partition
 from mirage_cli.options import Options
-from mirage_cli.output import MARK, MUGRAPHS, write_text
+from mirage_cli.output import MARK, MUGRAPHS, digest, write_text
 from mirage_cli.plan import FragmentPlan, TargetPlan
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.work import Work
@@ -104,8 +103,7 @@ def digests(folder: Path) -> dict[str, str]:
     """The sha256 of every file in an output folder, but for reports and drawings, by its path there."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".svg" and p.stem != "report"):
-        with path.open("rb") as f:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(f, "sha256").hexdigest()
+        found[path.relative_to(folder).as_posix()] = digest(path)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from mirage_cli.frontends import sizes
 from mirage_cli.gpu import GpuTimer
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
-from mirage_cli.output import LIBRARY, MARK
+from mirage_cli.output import LIBRARY, MARK, digest
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.timing import Effort, Timer
 from mirage_cli.widened import holds_bfloat16
@@ -180,19 +179,14 @@ def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
     if model["format"] != "onnx":
         return folder / MODEL, f"{folder / MODEL} without its library ({path} is {model['format']})"
     try:
-        found = _digest(path)
-        external = {n: _digest(path.parent / n) for n in model["external_data"]}
+        found = digest(path)
+        external = {n: digest(path.parent / n) for n in model["external_data"]}
         if found == model["sha256"] and external == model["external_data"]:
             return path, str(path)
         problem = "has changed"
     except OSError:
         problem = "is not there"
     return folder / MODEL, f"{folder / MODEL} without its library ({model['path']} {problem})"
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> list[Arrays]:

@@ -6,7 +6,6 @@ would give, byte by byte. A search with a time limit depends on the machine's sp
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from mirage_cli.codegen.source import Memory
 from mirage_cli.isolation import Lost
 from mirage_cli.kept import Kept, key
 from mirage_cli.lax.program import Program
+from mirage_cli.output import digest
 from mirage_cli.plan import FragmentPlan, Other, PlanOptions, Slower, TargetPlan
 from mirage_cli.search.alternatives import alternative_from_json
 from mirage_cli.search.mugraph import KernelGraph, graph_from_json, graph_to_json
@@ -144,11 +144,9 @@ class Checks:
     def __init__(self, store: Kept | None, library: Path, identity: Sequence[Any], limits: Limits) -> None:
         self._store = store
         if store is not None:
-            with library.open("rb") as f:
-                built = hashlib.file_digest(f, "sha256").hexdigest()
             machine = [devices.processor(), platform.platform(), platform.python_version()]
             libraries = [np.__version__, *map(_version, _RUNTIMES)]
-            self._told = [built, list(identity), sorted(limits.items()), machine, libraries]
+            self._told = [digest(library), list(identity), sorted(limits.items()), machine, libraries]
 
     def get(self, fragment: str) -> FloatCheck | None:
         """The check of a fragment's kernel, where an earlier run made it."""

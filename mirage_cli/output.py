@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -13,6 +14,12 @@ from mirage_cli.errors import UsageError
 
 MARK = "report.json"  #: what tells an output folder of ours
 LIBRARY, MUGRAPHS = "libmirage.so", "mugraphs"  #: the kernels in it, and the files that describe them
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_target(folder: Path) -> None:

@@ -223,9 +223,8 @@ def _ranged(
             plans = {k - (k > new[0]): p for k, p in plans.items()}
     *rest, usual = leaves
     main = plans[usual.candidate]
-    if (
-        main is not own
-    ):  # it was found at other sizes, and its time is to be compared with the original's at typical ones
+    if main is not own:
+        # it was found at other sizes, and its time is to be compared with the original's at typical ones
         typical = ranges.points(program.symbols, given)[0]
         us = ranges.time(candidates[usual.candidate], target, typical)
         main = replace(main, predicted_us=us, floor_us=own.floor_us)

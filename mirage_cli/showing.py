@@ -21,7 +21,7 @@ from mirage_cli.exporters.html import clean
 from mirage_cli.exporters.labels import microseconds, short, visible
 from mirage_cli.exporters.pictures import distinct
 from mirage_cli.inspection import read_report
-from mirage_cli.output import MUGRAPHS
+from mirage_cli.output import MARK, MUGRAPHS
 from mirage_cli.plan import StoredPlan, plan_from_json
 
 WIDTH = 110  #: columns where there is no terminal
@@ -69,11 +69,11 @@ def show(folder: Path, wanted: str | None) -> Shown:
 
     Raises ModelError where there is no report of mirage, UsageError where none or several fragments fit.
     """
-    report = read_report(folder / "report.json")
+    report = read_report(folder / MARK)
     try:
         return _list(report) if wanted is None else _fragment(report, folder, find(report, folder, wanted))
     except (KeyError, TypeError, AttributeError) as e:
-        raise ModelError(f"{folder / 'report.json'}: not a report of mirage: missing or wrong field {e}") from None
+        raise ModelError(f"{folder / MARK}: not a report of mirage: missing or wrong field {e}") from None
 
 
 def find(report: Mapping[str, Any], folder: Path, wanted: str) -> dict[str, Any]:

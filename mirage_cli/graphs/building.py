@@ -8,7 +8,6 @@ kernels are made of carries digests in the cache's own results, so a folder that
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ from mirage_cli.errors import UsageError
 from mirage_cli.graph_kernel import GraphKernel
 from mirage_cli.kept import Kept
 from mirage_cli.options import Options
-from mirage_cli.output import LIBRARY, MARK, MUGRAPHS
+from mirage_cli.output import LIBRARY, MARK, MUGRAPHS, digest
 from mirage_cli.pipeline import Progress
 
 if TYPE_CHECKING:
@@ -94,11 +93,11 @@ def _built(graph: Recording, folder: Path, store: Kept | None, options: Options,
 
 def _key(draft: Path, options: Options, store: Kept | None) -> str:
     """The hash of all that the kernels of a model file depend on."""
-    model = {p.name: _sha256(p) for p in draft.iterdir()}
+    model = {p.name: digest(p) for p in draft.iterdir()}
     said = [environment.archs(options), cpu.isas(), toolchains.candidates()]
     said += [[devices.name("cuda", options.gpu)]] if options.gpu is not None else []
     if options.tuned and store is not None:
-        said.append([_sha256(p) for p in sorted((store.root.parent / environment.TUNINGS).glob("*"))])
+        said.append([digest(p) for p in sorted((store.root.parent / environment.TUNINGS).glob("*"))])
     return results.key("graph", model, options.to_json(), *said)
 
 
@@ -110,9 +109,4 @@ def _is_kept(out: Path, key: str, store: Kept) -> bool:
 
 def _digests(out: Path) -> dict[str, str]:
     """The digest of each file that kernels are made of."""
-    return {p.relative_to(out).as_posix(): _sha256(p) for pattern in TRUSTED for p in sorted(out.glob(pattern))}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {p.relative_to(out).as_posix(): digest(p) for pattern in TRUSTED for p in sorted(out.glob(pattern))}
