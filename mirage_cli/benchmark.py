@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from mirage_cli import bench_gpu, devices, dims, example, fragment_models, runtime
+from mirage_cli import bench_gpu, devices, dims, example, fragment_models, report_file, runtime
 from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_report import BenchReport, FragmentRow
@@ -22,14 +22,12 @@ from mirage_cli.frontends import sizes
 from mirage_cli.gpu import GpuTimer
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
-from mirage_cli.output import LIBRARY, MARK, digest
+from mirage_cli.output import LIBRARY, digest
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.timing import Effort, Timer
 from mirage_cli.widened import holds_bfloat16
 
 Arrays = dict[str, NDArray[Any]]
-_MODEL_KEYS = ("path", "sha256", "external_data")
-_FRAGMENT_KEYS = ("id", "name", "occurrences", "schedule", "mugraph", "predicted_us", "floor_us")
 MAX_SETS = 8  #: sets of inputs of the whole model
 NO_TORCH = "not compared: PyTorch is a peer on a GPU only"
 WIDENED = (
@@ -64,7 +62,7 @@ def bench_folder(
     a GPU that onnxruntime cannot use. What gives other answers or fails is part of the report.
     """
     progress = progress or Silent()
-    report = read_report(folder)
+    report = report_file.read(folder)
     place = choose_place(options, "cuda" in _targets(report))
     device = devices.name(place.provider, place.device)
     effort = Effort(options.seconds, options.runs)
@@ -135,26 +133,6 @@ def choose_place(options: BenchOptions, has_cuda: bool) -> Place:
 
 
 # ---- what ------------------------------------------------------------------------------------------------------------
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    """The report of an output folder. Raises ModelError where there is none."""
-    path = folder / MARK
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        missing = [k for k in _MODEL_KEYS if k not in data["model"]]
-        missing += [k for f in data["fragments"] if f["status"] == "replaced" for k in _FRAGMENT_KEYS if k not in f]
-    except FileNotFoundError:
-        raise ModelError(f"{folder}: expected a folder written by `mirage optimize`, found no {MARK}") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
-    except (KeyError, TypeError) as error:
-        raise ModelError(
-            f"{path}: expected a report of mirage, found a JSON text with a missing or wrong {error}"
-        ) from None
-    if missing:
-        raise ModelError(f"{path}: expected a report of mirage, found one without {missing[0]}")
-    return data
 
 
 def _targets(report: Mapping[str, Any]) -> set[str]:

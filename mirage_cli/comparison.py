@@ -13,20 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import __version__
-from mirage_cli.errors import ModelError
+from mirage_cli import __version__, report_file
 from mirage_cli.exporters.labels import counted, microseconds, percent, short, table
-from mirage_cli.output import LIBRARY, MARK
+from mirage_cli.output import LIBRARY
 from mirage_cli.report import REPLACED, SCHEMA_VERSION, finite
 
 NEW, GONE, CHANGED, SAME = "new", "gone", "changed", "same"
 TOLERANCE = 5.0  #: per cent that something may be worse before it is a regression, where nothing else is said
 NAME = 24  #: columns of a fragment's name
 _FILES = {"library": (LIBRARY,), "model": ("model.onnx", "model.onnx.data")}
-_MODEL_KEYS, _FRAGMENT_KEYS = (
-    ("path", "sha256"),
-    ("id", "name", "status", "occurrences", "mugraph", "schedule", "predicted_us", "original_us", "measured"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ class Comparison:
 def compare(old: Path, new: Path, tolerance: float = TOLERANCE) -> Comparison:
     """Compare two output folders; `tolerance` is in per cent. Raises ModelError for a folder that is none, or one that another
     version wrote in another form."""
-    a, b = read(old), read(new)
+    a, b = report_file.read(old), report_file.read(new)
     pairs = _pairs(a["fragments"], b["fragments"])
     rows = [_row(key, *pair) for key, pair in pairs.items()]
     whole = {
@@ -98,39 +93,6 @@ def compare(old: Path, new: Path, tolerance: float = TOLERANCE) -> Comparison:
     }
     checked: dict[str, Any] = finite(document)
     return Comparison(checked, found)
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """The report of an output folder. Raises ModelError where there is none that this version knows."""
-    path = folder / MARK
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise ModelError(
-            f"{folder}: expected an output folder of mirage optimize, found no {MARK} in it",
-            "mirage optimize MODEL -o DIR writes one",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from None
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ModelError(
-            f"{path}: expected a report of schema version {SCHEMA_VERSION}, found {version!r}",
-            "optimize the model again with this version of mirage",
-        )
-    _check(path, data)
-    return data
-
-
-def _check(path: Path, data: dict[str, Any]) -> None:
-    try:
-        missing = [k for k in ("mirage", "options", "seconds", "coverage") if k not in data]
-        missing += [f"model.{k}" for k in _MODEL_KEYS if k not in data["model"]]
-        missing += [f"fragments[].{k}" for f in data["fragments"] for k in _FRAGMENT_KEYS if k not in f]
-    except (KeyError, TypeError) as error:
-        raise ModelError(f"{path}: expected a report of mirage, found a wrong or missing {error}") from None
-    if missing:
-        raise ModelError(f"{path}: expected a report of mirage, found one without {missing[0]}")
 
 
 # --- fragments --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ caller's tensors, as the outputs are. See `kernel.py` for what is taken and what
 from __future__ import annotations
 
 import functools
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 
 from mirage_cli import kernel as kernels
 from mirage_cli import report as reports
-from mirage_cli import steps, tensors, torch_operator
+from mirage_cli import report_file, steps, tensors, torch_operator
 from mirage_cli.errors import ModelError, Refused, UsageError
 from mirage_cli.kernel import Kernel
-from mirage_cli.output import MARK, check_target
+from mirage_cli.output import check_target
 from mirage_cli.report import Report
 
 _Call: TypeAlias = tuple[Kernel, tuple[int, ...], tuple[int, ...]]  #: a kernel, the numbers of its inputs and outputs
@@ -122,10 +121,7 @@ class GraphKernel:
     @functools.cached_property
     def report(self) -> Report:
         """What was found, searched, proved and chosen, as `report.json` has it."""
-        try:
-            return reports.from_json(json.loads((self.folder / MARK).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{self.folder / MARK}: it cannot be read: {error}") from None
+        return reports.from_json(report_file.read(self.folder))
 
     @property
     def proof(self) -> dict[str, dict[str, Any]]:

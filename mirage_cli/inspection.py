@@ -6,22 +6,19 @@ whether they would be faster.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import __version__, assemble, coverage, dims, frontends, pipeline
+from mirage_cli import __version__, assemble, coverage, dims, frontends, pipeline, report_file
 from mirage_cli import work as works
-from mirage_cli.errors import ModelError
 from mirage_cli.exporters import text, wording
 from mirage_cli.exporters.labels import counted, paragraph, percent, short, table
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import LaxFragment, partition
 from mirage_cli.options import Options
-from mirage_cli.output import MARK
 from mirage_cli.report import SCHEMA_VERSION, finite
 
 SHOWN = 24  #: names of nodes that the text lists for one reason
@@ -179,29 +176,26 @@ def _left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
 
 # --- an output folder ---------------------------------------------------------------------------------------------------
 def _folder(folder: Path) -> Inspection:
-    report = read_report(folder / MARK)
-    try:
-        document = {
-            "mirage": report["mirage"],
-            "schema_version": SCHEMA_VERSION,
-            "kind": "folder",
-            "model": report["model"],
-            "files": sorted(p.name for p in folder.iterdir()),
-            "seconds": report["seconds"],
-            "fragments": [_brief(f) for f in report["fragments"]],
-            "coverage": report["coverage"],
-            "unchanged": [{"count": len(u["nodes"]), "reason": u["reason"]} for u in report["unchanged"]],
-            "notes": report["notes"],
-        }
-        blocks = [
-            [_head(report["model"]), *text.outcome(report)],
-            text.fragments(report["fragments"]),
-            text.reasons(report["fragments"]),
-            ["Coverage", *(f"  {line}" for line in wording.covered(report["coverage"]))],
-            text.left(report["unchanged"]),
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError) as e:
-        raise ModelError(f"{folder / 'report.json'}: not a report of mirage: missing or wrong field {e}") from None
+    report = report_file.read(folder)
+    document = {
+        "mirage": report["mirage"],
+        "schema_version": SCHEMA_VERSION,
+        "kind": "folder",
+        "model": report["model"],
+        "files": sorted(p.name for p in folder.iterdir()),
+        "seconds": report["seconds"],
+        "fragments": [_brief(f) for f in report["fragments"]],
+        "coverage": report["coverage"],
+        "unchanged": [{"count": len(u["nodes"]), "reason": u["reason"]} for u in report["unchanged"]],
+        "notes": report["notes"],
+    }
+    blocks = [
+        [_head(report["model"]), *text.outcome(report)],
+        text.fragments(report["fragments"]),
+        text.reasons(report["fragments"]),
+        ["Coverage", *(f"  {line}" for line in wording.covered(report["coverage"]))],
+        text.left(report["unchanged"]),
+    ]
     return Inspection(document, tuple("\n\n".join("\n".join(b) for b in blocks if b).splitlines()))
 
 
@@ -211,18 +205,3 @@ def _brief(f: Mapping[str, Any]) -> dict[str, Any]:
     told["error_bound"] = proof["error_bound"]
     told["error"], told["original_error"] = proof["float"]["error"], proof["float"]["original_error"]
     return told | ({"reason": f["reason"]} if "reason" in f else {})
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """A report file. Raises ModelError."""
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path.parent}: expected an output folder of `mirage optimize`, found no {path.name} in it"
-        ) from None
-    except (OSError, ValueError) as e:
-        raise ModelError(f"{path}: cannot be read: {e}") from None
-    if not isinstance(report, dict):
-        raise ModelError(f"{path}: expected a report of mirage, found {type(report).__name__}")
-    return report

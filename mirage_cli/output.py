@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +19,16 @@ LIBRARY, MUGRAPHS = "libmirage.so", "mugraphs"  #: the kernels in it, and the fi
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
+    """The sha256 of a regular file, in hexadecimal digits. Raises OSError, also for what never ends."""
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open without waiting for a pipe's other end."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def check_target(folder: Path) -> None:

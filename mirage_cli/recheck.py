@@ -38,7 +38,9 @@ from mirage_cli.lax.program import Program
 from mirage_cli.output import LIBRARY, MARK, MUGRAPHS
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import source_text
-from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model, read_report
+from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model
+from mirage_cli.report import REPLACED
+from mirage_cli.report_file import read as read_report
 from mirage_cli.runs import Arrays, Job, ScriptJob, Task
 from mirage_cli.search.verify import Verdict, verify
 from mirage_cli.verification import Finding, Verification, VerifyOptions
@@ -149,9 +151,9 @@ class _Recheck:
             self.result.add("files", MARK, str(error))
             return
         self.result.add("files", MARK)
-        if self.report.get("mirage") != __version__:
-            self.result.notes.append(f"made by mirage {self.report.get('mirage')}, verified by {__version__}")
-        wanted: Mapping[str, str] = self.report.get("files") or {}
+        if self.report["mirage"] != __version__:
+            self.result.notes.append(f"made by mirage {self.report['mirage']}, verified by {__version__}")
+        wanted: Mapping[str, str] = self.report["files"]
         found = digests(self.folder)
         for name, digest in wanted.items():
             if name not in found:
@@ -159,28 +161,28 @@ class _Recheck:
             else:
                 changed = "the file is not the one that was written" if found[name] != digest else ""
                 self.result.add("files", name, changed)
-        for f in self.report.get("fragments", ()):
-            file = (f.get("mugraph") or {}).get("file")
-            if f.get("status") == "replaced" and file and file not in wanted and not (self.folder / file).is_file():
+        for f in self.report["fragments"]:
+            file = f["mugraph"]["file"]
+            if f["status"] == REPLACED and file and file not in wanted and not (self.folder / file).is_file():
                 self.result.add("files", file, "the file is missing")
 
     def original(self) -> Imported | None:
         """The original model, if the file that report.json names is still the same."""
-        told = self.report.get("model") or {}
-        path, digest = told.get("path"), told.get("sha256")
-        if not isinstance(path, str) or not digest or not Path(path).is_file():
+        if not self.report:
+            return None
+        told, options = self.report["model"], self.report["options"]
+        path, digest = told["path"], told["sha256"]
+        if not Path(path).is_file():
             self.result.notes.append(f"the original model {path} is not there: its place is taken by the functions")
             return None
-        options = self.report.get("options") or {}
-        numbers = dims.numbers(dims.parse(options.get("dim", ())))
-        shapes = options.get("shape", ())
-        given = frontends.Options(dims.parse_shapes(shapes), numbers, dims.parse_types(shapes))
         try:
+            numbers, shapes = dims.numbers(dims.parse(options["dim"])), options["shape"]
+            given = frontends.Options(dims.parse_shapes(shapes), numbers, dims.parse_types(shapes))
             imported = frontends.load(path, given)
         except MirageError as error:
             self.result.notes.append(f"the original model cannot be read: {error}")
             return None
-        if imported.sha256 != digest or imported.external != told.get("external_data", {}):
+        if imported.sha256 != digest or imported.external != told["external_data"]:
             self.result.notes.append(
                 f"the original model {path} has changed since: its place is taken by the functions"
             )
@@ -269,7 +271,7 @@ class _Recheck:
 
     def report_order(self) -> list[str]:
         """The fragments in the order in which the library has them."""
-        return [f.get("id", "") for f in self.report.get("fragments", ())]
+        return [f["id"] for f in self.report.get("fragments", ())]
 
     def same(self, name: str, *wanted: bytes) -> None:
         """Take down whether a file is one of those wanted."""

@@ -19,8 +19,9 @@ from mirage_cli.errors import InvalidGraph, MirageError, ModelError, UsageError
 from mirage_cli.frontends import Imported, onnx_file, sizes
 from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax.program import Program
-from mirage_cli.output import MARK, MUGRAPHS
+from mirage_cli.output import MUGRAPHS
 from mirage_cli.plan import StoredPlan, plan_from_json
+from mirage_cli.report import REPLACED
 from mirage_cli.verification import Verification
 
 
@@ -42,20 +43,6 @@ class Fragment:
     def sources(self, node: onnx.NodeProto) -> list[str]:
         """The tensors that the kernel reads at one place."""
         return list(node.input[: len(self.stored.program.sources)])
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    """report.json. Raises ModelError when it is missing or none."""
-    path = folder / MARK
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError("the file is missing") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"it cannot be read: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("fragments"), list):
-        raise ModelError("it is no report of mirage optimize")
-    return found
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -85,8 +72,8 @@ def fragments(
         except MirageError as error:
             result.add("model", file, str(error))
     for f in report.get("fragments", ()):
-        op_type = f"{f.get('name')}_{f.get('id')}"
-        if f.get("status") == "replaced" and op_type not in nodes:
+        op_type = f"{f['name']}_{f['id']}"
+        if f["status"] == REPLACED and op_type not in nodes:
             result.add("model", op_type, "report.json says that it was replaced, the model has no such operator")
 
 

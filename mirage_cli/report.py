@@ -25,6 +25,7 @@ _VERIFICATION: dict[str, Any] = {
     "error_bound": None,
     "seconds": 0.0,
 }
+_ORIGINAL: dict[str, Any] = {"inputs": [], "outputs": [], "nodes": []}
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class FragmentReport:
             "original_us": round(self.original_us, 3),
             "floor_us": round(self.floor_us, 3),
             "measured": self.measured,
-            "original": self.original,
+            "original": _ORIGINAL | self.original,
             "predictions": self.predictions,
         }
         data |= {"tuning": self.tuning} if self.tuning else {}
@@ -123,9 +124,10 @@ class Report:
 
 
 def from_json(data: dict[str, Any]) -> Report:
-    """The report of a `report.json`. Raises KeyError or TypeError for what is none."""
-    own = {f.name: data[f.name] for f in fields(Report) if f.name in data}
-    return Report(**own | {"fragments": [FragmentReport(**f) for f in data["fragments"]]})
+    """The report of a `report.json` that `report_file.read` has read."""
+    known = {f.name for f in fields(FragmentReport)}
+    fragments = [FragmentReport(**{k: v for k, v in f.items() if k in known}) for f in data["fragments"]]
+    return Report(**{f.name: data[f.name] for f in fields(Report)} | {"fragments": fragments})
 
 
 def finite(data: Any) -> Any:

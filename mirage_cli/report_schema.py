@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from mirage_cli.options import Options
 from mirage_cli.report import FAILED, KEPT, REPLACED, SCHEMA_VERSION
 
 Schema: TypeAlias = dict[str, Any]
+IDENTIFIER = "^[0-9A-Za-z_]{1,64}$"
+INSIDE = r"^(?!/)(?!([^/]*/)*\.\.(/|$))[^\x00\\]+$"  #: relative, without a step upwards
 
 
 def _of(kind: str | list[str], description: str, **more: Any) -> Schema:
@@ -44,6 +47,21 @@ def _maybe(description: str) -> Schema:
 
 def _count(description: str) -> Schema:
     return _of("integer", description, minimum=0)
+
+
+def _files(description: str) -> Schema:
+    """A map from paths that stay in their folder."""
+    names = {"pattern": INSIDE, "description": "The path of a file below its folder."}
+    return {**_map(description, {"type": "string"}), "propertyNames": names}
+
+
+def _option(name: str, default: Any) -> Schema:
+    """What an option of `optimize` is, by its default; one that is not given by default is a whole number."""
+    said = f"`--{name.replace('_', '-')}`."
+    if isinstance(default, list):
+        return _list(said, {"type": "string"})
+    kinds: dict[type, str | list[str]] = {bool: "boolean", int: "integer", float: "number"}
+    return _of(kinds.get(type(default), ["integer", "null"]), said)
 
 
 _EXTENT: Schema = {"type": ["integer", "string"], "description": "A number, or symbols such as `batch*(past+1)`."}
@@ -184,7 +202,7 @@ _PREDICTION = _object(
 FRAGMENT = _object(
     "A distinct fragment: equal ones of a model are one entry.",
     {
-        "id": _text("Hash of what it computes; names files, operators and C functions."),
+        "id": _of("string", "Hash of what it computes; names files, operators and C functions.", pattern=IDENTIFIER),
         "name": _text("What it is in words, as `norm_linear`."),
         "status": _of(
             "string",
@@ -260,7 +278,7 @@ SCHEMA: Schema = {
                 {
                     "path": _text("As it was given."),
                     "sha256": _text("Hash of the file."),
-                    "external_data": _map("Hash of each file with weights.", {"type": "string"}),
+                    "external_data": _files("Hash of each file with weights."),
                     "format": _of("string", "`onnx` or `torchscript`."),
                     "opset": _of(["integer", "null"], "Version of ONNX's operators."),
                     "nodes": _count("Nodes of its main graph."),
@@ -269,6 +287,8 @@ SCHEMA: Schema = {
             "options": _of(
                 "object",
                 "The options that can change the output, by their names in Python ([commands](commands.md#mirage-optimize)).",
+                properties={name: _option(name, value) for name, value in Options().to_json().items()},
+                required=["dim", "shape"],
             ),
             "seconds": _map("Where the time went, by stage; `total` is the wall clock.", {"type": "number"}),
             "fragments": _list("One entry for each distinct fragment.", FRAGMENT),
@@ -288,7 +308,7 @@ SCHEMA: Schema = {
             "operators": _map(
                 "The operator of each node by the node's name, in the order of the model.", {"type": "string"}
             ),
-            "files": _map("Hash of every file that was written, but for the reports.", {"type": "string"}),
+            "files": _files("Hash of every file that was written, but for the reports."),
         },
     ),
 }

@@ -14,14 +14,14 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from mirage_cli import report_file
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters import tree, wording
 from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
 from mirage_cli.exporters.html import clean
 from mirage_cli.exporters.labels import microseconds, short, visible
 from mirage_cli.exporters.pictures import distinct
-from mirage_cli.inspection import read_report
-from mirage_cli.output import MARK, MUGRAPHS
+from mirage_cli.output import MUGRAPHS
 from mirage_cli.plan import StoredPlan, plan_from_json
 
 WIDTH = 110  #: columns where there is no terminal
@@ -69,11 +69,8 @@ def show(folder: Path, wanted: str | None) -> Shown:
 
     Raises ModelError where there is no report of mirage, UsageError where none or several fragments fit.
     """
-    report = read_report(folder / MARK)
-    try:
-        return _list(report) if wanted is None else _fragment(report, folder, find(report, folder, wanted))
-    except (KeyError, TypeError, AttributeError) as e:
-        raise ModelError(f"{folder / MARK}: not a report of mirage: missing or wrong field {e}") from None
+    report = report_file.read(folder)
+    return _list(report) if wanted is None else _fragment(report, folder, find(report, folder, wanted))
 
 
 def find(report: Mapping[str, Any], folder: Path, wanted: str) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from typing import Any
 
 import onnx
 
-from mirage_cli import __version__, isolation, suite_cases
+from mirage_cli import __version__, isolation, report_file, suite_cases
 from mirage_cli import patch as patches
 from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.options import Options
-from mirage_cli.output import LIBRARY, MARK
+from mirage_cli.output import LIBRARY
 from mirage_cli.pipeline import Progress, optimize
 
 _KEY, _OUT, _INPUT = "row.json", "out", "case.onnx"
@@ -108,7 +108,7 @@ def make(case: suite_cases.Case, dtype: str, folder: Path, options: Options) -> 
 
 def left(folder: Path) -> str:
     """Why fragments of a row's folder were left, or nothing."""
-    report = json.loads((folder / _OUT / MARK).read_text(encoding="utf-8"))
+    report = report_file.read(folder / _OUT)
     return "; ".join(f"{f['name']}: {f['reason']}" for f in report["fragments"] if f["status"] != "replaced")
 
 
@@ -135,7 +135,7 @@ def read(row: Row) -> Built:
     if row.problem:
         raise MirageError(row.problem)
     out = row.folder / _OUT
-    report = json.loads((out / MARK).read_text(encoding="utf-8"))
+    report = report_file.read(out)
     fragments = {f["id"]: f for f in report["fragments"]}
     model = onnx.load(out / MODEL, load_external_data=False)
     left = [n.op_type for n in model.graph.node if n.domain != patches.DOMAIN]

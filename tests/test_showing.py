@@ -90,7 +90,7 @@ def test_what_was_not_replaced_has_no_tree_but_all_else(tmp_path: Path) -> None:
 
 def test_fragments_that_are_not_there(tmp_path: Path) -> None:
     other = reports.replaced()
-    other.id = "a7"
+    other.id, other.mugraph = "a7", {**other.mugraph, "file": "mugraphs/a7.json"}
     folder = written(tmp_path, reports.report(reports.replaced(), other, reports.kept()))
     with pytest.raises(UsageError, match=r"no fragment of .* is called 'zzz'"):
         show(folder, "zzz")

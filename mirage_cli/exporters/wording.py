@@ -200,7 +200,7 @@ def tuned(tuning: Mapping[str, Any]) -> str:
     """What measuring candidates has chosen; nothing where none were measured."""
     if not tuning.get("chosen_us"):
         return ""
-    text = f"{counted(tuning['tried'], 'candidate')} measured on {tuning['device']}"
+    text = f"{counted(tuning.get('tried', 0), 'candidate')} measured on {tuning.get('device', 'a GPU')}"
     own = tuning.get("own_us")
     return f"{text}, the fastest {microseconds(tuning['chosen_us'])}" + (
         f" (the cost model's choice {microseconds(own)})" if own else ""
