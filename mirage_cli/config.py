@@ -19,6 +19,7 @@ from mirage_cli.errors import ConfigError
 from mirage_cli.options import Options
 
 DEEPEST = 4  #: levels of lists and mappings that a file may have
+LARGEST = 1 << 18  #: bytes of a file
 _RESOLVERS = (
     ("null", re.compile(r"~|null|Null|NULL|"), "~nN\0"),
     ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF"),
@@ -28,9 +29,16 @@ _RESOLVERS = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads scalars by YAML 1.2."""
+    """Reads scalars by YAML 1.2. A value stands where it is used: a few lines of anchors could mean billions of values."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - as the base class declares it
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node. Raises ComposerError for an alias."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.current_event.start_mark
+            raise yaml.composer.ComposerError(None, None, "anchors and their aliases are not supported", mark)
+        return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -104,9 +112,12 @@ def _data(name: str, value: Any) -> Any:
 def _compose(path: str) -> yaml.Node | None:
     """The file's node tree, None for an empty file."""
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            data = file.read(LARGEST + 1)
     except OSError as e:
         raise ConfigError(f"{path}: the configuration file cannot be read: {e.strerror}") from None
+    if len(data) > LARGEST:
+        raise ConfigError(f"{path}: expected at most {LARGEST} bytes, which no configuration file needs")
     try:
         node: yaml.Node | None = yaml.compose(data, Loader=_Loader)
     except yaml.MarkedYAMLError as e:

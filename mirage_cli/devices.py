@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from mirage_cli.backends import process
 from mirage_cli.errors import ToolMissing, UsageError
 
 QUERY = ("uuid", "name", "driver_version", "compute_cap", "memory.total")
@@ -100,7 +100,7 @@ def cache_bytes(provider: str, folder: Path = Path("/sys/devices/system/cpu/cpu0
 
 def _query(fields: tuple[str, ...], *arguments: str) -> list[list[str]]:
     """The rows of the driver's tool; none where it is absent or fails."""
-    tool = shutil.which("nvidia-smi")
+    tool = process.which("nvidia-smi")
     if tool is None:
         return []
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import os
 import resource
 import signal
 import sys
@@ -168,7 +169,7 @@ class _Worker:
         self.process: BaseProcess = context.Process(
             target=_serve, args=(theirs, function, max_memory, telling), daemon=True
         )
-        with _without_main(function):
+        with _without_main(function), _safe_path():
             self.process.start()
         theirs.close()
         self.number = -1
@@ -212,6 +213,22 @@ def _without_main(function: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep a process that starts from looking for Python's own modules in the working folder, where anything may lie; it is
+    told later where its parent looks."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _serve(connection: Connection, function: Callable[..., Any], max_memory: int, telling: bool) -> None:

@@ -25,6 +25,7 @@ import platformdirs
 
 SUFFIX = ".kept"
 SECRET = "cache.key"  #: the secret's file in the user's folder of state
+OBJECTS_SECRET = "objects.key"  #: the one of compiled objects (`backends/compile.py`)
 _DIGEST = hashlib.sha256
 _SIZE = _DIGEST().digest_size
 _log = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ class Kept:
             data = (self.root / f"{key}{SUFFIX}").read_bytes()
         except OSError:
             return None
-        digest, body = data[:_SIZE], data[_SIZE:]
-        if not hmac.compare_digest(digest, self._digest(key, body)):
+        body = opened(self._secret, key, data)
+        if body is None:
             _log.info("%s: %s was not written by this user's mirage: not used", self.root, key)
             return None
         return json.loads(zlib.decompress(body))
@@ -63,12 +64,23 @@ class Kept:
         body = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)
         with contextlib.suppress(OSError):
             with tempfile.NamedTemporaryFile(dir=self.root, suffix=".part", delete=False) as part:
-                part.write(self._digest(key, body) + body)
+                part.write(sealed(self._secret, key, body))
             os.replace(part.name, self.root / f"{key}{SUFFIX}")
 
-    def _digest(self, key: str, body: bytes) -> bytes:
-        assert self._secret is not None
-        return hmac.digest(self._secret, key.encode() + b"\0" + body, _DIGEST)
+
+def sealed(secret: bytes, key: str, body: bytes) -> bytes:
+    """What is kept under a key, with the digest that only who has the secret can make."""
+    return _seal(secret, key, body) + body
+
+
+def opened(secret: bytes, key: str, data: bytes) -> bytes | None:
+    """The inverse of `sealed`; None for what was sealed with another secret, under another key, or not at all."""
+    seal, body = data[:_SIZE], data[_SIZE:]
+    return body if hmac.compare_digest(seal, _seal(secret, key, body)) else None
+
+
+def _seal(secret: bytes, key: str, body: bytes) -> bytes:
+    return hmac.digest(secret, key.encode() + b"\0" + body, _DIGEST)
 
 
 def key(*parts: Any) -> str:
@@ -89,10 +101,10 @@ def version() -> str:
     return digest.hexdigest()
 
 
-def secret() -> bytes | None:
-    """The user's secret, made when it is first asked for; None where it cannot be kept to oneself."""
+def secret(name: str = SECRET) -> bytes | None:
+    """A secret of the user, made when it is first asked for; None where it cannot be kept to oneself."""
     folder = Path(platformdirs.user_state_dir("mirage", appauthor=False))
-    path = folder / SECRET
+    path = folder / name
     try:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,8 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    # without the second, modules would be looked for in the working folder, which may be a downloaded one
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-c", _COMMAND]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 

@@ -11,9 +11,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import platformdirs
 import pytest
 
-from mirage_cli import pipeline
+from mirage_cli import kept, pipeline
 from mirage_cli.options import Options
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
@@ -50,8 +51,20 @@ def own_cache(cache: Path, tmp_path: Path) -> Path:
     (cache / "objects").mkdir(mode=0o700, parents=True, exist_ok=True)
     own = tmp_path / "own-cache"
     own.mkdir()
+    share_objects(cache)
     (own / "objects").symlink_to(cache / "objects")
     return own
+
+
+def share_objects(cache: Path) -> None:
+    """Let a test with a folder of state of its own use the objects that the test run compiles."""
+    own = Path(platformdirs.user_state_dir("mirage", appauthor=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(cache / "state"))
+        kept.secret(kept.OBJECTS_SECRET)
+    own.mkdir(parents=True, exist_ok=True)
+    if own != cache / "state" / "mirage":
+        shutil.copy(cache / "state" / "mirage" / kept.OBJECTS_SECRET, own)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shlex
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from mirage_cli import kept
 from mirage_cli.backends import process
 from mirage_cli.errors import CompileError
 
@@ -98,15 +98,17 @@ class ObjectCache:
     """Object files, and libraries linked of them, by the hash of all that goes into them: source, headers or objects, command
     and compiler version.
 
-    Who can write an object file can run code in the library: a cache that others may write to is not used.
+    Who can write an object file can run code in the library: a cache that others may write to is not used, nor is an
+    object that this user's mirage did not make (the folder may have come with somebody's model).
     """
 
     def __init__(self, root: Path, folder: Path) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.stat()
-        self.usable = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-        if not self.usable:
+        private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+        if not private:
             _log.warning("object cache %s belongs to or is writable by others: not used", root)
+        self.secret = kept.secret(kept.OBJECTS_SECRET) if private else None
         self.root = root
         self.folder = folder
         self.headers = digest_tree(folder / "include")
@@ -124,21 +126,23 @@ class ObjectCache:
 
     def fetch(self, key: str, target: Path) -> bool:
         """Copy a kept object to `target`; False where there is none."""
-        if not self.usable:
+        if self.secret is None:
             return False
         try:
-            shutil.copyfile(self.root / f"{key}.o", target)
+            content = kept.opened(self.secret, key, (self.root / f"{key}.o").read_bytes())
+            if content is not None:
+                target.write_bytes(content)
         except OSError:
             return False
-        return True
+        return content is not None
 
     def put(self, key: str, made: Path) -> None:
         """Keep an object; a cache that cannot be written to is no failure."""
-        if not self.usable:
+        if self.secret is None:
             return
         try:
             with tempfile.NamedTemporaryFile(dir=self.root, suffix=".part", delete=False) as part:
-                part.write(made.read_bytes())
+                part.write(kept.sealed(self.secret, key, made.read_bytes()))
             os.replace(part.name, self.root / f"{key}.o")
         except OSError as error:
             _log.warning("object cache %s: %s", self.root, error)

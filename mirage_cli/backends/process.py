@@ -1,9 +1,13 @@
-"""Running compilers: no shell, no input, output captured, a time limit that ends the whole process group."""
+"""Running compilers: no shell, no input, output captured, a time limit that ends the whole process group.
+
+Programs are looked for in the absolute folders of $PATH only: what lies beside a model is no compiler, though `.` be in it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -23,6 +27,16 @@ class Outcome:
     output: str
 
 
+def search_path() -> str:
+    """The folders of $PATH that are absolute, in its form."""
+    return os.pathsep.join(p for p in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(p))
+
+
+def which(program: str) -> str | None:
+    """The path of a program that `run` would find, or None."""
+    return shutil.which(program, path=search_path())
+
+
 def run(
     command: Sequence[str],
     folder: Path,
@@ -35,7 +49,7 @@ def run(
     Compilers start compilers: the command gets a process group of its own, which is killed when the time is up or
     `cancel` is set.
     """
-    environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(scratch or folder)}
+    environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(scratch or folder), "PATH": search_path()}
     try:
         process = subprocess.Popen(
             list(command),

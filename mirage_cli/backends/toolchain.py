@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -100,7 +99,7 @@ def candidates() -> list[list[str]]:
     """What `find` depends on, without calling anything: the compilers that it would try, with their files and these' age."""
     found = []
     for candidate in (*_cxx_candidates(), *_nvcc_candidates()):
-        program = shutil.which(candidate.command[0])
+        program = process.which(candidate.command[0])
         status = os.stat(program) if program is not None else None
         age = [] if status is None else [str(status.st_mtime_ns), str(status.st_size)]
         found.append([*candidate.command, *candidate.compile_flags, *candidate.link_flags, program or "", *age])
@@ -140,7 +139,7 @@ def _cxx_candidates() -> Iterator[_Candidate]:
         yield _Candidate(tuple(chosen), "$CXX")
         return
     for name in ("g++", "clang++", "c++"):
-        if shutil.which(name):
+        if process.which(name):
             yield _Candidate((name,), "PATH")
     if importlib.util.find_spec("ziglang") is not None:
         # Without a named processor zig compiles for the one it runs on.
@@ -154,7 +153,7 @@ def _nvcc_candidates() -> Iterator[_Candidate]:
     if chosen:
         yield _Candidate(tuple(chosen), "$NVCC", host, host)
         return
-    if shutil.which("nvcc"):
+    if process.which("nvcc"):
         yield _Candidate(("nvcc",), "PATH", host, host)
     homes = [(f"${name}", os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     for origin, home in [*homes, (USUAL_CUDA, USUAL_CUDA)]:
@@ -211,7 +210,7 @@ def _probe_nvcc(candidate: _Candidate, kept: Kept | None) -> tuple[str | None, s
 
 
 def _program(candidate: _Candidate) -> str | None:
-    return shutil.which(candidate.command[0])
+    return process.which(candidate.command[0])
 
 
 @functools.lru_cache(maxsize=16)
@@ -245,7 +244,7 @@ def _build(command: tuple[str, ...], text: str, _program: str | None) -> str | N
 
 def _file(program: str | None) -> list[str | int]:
     """What tells a program from the one that was there before."""
-    found = None if program is None else shutil.which(program)
+    found = None if program is None else process.which(program)
     if found is None:
         return []
     path = os.path.realpath(found)

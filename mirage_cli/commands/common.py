@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LONGEST = 4000  #: characters of an error's message that are shown
 MODELS = (".onnx", ".pt", ".ts")  #: how the names of models end
 HELP = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}  #: click's settings of all commands
 
@@ -45,9 +46,14 @@ def show_error(error: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(error))
         return
-    tell(error["error"]["message"], "Error: ", "red")
+    tell(_clipped(error["error"]["message"]), "Error: ", "red")
     if error["error"]["hint"]:
-        tell(error["error"]["hint"], "Hint: ", "cyan")
+        tell(_clipped(error["error"]["hint"]), "Hint: ", "cyan")
+
+
+def _clipped(text: str) -> str:
+    """The text, of a very long one its ends: a name in a model can have megabytes."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
 @dataclass(frozen=True, slots=True)

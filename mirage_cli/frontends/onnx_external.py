@@ -123,16 +123,17 @@ def inline_inner(model: onnx.ModelProto, files: DataFiles) -> None:
     Raises ModelError.
     """
     functions = [node for function in model.functions for node in function.node]
-    for tensor in (*_node_tensors(model.graph.node), *_node_tensors(functions)):
+    for tensor in (*node_tensors(model.graph.node), *node_tensors(functions)):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             files.inline(tensor)
 
 
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+def node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    """The tensors in attributes of nodes and in their sub-graphs."""
     for node in nodes:
         for attribute in node.attribute:
             graphs = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
             yield from [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
             for graph in graphs:
                 yield from graph.initializer
-                yield from _node_tensors(graph.node)
+                yield from node_tensors(graph.node)

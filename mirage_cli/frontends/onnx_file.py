@@ -32,14 +32,16 @@ _FOREIGN = {
 def read_bytes(path: str) -> bytes:
     """The file's content ("-": standard input). Raises ModelError where there is no regular file to read."""
     if path == "-":
-        return sys.stdin.buffer.read()
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
     try:
         with open(path, "rb", opener=_open_quickly) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise ModelError(
                     f"{path}: expected a regular file, found {'a folder' if Path(path).is_dir() else 'another kind'}"
                 )
-            return file.read()
+            _check_length(path, status.st_size)
+            return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -57,11 +59,7 @@ def parse(data: bytes, path: str) -> onnx.ModelProto:
     """The message in `data`. Raises ModelError for a file that is empty, truncated, too large or not an ONNX model."""
     if not data:
         raise ModelError(f"{path}: expected an ONNX model, found an empty file")
-    if len(data) > MAX_BYTES:
-        raise ModelError(
-            f"{path}: {len(data)} bytes, but a protobuf file holds at most {MAX_BYTES}",
-            "save the weights as external data",
-        )
+    _check_length(path, len(data))
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -71,6 +69,14 @@ def parse(data: bytes, path: str) -> onnx.ModelProto:
         missing = "graph" if model.ir_version else "ir_version"
         raise ModelError(f"{path}: expected an ONNX model, found a file without {missing}{_foreign(data)}")
     return model
+
+
+def _check_length(path: str, length: int) -> None:
+    if length > MAX_BYTES:
+        raise ModelError(
+            f"{path}: {length} bytes, but a protobuf file holds at most {MAX_BYTES}",
+            "save the weights as external data",
+        )
 
 
 def sha256(data: bytes) -> str:

@@ -63,9 +63,17 @@ def propagate(node: ir.Node, operands: Sequence[Known | None]) -> list[Known] | 
         result = rule(node, list(operands))
     except (IndexError, ValueError, TypeError):  # an operand is unknown, or the node does not fit its operands
         return None
-    if isinstance(result, list):
-        return result if all(r.size <= MAX_ELEMENTS for r in result) else None
-    return [result] if result.size <= MAX_ELEMENTS else None
+    results = result if isinstance(result, list) else [result]
+    return [_within(r) for r in results] if all(r.size <= MAX_ELEMENTS for r in results) else None
+
+
+def _within(known: Known) -> Known:
+    """The tensor without numbers that no integer of a model holds: what overflows is not known."""
+    return _each(_held, known) if any(_held(e) is UNKNOWN for e in known.ravel()) else known
+
+
+def _held(element: Any) -> Any:
+    return UNKNOWN if isinstance(element, int) and not -(1 << 63) <= element < 1 << 63 else element
 
 
 def _int(node: ir.Node, name: str, default: int) -> int:
@@ -84,10 +92,16 @@ def _elementwise(function: Callable[..., Any]) -> Callable[[ir.Node, list[Any]],
     def rule(_: ir.Node, operands: list[Any]) -> Known:
         if any(x is None for x in operands):
             raise TypeError
-        vectorized = np.frompyfunc(function, len(operands), 1)
-        return np.asarray(vectorized(*operands), dtype=object)
+        return _each(function, *operands)
 
     return rule
+
+
+def _each(function: Callable[..., Any], *operands: Known) -> Known:
+    """The results of a function for the elements of operands, which are broadcast. Raises ValueError for too many."""
+    if math.prod(np.broadcast_shapes(*(x.shape for x in operands))) > MAX_ELEMENTS:
+        raise ValueError
+    return np.asarray(np.frompyfunc(function, len(operands), 1)(*operands), dtype=object)
 
 
 def _chain(function: Callable[[Any, Any], Any]) -> Callable[[ir.Node, list[Any]], Known]:
@@ -166,7 +180,7 @@ def _slice(_: ir.Node, operands: list[Any]) -> Known:
 
 
 def _concat(node: ir.Node, operands: list[Any]) -> Known:
-    if any(x is None for x in operands):
+    if any(x is None for x in operands) or sum(x.size for x in operands) > MAX_ELEMENTS:
         raise TypeError
     return np.asarray(np.concatenate(operands, axis=_int(node, "axis", 0)), dtype=object)
 

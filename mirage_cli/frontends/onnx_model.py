@@ -17,9 +17,9 @@ from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
 from mirage_cli.errors import ModelError, UsageError
-from mirage_cli.frontends import sizes
+from mirage_cli.frontends import onnx_calls, sizes
 from mirage_cli.frontends.imported import Options
-from mirage_cli.frontends.onnx_external import DataFiles
+from mirage_cli.frontends.onnx_external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx_tensors import store_what_is_cut_at
 from mirage_cli.lax.dtypes import from_numpy
 
@@ -32,6 +32,8 @@ SMALL_FILL = 64  #: elements of a ConstantOfShape that becomes a constant
 #: defines, and one that opset 18 declares deprecated since opset 21 corrects it
 _TOLERATED = ("SimplifiedLayerNormalization", "LayerNormalization", "GroupNormalization")
 _ELSEWHERE = "mirage.tolerated"  #: the domain that hides these from the checker
+_ELEMENT_TYPES = {t.value for t in ir.DataType} - {ir.DataType.UNDEFINED.value}
+MOST_ELEMENTS, MOST_DIMENSIONS = 1 << 60, 32  #: of a tensor, as numpy can hold it; dimensions of 0 count as 1
 _TYPED_DATA = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
@@ -40,6 +42,7 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
     """A valid model of opset 13 or newer. Raises ModelError."""
     opset = _check_versions(proto, path)
     _check_sizes(proto, path)
+    onnx_calls.check(proto, path)
     small = skeleton(proto)
     try:
         onnx.checker.check_model(small)
@@ -56,10 +59,18 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
 
 
 def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
-    """Raise ModelError for weights whose stored data do not fit their shape: the checker does not see the large ones."""
-    for tensor in proto.graph.initializer:
+    """Raise ModelError for stored tensors whose data do not fit their type and shape: the checker does not see large
+    weights, and lets constants pass that nothing can hold."""
+    functions = [node for function in proto.functions for node in function.node]
+    inner = ((t, "constant") for nodes in (proto.graph.node, functions) for t in node_tensors(nodes))
+    for tensor, kind in (*((t, "weight") for t in proto.graph.initializer), *inner):
+        where = f"{path}: {kind} {tensor.name!r}"
         if any(d < 0 for d in tensor.dims):
-            raise ModelError(f"{path}: weight {tensor.name!r} has a negative dimension: {list(tensor.dims)}")
+            raise ModelError(f"{where} has a negative dimension: {list(tensor.dims)}")
+        if math.prod(max(d, 1) for d in tensor.dims) >= MOST_ELEMENTS or len(tensor.dims) > MOST_DIMENSIONS:
+            raise ModelError(f"{where} has dimensions that no tensor can have: {list(tensor.dims)[:MOST_DIMENSIONS]}")
+        if tensor.data_type not in _ELEMENT_TYPES:
+            raise ModelError(f"{where} has an unknown element type: {tensor.data_type}")
         bits, elements = _bits(tensor), math.prod(tensor.dims)
         if tensor.data_location == onnx.TensorProto.EXTERNAL or not bits:
             continue
@@ -71,7 +82,7 @@ def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
             continue
         if wanted != found:
             shape = "x".join(map(str, tensor.dims)) or "scalar"
-            raise ModelError(f"{path}: weight {tensor.name!r} ({shape}) needs {wanted} {unit}, the file has {found}")
+            raise ModelError(f"{where} ({shape}) needs {wanted} {unit}, the file has {found}")
 
 
 def _bits(tensor: onnx.TensorProto) -> int:
@@ -326,12 +337,14 @@ def _is_small_fill(node: ir.Node) -> bool:
 def _name_nodes(model: ir.Model) -> None:
     """Names that are not empty and differ over all graphs of the model."""
     used: set[str] = set()
+    last: dict[str, int] = {}  # where to go on: a model may give one name to all of its nodes
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         base = node.name or f"node_{node.op_type}"
-        name, count = base, 0
+        name, count = base, last.get(base, 0)
         while name in used:
             count += 1
             name = f"{base}_{count}"
+        last[base] = count
         used.add(name)
         node.name = name
 

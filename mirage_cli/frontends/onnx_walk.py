@@ -305,8 +305,11 @@ class _Walk:
         found = [sizes.from_extent(e) for e in dims]
         if node.op_type == "Size":
             total: Size = 1
-            for size in found:
-                total = total * size
+            try:
+                for size in found:
+                    total = total * size
+            except sizes.TooLarge:
+                return None
             return [onnx_known.array(total)]
         start = node.attributes["start"].as_int() if "start" in node.attributes else 0
         end = node.attributes["end"].as_int() if "end" in node.attributes else len(found)

@@ -15,11 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 
+MOST_TERMS, HIGHEST_DEGREE, LARGEST = 256, 64, 1 << 63  #: of a polynomial, and of its coefficients: models have a few
+LONGEST = 1000  #: characters of a dimension that is read as a polynomial
 _TIMES = "·"  #: inside the name of an extent, whose text joins factors by *
 Monomial: TypeAlias = tuple[str, ...]  #: the names that are multiplied, sorted; empty for the constant term
+
+
+class TooLarge(Refused, ValueError):
+    """A polynomial that no model's shapes need; a few multiplications can make it larger than memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,8 @@ def _sum(terms: Iterable[tuple[Monomial, int]]) -> Size:
     for names, factor in terms:
         total[names] = total.get(names, 0) + factor
     kept = sorted((names, factor) for names, factor in total.items() if factor)
+    if len(kept) > MOST_TERMS or any(len(n) > HIGHEST_DEGREE or abs(f) >= LARGEST for n, f in kept):
+        raise TooLarge(f"a dimension is a polynomial of more than {MOST_TERMS} terms, or of degree {HIGHEST_DEGREE}")
     return Poly(tuple(kept)) if any(names for names, _ in kept) else sum(factor for _, factor in kept)
 
 
@@ -213,11 +222,11 @@ _TOKEN = re.compile(rf"\s*({_LIMITED.pattern}|[A-Za-z_][\w.]*|\d+|[-+*{_TIMES}()
 def parse(text: str) -> Size:
     """A dimension as a model writes it: a polynomial where it is one, else a symbol that stands for the whole text."""
     try:
-        tokens = list(_tokens(text))
+        tokens = list(_tokens(text)) if len(text) <= LONGEST else []
         size = _parse_sum(tokens)
         if not tokens:
             return size
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         pass
     return named(re.sub(r"\s+", "", text).replace("*", _TIMES).replace("(", "[").replace(")", "]"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mirage_cli import runtime
+from mirage_cli import kept, runtime
 from mirage_cli.backends import cpu, cuda, toolchain
 from mirage_cli.backends.compile import digest_tree
 from mirage_cli.backends.library import BuildResult, Options, build_library
@@ -157,12 +157,24 @@ def test_a_changed_object_is_not_linked_to_the_kept_library(cxx: Toolchain, tmp_
     """A library is kept under what its objects contain, so that the kept one is the one that a linker would make."""
     cache = tmp_path / "cache"
     build_library((AFFINE,), SOURCES, tmp_path / "one", cxx, Options(cache=cache))
-    library = (tmp_path / "one" / "libmirage.so").read_bytes()
+    library, secret = (tmp_path / "one" / "libmirage.so").read_bytes(), kept.secret(kept.OBJECTS_SECRET)
+    assert secret is not None
     for path in cache.iterdir():
-        if path.read_bytes() != library:
-            path.write_bytes(b"no object")
+        if kept.opened(secret, path.stem, path.read_bytes()) != library:
+            path.write_bytes(kept.sealed(secret, path.stem, b"no object"))
     with pytest.raises(CompileError, match="does not link"):
         build_library((AFFINE,), SOURCES, tmp_path / "two", cxx, Options(cache=cache))
+
+
+def test_an_object_that_somebody_else_made_is_not_used(cxx: Toolchain, tmp_path: Path) -> None:
+    """Its name says what it should be, so whoever hands out a folder of objects could know it."""
+    cache = tmp_path / "cache"
+    build_library((AFFINE,), SOURCES, tmp_path / "one", cxx, Options(cache=cache))
+    for path in cache.iterdir():
+        path.write_bytes(kept.sealed(bytes(32), path.stem, b"no object"))
+    result = build_library((AFFINE,), SOURCES, tmp_path / "two", cxx, Options(cache=cache))
+    assert not result.failed
+    assert digest_tree(tmp_path / "one") == digest_tree(tmp_path / "two")
 
 
 def test_a_cache_open_to_others_is_not_used(cxx: Toolchain, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

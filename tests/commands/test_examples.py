@@ -18,6 +18,7 @@ from mirage_cli.backends import toolchain
 from mirage_cli.errors import ToolMissing
 from mirage_cli.main import COMMANDS, cli
 from tests.commands.test_help import command
+from tests.optimized import share_objects
 
 #: examples with these words need a GPU, or minutes
 ELSEWHERE = ("--gpu", "--suite", "--source cuda")
@@ -78,7 +79,10 @@ def test_most_examples_are_run() -> None:
 
 
 @pytest.mark.parametrize(("name", "line"), WORKING, ids=[e for _, e in WORKING])
-def test_an_example(name: str, line: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example(
+    name: str, line: str, prepared: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_objects(cache)
     monkeypatch.chdir(shutil.copytree(prepared, tmp_path / "here"))
     (fragment,) = json.loads(Path("out/report.json").read_text())["fragments"]
     Path("tunings.json").write_text(shell("mirage cache export")[1])

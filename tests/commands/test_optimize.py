@@ -14,7 +14,7 @@ from mirage_cli import config, patch, pipeline, settings
 from mirage_cli.options import Options
 from mirage_cli.report import Report
 from tests.commands.conftest import Run, error_of
-from tests.optimized import sample
+from tests.optimized import sample, share_objects
 
 MODEL = sample("rmsnorm_linear_fp32")
 
@@ -22,6 +22,7 @@ MODEL = sample("rmsnorm_linear_fp32")
 @pytest.fixture
 def fixed(cache: Path) -> list[str | Path]:
     """Options that make a run small and independent of the machine."""
+    share_objects(cache)
     return ["--target", "cpu", "--jobs", "1", "--cache", cache]
 
 

@@ -20,7 +20,7 @@ from mirage_cli.backends import cpu
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.options import Options
 from samples.inputs import example_inputs
-from tests.optimized import SAMPLES
+from tests.optimized import SAMPLES, share_objects
 
 PATHS = sorted((SAMPLES / "models").glob("*.onnx")) + sorted((SAMPLES / "operators").glob("*.onnx"))
 ODD = (
@@ -54,6 +54,7 @@ def one_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
 def test_sample(path: Path, tmp_path: Path, cache: Path) -> None:
     out = tmp_path / "out"
+    share_objects(cache)
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
     report = pipeline.optimize(str(path), out, options)
     assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}

@@ -130,7 +130,7 @@ def test_refused_data(folder: Path, prepare: Callable[[Path], None], entries: En
 
 @pytest.mark.parametrize("dims", [[-2], [-1, -2], [2**62], [3]])
 def test_dimensions_that_do_not_fit_the_data(folder: Path, dims: list[int]) -> None:
-    with pytest.raises(ModelError, match=r"negative dimension|which has 8"):
+    with pytest.raises(ModelError, match=r"negative dimension|which has 8|no tensor can have"):
         load(folder, {"location": "w"}, dims)
 
 

@@ -1,0 +1,241 @@
+"""Models that mean harm, each a few kilobytes: declared sizes, depths and names that no honest exporter writes.
+
+Every maker gives the bytes of a file. What a reader must do with each is in `test_models.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+IMPORTS = (helper.make_opsetid("", 20), helper.make_opsetid("f", 1))
+Dims = Sequence[int | str]
+
+
+def info(name: str, dims: Dims = (2,), kind: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, list(dims))
+
+
+def model(
+    nodes: Iterable[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto] = (),
+    outputs: Sequence[onnx.ValueInfoProto] = (),
+    weights: Iterable[onnx.TensorProto] = (),
+    functions: Iterable[onnx.FunctionProto] = (),
+    imports: Sequence[onnx.OperatorSetIdProto] = IMPORTS,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes), "g", list(inputs or [info("x")]), list(outputs or [info("y")]), list(weights)
+    )
+    return helper.make_model(graph, opset_imports=imports, functions=list(functions), ir_version=10)
+
+
+def node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(kind, list(inputs), list(outputs), **attributes)
+
+
+def ints(name: str, values: Sequence[int]) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def function(name: str, nodes: Sequence[onnx.NodeProto]) -> onnx.FunctionProto:
+    return helper.make_function("f", name, ["a"], ["b"], list(nodes), IMPORTS)
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+def doubling(depth: int) -> onnx.ModelProto:
+    """Functions each of which calls the next one twice: 2^depth nodes when they are written out."""
+    made = [
+        function(
+            f"f{k}",
+            [node(f"f{k + 1}", ["a"], ["m"], domain="f"), node(f"f{k + 1}", ["m"], ["b"], domain="f")],
+        )
+        for k in range(depth)
+    ]
+    made.append(function(f"f{depth}", [node("Relu", ["a"], ["b"])]))
+    return model([node("f0", ["x"], ["y"], domain="f")], functions=made)
+
+
+def calling(names: Sequence[str]) -> onnx.ModelProto:
+    """Functions that call each other in a ring: one name is a function that calls itself."""
+    made = [
+        function(n, [node(m, ["a"], ["b"], domain="f")]) for n, m in zip(names, [*names[1:], names[0]], strict=True)
+    ]
+    return model([node(names[0], ["x"], ["y"], domain="f")], functions=made)
+
+
+def chained(depth: int) -> onnx.ModelProto:
+    """Functions each of which calls the next one once."""
+    made = [function(f"f{k}", [node(f"f{k + 1}", ["a"], ["b"], domain="f")]) for k in range(depth)]
+    made.append(function(f"f{depth}", [node("Relu", ["a"], ["b"])]))
+    return model([node("f0", ["x"], ["y"], domain="f")], functions=made)
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+def nested(depth: int) -> onnx.ModelProto:
+    """If within If within If ..."""
+    graph = helper.make_graph([node("Identity", ["x"], ["o"])], "leaf", [], [info("o")])
+    for k in range(depth):
+        graph = helper.make_graph(
+            [node("If", ["c"], [f"o{k}"], then_branch=graph, else_branch=graph)]
+            if k == 0
+            else [
+                node(
+                    "If",
+                    ["c"],
+                    [f"o{k}"],
+                    then_branch=graph,
+                    else_branch=helper.make_graph([node("Identity", ["x"], ["o"])], "leaf", [], [info("o")]),
+                )
+            ],
+            f"g{k}",
+            [],
+            [info(f"o{k}")],
+        )
+    top = list(graph.node)
+    top[-1].output[0] = "y"
+    return model(top, [info("x"), helper.make_tensor_value_info("c", TensorProto.BOOL, [])])
+
+
+def cyclic() -> onnx.ModelProto:
+    return model([node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"]), node("Relu", ["b"], ["y"])])
+
+
+def twice() -> onnx.ModelProto:
+    return model([node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"])])
+
+
+def chain(count: int, prefix: str = "t") -> onnx.ModelProto:
+    """A chain of elementwise operators."""
+    names = ["x", *(f"{prefix}{k}" for k in range(count - 1)), "y"]
+    return model([node("Relu" if k % 2 else "Neg", [a], [b]) for k, (a, b) in enumerate(itertools.pairwise(names))])
+
+
+def wide(count: int) -> onnx.ModelProto:
+    """Many inputs, each with a weight, added up in groups."""
+    nodes = [node("Add", [f"x{k}", f"w{k}"], [f"y{k}"]) for k in range(count)]
+    return model(
+        nodes,
+        [info(f"x{k}") for k in range(count)],
+        [info(f"y{k}") for k in range(count)],
+        [numpy_helper.from_array(np.ones(2, np.float32), f"w{k}") for k in range(count)],
+    )
+
+
+def many_imports(count: int) -> onnx.ModelProto:
+    imports = [helper.make_opsetid("", 20), *(helper.make_opsetid(f"domain{k}", 1) for k in range(count))]
+    return model([node("Relu", ["x"], ["y"])], imports=imports)
+
+
+def same_names(count: int) -> onnx.ModelProto:
+    """Nodes that all have one name, each with a result that nothing reads."""
+    nodes = [node("Relu", ["x"], [f"t{k}"], name="n") for k in range(count)]
+    return model(
+        [*nodes, node("Relu", ["x"], ["y"], name="n")], outputs=[info("y"), *(info(f"t{k}") for k in range(count))]
+    )
+
+
+def many_functions(count: int) -> onnx.ModelProto:
+    made = [function(f"f{k}", [node("Relu", ["a"], ["b"])]) for k in range(count)]
+    names = ["x", *(f"t{k}" for k in range(count - 1)), "y"]
+    calls = [node(f"f{k}", [a], [b], domain="f") for k, (a, b) in enumerate(itertools.pairwise(names))]
+    return model(calls, functions=made)
+
+
+def symbols(text: str) -> onnx.ModelProto:
+    """An input whose dimension is written as `text`."""
+    return model([node("Relu", ["x"], ["y"])], [info("x", [text, 4])], [info("y", [text, 4])])
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+def filled(dims: Sequence[int], kind: str = "ConstantOfShape") -> onnx.ModelProto:
+    """A tensor of `dims` that the model makes of nothing."""
+    nodes = [
+        node("ConstantOfShape", ["s"], ["t"]),
+        node("ReduceSum", ["t"], ["u"], keepdims=0),
+        node("Add", ["x", "u"], ["y"]),
+    ]
+    return model(nodes, weights=[ints("s", dims)])
+
+
+def grown(kind: str, count: int) -> onnx.ModelProto:
+    """A constant that one operator makes large."""
+    c = numpy_helper.from_array(np.ones((1,), np.float32), "c")
+    one, n = ints("one", [1]), ints("n", [count])
+    weights = [c, one, n]
+    if kind == "Range":
+        weights = [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in (("a", 0), ("b", count), ("d", 1))]
+        made = [node("Range", ["a", "b", "d"], ["r"]), node("Cast", ["r"], ["t"], to=FLOAT)]
+    elif kind == "Tile":
+        made = [node("Tile", ["c", "n"], ["t"])]
+    elif kind == "Expand":
+        made = [node("Expand", ["c", "n"], ["t"])]
+    elif kind == "Pad":
+        weights.append(ints("p", [0, count]))
+        made = [node("Pad", ["c", "p"], ["t"])]
+    elif kind == "OneHot":
+        weights += [ints("i", [0]), numpy_helper.from_array(np.array([0, 1], np.float32), "v")]
+        made = [node("OneHot", ["i", "n", "v"], ["t"])]
+    elif kind == "Resize":
+        weights.append(numpy_helper.from_array(np.array([float(count)], np.float32), "z"))
+        made = [node("Resize", ["c", "", "z"], ["t"])]
+    elif kind == "Doubling":
+        made = [node("Concat", ["c" if k == 0 else f"t{k}"] * 2, [f"t{k + 1}"], axis=0) for k in range(count)]
+        made.append(node("Identity", [f"t{count}"], ["t"]))
+    elif kind == "EyeLike":
+        weights.append(ints("nn", [count, count]))
+        made = [node("ConstantOfShape", ["nn"], ["e"]), node("EyeLike", ["e"], ["t"])]
+    elif kind == "Squares":
+        made = [node("Mul", ["n" if k == 0 else f"q{k}"] * 2, [f"q{k + 1}"]) for k in range(20)]
+        made += [node("Expand", ["c", "q20"], ["t"])]
+    elif kind == "BlackmanWindow":
+        weights.append(numpy_helper.from_array(np.array(count, np.int64), "b"))
+        made = [node("BlackmanWindow", ["b"], ["t"])]
+    elif kind == "RandomNormal":
+        made = [node("RandomNormal", [], ["t"], shape=[count])]
+    elif kind == "Upsample":
+        made = [node("ConstantOfShape", ["n"], ["k"]), node("CumSum", ["k", "zero"], ["t"])]
+        weights.append(numpy_helper.from_array(np.array(0, np.int64), "zero"))
+    nodes = [*made, node("ReduceSum", ["t"], ["u"], keepdims=0), node("Add", ["x", "u"], ["y"])]
+    return model(nodes, weights=weights)
+
+
+def declared(dims: Sequence[int]) -> onnx.ModelProto:
+    """Inputs that are declared to be huge, and a product of them."""
+    a, b = dims
+    return model(
+        [node("MatMul", ["x", "w"], ["t"]), node("Softmax", ["t"], ["y"])],
+        [info("x", [a, b]), info("w", [b, a])],
+        [info("y", [a, a])],
+    )
+
+
+def weight(dims: Sequence[int], raw: bytes = b"", kind: int = FLOAT) -> onnx.ModelProto:
+    """A weight that is declared with `dims` and holds `raw`."""
+    t = TensorProto(name="w", data_type=kind, raw_data=raw)
+    t.dims.extend(dims)
+    return model([node("Add", ["x", "w"], ["y"])], weights=[t])
+
+
+def constant(dims: Sequence[int], raw: bytes = b"", kind: int = FLOAT) -> onnx.ModelProto:
+    """The same as a node's attribute."""
+    t = TensorProto(name="w", data_type=kind, raw_data=raw)
+    t.dims.extend(dims)
+    return model([node("Constant", [], ["w"], value=t), node("Add", ["x", "w"], ["y"])])
+
+
+def sparse(where: str, dims: Sequence[int]) -> onnx.ModelProto:
+    """A sparse tensor with one element in `dims`."""
+    values = numpy_helper.from_array(np.ones(1, np.float32), "w")
+    s = onnx.SparseTensorProto(values=values, indices=numpy_helper.from_array(np.zeros(1, np.int64), "i"))
+    s.dims.extend(dims)
+    if where == "constant":
+        return model([node("Constant", [], ["w"], sparse_value=s), node("Add", ["x", "w"], ["y"])])
+    made = model([node("Add", ["x", "w"], ["y"])])
+    made.graph.sparse_initializer.append(s)
+    return made
