@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden reference docs samples models cases guarantee ablation experiment mutations passes suite tuning \
+.PHONY: help demo test lint format golden reference docs samples models cases guarantee ablation experiment mutations programs passes suite tuning \
   cpu-suite oldest dist clean
 
 help: ## Print these targets
@@ -67,6 +67,9 @@ experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small p
 
 mutations: $(STAMP) ## Prove or refute 10,000 random changes of proved muGraphs (docs/proof.md)
 	$(BIN)/python -m tests.search.test_mutations --count 10000
+
+programs: $(STAMP) ## Optimize 1,000 random programs and compare them with float64 (docs/reliability.md); COUNT, SEED for others
+	$(BIN)/python -m tests.random_programs --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
 
 passes: $(STAMP) ## Write what each optimizer pass does for the published cases into docs/codegen.md
 	$(BIN)/python -m samples.passes --write

@@ -1,0 +1,132 @@
+"""Many random programs optimized as one model, and every output of every program judged by the accuracy rule."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from mirage_cli import pipeline, runtime
+from mirage_cli.accuracy import ILL_CONDITIONED, compare
+from mirage_cli.lax.dtypes import from_numpy
+from mirage_cli.options import Options
+
+from .inputs import KINDS, draw
+from .sketch import Program, Value, model
+
+Array = NDArray[Any]
+DRAWS = 3  #: sets of inputs of one kind that an output is judged over together
+FLUSHED = float(np.finfo(np.float32).tiny)  #: numbers below may become 0, or lose digits where factors change places
+EXTENTS = (7, 1, 65)  #: of the symbol, one set of inputs each
+
+
+#: why a fragment may be left: what the search says that it does not find, and elements that no kernel is rendered for
+NOT_FOUND = ("no muGraph was found", "tensors of type f64 are not rendered")
+
+
+@dataclass
+class Outcome:
+    """What became of a batch: counts, and what is wrong with programs by name."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: dict[str, list[str]] = field(default_factory=dict)
+
+    def wrong(self, name: str, text: str) -> None:
+        """Take down that something is wrong with a program."""
+        self.problems.setdefault(name, []).append(text)
+
+    def add(self, other: Outcome) -> None:
+        """Take over what another batch gave."""
+        self.counts.update(other.counts)
+        for name, problems in other.problems.items():
+            self.problems.setdefault(name, []).extend(problems)
+
+
+def run(
+    programs: Mapping[str, Program], kinds: Sequence[str] = KINDS, seed: int = 0, archs: Sequence[str] = ()
+) -> Outcome:
+    """Optimize programs as one model, run it with its library, and judge all outputs: on the CPU, and with `archs` for
+    these architectures on the GPU instead."""
+    outcome = Outcome()
+    with tempfile.TemporaryDirectory() as folder:
+        path, out = Path(folder) / "model.onnx", Path(folder) / "out"
+        onnx.save(model(programs), path)
+        target = ("cpu", "cuda") if archs else ("cpu",)
+        options = Options(target=target, arch=tuple(archs), force=True, jobs=1, cache="")
+        report = pipeline.optimize(str(path), out, options)
+        outcome.counts["programs"] = len(programs)
+        outcome.counts["dynamic"] = sum(p.dynamic for p in programs.values())
+        outcome.counts["operators"] = sum(len(p.nodes) for p in programs.values())
+        for f in report.fragments:
+            outcome.counts[f"fragments {f.status}"] += f.occurrences
+            known = next((r for r in NOT_FOUND if r in f.reason), "") if f.status == "failed" else ""
+            if known:
+                outcome.counts[f"fragments left: {known}"] += f.occurrences
+            if f.status == "failed" and not known:
+                place = f.nodes[0][0].split("_")[0]
+                outcome.wrong(place, f"fragment {f.name} failed: {f.reason}")
+        for u in report.unchanged:
+            outcome.counts["nodes left"] += len(u["nodes"]) if isinstance(u, dict) else 1
+        library = out / "libmirage.so"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            own = runtime.session(path, optimize=False, threads=1)
+            used = library if library.exists() else None
+            ours = runtime.session(out / "model.onnx", used, "cuda" if archs else "cpu", threads=1)
+        judge(programs, own, ours, outcome, kinds, seed)
+    return outcome
+
+
+def judge(
+    programs: Mapping[str, Program],
+    own: Any,
+    ours: Any,
+    outcome: Outcome,
+    kinds: Sequence[str],
+    seed: int,
+) -> None:
+    """Run sessions of both models on inputs of all kinds and judge the outputs."""
+    for kind in kinds:
+        found: dict[tuple[str, str], list[tuple[Array, Array, Array]]] = {}
+        for number in range(DRAWS):
+            feeds: dict[str, Array] = {}
+            drawn: dict[str, dict[str, Array]] = {}
+            for name, p in programs.items():
+                random = np.random.default_rng([seed, number, KINDS.index(kind), *name.encode()])
+                extent = EXTENTS[number] if kind == "random" else 17
+                drawn[name] = {v.name: draw(v, p.shape(v, extent), kind, random) for v in p.inputs}
+                feeds |= {f"{name}_{k}": a for k, a in drawn[name].items()}
+            a, b = runtime.run(ours, feeds), runtime.run(own, feeds)
+            for name, p in programs.items():
+                for v, wanted in zip(p.outputs, p.evaluate(drawn[name]), strict=True):
+                    tensor = f"{name}_{v.name}"
+                    found.setdefault((name, v.name), []).append((a[tensor], b[tensor], np.asarray(wanted)))
+        for name, p in programs.items():
+            for v in p.outputs:
+                problem = compared(v, found[name, v.name], kind)
+                outcome.counts["comparisons"] += 1
+                outcome.counts["elements"] += sum(a.size for a, _, _ in found[name, v.name])
+                if problem:
+                    outcome.wrong(name, f"{kind}: {v.name} {v.dtype}{list(v.dims)}: {problem}")
+
+
+def compared(v: Value, results: Sequence[tuple[Array, Array, Array]], kind: str) -> str:
+    """What is wrong with an output over several inputs of a kind, or nothing."""
+    for found, original, wanted in results:
+        if not found.shape == original.shape == wanted.shape:
+            return f"shape {list(found.shape)}, the original's is {list(original.shape)}, expected {list(wanted.shape)}"
+    dtype = from_numpy(runtime.numpy_dtype(v.dtype))
+    assert dtype is not None
+    found, original, wanted = (np.concatenate([r[k].astype(np.float64).ravel() for r in results]) for k in range(3))
+    if kind == "denormal" and dtype.is_float and np.all(np.abs(found - wanted) <= FLUSHED):
+        return ""
+    accuracy = compare(found, original, wanted, dtype, None if kind == "random" else ILL_CONDITIONED)
+    return "" if accuracy.passed else str(accuracy)

@@ -1,0 +1,93 @@
+"""Random programs in short: a few through everything, many through numpy and onnxruntime, and the tools themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mirage_cli import runtime
+
+from .batch import Outcome, compared
+from .choices import DTYPES, LONGEST, drawn, reduced, replayed
+from .drawn import VOCABULARY, program
+from .inputs import KINDS, draw
+from .meaning import MEANINGS
+from .sketch import Program, Value, model
+from .working import tried
+
+TOLERANCES = {"float32": 1e-4, "float16": 4e-2, "bfloat16": 0.3, "float64": 1e-6}
+
+
+@st.composite
+def programs(made: st.DrawFn) -> Program:
+    """A random program, by hypothesis, which makes failing ones small."""
+    dtype = made(st.sampled_from(sorted(set(DTYPES))))
+    return program(lambda n: made(st.integers(0, n - 1)), dtype, made(st.integers(0, 9)), LONGEST)
+
+
+@settings(max_examples=20, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(1, 70))
+def test_numpy_and_onnxruntime_agree_on_the_originals(p: Program, extent: int) -> None:
+    """What the programs are judged by: their meanings in float64 are those of the models."""
+    session = runtime.session(model({"p": p}).SerializeToString(), optimize=False, threads=1)
+    arrays = {v.name: draw(v, p.shape(v, extent), "random", np.random.default_rng(extent)) for v in p.inputs}
+    found = runtime.run(session, {f"p_{name}": a for name, a in arrays.items()})
+    for v, wanted in zip(p.outputs, p.evaluate(arrays), strict=True):
+        own = found[f"p_{v.name}"].astype(np.float64)
+        assert own.shape == wanted.shape == p.shape(v, extent)
+        scale = np.abs(wanted, dtype=np.float64).max(initial=1.0)
+        np.testing.assert_allclose(own, wanted.astype(np.float64), rtol=0, atol=TOLERANCES.get(v.dtype, 0.0) * scale)
+
+
+@pytest.mark.parametrize(("dtype", "numbers"), [("float32", (0, 3)), ("float16", (1, 2))])
+def test_programs_keep_their_answers(dtype: str, numbers: tuple[int, ...]) -> None:
+    """A few programs through import, search, proof, compiler and onnxruntime."""
+    chosen = {f"p{k}": drawn(k, 0, dtype)[0] for k in numbers}
+    outcome = tried(chosen, "base", 7, ("random", "large"))
+    assert outcome.problems == {}
+    assert outcome.counts["fragments replaced"] >= 2
+    assert outcome.counts["comparisons"] >= 6
+
+
+def test_every_operator_is_drawn() -> None:
+    seen = {n.op for k in range(500) for n in drawn(k, 0, DTYPES[k % len(DTYPES)])[0].nodes}
+    assert MEANINGS.keys() - seen <= {"IsNaN", "IsInf"}
+    assert len(VOCABULARY) > 40
+
+
+def test_a_wrong_answer_is_found() -> None:
+    v = Value("t", "float32", (3,))
+    right = np.array([1.0, 2.0, 3.0])
+    assert compared(v, [(right.astype(np.float32), right.astype(np.float32), right)], "random") == ""
+    off = (right * (1 + 1e-5)).astype(np.float32)
+    assert "rmse" in compared(v, [(off, right.astype(np.float32), right)], "random")
+    assert "shape" in compared(v, [(off[:2], right.astype(np.float32), right)], "random")
+
+
+def test_what_fails_as_a_whole_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(programs: dict[str, Program], kinds: object, seed: int, archs: object) -> Outcome:
+        if "p1" in programs:
+            raise ValueError("no")
+        found = Outcome()
+        found.counts["programs"] = len(programs)
+        return found
+
+    monkeypatch.setattr("tests.random_programs.batch.run", run)
+    outcome = tried({f"p{k}": drawn(k, 0, "float32")[0] for k in range(3)}, "base", 0, KINDS)
+    assert outcome.problems == {"p1": ["ValueError: no"]}
+    assert outcome.counts["programs"] == 2
+
+
+def test_choices_are_played_again_and_made_fewer() -> None:
+    p, choices = drawn(5, 0, "float32")
+    assert replayed(choices, 5, "float32").nodes == p.nodes
+
+    def fails(c: list[int]) -> bool:
+        return any(n.op == "MatMul" for n in replayed(c, 5, "float32").nodes)
+
+    number = next(k for k in range(50) if fails(drawn(k, 0, "float32")[1]) and len(drawn(k, 0, "float32")[0].nodes) > 6)
+    few = reduced(drawn(number, 0, "float32")[1], fails)
+    assert fails(few)
+    assert len(replayed(few, 5, "float32").nodes) <= 4

@@ -1,0 +1,73 @@
+"""Batches of random programs in processes of their own; one that fails as a whole is tried again program by program."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from unittest import mock
+
+from mirage_cli import isolation
+from mirage_cli.backends import cpu
+
+from . import batch
+from .batch import Outcome
+from .choices import DTYPES, drawn, replayed
+from .sketch import Program
+
+ISAS = ("avx2", "base", "avx512")
+
+
+def supported() -> tuple[str, ...]:
+    """The instruction sets that kernels can be tried in on this machine."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            flags = file.read().split()
+    except OSError:
+        return ("base",)
+    return tuple(i for i in ISAS if {"avx2": "avx2", "avx512": "avx512dq"}.get(i, "") in {*flags, ""})
+
+
+def run_batch(number: int, size: int, seed: int, kinds: Sequence[str], archs: Sequence[str] = ()) -> Outcome:
+    """Batch `number`: programs of one element type, for one instruction set."""
+    dtype, isas = DTYPES[number % len(DTYPES)], supported()
+    names = {f"p{k}": k for k in range(number * size, (number + 1) * size)}
+    programs = {name: drawn(k, seed, dtype)[0] for name, k in names.items()}
+    return tried(programs, isas[number % len(isas)], seed, kinds, archs)
+
+
+def tried(
+    programs: dict[str, Program], isa: str, seed: int, kinds: Sequence[str], archs: Sequence[str] = ()
+) -> Outcome:
+    """The outcome for programs together; where that fails as a whole, one by one."""
+    flags = {"base": cpu.ISA_FLAGS[isa]}  # the one set of the library, whatever it is
+    with mock.patch.object(cpu, "ISA_FLAGS", flags), mock.patch.object(cpu, "isas", lambda: ("base",)):
+        try:
+            found = batch.run(programs, kinds, seed, archs)
+        except Exception as error:
+            found = Outcome()
+            if len(programs) == 1:
+                name = next(iter(programs))
+                found.wrong(name, f"{type(error).__name__}: {error}")
+            else:
+                for name, p in programs.items():
+                    found.add(tried({name: p}, isa, seed, kinds, archs))
+    if not any(k.startswith("programs for") for k in found.counts):
+        found.counts[f"programs for {' '.join(archs) or isa}"] = len(programs)
+    return found
+
+
+def _alone(number: int, choices: list[int], dtype: str, isa: str, seed: int, kinds: Sequence[str]) -> bool:
+    name = f"p{number}"
+    return bool(tried({name: replayed(choices, number, dtype)}, isa, seed, kinds).problems)
+
+
+def fails(number: int, choices: list[int], dtype: str, isa: str, seed: int, kinds: Sequence[str]) -> bool:
+    """Whether the program of these choices fails alone, in a process of its own."""
+    job = (number, choices, dtype, isa, seed, kinds)
+    (outcome,) = (o for _, o in isolation.each(_alone, [job], 1, apart=True))
+    return outcome is not False
+
+
+def timed(number: int, size: int, seed: int, kinds: Sequence[str], archs: Sequence[str], until: float) -> Outcome:
+    """The outcome of a batch, empty where that time has passed."""
+    return run_batch(number, size, seed, kinds, archs) if time.time() < until else Outcome()
