@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
+import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import environment, kept
+from mirage_cli import environment, kept, placed
 from mirage_cli.environment import GRAPHS, OBJECTS, RESULTS, TUNINGS
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters.labels import counted
 from mirage_cli.options import Options
 from mirage_cli.tuning_cache import Measurement, Row, Settled, TuningCache, exported, imported
 
-SUFFIXES = (".o", kept.SUFFIX, ".part")  #: of files in the folders of objects and results
+SUFFIXES = (".o", kept.SUFFIX, placed.PART)  #: of files in the folders of objects and results
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,11 @@ class Answer:
 
 
 def folder(options: Options) -> Path:
-    """The cache's folder. Raises UsageError with --no-cache."""
+    """The cache's folder. Raises UsageError where there is none."""
     found = environment.cache_folder(options)
     if found is None:
-        raise UsageError("--no-cache: there is no cache then", "leave it out, or name a folder with --cache")
+        why = "--no-cache: there is no cache then" if options.cache == "" else "the user's home is not known"
+        raise UsageError(why, "name a folder with --cache")
     return found
 
 
@@ -103,25 +104,26 @@ def bring(options: Options, file: str) -> Answer:
 
 
 def clean(options: Options) -> Answer:
-    """Remove everything that was kept: compiled objects, results, the kernels of graphs built in Python, and tunings."""
+    """Remove everything that was kept: compiled objects, results, the kernels of graphs built in Python, and tunings. What
+    other processes work on at this moment stays."""
     root = folder(options)
     objects, results = (_sizes(root, name) for name in (OBJECTS, RESULTS))
-    for path in (p for name in (OBJECTS, RESULTS) for p in _files(root, name)):
+    for path in (p for name in (OBJECTS, RESULTS) for p in _files(root, name) if p.suffix != placed.PART):
         path.unlink(missing_ok=True)
-    graphs = _graphs(root)
-    weight = sum(map(_weight, graphs))
-    for path in graphs:
-        shutil.rmtree(path, ignore_errors=True)
+    for name in (OBJECTS, RESULTS):
+        placed.sweep(root / name)
+    weights = [(p, _weight(p)) for p in _graphs(root)]
+    removed = [weight for path, weight in weights if placed.remove(path, locks=False)]
     count = _tunings(root).clear() if (root / TUNINGS).is_dir() else 0
     document = {
         "objects": len(objects),
         "results": len(results),
-        "graphs": len(graphs),
-        "bytes": sum(objects) + sum(results) + weight,
+        "graphs": len(removed),
+        "bytes": sum(objects) + sum(results) + sum(removed),
         "tunings": count,
     }
     return Answer(
-        document, [f"removed {_counts(objects, results)}, {counted(len(graphs), 'graph')} and {count} tunings"]
+        document, [f"removed {_counts(objects, results)}, {counted(len(removed), 'graph')} and {count} tunings"]
     )
 
 
@@ -150,11 +152,20 @@ def _graphs(root: Path) -> list[Path]:
 
 
 def _weight(folder: Path) -> int:
-    return sum(p.lstat().st_size for p in folder.rglob("*") if p.is_file())
+    return sum(map(_size, folder.rglob("*")))
 
 
 def _sizes(root: Path, name: str) -> list[int]:
-    return [p.stat().st_size for p in _files(root, name)]
+    return [_size(p) for p in _files(root, name)]
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; nothing of what is none, or has gone meanwhile."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _tunings(root: Path) -> TuningCache:

@@ -173,7 +173,8 @@ def _version(distribution: str) -> str:
 
 
 def _cache(folder: Path | None) -> Item:
-    assert folder is not None  # only --no-cache has none
+    if folder is None:
+        return Item("cache folder", False, "none: the user's home is not known", "set HOME, or XDG_CACHE_HOME")
     existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

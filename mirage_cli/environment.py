@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import platformdirs
-
-from mirage_cli import devices, runtime
+from mirage_cli import devices, folders, runtime
 from mirage_cli.backends import cuda
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
@@ -58,10 +56,10 @@ def archs(options: Options) -> tuple[str, ...]:
 
 
 def cache_folder(options: Options) -> Path | None:
-    """Where results of earlier runs live; None with --no-cache."""
+    """Where results of earlier runs live; None with --no-cache, and for a user without a home."""
     if options.cache == "":
         return None
-    return Path(options.cache) if options.cache else Path(platformdirs.user_cache_dir("mirage"))
+    return Path(options.cache) if options.cache else folders.cache()
 
 
 def object_cache(options: Options) -> Path | None:

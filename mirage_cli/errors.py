@@ -41,6 +41,13 @@ class ConfigError(UsageError):
     code = "config"
 
 
+class Busy(UsageError):
+    """Another run works in the same place."""
+
+    code = "busy"
+    hint = "wait until it has ended, or name another folder"
+
+
 class CheckFailed(MirageError):
     """A proof or a comparison found a difference."""
 
@@ -90,7 +97,7 @@ class Refused(MirageError):
 
 
 class OutOfResources(MirageError):
-    """The machine has no memory or disk space left for the run."""
+    """The machine has no memory or disk space left for the run, or its disk fails."""
 
     code = "out-of-resources"
     exit_code = 5

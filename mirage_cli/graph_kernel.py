@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import shutil
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -19,10 +18,10 @@ from numpy.typing import NDArray
 
 from mirage_cli import kernel as kernels
 from mirage_cli import report as reports
-from mirage_cli import report_file, steps, tensors, torch_operator
+from mirage_cli import placed, report_file, steps, tensors, torch_operator
 from mirage_cli.errors import ModelError, Refused, UsageError
 from mirage_cli.kernel import Kernel
-from mirage_cli.output import check_target
+from mirage_cli.output import claimed, replaced
 from mirage_cli.report import Report
 
 _Call: TypeAlias = tuple[Kernel, tuple[int, ...], tuple[int, ...]]  #: a kernel, the numbers of its inputs and outputs
@@ -146,12 +145,11 @@ class GraphKernel:
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Copy the output folder, as `mirage optimize` would have written it: `load_kernel(folder)` reads it back, `mirage
-        verify` and `mirage bench` take it. Raises UsageError for a folder that holds something else."""
+        verify` and `mirage bench` take it. Raises UsageError for a folder that holds something else, Busy while another
+        process writes it."""
         place = Path(folder)
-        check_target(place)
-        if place.exists():
-            shutil.rmtree(place)
-        shutil.copytree(self.folder, place)
+        with claimed(place), replaced(place) as draft:
+            placed.copy_tree(self.folder, draft)
 
     def __repr__(self) -> str:
         places = " and ".join(p for p in ("cpu", "cuda") if self.has(p))

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ def attempt(function: Callable[..., Any], args: Sequence[Any]) -> Any:
         return Lost(str(e))
     except MemoryError:
         return Lost("it needs more memory than --max-memory allows")
+    except OSError as e:
+        named = f"{e.filename}: " if e.filename else ""
+        return Lost(f"{named}{e.strerror or e}")
     except Exception as e:  # a defect of ours, reported with the item
         return Lost(f"internal error {type(e).__name__}: {e}")
 
@@ -189,7 +193,8 @@ class _Worker:
             self.process.join()
             code = self.process.exitcode or 0
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            return self.number, _Died(f"its process ended with {how}")
+            guess = " (out of memory?)" if code == -signal.SIGKILL else ""
+            return self.number, _Died(f"its process ended with {how}{guess}")
 
     def end(self) -> None:
         self.connection.close()
@@ -231,6 +236,14 @@ def _safe_path() -> Iterator[None]:
             os.environ[name] = before
 
 
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, however: nobody wants its results."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _serve(connection: Connection, function: Callable[..., Any], max_memory: int, telling: bool) -> None:
     """What a worker does: calls until the other end closes, with messages in between where it is `telling`. An interrupt is
     the parent's to handle."""
@@ -239,6 +252,7 @@ def _serve(connection: Connection, function: Callable[..., Any], max_memory: int
         connection.send(_Message(content))
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if max_memory:
         resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
     while True:

@@ -16,12 +16,11 @@ import logging
 import os
 import secrets
 import stat
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
 
-import platformdirs
+from mirage_cli import folders, placed
 
 SUFFIX = ".kept"
 SECRET = "cache.key"  #: the secret's file in the user's folder of state
@@ -37,6 +36,8 @@ class Kept:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._secret = secret() if _private(root) else None
+        if self._secret is not None:
+            placed.sweep(root)
 
     @property
     def usable(self) -> bool:
@@ -63,9 +64,7 @@ class Kept:
             return
         body = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)
         with contextlib.suppress(OSError):
-            with tempfile.NamedTemporaryFile(dir=self.root, suffix=".part", delete=False) as part:
-                part.write(sealed(self._secret, key, body))
-            os.replace(part.name, self.root / f"{key}{SUFFIX}")
+            placed.put(self.root / f"{key}{SUFFIX}", sealed(self._secret, key, body))
 
 
 def sealed(secret: bytes, key: str, body: bytes) -> bytes:
@@ -103,16 +102,15 @@ def version() -> str:
 
 def secret(name: str = SECRET) -> bytes | None:
     """A secret of the user, made when it is first asked for; None where it cannot be kept to oneself."""
-    folder = Path(platformdirs.user_state_dir("mirage", appauthor=False))
+    folder = folders.state()
+    if folder is None:
+        return None
     path = folder / name
     try:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=folder) as fresh:  # readable by its owner alone
-                fresh.write(secrets.token_bytes(_SIZE))
-                fresh.flush()
-                with contextlib.suppress(FileExistsError):  # another process was first
-                    os.link(fresh.name, path)
+            placed.sweep(folder)
+            placed.put(path, secrets.token_bytes(_SIZE), keep=True)  # readable by its owner alone
         status = path.stat()
         found = path.read_bytes()
     except OSError:

@@ -179,10 +179,12 @@ def cli() -> None:
 def main() -> NoReturn:
     """The program's entry point."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores; threads of two wait for each other
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has the loss of the terminal ignored
+            signal.signal(number, _interrupt)
     cli.main()
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave by the way that cleans up half-written folders."""
-    sys.exit(128 + number)
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave by the way that cleans up half-written folders, as the user's interrupt does."""
+    raise KeyboardInterrupt

@@ -1,10 +1,19 @@
-"""The output folder: written beside its place and renamed, so that it is absent, the old one or complete."""
+"""The output folder: written beside its place and put there at once, so that it is absent, the old one or complete.
+
+Beside a folder `out` that is being written are `.out.lock`, which a run holds until it ends, and the draft `.out.*.part`. A
+run that is killed leaves them; the next one takes the lock over and removes the rest. The lock is the system's and ends
+with its process: there are none to be removed by hand.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
+import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -12,10 +21,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mirage_cli.errors import UsageError
+from mirage_cli.errors import Busy, UsageError
 
 MARK = "report.json"  #: what tells an output folder of ours
 LIBRARY, MUGRAPHS = "libmirage.so", "mugraphs"  #: the kernels in it, and the files that describe them
+_DRAFT, _OLD = ".part", ".old"  #: how the names of folders beside the output folder end
+_PREVIOUS = "previous"  #: what is replaced, where it cannot be exchanged
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_HERE, _EXCHANGE = -100, 2  #: AT_FDCWD and RENAME_EXCHANGE of Linux
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)  #: what file systems without it answer
 
 
 def digest(path: Path) -> str:
@@ -32,7 +46,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def check_target(folder: Path) -> None:
-    """Raise UsageError when `folder` is something that must not be replaced."""
+    """Raise UsageError when `folder` is something that must not or cannot be replaced."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, expected a folder to write to")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
@@ -42,26 +56,111 @@ def check_target(folder: Path) -> None:
     parent = folder.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
+    if os.path.ismount(folder):
+        raise UsageError(f"{folder} is a mount point, which cannot be replaced", f"write into it: -o {folder / 'out'}")
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Nobody else writes `folder` while the block runs, and what killed runs have left beside it is removed. Raises Busy when
+    another run writes it, UsageError for what `check_target` refuses.
+
+    On a file system without locks runs do not know of each other: each writes a draft of its own, and none is removed.
+    """
+    check_target(folder)
+    place = folder.absolute()
+    path = place.with_name(f".{place.name}.lock")
+    try:
+        lock, held = _locked(path, folder)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        hint = "the folder is written beside its place: choose one with -o whose parent can be written to"
+        raise UsageError(f"{place.parent} cannot be written to: {error.strerror}", hint) from None
+    try:
+        if held:
+            _recover(place)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(lock)
+
+
+def _locked(path: Path, folder: Path) -> tuple[int, bool]:
+    """(the open lock file, whether it is locked). Raises Busy while another process has it."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), path.lstat()):
+                    return lock, True
+            os.close(lock)  # its holder has ended and removed it meanwhile
+        except BlockingIOError:
+            os.close(lock)
+            raise Busy(f"another run of mirage writes {folder}") from None
+        except OSError:
+            return lock, False
+
+
+def _recover(place: Path) -> None:
+    """Remove what killed runs left beside a folder; one that was killed between two renames has the old folder there."""
+    name = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}({re.escape(_DRAFT)}|{re.escape(_OLD)})")
+    for left in sorted(p for p in place.parent.iterdir() if name.fullmatch(p.name)):
+        if not place.exists() and (left / _PREVIOUS).is_dir():
+            os.rename(left / _PREVIOUS, place)
+        shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its place when the block ends without an error."""
+    """A new folder beside `folder`, which the caller has `claimed`; it takes its place when the block ends well."""
     check_target(folder)
     place = folder.absolute()
-    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent))
+    draft = _beside(place, _DRAFT)
     try:
         yield draft
         draft.chmod(0o755)
-        if place.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".old", dir=place.parent))
-            os.rename(place, old / "previous")
+        if not place.exists():
             os.rename(draft, place)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(draft, place)
+        elif not _exchanged(draft, place):
+            _replace(draft, place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _beside(place: Path, suffix: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=suffix, dir=place.parent))
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Let two paths change places in one step; False where the system cannot. Raises OSError."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    problem = ctypes.get_errno()
+    if problem in _NO_EXCHANGE:
+        return False
+    raise OSError(problem, os.strerror(problem), str(other))
+
+
+def _replace(draft: Path, place: Path) -> None:
+    """Put a draft in the place of a folder, in two steps; when the second fails the folder is put back."""
+    old = _beside(place, _OLD)
+    try:
+        os.rename(place, old / _PREVIOUS)
+        try:
+            os.rename(draft, place)
+        except BaseException:
+            os.rename(old / _PREVIOUS, place)
+            raise
+    finally:
+        if place.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

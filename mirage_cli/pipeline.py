@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -40,7 +40,7 @@ from mirage_cli.lax import graph as g
 from mirage_cli.lax.fragment import Partition, partition
 from mirage_cli.measure import MIRAGE, measure_fragments
 from mirage_cli.options import Options
-from mirage_cli.output import check_target, replaced
+from mirage_cli.output import claimed, replaced
 from mirage_cli.plan import PlanOptions, newest
 from mirage_cli.report import FragmentReport, Report
 from mirage_cli.search.search import SearchOptions, Standing
@@ -105,25 +105,25 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
     where that is not possible it raises Refused, naming an operator.
 
     Raises ModelError for files that cannot be read, ToolMissing without a C++ compiler, UsageError for options that do
-    not fit, CheckFailed when a required coverage is missed (or, with `strict`, when any fragment failed).
+    not fit, Busy while another run writes the folder, CheckFailed when a required coverage is missed (or, with `strict`,
+    when any fragment failed).
     """
-    if not options.dry_run:
-        check_target(out)
-    run = Run(model, options, progress or Silent(), complete)
-    run.read()
-    run.plan()
-    if complete:
-        whole_graph.check_complete(run.imported, run.parts, run.work)
-    if options.dry_run:
-        report = run.report()
-    else:
-        run.choose()
-        with replaced(out) as draft:
-            run.build(draft)
-            run.check()
-            run.tune()
-            run.rebuild(draft)
-            report = run.write(draft, out)
+    with nullcontext() if options.dry_run else claimed(out):
+        run = Run(model, options, progress or Silent(), complete)
+        run.read()
+        run.plan()
+        if complete:
+            whole_graph.check_complete(run.imported, run.parts, run.work)
+        if options.dry_run:
+            report = run.report()
+        else:
+            run.choose()
+            with replaced(out) as draft:
+                run.build(draft)
+                run.check()
+                run.tune()
+                run.rebuild(draft)
+                report = run.write(draft, out)
     enforce(report, options)
     return report
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from mirage_cli import __version__, devices, isolation, peers, suite_build, suit
 from mirage_cli.errors import MirageError, ModelError, UsageError
 from mirage_cli.options import Options, cores
 from mirage_cli.pipeline import Progress, Silent
+from mirage_cli.placed import Scratch
 from mirage_cli.suite_cases import Case
 from mirage_cli.suite_measure import BROKEN, Asked, work
 from mirage_cli.suite_report import SuiteReport, SuiteRow
@@ -55,7 +55,7 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
     earlier = read_peers(options.peers_from, options) if options.peers_from else {}
     arch = devices.device(options.gpu).architecture
     with ExitStack() as stack:
-        folder = options.build or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mirage-suite-")))
+        folder = options.build or stack.enter_context(Scratch("mirage-suite-"))
         folder.mkdir(parents=True, exist_ok=True)
         gpu = options.gpu if options.tune else None
         built = Options(arch=(arch,), gpu=gpu, jobs=options.jobs, seed=options.seed, cache=options.cache)

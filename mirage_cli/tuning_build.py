@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mirage_cli import isolation
+from mirage_cli import isolation, placed
 from mirage_cli.backends import cuda
 from mirage_cli.backends.compile import CompileJob, compile_objects, digest_tree, run_command
 from mirage_cli.backends.library import EXPORTS
@@ -60,7 +59,7 @@ class Workshop:
     def build(self, candidates: Sequence[Candidate]) -> list[Built]:
         """A library for each candidate, or the reason why there is none."""
         if not self._count:
-            shutil.copytree(render.include_dir(), self.folder / "include", dirs_exist_ok=True)
+            placed.copy_tree(render.include_dir(), self.folder / "include")
             (self.folder / "build").mkdir(exist_ok=True)
             (self.folder / "exports.map").write_text(EXPORTS, encoding="utf-8")
         found: list[Built] = []

@@ -33,6 +33,13 @@ _TABLE = f"""CREATE TABLE IF NOT EXISTS tunings (
   {", ".join(f"{c} TEXT NOT NULL" for c in COLUMNS)}, description TEXT NOT NULL, value TEXT NOT NULL,
   PRIMARY KEY ({", ".join(COLUMNS)})) WITHOUT ROWID"""
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA)
+_TAKEN = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+)
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
 
@@ -233,12 +240,26 @@ class TuningCache:
         return len(taken), left
 
     def clear(self) -> int:
-        """Remove everything; how many rows there were."""
-        count = len(self.rows()) if self.path.exists() else 0
-        if self.usable:
-            for path in (self.path, *self.root.glob(f"{FILE}-*"), *self.root.glob(f"{FILE}.broken*")):
+        """Remove everything; how many rows there were. The file stays: another process may have it open."""
+        if not self.usable:
+            return 0
+        for path in self.root.glob(f"{FILE}.broken*"):
+            path.unlink(missing_ok=True)
+        if not self.path.exists():
+            return 0
+        try:
+            with contextlib.closing(self._open()) as db:
+                with db:
+                    count = db.execute("DELETE FROM tunings").rowcount
+                db.execute("VACUUM")
+                return count
+        except sqlite3.Error as error:
+            if _code(error) in _TAKEN:
+                _warn(f"tuning cache {self.path}: {error}; not removed")
+                return 0
+            for path in (self.path, *self.root.glob(f"{FILE}-*")):
                 path.unlink(missing_ok=True)
-        return count
+            return 0
 
     def _read(self, condition: str, values: Sequence[str]) -> list[Row]:
         def read(db: sqlite3.Connection) -> list[Row]:
@@ -257,8 +278,7 @@ class TuningCache:
                 with contextlib.closing(self._open()) as db, db:
                     return action(db)
             except sqlite3.Error as error:
-                corrupt = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF in _CORRUPT
-                if last or not corrupt:
+                if last or _code(error) not in _CORRUPT:
                     _warn(f"tuning cache {self.path}: {error}; not used")
                     return otherwise
                 self._move_aside(str(error))
@@ -316,6 +336,11 @@ def _better(new: Measurement | Settled, old: Measurement | Settled | None) -> bo
     if not isinstance(old, Measurement):
         return True
     return new.us is not None and (old.us is None or new.samples > old.samples)
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary code of an error of SQLite's."""
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)) & 0xFF
 
 
 def _corrupt(path: Path) -> bool:

@@ -6,7 +6,6 @@ what was tried stands in the report. Without anything measured the model's choic
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.isolation import Lost
 from mirage_cli.lax.program import Program
 from mirage_cli.options import Options
+from mirage_cli.placed import Scratch
 from mirage_cli.plan import Other, PlanOptions, TargetPlan, newest, planned, with_others
 from mirage_cli.search.search import Candidate
 from mirage_cli.timing import WallClock
@@ -151,7 +151,7 @@ def _measured(w: Work, stage: Stage) -> Found:
     bench = IsolatedBench(BenchJob(_check_job(w, stage), dict(stage.sizes(w.spec().symbols)), stage.options.gpu or 0))
     try:
         bench.begin()
-        with tempfile.TemporaryDirectory(prefix="mirage-tuning-") as folder:
+        with Scratch("mirage-tuning-") as folder:
             settings = Settings(
                 nvcc,
                 stage.device.architecture,
@@ -159,7 +159,7 @@ def _measured(w: Work, stage: Stage) -> Found:
                 environment.object_cache(stage.options),
             )
             target = newest(stage.plans.targets["cuda"])
-            workshop = Workshop(w.id, w.program, target, stage.plans.passes, Path(folder), settings)
+            workshop = Workshop(w.id, w.program, target, stage.plans.passes, folder, settings)
             limits = TuningLimits(stage.options.tune_candidates, stage.options.tune_budget, max(16, stage.options.jobs))
             tuned = tune(pool, known, workshop, bench, limits, clock)
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -112,11 +113,20 @@ def _ask(process: subprocess.Popen[bytes], call: Any) -> tuple[Any] | None:
     return answer
 
 
+def _end_with(pipe: int) -> None:
+    """End this process when nobody can write to a pipe any more: its parent has ended, however."""
+    watch = select.poll()
+    watch.register(pipe, 0)  # nothing but its end
+    watch.poll()
+    os._exit(1)
+
+
 def serve() -> None:
     """What a process does: calls until its input ends. An interrupt is the parent's to handle."""
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is to be printed between the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(calls.fileno(),), daemon=True).start()
     while True:
         try:
             function, job = pickle.load(calls)

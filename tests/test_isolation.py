@@ -47,7 +47,7 @@ def test_errors_are_results(workers: int) -> None:
 
 def test_a_process_that_dies_loses_its_own_result_only() -> None:
     assert results([3, 0, 4, 6, 7], 2) == {
-        3: Lost("its process ended with SIGKILL"),
+        3: Lost("its process ended with SIGKILL (out of memory?)"),
         0: 0,
         4: Lost("its process ended with exit code 7"),
         6: 36,
@@ -93,7 +93,7 @@ def test_a_resident_keeps_its_state_until_its_process_ends() -> None:
         assert [resident.call("add", (1,), 60.0), resident.call("add", (1,), 60.0)] == [4, 5]
         assert resident.call("fail", (), 60.0) == Lost("not this one")
         assert resident.call("add", (1,), 60.0) == 6
-        assert resident.call("end", (), 60.0) == Lost("its process ended with SIGKILL")
+        assert resident.call("end", (), 60.0) == Lost("its process ended with SIGKILL (out of memory?)")
         assert resident.call("add", (1,), 60.0) == 4
         assert resident.call("wait", (), 0.2) == Lost("it took longer than 0.2 s")
         assert resident.call("add", (2,), 60.0) == 5

@@ -275,7 +275,8 @@ def test_clearing_removes_everything(cache: TuningCache) -> None:
     cache.store([row(), row("c2")])
     (cache.root / "of the user").write_text("")
     assert cache.clear() == 2
-    assert sorted(os.listdir(cache.root)) == ["of the user"]
+    assert sorted(os.listdir(cache.root)) == ["of the user", cache.path.name]
+    assert cache.rows() == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cache.clear() == 0

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirage_cli import kept
+from mirage_cli import kept, placed
 from mirage_cli.backends import process
 from mirage_cli.errors import CompileError
 
@@ -111,6 +111,7 @@ class ObjectCache:
         self.secret = kept.secret(kept.OBJECTS_SECRET) if private else None
         self.root = root
         self.folder = folder
+        placed.sweep(root)
         self.headers = digest_tree(folder / "include")
 
     def key(self, job: CompileJob) -> str:
@@ -141,9 +142,7 @@ class ObjectCache:
         if self.secret is None:
             return
         try:
-            with tempfile.NamedTemporaryFile(dir=self.root, suffix=".part", delete=False) as part:
-                part.write(kept.sealed(self.secret, key, made.read_bytes()))
-            os.replace(part.name, self.root / f"{key}.o")
+            placed.put(self.root / f"{key}.o", kept.sealed(self.secret, key, made.read_bytes()))
         except OSError as error:
             _log.warning("object cache %s: %s", self.root, error)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mirage_cli import placed
 from mirage_cli.backends import cpu, cuda
 from mirage_cli.backends.compile import TIMEOUT, CompileJob, ObjectCache, compile_objects, run_command
 from mirage_cli.backends.spec import KernelSource, OperatorSpec
@@ -111,7 +112,7 @@ class _Build:
 
     def write_sources(self, sources: Mapping[str, KernelSource]) -> None:
         """Write what is compiled: the kernels of this build and all headers."""
-        shutil.copytree(render.include_dir(), self.src / "include", dirs_exist_ok=True)
+        placed.copy_tree(render.include_dir(), self.src / "include")
         (self.src / "build").mkdir(exist_ok=True)
         (self.src / EXPORT_MAP).write_text(EXPORTS)
         for job in (job for several in self.jobs.values() for job in several):

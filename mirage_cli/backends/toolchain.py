@@ -15,7 +15,6 @@ import platform
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,13 @@ from pathlib import Path
 from mirage_cli.backends import process
 from mirage_cli.errors import ToolMissing
 from mirage_cli.kept import Kept, key
+from mirage_cli.placed import Scratch
 
 NVCC_AT_LEAST = (12, 0)  # the first that knows sm_90a
 USUAL_CUDA = "/usr/local/cuda"
+VERSION_SECONDS = 60.0  # for a compiler to say what it is
 PROBE_SECONDS = 300.0  # at its first call zig compiles its standard library
+_ELF = b"\x7fELF"
 _CXX_PROBE = """#include <atomic>
 #include <cmath>
 template <class T> struct S { static inline std::atomic<int> x{0}; };
@@ -216,8 +218,8 @@ def _program(candidate: _Candidate) -> str | None:
 @functools.lru_cache(maxsize=16)
 def _version(command: tuple[str, ...], _program: str | None) -> tuple[str | None, str]:
     """(what went wrong or None, what a compiler says of itself)."""
-    with tempfile.TemporaryDirectory(prefix="mirage-") as folder:
-        return _run((*command, "--version"), folder)
+    with Scratch("mirage-") as folder:
+        return _run((*command, "--version"), folder, VERSION_SECONDS)
 
 
 def _builds(command: tuple[str, ...], text: str, program: str | None, version: str, kept: Kept | None) -> str | None:
@@ -235,11 +237,22 @@ def _builds(command: tuple[str, ...], text: str, program: str | None, version: s
 
 @functools.lru_cache(maxsize=16)
 def _build(command: tuple[str, ...], text: str, _program: str | None) -> str | None:
-    with tempfile.TemporaryDirectory(prefix="mirage-") as folder:
+    with Scratch("mirage-") as folder:
         source = next(word for word in command if word.startswith("probe.") and not word.endswith(".so"))
-        (Path(folder) / source).write_text(text)
-        problem, _ = _run(command, folder)
-        return problem
+        (folder / source).write_text(text)
+        problem, _ = _run(command, folder, PROBE_SECONDS)
+        return problem or _no_library(folder / "probe.so")
+
+
+def _no_library(path: Path) -> str | None:
+    """What is wrong with what a compiler wrote, or None."""
+    try:
+        written = path.read_bytes()
+    except OSError as error:
+        return f"it told of no error and wrote no {path.name} ({error.strerror})"
+    if sys.platform == "linux" and not written.startswith(_ELF):
+        return f"what it wrote is no shared library ({len(written)} bytes)"
+    return None
 
 
 def _file(program: str | None) -> list[str | int]:
@@ -257,9 +270,9 @@ def _surroundings() -> list[tuple[str, str]]:
     return sorted((k, v) for k, v in os.environ.items() if k == "PATH" or k.startswith(_OBEYED))
 
 
-def _run(command: tuple[str, ...], folder: str) -> tuple[str | None, str]:
+def _run(command: tuple[str, ...], folder: Path, seconds: float) -> tuple[str | None, str]:
     """(what went wrong or None, output) of a short command."""
-    outcome = process.run(command, Path(folder), PROBE_SECONDS)
+    outcome = process.run(command, folder, seconds)
     if outcome.problem is None:
         return None, outcome.output
     return ": ".join([outcome.problem, *process.error_lines(outcome.output, 1)]), outcome.output

@@ -16,7 +16,8 @@ import click
 from mirage_cli import __version__
 from mirage_cli.errors import InternalError, Interrupted, MirageError, OutOfResources, UsageError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -42,9 +43,9 @@ def _translated(raised: BaseException) -> MirageError:
         return Interrupted("interrupted")
     if isinstance(raised, MemoryError):
         return OutOfResources("out of memory", "try fewer --jobs, or --only for a part of the model")
-    if isinstance(raised, OSError) and raised.errno in (*_FULL, *_FORBIDDEN):
+    if isinstance(raised, OSError) and raised.errno in (*_FULL, *_BROKEN, *_FORBIDDEN):
         named = f"{raised.filename}: " if raised.filename else ""
-        kind = OutOfResources if raised.errno in _FULL else UsageError
+        kind = UsageError if raised.errno in _FORBIDDEN else OutOfResources
         return kind(f"{named}{raised.strerror}")
     text = str(raised).strip()
     return InternalError(f"internal error: {type(raised).__name__}{f': {text}' if text else ''}")
@@ -68,7 +69,7 @@ def _usage(raised: click.ClickException) -> UsageError:
 
 def write_log(raised: BaseException, args: Sequence[str]) -> Path | None:
     """A file with the traceback and what is needed to understand it; None where nothing can be written."""
-    import platformdirs
+    from mirage_cli import folders
 
     text = "\n".join(
         [
@@ -79,8 +80,11 @@ def write_log(raised: BaseException, args: Sequence[str]) -> Path | None:
         ]
     )
     name = time.strftime("mirage-%Y%m%d-%H%M%S-")
-    for folder in (platformdirs.user_log_dir("mirage", appauthor=False), tempfile.gettempdir()):
+    for find in (folders.logs, tempfile.gettempdir):
         try:
+            folder = find()
+            if folder is None:
+                continue
             Path(folder).mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
                 "w", prefix=name, suffix=".log", dir=folder, delete=False, encoding="utf-8", errors="backslashreplace"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from mirage_cli.frontends import onnx as onnx_front_end
 from mirage_cli.frontends import torchscript_file, torchscript_graph, torchscript_operators
 from mirage_cli.frontends.imported import Imported, Options, Script
 from mirage_cli.frontends.torchscript_module import SUFFIXES, TYPES, first_lines, import_torch, input_names, open_module
+from mirage_cli.placed import Scratch
 
 suffixes = SUFFIXES
 
@@ -38,14 +38,14 @@ def load(path: str, options: Options) -> Imported:
     module = open_module(torch, path)
     inputs = torchscript_graph.example_inputs(torch, module, *_asked(path, module, options))
     marked = torchscript_graph.Marked(torch, module)
-    folder = tempfile.TemporaryDirectory(prefix="mirage-torchscript-")
+    folder = Scratch("mirage-torchscript-")
     seen = _seen(torch, path, module, marked, inputs)
-    proto = _export(torch, path, marked, inputs, seen, Path(folder.name) / "model.onnx")
+    proto = _export(torch, path, marked, inputs, seen, folder.path / "model.onnx")
     names = torchscript_graph.take_marks(proto)
     try:
-        imported = onnx_front_end.from_proto(proto, Options(dims=options.dims), f"{folder.name}/model.onnx")
+        imported = onnx_front_end.from_proto(proto, Options(dims=options.dims), str(folder.path / "model.onnx"))
     except ModelError as error:
-        raise ModelError(f"{path}: {str(error).replace(folder.name, 'exported')}") from None
+        raise ModelError(f"{path}: {str(error).replace(str(folder.path), 'exported')}") from None
     imported.path, imported.format, imported.external = path, "torchscript", {}
     imported.sha256 = torchscript_file.sha256(path)
     imported.script = Script(marked, names, seen, folder)

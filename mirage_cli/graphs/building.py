@@ -1,22 +1,19 @@
 """From a graph to its kernels, through `mirage optimize`: a model file, its output folder, the kernels in it.
 
 The folder is kept in the cache, under the hash of everything that can change it: the model, the options, the compilers,
-this version of mirage. It is written beside its place and renamed, so several processes may build at once; what the
-kernels are made of carries digests in the cache's own results, so a folder that was changed is built again.
+this version of mirage. Of several processes that want the same one builds it and the others wait; what the kernels are
+made of carries digests in the cache's own results, so a folder that was changed is built again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirage_cli import devices, environment, patch, pipeline, settings, steps
+from mirage_cli import devices, environment, patch, pipeline, placed, settings, steps
 from mirage_cli import kept as results
 from mirage_cli.backends import cpu
 from mirage_cli.backends import toolchain as toolchains
@@ -26,6 +23,7 @@ from mirage_cli.kept import Kept
 from mirage_cli.options import Options
 from mirage_cli.output import LIBRARY, MARK, MUGRAPHS, digest
 from mirage_cli.pipeline import Progress
+from mirage_cli.placed import Scratch
 
 if TYPE_CHECKING:
     from mirage_cli.graphs.recording import Recording
@@ -44,13 +42,13 @@ def superoptimize(graph: Recording, progress: Progress | None, options: Mapping[
         folder = cache / environment.GRAPHS
         folder.mkdir(parents=True, exist_ok=True)
         return GraphKernel(_built(graph, folder, store, made, progress))
-    own = tempfile.mkdtemp(prefix="mirage-graph-")
+    own = Scratch("mirage-graph-")
     try:
-        kernel = GraphKernel(_built(graph, Path(own), None, made, progress))
+        kernel = GraphKernel(_built(graph, own.path, None, made, progress))
     except BaseException:
-        shutil.rmtree(own, ignore_errors=True)
+        own.close()
         raise
-    weakref.finalize(kernel, shutil.rmtree, own, ignore_errors=True)
+    weakref.finalize(kernel, own.close)
     return kernel
 
 
@@ -67,27 +65,21 @@ def _options(given: Mapping[str, Any]) -> Options:
 def _built(graph: Recording, folder: Path, store: Kept | None, options: Options, progress: Progress | None) -> Path:
     """The output folder of a graph, found or made."""
     model = graph.model()
-    with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as name:
-        draft = Path(name)
+    with Scratch(".", folder) as draft:
         patch.save(model, draft / MODEL, patch.weight_bytes(model) > OUTSIDE_BYTES)
         key = _key(draft, options, store)
         place = folder / key[NAME]
         if store is not None and _is_kept(place / OUT, key, store):
             return place / OUT
         place.mkdir(exist_ok=True)
-        for path in draft.iterdir():
-            os.replace(path, place / path.name)
-    made = place / f"{OUT}.{os.getpid()}"
-    try:
-        pipeline.optimize(str(place / MODEL), made, options, progress, key[NAME])
-        if store is None or not _is_kept(place / OUT, key, store):
-            shutil.rmtree(place / OUT, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another process was faster: its folder is as good
-                os.rename(made, place / OUT)
+        with placed.waited(place):
+            if store is not None and _is_kept(place / OUT, key, store):
+                return place / OUT  # another process has built it meanwhile
+            for path in draft.iterdir():
+                os.replace(path, place / path.name)
+            pipeline.optimize(str(place / MODEL), place / OUT, options, progress, key[NAME])
             if store is not None:
                 store.put(key, _digests(place / OUT))
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return place / OUT
 
 

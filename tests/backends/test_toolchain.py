@@ -22,9 +22,13 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def script(path: Path, text: str) -> Path:
+WRITES = 'case "$*" in *probe.so*) printf "\\177ELF" > probe.so;; esac'
+
+
+def script(path: Path, text: str, writes: str = WRITES) -> Path:
+    """A compiler that says or does this, and writes the library that it is asked for."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.write_text(f"#!/bin/sh\n{writes}\n{text}\n")
     path.chmod(0o755)
     return path
 

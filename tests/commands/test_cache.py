@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mirage_cli.tuning_cache import SETTLED, Measurement, Row, Settled, TuningCache, Where
+from mirage_cli.tuning_cache import FILE, SETTLED, Measurement, Row, Settled, TuningCache, Where
 from tests.commands.conftest import Run, error_of
 
 WHERE = Where("abc", (("n", 4),), "f16", "sm_90a", "NVIDIA H200", "580.1", "v1")
@@ -86,7 +86,8 @@ def test_clean_removes_what_we_kept_and_nothing_else(run: Run, filled: Path) -> 
         "removed 2 compiled objects (0.0 MiB), 1 result (0.0 MiB), 1 graph and 4 tunings\n"
     )
     assert [p.name for p in (filled / "objects").iterdir()] == ["notes.txt"]
-    assert list((filled / "tunings").iterdir()) == []
+    assert [p.name for p in (filled / "tunings").iterdir()] == [FILE]
+    assert TuningCache(filled / "tunings").rows() == []
     assert list((filled / "results").iterdir()) == []
     assert list((filled / "graphs").iterdir()) == []
     assert json.loads(run("cache", "clean", "--cache", filled, "--json").stdout) == {

@@ -249,7 +249,13 @@ def test_a_log_that_cannot_be_written_in_its_place(run: Run, tmp_path: Path, mon
             "/full: No space left on device",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "/root/x"), 2, "usage", "/root/x: Permission denied"),
-        (OSError(errno.EIO, "I/O error"), 5, "internal", "internal error: OSError: [Errno 5] I/O error"),
+        (OSError(errno.EIO, "I/O error", "/bad"), 5, "out-of-resources", "/bad: I/O error"),
+        (
+            FileNotFoundError(2, "No such file"),
+            5,
+            "internal",
+            "internal error: FileNotFoundError: [Errno 2] No such file",
+        ),
         (
             BrokenPipeError(errno.EPIPE, "Broken pipe"),
             5,
@@ -298,7 +304,7 @@ def test_names_cannot_steer_the_terminal(run: Run, tmp_path: Path) -> None:
 def test_the_catalogue_of_errors() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, MirageError)]
     own = [k for k in kinds if "code" in vars(k)]  # others are told apart within mirage alone
-    assert len({k.code for k in own}) == len(own) == 13
+    assert len({k.code for k in own}) == len(own) == 14
     assert {k.exit_code for k in kinds} == {1, 2, 3, 4, 5, 130}
     made = errors.ToolMissing("no g++", "install it")
     assert json.loads(json.dumps(made.to_json())) == {
