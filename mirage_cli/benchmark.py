@@ -22,7 +22,7 @@ from mirage_cli.frontends import sizes
 from mirage_cli.gpu import GpuTimer
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
-from mirage_cli.output import LIBRARY, digest
+from mirage_cli.output import LIBRARY, digest, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.timing import Effort, Timer
 from mirage_cli.widened import holds_bfloat16
@@ -59,9 +59,14 @@ def bench_folder(
     """Measure an output folder.
 
     Raises ModelError for a folder that `optimize` did not write, UsageError for options that do not fit, ToolMissing for
-    a GPU that onnxruntime cannot use. What gives other answers or fails is part of the report.
+    a GPU that onnxruntime cannot use, Busy when another run replaces the folder meanwhile. What gives other answers or
+    fails is part of the report.
     """
-    progress = progress or Silent()
+    with steady(folder):
+        return _bench_folder(folder, options, progress or Silent(), timer)
+
+
+def _bench_folder(folder: Path, options: BenchOptions, progress: Progress, timer: Timer | None) -> BenchReport:
     report = report_file.read(folder)
     place = choose_place(options, "cuda" in _targets(report))
     device = devices.name(place.provider, place.device)

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli import kernel as kernels
-from mirage_cli import report as reports
 from mirage_cli import placed, report_file, steps, tensors, torch_operator
+from mirage_cli import report as reports
 from mirage_cli.errors import ModelError, Refused, UsageError
 from mirage_cli.kernel import Kernel
 from mirage_cli.output import claimed, replaced

@@ -163,6 +163,32 @@ def _replace(draft: Path, place: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def steady(folder: Path) -> Iterator[None]:
+    """Raise Busy, in place of whatever else happens, when another run replaces an output folder while the block reads it."""
+    before = _identity(folder)
+    try:
+        yield
+    except Exception:
+        _same(folder, before)
+        raise
+    _same(folder, before)
+
+
+def _same(folder: Path, before: list[int]) -> None:
+    if before and _identity(folder) != before:
+        raise Busy(f"{folder} was replaced by another run of mirage meanwhile", "run the command again") from None
+
+
+def _identity(folder: Path) -> list[int]:
+    """What tells an output folder from the one that takes its place; nothing for what is none."""
+    try:
+        own, mark = folder.stat(), (folder / MARK).stat()
+    except OSError:
+        return []
+    return [own.st_dev, own.st_ino, mark.st_ino, mark.st_mtime_ns]
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file and force it to disk."""
     with path.open("w", encoding="utf-8") as f:

@@ -117,7 +117,11 @@ class Scratch:
             raise UsageError(f"there is no folder for temporary files: {error.strerror}", "set TMPDIR") from None
         sweep(where, prefix)
         self.path, fd = _locked_folder(prefix, where)
-        self.close = weakref.finalize(self, _removed, self.path, fd)
+        self._removal = weakref.finalize(self, _removed, self.path, fd)
+
+    def close(self) -> None:
+        """Remove it."""
+        self._removal()
 
     def __enter__(self) -> Path:
         return self.path

@@ -35,7 +35,7 @@ from mirage_cli.errors import MirageError, ModelError, UsageError
 from mirage_cli.example import example_inputs
 from mirage_cli.frontends import Imported, torchscript_module
 from mirage_cli.lax.program import Program
-from mirage_cli.output import LIBRARY, MARK, MUGRAPHS
+from mirage_cli.output import LIBRARY, MARK, MUGRAPHS, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import source_text
 from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model
@@ -54,11 +54,13 @@ _SUFFIX = {"cpu": ".cpp", "cuda": ".cu"}
 def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | None = None) -> Verification:
     """Verify an output folder of `optimize`. A difference is a finding and no error.
 
-    Raises ModelError for a folder that is none, UsageError for options that do not fit the model.
+    Raises ModelError for a folder that is none, UsageError for options that do not fit the model, Busy when another run
+    replaces the folder meanwhile.
     """
     if not (folder / MODEL).exists() and not (folder / MARK).exists():
         raise ModelError(f"{folder}: expected an output folder of mirage optimize, found no report.json and no {MODEL}")
-    return _Recheck(folder, folder / LIBRARY, options, progress or Silent()).folder_run()
+    with steady(folder):
+        return _Recheck(folder, folder / LIBRARY, options, progress or Silent()).folder_run()
 
 
 def verify_pair(

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -33,6 +33,7 @@ QUICK, THOROUGH = 9, 60  #: samples of a candidate in the first round, of a fina
 BUILDING = 0.75  #: share of the time after which nothing more is built
 
 REFUSED = "refused: "  #: begins the reason of a candidate that cannot be rendered, which is none of those tried
+LOST = "it could not be"  #: begins the problem of a candidate whose process ended or failed, by whosever fault
 
 Built: TypeAlias = Path | str  #: the library of a candidate, or why there is none
 
@@ -194,9 +195,11 @@ def tune(
     bench: Bench,
     limits: Limits,
     clock: Timer,
+    keep: Callable[[Sequence[Trial]], None] = lambda trials: None,
 ) -> Tuned:
     """Try candidates (by their hashes; the model's own choice first), beginning with what is `known` of them. The bench
-    may start while the first ones are built."""
+    may start while the first ones are built. `keep` is given all trials after each batch, and those that a failing bench
+    has left."""
     start = clock.now()
 
     def spent(share: float = 1.0) -> bool:
@@ -228,7 +231,13 @@ def tune(
                 break
             if isinstance(built, Path):
                 libraries[key] = built
-            found.trials.append(Trial(c, key, _first(built, bench)))
+            result = _first(built, bench)
+            found.problem = bench.start() if result.problem.startswith(LOST) else ""
+            if found.problem:
+                keep(found.trials)
+                return found
+            found.trials.append(Trial(c, key, result))
+        keep(found.trials)
     _finals(found, libraries, bench, spent())
     found.trials.sort(key=lambda t: t.key != own)
     return found

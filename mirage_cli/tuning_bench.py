@@ -21,6 +21,7 @@ from mirage_cli.gpu_entry import Entry, Sets
 from mirage_cli.isolation import Lost, Resident
 from mirage_cli.lax import extents as ex
 from mirage_cli.timing import Distribution, Effort
+from mirage_cli.tuning import LOST
 from mirage_cli.tuning_cache import Measurement
 
 Array: TypeAlias = NDArray[Any]
@@ -76,7 +77,10 @@ class Measured:
         self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
 
     def ready(self) -> str:
-        """What times calls: it is there once this can be asked."""
+        """What times calls: it is there once this can be asked. Raises MirageError when a kernel has left the device in a
+        state that it does not come out of."""
+        with self.backend.failures():
+            self.backend.synchronize()
         return self.backend.name
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -162,14 +166,17 @@ class IsolatedBench:
         self._resident.begin()
 
     def start(self) -> str:
-        """Wait until the process can be asked; why it cannot, or nothing."""
+        """Wait until the process can be asked; why it cannot, or nothing. One whose device has failed is begun again."""
+        if not isinstance(self._resident.call("ready", (), START_SECONDS), Lost):
+            return ""
+        self._resident.close()
         found = self._resident.call("ready", (), START_SECONDS)
         return found.reason if isinstance(found, Lost) else ""
 
     def check(self, library: Path) -> str:
         """What is wrong with a library's answers, or why they are not known; nothing when they are right."""
         found = self._resident.call("check", (library,), CHECK_SECONDS)
-        return f"it could not be checked: {found.reason}" if isinstance(found, Lost) else str(found)
+        return f"{LOST} checked: {found.reason}" if isinstance(found, Lost) else str(found)
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
         """Times of one call of each; where all together fail, of each alone."""
@@ -177,7 +184,7 @@ class IsolatedBench:
         if not isinstance(found, Lost):
             return found
         if len(libraries) == 1:
-            return [Measurement(None, problem=f"it could not be timed: {found.reason}")]
+            return [Measurement(None, problem=f"{LOST} timed: {found.reason}")]
         return [self.time([library], samples)[0] for library in libraries]
 
     def close(self) -> None:

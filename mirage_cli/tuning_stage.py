@@ -24,7 +24,7 @@ from mirage_cli.placed import Scratch
 from mirage_cli.plan import Other, PlanOptions, TargetPlan, newest, planned, with_others
 from mirage_cli.search.search import Candidate
 from mirage_cli.timing import WallClock
-from mirage_cli.tuning import REFUSED, Trial, Tuned, fingerprint, tune
+from mirage_cli.tuning import LOST, REFUSED, Trial, Tuned, fingerprint, tune
 from mirage_cli.tuning import Limits as TuningLimits
 from mirage_cli.tuning_bench import BenchJob, IsolatedBench
 from mirage_cli.tuning_build import Settings, Workshop
@@ -148,6 +148,11 @@ def _measured(w: Work, stage: Stage) -> Found:
         return Found(where, cached)
     clock = WallClock()
     start = clock.now()
+
+    def keep(trials: Sequence[Trial]) -> None:
+        if stage.cache is not None:
+            stage.cache.store(_rows(w, where, trials))
+
     bench = IsolatedBench(BenchJob(_check_job(w, stage), dict(stage.sizes(w.spec().symbols)), stage.options.gpu or 0))
     try:
         bench.begin()
@@ -161,11 +166,12 @@ def _measured(w: Work, stage: Stage) -> Found:
             target = newest(stage.plans.targets["cuda"])
             workshop = Workshop(w.id, w.program, target, stage.plans.passes, folder, settings)
             limits = TuningLimits(stage.options.tune_candidates, stage.options.tune_budget, max(16, stage.options.jobs))
-            tuned = tune(pool, known, workshop, bench, limits, clock)
+            tuned = tune(pool, known, workshop, bench, limits, clock, keep)
     finally:
         bench.close()
+    keep(tuned.trials)
     if stage.cache is not None and not tuned.problem:
-        stage.cache.store(_rows(w, where, tuned, stage.asked))
+        stage.cache.store([Row(where.columns, SETTLED, {"name": w.name}, stage.asked)])
     return Found(where, tuned, tuned.problem, clock.now() - start)
 
 
@@ -194,11 +200,12 @@ def _where(w: Work, stage: Stage) -> Where:
     return where
 
 
-def _rows(w: Work, where: Where, tuned: Tuned, asked: Settled) -> list[Row]:
-    """What the cache is to keep."""
-    rows = [Row(where.columns, SETTLED, {"name": w.name}, asked)]
-    for t in tuned.trials:
-        if not t.known:
+def _rows(w: Work, where: Where, trials: Sequence[Trial]) -> list[Row]:
+    """What the cache is to keep of candidates: what was found out now, but for what was lost, which may be the device's
+    doing."""
+    rows = []
+    for t in trials:
+        if not t.known and not t.result.problem.startswith(LOST):
             described = {"name": w.name} | {k: v for k, v in t.to_json().items() if k in _DESCRIBED}
             rows.append(Row(where.columns, t.key, described, t.result))
     return rows

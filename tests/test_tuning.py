@@ -14,7 +14,7 @@ from mirage_cli import tuning
 from mirage_cli.search.mugraph import KernelGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.search import Candidate
-from mirage_cli.tuning import FINALISTS, QUICK, REFUSED, THOROUGH, Built, Limits, Trial, corrections, select, tune
+from mirage_cli.tuning import FINALISTS, LOST, QUICK, REFUSED, THOROUGH, Built, Limits, Trial, corrections, select, tune
 from mirage_cli.tuning_cache import Measurement
 
 
@@ -35,13 +35,16 @@ def time(us: float, samples: int = QUICK) -> Measurement:
 @dataclass
 class Machine:
     """Builder, bench and clock: a build takes 10 s, a check 1 s, a time 2 s; `us` says what candidates take, `wrong` which
-    of them give wrong answers, `broken` which do not build, `refused` which are not rendered."""
+    of them give wrong answers, `broken` which do not build, `refused` which are not rendered, `trapping` which cost the
+    bench its process, `deadly` which end it for good."""
 
     us: Mapping[str, float]
     pool: Mapping[str, Candidate]
     wrong: Sequence[str] = ()
     broken: Sequence[str] = ()
     refused: Sequence[str] = ()
+    trapping: Sequence[str] = ()
+    deadly: Sequence[str] = ()
     problem: str = ""
     seconds: float = 0.0
     built: list[list[str]] = field(default_factory=list)
@@ -63,11 +66,15 @@ class Machine:
         ]
 
     def start(self) -> str:
+        self.log.append(("start",))
         return self.problem
 
     def check(self, library: Path) -> str:
         self.seconds += 1
         self.log.append(("check", library.name))
+        if library.name in (*self.trapping, *self.deadly):
+            self.problem = "the GPU is lost" * (library.name in self.deadly)
+            return f"{LOST} checked: it trapped"
         return "wrong: rmse" if library.name in self.wrong else ""
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
@@ -215,6 +222,34 @@ def test_a_bench_that_does_not_start_ends_it() -> None:
     machine = Machine(dict.fromkeys(pool, 9.0), pool, problem="there is no torch")
     found = run(machine, Limits(40, 0.0, 8))
     assert (found.problem, found.trials, len(machine.built)) == ("there is no torch", [], 1)
+
+
+def test_a_kernel_that_traps_costs_its_own_result_only() -> None:
+    pool = pool_of(4)
+    found = run(Machine(dict.fromkeys(pool, 9.0), pool, trapping=["k1"]), Limits(4, 0.0, 8))
+    assert found.problem == ""
+    assert {t.key: t.result.problem for t in found.trials if t.result.us is None} == {
+        "k1": f"{LOST} checked: it trapped"
+    }
+
+
+def test_a_gpu_that_is_lost_leaves_what_was_measured() -> None:
+    pool = pool_of(40)
+    machine = Machine(dict.fromkeys(pool, 9.0), pool, deadly=["k5"])
+    given: list[list[str]] = []
+    found = tune(pool, {}, machine, machine, Limits(40, 0.0, 8), machine, lambda ts: given.append([t.key for t in ts]))
+    assert found.problem == "the GPU is lost"
+    tried = [t.key for t in found.trials]
+    assert "k5" not in tried and len(tried) == len(found.ranking) > 0
+    assert given[-1] == tried
+
+
+def test_trials_are_handed_on_batch_by_batch() -> None:
+    pool = pool_of(20)
+    machine = Machine(dict.fromkeys(pool, 9.0), pool)
+    given: list[int] = []
+    tune(pool, {}, machine, machine, Limits(20, 0.0, 8), machine, lambda trials: given.append(len(trials)))
+    assert given == [8, 16, 20]
 
 
 def test_what_is_known_is_not_tried_again() -> None:

@@ -175,3 +175,39 @@ def test_a_process_without_a_gpu_says_so() -> None:
         assert "GPU" in bench.start()
     finally:
         bench.close()
+
+
+class Sticky(Process):
+    """A library called `traps` leaves the device of its process in an error until another process takes over."""
+
+    failed = False
+    gone = False  #: no process finds a device any more
+
+    def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
+        if self.failed or self.gone:
+            return Lost("an illegal instruction was encountered" if self.failed else "there is no GPU")
+        self.failed = method == "check" and args[0].name == "traps"
+        return Lost("an illegal instruction was encountered") if self.failed else super().call(method, args, seconds)
+
+    def close(self) -> None:
+        self.failed = False
+
+
+def test_a_device_that_a_kernel_has_spoiled_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_bench, "Resident", Sticky)
+    bench = IsolatedBench(job())
+    assert bench.check(Path("traps")) == "it could not be checked: an illegal instruction was encountered"
+    assert "illegal" in bench.check(Path("good"))  # as long as nobody looks
+    assert bench.start() == ""
+    assert bench.check(Path("good")) == ""
+    monkeypatch.setattr(Sticky, "gone", True)
+    assert bench.start() == "there is no GPU"
+
+
+def test_a_device_in_an_error_is_not_ready(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("unspecified launch failure")
+
+    monkeypatch.setattr(Device, "synchronize", fail)
+    with pytest.raises(MirageError, match="unspecified launch failure"):
+        measured.ready()

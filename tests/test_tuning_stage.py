@@ -19,7 +19,7 @@ from mirage_cli.lax.fragment import partition
 from mirage_cli.options import Options
 from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.search.search import Candidate, SearchOptions
-from mirage_cli.tuning import REFUSED, Built
+from mirage_cli.tuning import LOST, REFUSED, Built
 from mirage_cli.tuning_cache import SETTLED, Measurement, TuningCache
 from mirage_cli.tuning_stage import Stage, choose
 from mirage_cli.work import Work
@@ -38,6 +38,7 @@ class Gpu:
     timed: int = 0
     problem: str = ""
     wrong: tuple[int, ...] = ()
+    lost_at: int = 1000  #: the library with which the GPU goes
 
     about: tuple[Any, ...] = ()
 
@@ -64,6 +65,9 @@ class Gpu:
         return self.problem
 
     def check(self, library: Path) -> str:
+        if int(library.name) == self.lost_at:
+            self.problem = "the GPU is lost"
+            return f"{LOST} checked: its process ended with SIGABRT"
         return "wrong: rmse" if int(library.name) in self.wrong else ""
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
@@ -229,6 +233,20 @@ def test_a_gpu_that_does_not_start_leaves_the_own_choice(work: Work, stage: Stag
     assert work.tuning["problem"] == "there is no torch"
     assert said == [f"{work.name}: not tuned: there is no torch"]
     assert SETTLED not in {r.candidate for r in stage.cache.rows()}
+
+
+def test_a_gpu_that_is_lost_leaves_times_for_the_next_run(work: Work, stage: Stage, gpu: Gpu) -> None:
+    gpu.lost_at = 4
+    choose([work], stage, silent)
+    assert (work.tuning["problem"], work.tuning["tried"], work.tuning["chosen_us"]) == ("the GPU is lost", 4, 17.0)
+    assert stage.cache is not None
+    kept = {r.candidate for r in stage.cache.rows()}
+    assert len(kept) >= 4 and SETTLED not in kept
+    gpu.lost_at, gpu.problem, gpu.timed = 1000, "", 0
+    choose([work], stage, silent)
+    assert work.tuning["tried"] == 6
+    assert sum(c["cached"] for c in work.tuning["candidates"] if c["measured_us"]) == 4
+    assert SETTLED in {r.candidate for r in stage.cache.rows()}
 
 
 def test_trouble_with_one_fragment_is_its_own(
