@@ -35,7 +35,7 @@ class Kept:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._secret = secret() if _private(root) else None
+        self._secret = secret() if private(root) else None
         if self._secret is not None:
             placed.sweep(root)
 
@@ -115,15 +115,20 @@ def secret(name: str = SECRET) -> bytes | None:
         found = path.read_bytes()
     except OSError:
         return None
-    private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
-    return found if private and len(found) == _SIZE else None
+    own = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    return found if own and len(found) == _SIZE else None
 
 
-def _private(root: Path) -> bool:
-    """Whether a folder, made where it is missing, is one that only this user writes to."""
+def private(root: Path) -> bool:
+    """Whether a folder, made where it is missing, is one that only this user writes to; if it cannot be used a log says
+    why."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.stat()
-    except OSError:
+    except OSError as error:
+        _log.warning("cache %s: %s", root, error.strerror)
         return False
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    own = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    if not own:
+        _log.warning("cache %s belongs to or is writable by others: not used", root)
+    return own

@@ -103,15 +103,10 @@ class ObjectCache:
     """
 
     def __init__(self, root: Path, folder: Path) -> None:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = root.stat()
-        private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-        if not private:
-            _log.warning("object cache %s belongs to or is writable by others: not used", root)
-        self.secret = kept.secret(kept.OBJECTS_SECRET) if private else None
-        self.root = root
-        self.folder = folder
-        placed.sweep(root)
+        self.root, self.folder = root, folder
+        self.secret = kept.secret(kept.OBJECTS_SECRET) if kept.private(root) else None
+        if self.secret is not None:
+            placed.sweep(root)
         self.headers = digest_tree(folder / "include")
 
     def key(self, job: CompileJob) -> str:
