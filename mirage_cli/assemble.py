@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -145,9 +146,20 @@ def report(
         [fragment_report(w, dims.parse(options.dim)) for w in work],
         coverage.unchanged(imported, parts, work),
         covered,
-        list(imported.notes),
+        [*imported.notes, *_idle(imported, options)],
         operators={n.name or "": n.op_type for n in imported.model.graph},
     )
+
+
+def _idle(imported: Imported, options: Options) -> list[str]:
+    """The patterns of `--only` and `--skip` that fit no node at all, which may be misspelt."""
+    names = [n.name or "" for n in imported.model.graph]
+    asked = [("only", pattern) for pattern in options.only] + [("skip", pattern) for pattern in options.skip]
+    return [
+        f"--{option} {pattern!r}: no node of the model has such a name"
+        for option, pattern in asked
+        if not any(fnmatch.fnmatch(name, pattern) for name in names)
+    ]
 
 
 def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType({})) -> FragmentReport:

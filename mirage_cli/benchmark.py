@@ -178,9 +178,8 @@ def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> lis
     asked = dims.parse_shapes(options.shape)
     numbers = sizes_of(model, options.dim, asked)
     first = example.example_inputs(model, numbers, options.seed)
+    dims.check_inputs(asked, first)
     for name, shape in asked.items():
-        if name not in first:
-            raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(first)}")
         if first[name].shape != shape:
             found = "x".join(map(str, first[name].shape))
             raise UsageError(f"--shape {name}={'x'.join(map(str, shape))}: the model's input is {found}")

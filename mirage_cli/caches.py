@@ -138,7 +138,9 @@ def _read(file: str) -> str:
         if file == "-":
             return sys.stdin.read()
         return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, AttributeError, ValueError) as error:
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, AttributeError, ValueError) as error:
         raise ModelError(f"{file}: cannot be read: {error}") from None
 
 

@@ -51,7 +51,9 @@ def device(number: int) -> Device:
     """GPU `number`. Raises ToolMissing without a GPU, UsageError for a number that does not exist."""
     found = devices()
     if not found:
-        raise ToolMissing("no NVIDIA GPU was found", "nvidia-smi shows what the driver sees; without a GPU use --cpu")
+        raise ToolMissing(
+            "no NVIDIA GPU was found", "nvidia-smi shows what the driver sees; without a GPU leave out --gpu"
+        )
     if not 0 <= number < len(found):
         raise UsageError(f"there is no GPU {number}: this machine has {len(found)}, counted from 0")
     return found[number]

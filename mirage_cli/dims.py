@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mirage_cli.errors import UsageError
@@ -97,15 +97,38 @@ def typical(ranges: Mapping[str, Range]) -> dict[str, int]:
     return {name: r.typical for name, r in ranges.items()}
 
 
-def check_known(ranges: Mapping[str, Range], known: Iterable[str]) -> None:
-    """Raise UsageError for a symbol that is not among the `known` ones of a model, naming these."""
+def check_known(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UsageError for a symbol of `--dim` that is not among the `known` ones of a model, naming these."""
     symbols = sorted(set(known))
-    for name in sorted(ranges.keys() - set(symbols)):
-        close = difflib.get_close_matches(name, symbols, 1)
+    for name in sorted(set(names) - set(symbols)):
         raise UsageError(
             f"--dim {name}: the inputs have no such symbol; they have {', '.join(symbols) or 'none'}",
-            f"did you mean {close[0]}?" if close else None,
+            _meant(name, symbols),
         )
+
+
+def check_inputs(names: Iterable[str], inputs: Iterable[str]) -> None:
+    """Raise UsageError for an input of `--shape` that a model has not, naming those that it has."""
+    known = list(inputs)
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--shape {name}: the model has no such input; it has {', '.join(known) or 'none'}", _meant(name, known)
+            )
+
+
+def check_rank(name: str, declared: Sequence[object], given: Sequence[int]) -> None:
+    """Raise UsageError where `--shape` gives an input another number of dimensions than the model does."""
+    if len(declared) != len(given):
+        model, asked = ("x".join(map(str, d)) or "a single number" for d in (declared, given))
+        raise UsageError(
+            f"--shape {name}={asked}: the model says {model}, which has {len(declared)} dimensions and not {len(given)}"
+        )
+
+
+def _meant(name: str, known: list[str]) -> str | None:
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]}?" if close else None
 
 
 def _is_number(text: str) -> bool:

@@ -138,7 +138,9 @@ SHORT: dict[str, Short] = {
         ],
         "coverage": {"*": "number: Share of `flops`, `weight_bytes`, `nodes`."},
         "unchanged": [{"": "Nodes that stay.", "nodes": ["string: A name."], "reason": "string: Why."}],
-        "notes": ["string: What was done to the model on the way in."],
+        "notes": [
+            "string: What was done to the model on the way in, and which patterns of --only and --skip fit no node."
+        ],
     },
     "mirage compare": {
         "": f"What changed. Lists of two are: {_PAIR.lower()}",

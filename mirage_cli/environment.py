@@ -24,7 +24,7 @@ def toolchain(options: Options) -> Toolchain:
         raise UsageError(f"--target {unknown[0]}: expected cpu or cuda")
     found = tools_module.find(not options.target or wants_cuda(options), kept(options))
     if options.gpu is not None:
-        devices.architecture(options.gpu)
+        devices.device(options.gpu)
         runtime.check_provider("cuda")
     if wants_cuda(options) and found.nvcc is None:
         raise ToolMissing("no nvcc was found", "pip install 'mirage-cli[nvcc]', or set CUDA_HOME; or use --target cpu")

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from mirage_cli import patch, runtime
+from mirage_cli import dims, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.check import CheckJob, Extra
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError, UsageError
@@ -182,14 +182,12 @@ def external(imported: Imported, shapes: Mapping[str, tuple[int, ...]]) -> Symbo
     names: set[str] = set()
     numbers: dict[str, int] = {}
     inputs = {v.name or "": v for v in imported.model.graph.inputs}
-    for name in shapes:
-        if name not in inputs:
-            raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(inputs)}")
+    dims.check_inputs(shapes, inputs)
     for name, value in inputs.items():
         declared = [d if isinstance(d, int) else d.value for d in value.shape or ()]
         given = shapes.get(name)
-        if given is not None and len(given) != len(declared):
-            raise UsageError(f"--shape {name}: the input has {len(declared)} dimensions, {len(given)} are given")
+        if given is not None:
+            dims.check_rank(name, ["?" if d is None else d for d in declared], given)
         for k, d in enumerate(declared):
             size = sizes.named(f"{name}.{k}") if d is None else sizes.parse(d) if isinstance(d, str) else d
             symbols = sizes.names(size)

@@ -303,7 +303,10 @@ SCHEMA: Schema = {
                 "Shares of `flops`, `weight_bytes` and `nodes` that the replaced fragments have.",
                 {"type": "number", "minimum": 0, "maximum": 1},
             ),
-            "notes": _list("What was done to the model on the way in.", {"type": "string"}),
+            "notes": _list(
+                "What was done to the model on the way in; patterns of `only` and `skip` that fit no node.",
+                {"type": "string"},
+            ),
             "toolchain": _map("Compilers whose version changes what is written.", {"type": "string"}),
             "operators": _map(
                 "The operator of each node by the node's name, in the order of the model.", {"type": "string"}

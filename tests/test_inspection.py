@@ -88,6 +88,17 @@ def test_only_and_skip() -> None:
     skipped = next(f for f in data["fragments"] if f["name"] == "attention")
     assert (skipped["occurrences"], skipped["searched"]) == (2, 1)
     assert "skipped at 1 place" in found.text()
+    assert data["notes"] == []
+
+
+def test_patterns_that_fit_nothing_are_noted() -> None:
+    found = inspect(str(sample("mlp_fp32")), Options(only=("*", "up_*"), skip=("lm_head",)))
+    notes = [
+        "--only 'up_*': no node of the model has such a name",
+        "--skip 'lm_head': no node of the model has such a name",
+    ]
+    assert found.to_json()["notes"] == notes
+    assert f"Notes\n  {notes[0]}\n" in found.text()
     assert data["coverage"]["flops"] < whole["coverage"]["flops"]
     told = {n: u["reason"] for u in data["unchanged"] for n in u["nodes"]}
     assert told[node] == coverage.EXCLUDED

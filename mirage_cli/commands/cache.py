@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import click
@@ -11,6 +12,26 @@ from mirage_cli.commands.common import Voice
 from mirage_cli.options import Options
 
 ACTIONS = ("dir", "list", "export", "import", "clean")
+
+
+class Action(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """What to do with the cache."""
+
+    name = "action"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The action. One that does not exist suggests the near one."""
+        if value in ACTIONS:
+            return value
+        close = difflib.get_close_matches(value, ACTIONS, 1)
+        suggestion = f"Did you mean {close[0]}?" if close else f"Actions are {', '.join(ACTIONS)}."
+        raise click.UsageError(f"No such action {value!r}. {suggestion}", ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """The actions that the text begins."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(a) for a in ACTIONS if a.startswith(incomplete)]
 
 
 @click.command(
@@ -23,7 +44,7 @@ ACTIONS = ("dir", "list", "export", "import", "clean")
         "mirage cache clean --cache /tmp/mirage",
     ),
 )
-@click.argument("action", type=click.Choice(ACTIONS), metavar="|".join(ACTIONS))
+@click.argument("action", type=Action(), metavar="|".join(ACTIONS))
 @click.argument("file", required=False, type=click.Path(), metavar="[FILE]")
 @common.settings_options("cache")
 @common.speaking

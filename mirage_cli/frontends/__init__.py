@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import PurePath
 from typing import Protocol
 
@@ -47,7 +48,7 @@ def front_end(path: str) -> FrontEnd:
         module: FrontEnd = importlib.import_module(FRONT_ENDS[suffix])
         return module
     known = ", ".join(s for s in FRONT_ENDS if s != STANDARD_INPUT)
-    found = f"suffix {suffix!r}" if suffix else "no suffix"
+    found = "a folder" if os.path.isdir(path) else f"suffix {suffix!r}" if suffix else "no suffix"
     raise UnsupportedFormat(
         f"{path}: expected a model file ({known}, or - for ONNX on standard input), found {found}", HINTS.get(suffix)
     )

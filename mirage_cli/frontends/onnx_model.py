@@ -16,6 +16,7 @@ from onnx import version_converter
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
+from mirage_cli.dims import check_inputs, check_known, check_rank
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import onnx_calls, sizes
 from mirage_cli.frontends.imported import Options
@@ -192,13 +193,9 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
     numbers = dict(options.dims)
     inputs = {value.name: value for value in model.graph.inputs}
     known = {n for value in inputs.values() for n in _names(value)}
-    for name in sorted(numbers.keys() - known):
-        raise UsageError(
-            f"--dim {name}: the inputs have no such symbol; they have {', '.join(sorted(known)) or 'none'}"
-        )
+    check_known(numbers, known)
+    check_inputs(options.shapes, map(str, inputs))
     for name, shape in options.shapes.items():
-        if name not in inputs:
-            raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(map(str, inputs))}")
         _fix_shape(name, inputs[name], shape, numbers)
     for name, kind in options.types.items():
         declared = inputs[name].dtype
@@ -214,8 +211,7 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
 
 def _fix_shape(name: str, value: ir.Value, shape: Sequence[int], numbers: dict[str, int]) -> None:
     dims = _dims(value) if value.shape is not None else [None] * len(shape)
-    if len(dims) != len(shape):
-        raise UsageError(f"--shape {name}: the input has {len(dims)} dimensions, {len(shape)} are given")
+    check_rank(name, ["?" if d is None else d for d in dims], shape)
     for given, declared in zip(shape, dims, strict=True):
         if declared is None:
             continue

@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx
 
+from mirage_cli.dims import check_inputs
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import onnx as onnx_front_end
 from mirage_cli.frontends import torchscript_file, torchscript_graph, torchscript_operators
@@ -55,9 +56,7 @@ def load(path: str, options: Options) -> Imported:
 def _asked(path: str, module: Any, options: Options) -> tuple[Mapping[str, Sequence[int]], Mapping[str, str]]:
     """The shapes and torch's names of the types of a module's inputs. Raises UsageError where they do not fit."""
     names = input_names(path, module)
-    for name in options.shapes:
-        if name not in names:
-            raise UsageError(f"--shape {name}: the model has no such input; it has {', '.join(names) or 'none'}")
+    check_inputs(options.shapes, names)
     missing = [n for n in names if n not in options.shapes]
     if missing:
         raise UsageError(

@@ -105,7 +105,7 @@ def test_clean_removes_what_we_kept_and_nothing_else(run: Run, filled: Path) -> 
         (["import"], "Missing argument 'FILE'."),
         (["list", "file"], "list takes no FILE."),
         (["dir", "--no-cache"], "--no-cache: there is no cache then"),
-        (["shrink"], "'shrink' is not one of 'dir', 'list', 'export', 'import', 'clean'"),
+        (["shrink"], "No such action 'shrink'. Actions are dir, list, export, import, clean."),
     ],
 )
 def test_wrong_usage(run: Run, arguments: list[str], message: str) -> None:

@@ -227,7 +227,7 @@ def test_inputs_without_dimensions() -> None:
     [
         (Options(dims={"nothing": 2}), "no such symbol; they have b"),
         (Options(shapes={"z": (2, 4)}), "no such input; it has x"),
-        (Options(shapes={"x": (2,)}), "2 dimensions, 1 are given"),
+        (Options(shapes={"x": (2,)}), "2 dimensions and not 1"),
         (Options(shapes={"x": (2, 5)}), "says 4, which cannot be 5"),
         (Options(shapes={"x": (2, 4)}, dims={"b": 3}), "says b, which cannot be 2"),
     ],
