@@ -89,6 +89,9 @@ def test_only_and_skip() -> None:
     assert (skipped["occurrences"], skipped["searched"]) == (2, 1)
     assert "skipped at 1 place" in found.text()
     assert data["notes"] == []
+    assert data["coverage"]["flops"] < whole["coverage"]["flops"]
+    told = {n: u["reason"] for u in data["unchanged"] for n in u["nodes"]}
+    assert told[node] == coverage.EXCLUDED
 
 
 def test_patterns_that_fit_nothing_are_noted() -> None:
@@ -99,9 +102,6 @@ def test_patterns_that_fit_nothing_are_noted() -> None:
     ]
     assert found.to_json()["notes"] == notes
     assert f"Notes\n  {notes[0]}\n" in found.text()
-    assert data["coverage"]["flops"] < whole["coverage"]["flops"]
-    told = {n: u["reason"] for u in data["unchanged"] for n in u["nodes"]}
-    assert told[node] == coverage.EXCLUDED
 
 
 def test_an_output_folder(optimized: Optimized) -> None:
