@@ -28,7 +28,8 @@ MULTIPLY = 0.0038  #: of a matrix instruction in an iteration of one warp
 ELEMENT = 0.001  #: of an elementwise operation in an iteration of one warp
 ISSUE_MULTIPLY = 0.002  #: of a matrix instruction on its part of a multiprocessor
 ISSUE_ELEMENT = 0.0015  #: of an elementwise operation there
-STREAM = 1.07  #: of the target's bandwidth that plain copies reach
+STREAM = 1.1  #: of the target's bandwidth that plain copies reach
+SHALLOW = 0.3  #: how much longer memory takes over the squared number of stages: a group waits for each of few copies
 IN_FLIGHT = 46 * 1024  #: bytes that every multiprocessor has to have on their way for that
 MOST_IN_FLIGHT = 208 * 1024  #: bytes of one multiprocessor beyond which more bring nothing
 SHARPNESS = 5.0  #: of the bend where the bandwidth is reached
@@ -68,6 +69,7 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     x = used * min(ahead, MOST_IN_FLIGHT) / (target.units * IN_FLIGHT)
     reached = min(1.0, 1.02 * x / (1 + x**SHARPNESS) ** (1 / SHARPNESS))
     memory = once * (shape.moved / max(1, shape.stage)) / (target.bandwidth * STREAM * reached) * 1e6
+    memory *= 1 + SHALLOW / s.stages**2
     turns = shape.groups * shape.turns
     copies = busiest * turns * max(PIECE * shape.lines, shape.stage / COPIED)
     cache = shape.blocks * turns * shape.stage / (target.bandwidth * CACHE_FACTOR * used / target.units) * 1e6
