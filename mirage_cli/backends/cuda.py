@@ -11,13 +11,15 @@ from mirage_cli.backends.toolchain import Tool
 from mirage_cli.errors import UsageError
 
 FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden")
+#: Without these, names of temporary files are left in objects and libraries, which then differ from build to build.
+SAME_OBJECT, SAME_LIBRARY = "--objdir-as-tempdir", "--no-device-link"
 ARCHS = ("sm_80", "sm_90a")
 
 
 def jobs(nvcc: Tool, fragment: str, archs: Sequence[str]) -> list[CompileJob]:
     """The compilation of ID.cu."""
     source, made = f"{fragment}.cu", f"build/{fragment}.cuda.o"
-    flags = (*FLAGS, *arch_flags(archs))
+    flags = (*FLAGS, SAME_OBJECT, *arch_flags(archs))
     command = (*nvcc.command, *nvcc.compile_flags, *flags, "-Iinclude", "-c", source, "-o", made)
     return [CompileJob(fragment, source, made, command, nvcc.version)]
 
@@ -25,7 +27,7 @@ def jobs(nvcc: Tool, fragment: str, archs: Sequence[str]) -> list[CompileJob]:
 def link_command(nvcc: Tool, objects: Sequence[str], library: str, archs: Sequence[str]) -> tuple[str, ...]:
     """The command that makes the library; CUDA's run time is linked statically, so it loads where there is no CUDA."""
     linker = [part for flag in LINKER_FLAGS for part in ("-Xlinker", flag)]
-    shared = ("-shared", "-Xcompiler", "-fPIC", "-cudart", "static", *arch_flags(archs))
+    shared = ("-shared", "-Xcompiler", "-fPIC", "-cudart", "static", SAME_LIBRARY, *arch_flags(archs))
     return (*nvcc.command, *shared, *linker, *objects, *nvcc.link_flags, "-o", library)
 
 

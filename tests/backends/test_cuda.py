@@ -1,5 +1,6 @@
 """The same library with CUDA: it builds, loads where there is no CUDA, and runs where there is."""
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 
 from mirage_cli import runtime
-from mirage_cli.backends.library import BuildResult, build_library
+from mirage_cli.backends import cuda
+from mirage_cli.backends.compile import run_command
+from mirage_cli.backends.library import EXPORT_MAP, EXPORTS, BuildResult, build_library
 from mirage_cli.backends.spec import KernelSource
-from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.backends.toolchain import Tool, Toolchain
+from mirage_cli.codegen import render
 from mirage_cli.errors import Refused
 from mirage_cli.kernel import Kernel
 
@@ -18,6 +22,7 @@ from .conftest import make_model, random
 from .kernels import AFFINE_CUDA, REVERSE, SOURCES
 
 pytestmark = pytest.mark.nvcc
+RENDERED = Path(__file__).parents[1] / "codegen" / "golden" / "kernel.cu"
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +48,25 @@ def torch() -> Any:
 @pytest.fixture
 def cupy(torch: Any) -> Any:
     return pytest.importorskip("cupy")
+
+
+def linked(nvcc: Tool, folder: Path) -> bytes:
+    """A library of a rendered kernel, compiled in `folder`."""
+    (folder / "build").mkdir(parents=True)
+    shutil.copytree(render.include_dir(), folder / "include")
+    shutil.copy(RENDERED, folder / "golden.cu")
+    (folder / EXPORT_MAP).write_text(EXPORTS)
+    (job,) = cuda.jobs(nvcc, "golden", ("sm_80",))
+    for command in (job.command, cuda.link_command(nvcc, [job.object], "libgolden.so", ("sm_80",))):
+        error, _ = run_command(command, "it does not build", folder)
+        assert error is None
+    return (folder / "libgolden.so").read_bytes()
+
+
+def test_folder_and_moment_leave_no_trace(with_nvcc: Toolchain, tmp_path: Path) -> None:
+    nvcc = with_nvcc.nvcc
+    assert nvcc is not None
+    assert linked(nvcc, tmp_path / "here") == linked(nvcc, tmp_path / "some where" / "else")
 
 
 def test_it_runs_on_the_cpu(library: Path) -> None:

@@ -26,7 +26,8 @@
 #include "mirage/cuda/tile.cuh"
 #include "mirage/entry.h"
 
-namespace {
+// Named after the fragment: nvcc names what has internal linkage after the folder and the moment of the compilation.
+namespace kernels_golden {
 using namespace mirage;
 
 struct Parameters0 {
@@ -219,7 +220,8 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
     }
 }
 
-}  // namespace
+}  // namespace kernels_golden
+using namespace kernels_golden;
 
 extern "C" MIRAGE_EXPORT int64_t mirage_golden_workspace(const int64_t* extents) {
     (void)extents;

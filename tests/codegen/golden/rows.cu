@@ -3,7 +3,8 @@
 #include "mirage/cuda/rows.cuh"
 #include "mirage/entry.h"
 
-namespace {
+// Named after the fragment: nvcc names what has internal linkage after the folder and the moment of the compilation.
+namespace kernels_golden {
 using namespace mirage;
 
 struct Parameters0 {
@@ -118,7 +119,8 @@ __global__ void __launch_bounds__(128) kernel0(const Parameters0 p) {
     }
 }
 
-}  // namespace
+}  // namespace kernels_golden
+using namespace kernels_golden;
 
 extern "C" MIRAGE_EXPORT int64_t mirage_golden_workspace(const int64_t* extents) {
     (void)extents;

@@ -4,7 +4,8 @@
 #include "mirage/cuda/tile.cuh"
 #include "mirage/entry.h"
 
-namespace {
+// Named after the fragment: nvcc names what has internal linkage after the folder and the moment of the compilation.
+namespace kernels_across {
 using namespace mirage;
 
 struct Parameters0 {
@@ -286,7 +287,8 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     }
 }
 
-}  // namespace
+}  // namespace kernels_across
+using namespace kernels_across;
 
 extern "C" MIRAGE_EXPORT int64_t mirage_across_workspace(const int64_t* extents) {
     (void)extents;

@@ -3,7 +3,8 @@
 #include "mirage/cuda/warpgroup.cuh"
 #include "mirage/entry.h"
 
-namespace {
+// Named after the fragment: nvcc names what has internal linkage after the folder and the moment of the compilation.
+namespace kernels_attention {
 using namespace mirage;
 
 struct Parameters0 {
@@ -549,7 +550,8 @@ __global__ void __launch_bounds__(384, 1)
     }
 }
 
-}  // namespace
+}  // namespace kernels_attention
+using namespace kernels_attention;
 
 extern "C" MIRAGE_EXPORT int64_t mirage_attention_workspace(const int64_t* extents) {
     (void)extents;
