@@ -15,6 +15,7 @@ from mirage_cli.codegen.passes import ALL, Passes, without
 from mirage_cli.codegen.source import Memory, Rendered, source
 from mirage_cli.dims import Range
 from mirage_cli.errors import CheckFailed, InvalidGraph, Refused, UsageError
+from mirage_cli.lax.dtypes import F64
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.search.alternatives import Alternative, alternative_from_json
 from mirage_cli.search.cost import original_us
@@ -150,6 +151,10 @@ def plan_fragment(
     debug.show("program", f"{name} {identifier}", lambda: str(program))
     searcher = Searcher(options.search, tell)
     result = FragmentPlan(identifier, name, program, passes=options.passes)
+    reason = _not_planned(program)
+    if reason:
+        result.reasons = dict.fromkeys(options.targets, reason)
+        return result
 
     def planned_for(target: Target) -> tuple[TargetPlan | None, str]:
         found = searcher.search(program, target)
@@ -176,6 +181,19 @@ def plan_fragment(
         if kind == "cuda" and plan is not None and options.pool:
             result.pool = tuple(_pool(plan, searcher, program, target, options))
     return result
+
+
+def _not_planned(program: Program) -> str:
+    """Why no target has kernels for a program, or nothing."""
+    empty = [a.name for a in program.axes if a.extent == 0]
+    if empty:
+        return f"axis {empty[0]} has extent 0: there is nothing to compute"
+    types = (
+        *(s.dtype for s in program.sources),
+        *(o.dtype for o in program.outputs),
+        *(n.dtype for n in program.nodes),
+    )
+    return f"tensors of type {F64} are not rendered" if F64 in types else ""
 
 
 def _also(

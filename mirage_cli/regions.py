@@ -102,6 +102,14 @@ class Region:
         made = {v.producer() for v in self.inputs if v not in self.grown}
         return next((n for n in self.nodes if n in made), None)
 
+    @property
+    def recomputed(self) -> ir.Value | None:
+        """An input that no node reads, since they compute what it holds themselves, or none. With inputs that do not depend
+        on each other, fragment and nodes would not be the same function."""
+        read = {v for n in self.nodes for v in n.inputs if v is not None}
+        read |= {self.same.get(v, v) for v in (*read, *self.outputs)} | {s.of for s in self.stretches.values()}
+        return next((v for v in self.inputs[: self.asked] if v not in read), None)
+
     def signature(self) -> str:
         """Equal for regions that compute the same function of their inputs, those passed in beside them included.
 

@@ -217,6 +217,8 @@ def group(
             found[identifier].occurrences.append(Occurrence(f, region))
             continue
         found[identifier] = Work(identifier, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
+        if region.recomputed is not None:
+            found[identifier].fail(f"it reads {region.recomputed.name}, which its original nodes compute themselves")
         if region.entangled is not None:
             found[identifier].fail(
                 f"{region.entangled.op_type} computes the fragment and tensors that it reads, such as grown caches, at once"

@@ -19,15 +19,15 @@ from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.program import Program, Slot
 from mirage_cli.search.mugraph import BlockGraph, BlockOp, ThreadGraph
 
-REDUCTIONS = ("sum", "max")
+REDUCTIONS = ("sum", "top")  #: over the row; `max` is the elementwise operator
 LEAVES = ("load", "const", "iota", "extent")  #: values that need no registers of their own to be read again
 UNIT = 16  #: bytes of the widest access to memory
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of a row. `op` is load (of input `read`), const (`number`), iota or extent (of `axis`), sum or max (over
-    the row), an operator of the registry, or one of the functions of two numbers of thread graphs."""
+    """A value of a row. `op` is load (of input `read`), const (`number`), iota or extent (of `axis`), sum or top (the
+    largest, over the row), an operator of the registry, or one of the functions of two numbers of thread graphs."""
 
     name: str
     op: str
@@ -139,7 +139,7 @@ class _Values:
                 assert o.thread is not None
                 self.named[o.name] = self.thread(o.thread, args)
             case "sum" | "top":
-                self.named[o.name] = self.make("sum" if o.op == "sum" else "max", (args[0],))
+                self.named[o.name] = self.make(o.op, (args[0],))
             case "accum" | "running":
                 self.named[o.name] = args[0]
             case "shrink":

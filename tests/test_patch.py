@@ -15,8 +15,9 @@ from mirage_cli import patch
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends import onnx as front_end
 from mirage_cli.frontends.imported import Options
+from mirage_cli.lax.fragment import partition
 from mirage_cli.regions import Regions
-from mirage_cli.work import regions_of
+from mirage_cli.work import group, regions_of, tensor_names
 from tests.frontends.models import noise, parsed, read
 from tests.patching import operators, patched, run
 
@@ -322,6 +323,19 @@ def test_fragments_that_read_more_than_their_inputs_share_an_operator_only_if_th
 
 
 # --- in and out of files ----------------------------------------------------------------------------------------------
+def test_a_tensor_that_the_original_nodes_compute_themselves() -> None:
+    """The squares of a norm, which is one node, are an output too: no check could give both sides the same numbers."""
+    imported = read(
+        parsed(
+            "m (float[4, 8] x, float[8] g) => (float[4, 8] s, float[4, 8] y) { s = Mul(x, x) y = RMSNormalization(x, g) }",
+            opset=23,
+            ir_version=10,
+        )
+    )
+    found = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    assert [w.reason for w in found if w.failed] == ["it reads s, which its original nodes compute themselves"]
+
+
 @pytest.mark.parametrize("external", [False, True])
 def test_weights_are_stored_as_they_were(tmp_path: Path, external: bool) -> None:
     text = "g (float[2,64] x) => (float[2,64] y) { a = MatMul(x, w) y = Exp(a) }"

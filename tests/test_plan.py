@@ -15,7 +15,8 @@ from mirage_cli.codegen.passes import without
 from mirage_cli.codegen.source import Rendered
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import compose
-from mirage_cli.lax.dtypes import F16, F32, DType
+from mirage_cli.lax.canonical import canonical
+from mirage_cli.lax.dtypes import F16, F32, F64, DType
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import PlanOptions, newest, plan_fragment, plan_from_json, rendered, source_text
@@ -24,6 +25,7 @@ from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
 from mirage_cli.work import Work
 from tests.codegen.programs import NAMED, program
+from tests.lax.programs import recorded
 
 BOTH = PlanOptions({"cpu": ("cpu",), "cuda": ("sm_80", "sm_90a")})
 CPU = PlanOptions({"cpu": ("cpu",)})
@@ -192,6 +194,17 @@ def test_programs_without_a_form_have_a_reason() -> None:
     found = plan_fragment("abc", "product", product, 2, CPU)
     assert not found.plans
     assert found.reasons["cpu"].startswith("no muGraph was found: ")
+
+
+@pytest.mark.parametrize(
+    ("extent", "dtype", "reason"),
+    [(0, F32, "axis c has extent 0: there is nothing to compute"), (5, F64, "tensors of type f64 are not rendered")],
+)
+def test_what_no_target_has_kernels_for_is_not_searched(extent: int, dtype: DType, reason: str) -> None:
+    g = Graph()
+    x = g.input("x", (3, extent), dtype)
+    p = canonical(recorded(g, [compose.matmul(g, x, g.input("w", (extent, 7), dtype))]))
+    assert plan_fragment("abc", "linear", p, 1, CPU).reasons == {"cpu": reason}
 
 
 def test_a_plan_without_passes_is_rendered_again_from_its_file(fragment: Program, planned: plans.FragmentPlan) -> None:

@@ -28,7 +28,7 @@ from mirage_cli.search.row_values import LEAVES, REDUCTIONS, Value, rows_of
 from mirage_cli.search.rows import check, hopper, shape_of
 
 CHAINS = 4  #: sums of a thread that go on side by side
-JOIN = {"sum": "Sum", "max": "Max"}
+JOIN = {"sum": "Sum", "top": "Max"}
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -70,6 +71,13 @@ def _turned(g: Graph, t: DType) -> Sequence[int]:
     return [g.map("add", x, g.input("y", (16, 24), t))]
 
 
+def _clipped(g: Graph, t: DType) -> Sequence[int]:
+    """The larger of two elements, which is not the largest of a row."""
+    x = g.input("x", (5, 40), t)
+    low, high = (g.fill(value, t) for value in (Fraction(-1, 4), Fraction(2)))
+    return [g.map("min", g.map("max", compose.rms_norm(g, x, [1], 1e-3), low), high), g.map("max", x, low)]
+
+
 def _integers(g: Graph, t: DType) -> Sequence[int]:
     return [g.map("mul", g.cast(g.input("ids", (5, 24), I64), t), g.input("x", (5, 24), t))]
 
@@ -89,6 +97,7 @@ NAMED: dict[str, Build] = {
     "both": _both,
     "chain": _chain,
     "turned": _turned,
+    "clipped": _clipped,
     "integers": _integers,
     "symbolic": _symbolic,
 }

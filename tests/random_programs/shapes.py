@@ -10,7 +10,8 @@ from .sketch import Dim, Sketch, Unfit, Value
 SIZES = (5, 3, 2, 1, 7, 13, 17, 31, 33, 63, 65, 127, 129)
 #: operators that onnx or onnxruntime lack for a type
 LACKING = {
-    "bfloat16": ("Celu", "Shrink", "Einsum"),
+    "float16": ("Celu",),
+    "bfloat16": ("Celu", "Shrink", "Einsum", "PRelu"),
     "float64": (
         "HardSigmoid", "Erf", "Softplus", "Selu", "LeakyRelu", "Softsign", "Celu", "Gelu", "Mish", "HardSwish", "Elu", "Mean",
         "ThresholdedRelu", "Shrink", "PRelu",

@@ -15,6 +15,7 @@ from .choices import DTYPES, drawn, replayed
 from .sketch import Program
 
 ISAS = ("avx2", "base", "avx512")
+FLAGS = dict(cpu.ISA_FLAGS)
 
 
 def supported() -> tuple[str, ...]:
@@ -39,7 +40,7 @@ def tried(
     programs: dict[str, Program], isa: str, seed: int, kinds: Sequence[str], archs: Sequence[str] = ()
 ) -> Outcome:
     """The outcome for programs together; where that fails as a whole, one by one."""
-    flags = {"base": cpu.ISA_FLAGS[isa]}  # the one set of the library, whatever it is
+    flags = {"base": FLAGS[isa]}  # the one set of the library, whatever it is
     with mock.patch.object(cpu, "ISA_FLAGS", flags), mock.patch.object(cpu, "isas", lambda: ("base",)):
         try:
             found = batch.run(programs, kinds, seed, archs)
