@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mirage_cli import __version__, coverage, dims, fragment_details, patch, ranges, script_patch
+from mirage_cli import __version__, coverage, dims, fragment_details, patch, ranges, report_file, script_patch
 from mirage_cli.backends import cpu
 from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
@@ -20,9 +20,9 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import Partition
 from mirage_cli.options import Options
-from mirage_cli.output import MARK, MUGRAPHS, digest, write_text
+from mirage_cli.output import MARK, MUGRAPHS, PAGE, claimed, digest, renewed, write_text
 from mirage_cli.plan import FragmentPlan, TargetPlan
-from mirage_cli.report import FragmentReport, Report
+from mirage_cli.report import FragmentReport, Report, as_text
 from mirage_cli.work import Work
 
 MODEL, SOURCES = "model.onnx", "src"
@@ -111,14 +111,32 @@ def digests(folder: Path) -> dict[str, str]:
 def write_report(summary: Report, draft: Path, folder: str = "DIR") -> None:
     """report.json, report.html and the drawing of every muGraph file in the draft; `folder` is what the draft will be."""
     summary.files = digests(draft)
-    write_text(draft / MARK, summary.text())
+    for identifier, drawn in _written(summary.to_json(), draft, draft, folder).items():
+        write_text(draft / MUGRAPHS / f"{identifier}.svg", drawn[0].svg)
+
+
+def add_times(folder: Path, device: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put what was measured on a device, as elements of `measured` by the fragments' ids, into report.json and report.html
+    of an output folder, in place of what that device measured before. Raises Busy when a run writes the folder."""
+    with claimed(folder):
+        data = report_file.read(folder)
+        for f in data["fragments"]:
+            if f["id"] in rows:
+                f["measured"] = [*(m for m in f["measured"] if m["device"] != device), dict(rows[f["id"]])]
+        with renewed(folder) as draft:
+            _written(data, folder, draft, str(folder))
+
+
+def _written(data: Mapping[str, Any], folder: Path, draft: Path, called: str) -> dict[str, list[Picture]]:
+    """report.json and report.html in the draft, of the muGraph files of a folder that will be `called` so; the drawings."""
     graphs: dict[str, dict[str, Any]] = {}
-    drawn: dict[str, list[Picture]] = {}
-    for path in sorted((draft / MUGRAPHS).glob("*.json")):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        graphs[data["id"]], drawn[data["id"]] = data, pictures(data)
-        write_text(path.with_suffix(".svg"), drawn[data["id"]][0].svg)
-    write_text(draft / "report.html", html.page(summary.to_json(), graphs, drawn, folder))
+    for path in sorted((folder / MUGRAPHS).glob("*.json")):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        graphs[stored["id"]] = stored
+    drawn = {identifier: pictures(stored) for identifier, stored in graphs.items()}
+    write_text(draft / MARK, as_text(data))
+    write_text(draft / PAGE, html.page(data, graphs, drawn, called))
+    return drawn
 
 
 def report(

@@ -23,10 +23,9 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.program import Program
 from mirage_cli.measure import Entry
 from mirage_cli.peers_program import TorchProgram
+from mirage_cli.report import ISOLATED, KERNEL
 from mirage_cli.runtime import numpy_type
 from mirage_cli.timing import Distribution, Effort
-
-KERNEL, ISOLATED = "kernel", "kernel isolated"
 
 
 def opened(number: int) -> GpuTimer:

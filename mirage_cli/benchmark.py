@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from mirage_cli import bench_gpu, devices, dims, example, fragment_models, report_file, runtime
+from mirage_cli import assemble, bench_gpu, devices, dims, example, fragment_models, report_file, runtime
 from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_report import BenchReport, FragmentRow
@@ -22,7 +22,7 @@ from mirage_cli.frontends import sizes
 from mirage_cli.gpu import GpuTimer
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
-from mirage_cli.output import LIBRARY, digest, steady
+from mirage_cli.output import LIBRARY, MARK, PAGE, digest, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.timing import Effort, Timer
 from mirage_cli.widened import holds_bfloat16
@@ -40,7 +40,8 @@ class BenchOptions:
     """How to measure. `gpu` is a number, `cpu` asks for the CPU; without both the first GPU is taken where onnxruntime
     and the folder can use it, else the CPU. `dim` and `shape` are as in `optimize`, `runs` samples of each contestant (None:
     as many as fit into `seconds`, for each fragment and for the whole model), `threads` those of one operator on the
-    CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further contestants on a GPU (`peers.GROUPS`)."""
+    CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further contestants on a GPU (`peers.GROUPS`);
+    `record` puts the fragments' times into the folder's report.json and report.html."""
 
     gpu: int | None = None
     cpu: bool = False
@@ -51,6 +52,7 @@ class BenchOptions:
     threads: int | None = None
     seed: int = 0
     peers: tuple[str, ...] = ("eager", "compile")
+    record: bool = False
 
 
 def bench_folder(
@@ -63,7 +65,16 @@ def bench_folder(
     fails is part of the report.
     """
     with steady(folder):
-        return _bench_folder(folder, options, progress or Silent(), timer)
+        found = _bench_folder(folder, options, progress or Silent(), timer)
+    if not options.record:
+        return found
+    target = found.settings["provider"]
+    rows = {
+        r.id: r.comparison.measured(found.device) | {"target": target, "inputs": list(r.inputs)}
+        for r in found.fragments
+    }
+    assemble.add_times(folder, found.device, rows)
+    return replace(found, notes=(*found.notes, f"recorded in {folder / MARK} and {folder / PAGE}"))
 
 
 def _bench_folder(folder: Path, options: BenchOptions, progress: Progress, timer: Timer | None) -> BenchReport:

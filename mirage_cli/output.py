@@ -24,6 +24,7 @@ from pathlib import Path
 from mirage_cli.errors import Busy, UsageError
 
 MARK = "report.json"  #: what tells an output folder of ours
+PAGE = "report.html"  #: the same for people
 LIBRARY, MUGRAPHS = "libmirage.so", "mugraphs"  #: the kernels in it, and the files that describe them
 _DRAFT, _OLD = ".part", ".old"  #: how the names of folders beside the output folder end
 _PREVIOUS = "previous"  #: what is replaced, where it cannot be exchanged
@@ -126,6 +127,19 @@ def replaced(folder: Path) -> Iterator[Path]:
             os.rename(draft, place)
         elif not _exchanged(draft, place):
             _replace(draft, place)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def renewed(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`, which the caller has `claimed`; its files take the places of those of the same names in
+    `folder`, each at once, when the block ends well."""
+    draft = _beside(folder.absolute(), _DRAFT)
+    try:
+        yield draft
+        for path in sorted(draft.iterdir()):
+            os.replace(path, folder / path.name)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,6 +12,8 @@ from mirage_cli import __version__
 
 SCHEMA_VERSION = 1
 REPLACED, KEPT, FAILED = "replaced", "kept", "failed"
+KERNEL, ISOLATED = "kernel", "kernel isolated"  #: peers in `measured` that are our own kernel without ONNX Runtime
+OWN = (KERNEL, ISOLATED)
 
 #: What a fragment's report holds when nothing is known: every key of the contract is there all the same.
 _SEARCH: dict[str, Any] = {"mappings": 0, "values": 0, "muGraphs": 0, "seconds": 0.0}
@@ -113,9 +116,8 @@ class Report:
         return found
 
     def text(self) -> str:
-        """report.json as text that is valid UTF-8, whatever the names in it."""
-        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate becomes its JSON escape
+        """report.json."""
+        return as_text(self.to_json())
 
     @property
     def replaced(self) -> list[FragmentReport]:
@@ -137,3 +139,9 @@ def finite(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [finite(v) for v in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def as_text(data: Mapping[str, Any]) -> str:
+    """A report as text that is valid UTF-8, whatever the names in it."""
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate becomes its JSON escape

@@ -159,9 +159,18 @@ _MEASURED = _object(
         "device": _text("The device."),
         "original_us": _maybe("Microseconds of the original nodes, median."),
         "mirage_us": _maybe("Microseconds of the operator, median."),
-        "peers": _map("Microseconds of others, by name.", {"type": ["number", "null"]}),
+        "peers": _map(
+            "Microseconds of others, by name; `kernel` and `kernel isolated` are our C function without ONNX Runtime.",
+            {"type": ["number", "null"]},
+        ),
     },
-    {"problems": {"description": "What went wrong."}},
+    {
+        "target": _of("string", "The kind of the device; `cuda` where nothing is said.", enum=["cpu", "cuda"]),
+        "inputs": _list(
+            "Types and sizes that `bench` measured; the typical ones where nothing is said.", {"type": "string"}
+        ),
+        "problems": {"description": "What went wrong."},
+    },
 )
 
 _TENSOR = {"name": _text("In the model."), "type": _text("As `f32[16, 4096]`.")}

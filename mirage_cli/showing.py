@@ -215,6 +215,11 @@ def _stored(plan: StoredPlan | None) -> list[dict[str, Any]]:
     ]
 
 
+def _time(us: float | None) -> str:
+    """A measured time, a dash where there is none."""
+    return "-" if us is None else microseconds(us)
+
+
 def _times(f: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Predicted and measured times beside the floor."""
     rows: list[tuple[str, ...]] = []
@@ -227,12 +232,12 @@ def _times(f: Mapping[str, Any]) -> list[tuple[str, ...]]:
             )
         )
     for m in f["measured"]:
-        peers = ", ".join(f"{name} {microseconds(us)}" for name, us in m.get("peers", {}).items())
+        peers = ", ".join(f"{name} {_time(us)}" for name, us in m.get("peers", {}).items())
         rows.append(
             (
                 f"measured on {m['device']}",
-                f"original {microseconds(m['original_us'])}",
-                f"mirage {microseconds(m['mirage_us'])}",
+                f"original {_time(m['original_us'])}",
+                f"mirage {_time(m['mirage_us'])}",
                 peers,
             )
         )

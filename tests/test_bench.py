@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,25 @@ def test_everything_is_compared_and_timed(optimized: Optimized) -> None:
         "peers": {},
     }
     assert Path(data["model"]["original"]) == sample(SAMPLE)
+
+
+def test_times_are_put_into_the_report(copied: Optimized) -> None:
+    folder = copied(SAMPLE)
+    before, files = report_file.read(folder), sorted(p.name for p in folder.parent.iterdir())
+    for _ in range(2):  # what a device measured before is replaced
+        found = bench_folder(folder, replace(QUICK, record=True))
+    assert found.notes == (f"recorded in {folder}/report.json and {folder}/report.html",)
+    after = report_file.read(folder)
+    (row,) = after["fragments"][0].pop("measured")
+    (measured,) = found.to_json()["fragments"][0]["measured"]
+    assert row == measured | {"target": "cpu", "inputs": ["f32[5, 48]", "f32[48, 40]"]}
+    assert before["fragments"][0].pop("measured") == []
+    assert after == before, "nothing else is changed"
+    assert sorted(p.name for p in folder.parent.iterdir()) == files, "nothing is left beside the folder"
+    page = (folder / "report.html").read_text()
+    assert f">measured on {devices.processor()}<" in page, "without sizes: they are those of the report"
+    assert "mirage, measured on" in page, "on the roofline too"
+    assert f"mirage optimize {sample(SAMPLE)} -o {folder}" in page
 
 
 def test_the_table_names_fragments_and_times(optimized: Optimized) -> None:

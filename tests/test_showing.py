@@ -115,6 +115,14 @@ def test_folders_that_are_no_output(tmp_path: Path) -> None:
         show(tmp_path, "a6")  # its muGraph file is missing
 
 
+def test_a_time_that_could_not_be_measured_is_a_dash(tmp_path: Path) -> None:
+    kept = reports.kept()
+    kept.measured = [{"device": "a GPU", "original_us": 3.0, "mirage_us": None, "peers": {"torch.compile": None}}]
+    text = checked(show(written(tmp_path, reports.report(kept)), "b6"))
+    assert "measured on a GPU  original 3.00 us  mirage -" in text
+    assert "torch.compile -" in text
+
+
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names(tmp_path: Path, name: str) -> None:
     kept = reports.kept(name)

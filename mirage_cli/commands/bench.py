@@ -12,7 +12,7 @@ from mirage_cli.commands.common import Voice
 from mirage_cli.errors import CheckFailed
 
 #: options that only one of the two forms takes
-_FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads")
+_FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads", "record")
 _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
 
 
@@ -37,6 +37,7 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads of ONNX Runtime [its own choice].")
 @click.option("--peers", metavar="NAMES", help="Peers on a GPU, of eager,compile,sdpa,ort [all of them].")
 @click.option("--no-peers", is_flag=True, help="Time ours alone.")
+@click.option("--record", is_flag=True, help="Put the times into the report of DIR.")
 @common.settings_options(
     "seed",
     only="Suite: only rows with such a name.",

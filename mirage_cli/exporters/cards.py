@@ -12,6 +12,7 @@ from mirage_cli.exporters import canvas, original, wording
 from mirage_cli.exporters.labels import amount, byte_count, counted, microseconds
 from mirage_cli.exporters.modelmap import fragment_anchor
 from mirage_cli.exporters.pictures import Picture
+from mirage_cli.report import OWN
 
 SCHEDULE_HEAD = ("target", "kernel", "engine", "tiles", "loop step", "warps", "stages", "memory of a block")
 PROOF_HEAD = ("target", "mode", "primes", "rounds", "degree", "applications", "error at most")
@@ -175,7 +176,10 @@ def _bars(f: Mapping[str, Any]) -> list[tuple[str, list[Bar]]]:
         )
     for m in f["measured"]:
         rows = [("original", m["original_us"], "was"), ("mirage", m["mirage_us"], "ours")]
-        groups.append((f"measured on {m['device']}", rows + [(k, us, "peer") for k, us in m.get("peers", {}).items()]))
+        rows += [(name, us, "ours" if name in OWN else "peer") for name, us in m.get("peers", {}).items()]
+        stated = f["program"]["inputs"]
+        sizes = m.get("inputs", stated)[: len(stated)]
+        groups.append((f"measured on {m['device']}{'' if sizes == stated else ': ' + ', '.join(sizes)}", rows))
     found = []
     for title, times in groups:
         known = [(what, us, css) for what, us, css in times if us]

@@ -15,6 +15,7 @@ from typing import Any
 
 from mirage_cli.exporters import canvas
 from mirage_cli.exporters.labels import amount, byte_count, microseconds, short
+from mirage_cli.report import OWN
 
 WIDTH, HEIGHT = 600.0, 400.0  #: pixels
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 30.0, 46.0
@@ -69,10 +70,16 @@ def plots(fragments: Sequence[Mapping[str, Any]]) -> list[Plot]:
 def _times(f: Mapping[str, Any], p: Mapping[str, Any], kind: str) -> tuple[tuple[str, str, float], ...]:
     found = [("floor", "floor", p["floor_us"]), ("was", "original, predicted", p["original_us"])]
     found.append(("ours", "mirage, predicted", p["predicted_us"]))
-    for m in f["measured"] if kind == "cuda" else ():
+    fixed = all(isinstance(e, int) for e in f["program"]["axes"].values())
+    for m in f["measured"]:
+        if m.get("target", "cuda") != kind or ("inputs" in m and not fixed):
+            continue  # at other sizes there are other bytes and operations
         found.append(("was timed", f"original, measured on {m['device']}", m["original_us"]))
         found.append(("ours timed", f"mirage, measured on {m['device']}", m["mirage_us"]))
-        found += [("peer", f"{name}, measured on {m['device']}", us) for name, us in m.get("peers", {}).items()]
+        found += [
+            ("ours timed" if name in OWN else "peer", f"{name}, measured on {m['device']}", us)
+            for name, us in m.get("peers", {}).items()
+        ]
     return tuple((mark, what, us) for mark, what, us in found if us)
 
 

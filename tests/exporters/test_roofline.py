@@ -54,6 +54,26 @@ def test_measurements_are_on_the_gpu_s_plot() -> None:
         assert wanted in cuda and wanted not in cpu
 
 
+def test_recorded_times_are_on_their_kind_s_plot_where_the_sizes_are_the_same() -> None:
+    f = reports.replaced()
+    f.predictions["cuda"] = reports.PREDICTION
+    row = {
+        "original_us": 21.9,
+        "mirage_us": 13.6,
+        "peers": {"kernel": 9.1, "failed one": None},
+        "inputs": ["f32[5, 48]"],
+    }
+    f.program = {**f.program, "axes": {"a": 5, "b": 40, "c": 48}}
+    f.measured = [{"device": "a CPU", "target": "cpu", **row}, {"device": "a GPU", "target": "cuda", **row}]
+    cuda, cpu = (roofline.drawing(p) for p in roofline.plots([f.to_json()]))
+    assert "mirage, measured on a CPU 13.6 us" in cpu and "a GPU" not in cpu
+    assert "kernel, measured on a GPU 9.10 us" in cuda and "a CPU" not in cuda
+    assert "failed one" not in cuda
+    assert 'class="peer"' not in cuda, "the kernel alone is ours"
+    f.program = {**f.program, "axes": {"a": "batch", "b": 40, "c": 48}}
+    assert "measured" not in "".join(roofline.drawing(p) for p in roofline.plots([f.to_json()]))
+
+
 def test_fragments_without_operations_or_predictions_are_no_lines() -> None:
     assert roofline.plots([reports.kept().to_json()]) == []
     (cpu,) = roofline.plots(fragments(flops=0))
