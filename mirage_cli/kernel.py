@@ -272,19 +272,21 @@ class Kernel:
 def load_kernel(folder: str | PathLike[str], identifier: str | None = None, threads: int | None = None) -> Kernel:
     """The kernel of a fragment of an output folder of `mirage optimize`.
 
-    `identifier` is the fragment's, or the name of its operator (`norm_linear_0123456789abcdef`); it can be left out where
-    the folder has one fragment only. `threads` is how many a call on the CPU uses (one by default). Raises UsageError for
-    an identifier that the folder does not have, ModelError for a folder that is none of `optimize`, Refused for a library
-    that anybody could have replaced.
+    `identifier` is the fragment's, its beginning, or the name of its operator (`norm_linear_0123456789abcdef`); it
+    can be left out where the folder has one fragment only. `threads` is how many a call on the CPU uses (one by
+    default). Raises UsageError for an identifier that the folder does not have, ModelError for a folder that is none
+    of `optimize`, Refused for a library that anybody could have replaced.
     """
     place = Path(folder)
     there = sorted(p.stem for p in (place / MUGRAPHS).glob("*.json"))
     if not there:
         raise ModelError(f"{place}: expected an output folder of mirage optimize, found no {MUGRAPHS}/*.json")
-    wanted = identifier.rpartition("_")[2] if identifier is not None else there[0]
-    if wanted not in there or (identifier is None and len(there) > 1):
+    asked = None if identifier is None else identifier.rpartition("_")[2]
+    fitting = [i for i in there if i == asked] or [i for i in there if asked is None or (asked and i.startswith(asked))]
+    if len(fitting) != 1:
         found = f"found {identifier!r}" if identifier is not None else f"there are {len(there)}"
         raise UsageError(f"{place}: expected the identifier of one fragment, {found}", f"one of {', '.join(there)}")
+    (wanted,) = fitting
     path = place / MUGRAPHS / f"{wanted}.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -363,12 +363,24 @@ def test_a_folder_with_several(optimized: Optimized) -> None:
     assert names[0] in caught.value.hint
     with pytest.raises(UsageError, match="found 'nothing'"):
         load_kernel(folder, "nothing")
+    with pytest.raises(UsageError, match="found ''"):
+        load_kernel(folder, "")
+    assert load_kernel(folder, names[0][:8]).spec == load_kernel(folder, names[0]).spec
     model = onnx.load(folder / "model.onnx")
     weights = {t.name for t in model.graph.initializer}
     for name in names:
         kernel = load_kernel(folder, name)
         nodes = [n for n in model.graph.node if n.op_type == kernel.spec.op_type]
         assert kernel.constants == {k for k, i in enumerate(nodes[0].input) if i in weights} != frozenset()
+
+
+def test_the_beginning_of_several_identifiers_is_none(tmp_path: Path) -> None:
+    for name in ("ab12", "ab34"):
+        (tmp_path / "mugraphs").mkdir(exist_ok=True)
+        (tmp_path / "mugraphs" / f"{name}.json").touch()
+    with pytest.raises(UsageError, match="found 'ab'") as caught:
+        load_kernel(tmp_path, "ab")
+    assert caught.value.hint == "one of ab12, ab34"
 
 
 def test_folders_that_are_none(copied: Optimized, tmp_path: Path) -> None:
