@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Number
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.graph import Cast, Graph, Map, broadcast
+from mirage_cli.lax.graph import Cast, Graph, Map, Reduce, broadcast
 
 
 def scale(g: Graph, x: int, factor: Number) -> int:
@@ -81,9 +81,11 @@ def log_sum_exp(g: Graph, x: int, dims: Sequence[int]) -> int:
 
 
 def select(g: Graph, condition: int, x: int, y: int) -> int:
-    """`x` where `condition` holds, else `y`; a quotient whose NaN is replaced by 0 is one operator, div0.
+    """`x` where `condition` holds, else `y`; a softmax whose NaN is replaced by 0 is a quotient of its own, div0.
 
-    Recognised are isnan(q) and its spellings not(isnan(q)), q == q and not(q == q), for q = a / b also behind casts.
+    Recognised are isnan(q) and its spellings not(isnan(q)), q == q and not(q == q), for q = a / b also behind casts. Where b
+    is the sum of all a of a row, it is NaN wherever some a is: whether the result is 0 depends on b alone, and what the
+    quotient is multiplied with may come before it.
     """
     found = _nan_test(g, condition)
     if found is not None:
@@ -91,7 +93,7 @@ def select(g: Graph, condition: int, x: int, y: int) -> int:
         zero, kept = (x, y) if positive else (y, x)
         q = _behind_casts(g, kept)
         same = q == _behind_casts(g, tested) and broadcast([g.dims(x), g.dims(y)], "where") == g.dims(kept)
-        if same and g.fill_value(zero) == 0 and g.steps[q] == Map("div"):
+        if same and g.fill_value(zero) == 0 and g.steps[q] == Map("div") and _is_share(g, *g.inputs[q]):
             return g.cast(g.map("div0", *g.inputs[q]), g.dtype(kept))
     return g.map("where", condition, x, y)
 
@@ -108,6 +110,17 @@ def _nan_test(g: Graph, v: int) -> tuple[int, bool] | None:
             inner = _nan_test(g, inputs[0])
             return None if inner is None else (inner[0], not inner[1])
     return None
+
+
+def _is_share(g: Graph, part: int, total: int) -> bool:
+    """Whether a value is divided by a sum of such values."""
+    total = _behind_casts(g, total)
+    step = g.steps[total]
+    return (
+        isinstance(step, Reduce)
+        and step.kind == "sum"
+        and _behind_casts(g, g.inputs[total][0]) == _behind_casts(g, part)
+    )
 
 
 def _behind_casts(g: Graph, v: int) -> int:

@@ -7,6 +7,7 @@ in each domain.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -87,13 +88,13 @@ class Float64(ArrayDomain):
 
     def div(self, x: Floats, y: Floats, guard: bool = False) -> Floats:
         q = np.divide(x, y)
-        return np.where(np.isnan(q), 0.0, q) if guard else q
+        return np.where(np.isnan(q) & (np.isnan(y) | ~np.isnan(x)), 0.0, q) if guard else q
 
     def exp(self, x: Floats) -> Floats:
         return np.exp(x)
 
     def stable_exp(self, x: Floats, over: Axes) -> Floats:
-        result: Floats = np.exp(x - np.max(x, axis=self.dims(over), keepdims=True))
+        result: Floats = np.exp(x - np.max(x, axis=self.dims(over), keepdims=True, initial=-np.inf))
         return result
 
     def call(self, name: str, *args: Floats) -> Floats:
@@ -111,8 +112,8 @@ class Float64(ArrayDomain):
         return result
 
     def extreme(self, kind: str, x: Floats, over: Axes) -> Floats:
-        reduce = {"max": np.max, "min": np.min, "prod": np.prod}[kind]
-        result: Floats = reduce(x, axis=self.dims(over), keepdims=True)  # type: ignore[operator]
+        reduce, none = {"max": (np.max, -np.inf), "min": (np.min, np.inf), "prod": (np.prod, 1.0)}[kind]
+        result: Floats = reduce(x, axis=self.dims(over), keepdims=True, initial=none)  # type: ignore[operator]
         return result
 
     def contract(self, x: Floats, y: Floats, over: Axes) -> Floats:
@@ -165,7 +166,8 @@ def contract_arrays(x: Array, y: Array, dims: tuple[int, ...], matmul: Any) -> A
     rest = [d for d in range(rank) if d not in k and d not in both and d not in m and d not in n]
     x = x.transpose(both + m + k + n + rest).reshape(count(sizes(x, both)), count(sizes(x, m)), count(sizes(x, k)))
     yk = y.transpose(both + k + n + m + rest)
-    y = yk.reshape(count(yk.shape[: len(both)]), count(yk.shape[len(both) : len(both) + len(k)]), -1)
+    parts = (0, len(both), len(both) + len(k), yk.ndim)
+    y = yk.reshape([count(yk.shape[a:b]) for a, b in itertools.pairwise(parts)])
     z = matmul(x, y)
     order = both + m + n
     z = z.reshape([out[d] for d in order] + [1] * (rank - len(order)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ class DType:
     bytes: int
     kind: str
     mantissa: int = 0  #: explicit mantissa bits of a float, 0 otherwise
+    exponent: int = 0  #: bits of a float's exponent, 0 otherwise
 
     def __str__(self) -> str:
         return self.name
@@ -29,11 +31,22 @@ class DType:
         """Distance from 1.0 to the next value; 0 for exact types."""
         return 2.0**-self.mantissa if self.is_float else 0.0
 
+    @property
+    def largest(self) -> float:
+        """The largest finite number of a float type; infinity for others."""
+        top = 2.0 ** (2 ** (self.exponent - 1) - 1) if self.is_float else math.inf
+        return top * (2.0 - self.epsilon)
 
-F64 = DType("f64", 8, "float", 52)
-F32 = DType("f32", 4, "float", 23)
-F16 = DType("f16", 2, "float", 10)
-BF16 = DType("bf16", 2, "float", 7)
+    @property
+    def normal(self) -> float:
+        """The smallest positive number of a float type that has all its bits."""
+        return 2.0 ** (2 - 2 ** (self.exponent - 1)) if self.is_float else 0.0
+
+
+F64 = DType("f64", 8, "float", 52, 11)
+F32 = DType("f32", 4, "float", 23, 8)
+F16 = DType("f16", 2, "float", 10, 5)
+BF16 = DType("bf16", 2, "float", 7, 8)
 I64 = DType("i64", 8, "int")
 I32 = DType("i32", 4, "int")
 I16 = DType("i16", 2, "int")

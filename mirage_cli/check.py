@@ -1,15 +1,16 @@
 """The float check of a fragment: the built kernel against float64, beside what the original operators make of it.
 
-Inputs are random and adversarial (large, tiny and constant values, masked rows); weights are the model's own. On random
-inputs the accuracy rule holds as it is; on adversarial ones, where the order of a sum decides the error of the original
-and of ours alike, its factor is `ILL_CONDITIONED`.
+Inputs are random and adversarial: larger and smaller numbers, other sizes, and the edges that a program's operators call for
+(`edges`); weights are the model's own. On random inputs the accuracy rule holds as it is; on adversarial ones, where the
+order of a sum decides the error of the original and of ours alike, its factor is `ILL_CONDITIONED`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli import runtime, windows
-from mirage_cli.accuracy import ILL_CONDITIONED, Accuracy, compare
+from mirage_cli.accuracy import DRAWS, FEW, ILL_CONDITIONED, Accuracy, Sample, judged
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
-from mirage_cli.errors import Refused
+from mirage_cli.edges import NOT_FINITE, edges
+from mirage_cli.errors import MirageError, Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.kernel import Kernel
 from mirage_cli.lax import extents as ex
@@ -37,17 +39,48 @@ LONGER_VALUES = (70, 33, 129, 40)  #: what they are in the case "longer": more t
 CASES = ("random", "longer", "large", "tiny", "zero")
 TYPICAL = "typical"  #: the name of a case of random inputs at sizes that a caller gives
 PLAIN = ("random", "longer", TYPICAL)  #: the cases for which the accuracy rule holds as it is
+SHORTEST, LONGEST, EMPTY = "shortest", "longest", "empty"  #: cases of sizes at their limits
+LONG = 4099  #: what symbols without an upper limit are in "longest"
+LONG_WORK = 2e7  #: multiply-adds of the largest operator up to which "longest" goes
+EDGES = 20  #: cases at the edges of numbers, at most
+LEAST_EDGES = 6  #: how many of them there are whatever they cost
+EDGE_WORK = 4e8  #: multiply-adds of all of them together
+_WINDOW = 2e7  #: multiply-adds above which a part of a result is compared
 _SCALES = {"random": 1.0, "longer": 1.0, "large": 30.0, "tiny": 1e-4, "zero": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
+class Edges:
+    """What a check found at the edges of numbers: the kinds of inputs, the one that used most of the error that is allowed
+    with its accuracy, and the kinds on which the original overflows and the kernel does not."""
+
+    kinds: tuple[str, ...]
+    worst: str
+    accuracy: Accuracy
+    better: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The report's `verification.float.edges`."""
+        return {
+            "kinds": list(self.kinds),
+            "worst": self.worst,
+            "error": self.accuracy.rmse,
+            "original_error": self.accuracy.original_rmse,
+            "better": list(self.better),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class FloatCheck:
-    """The verdict over all cases: the worst accuracy, or why there was no check."""
+    """The verdict over all cases: the worst accuracy on random inputs and what was found at the edges; or the case that failed
+    and its `number`; or why there was no check."""
 
     passed: bool
     worst: Accuracy | None
     case: str = ""
     skipped: str = ""
+    edges: Edges | None = None
+    number: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The report's `verification.float`."""
@@ -62,32 +95,47 @@ class FloatCheck:
             "max_error": self.worst.max_error,
             "original_max_error": self.worst.original_max_error,
             "note": self.worst.note,
-        }
+        } | ({"edges": self.edges.to_json()} if self.edges is not None else {})
 
 
-def too_large(program: Program, symbols: Mapping[str, int]) -> str:
-    """Why a program is not evaluated in float64, or nothing."""
+def too_large(program: Program, symbols: Mapping[str, int], most: float | None = None) -> str:
+    """Why a program is not evaluated in float64, or nothing; `most` (by default `MAX_WORK`) bounds the multiply-adds of an
+    operator."""
+    for work, held in _works(program, symbols):
+        if work > (most or MAX_WORK) or held > MAX_ELEMENTS:
+            return f"a value of {held:.1e} elements ({work:.1e} multiply-adds) is too large for a float64 run"
+    return ""
+
+
+def _works(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float, float]]:
+    """The multiply-adds of each operator, and the elements of its value."""
     size = {a.name: ex.value(a.extent, symbols) for a in program.axes}
     for n in program.nodes:
         axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
-        work = float(np.prod([float(size[a]) for a in axes]))
         held = float(np.prod([float(size[a]) for a in program.axes_of(n.name)]))
-        if work > MAX_WORK or held > MAX_ELEMENTS:
-            return f"a value of {held:.1e} elements ({work:.1e} multiply-adds) is too large for a float64 run"
-    return ""
+        yield float(np.prod([float(size[a]) for a in axes])), held
 
 
 def symbol_values(symbols: Sequence[str], case: str = "random", limits: Limits | None = None) -> dict[str, int]:
     """Numbers for symbols that fit each other (`past` and `(past+1)`), within `limits` (least and greatest by symbol)."""
     values = LONGER_VALUES if case == "longer" else SYMBOL_VALUES
-    meant = {s: sizes.from_extent(ex.symbol(s)) for s in symbols}
     found: dict[str, int] = {}
-    for k, s in enumerate(sorted({n for size in meant.values() for n in sizes.names(size)})):
+    for k, s in enumerate(_roots(symbols)):
         low, high = (limits or {}).get(s, (1, None))
         found[s] = max(low, values[k % len(values)] + k // len(values))
         found[s] = found[s] if high is None else min(high, found[s])
-    numbers = {s: sizes.substitute(size, found) for s, size in meant.items()}
-    return found | {s: n for s, n in numbers.items() if isinstance(n, int)}
+    return _solved(symbols, found)
+
+
+def _roots(symbols: Sequence[str]) -> list[str]:
+    """The names that symbols are made of, such as `past` of `(past+1)`."""
+    return sorted({n for s in symbols for n in sizes.names(sizes.from_extent(ex.symbol(s)))})
+
+
+def _solved(symbols: Sequence[str], found: Mapping[str, int]) -> dict[str, int]:
+    """The numbers of symbols and of what they are made of, given those of the latter."""
+    numbers = {s: sizes.substitute(sizes.from_extent(ex.symbol(s)), found) for s in symbols}
+    return {**found} | {s: n for s, n in numbers.items() if isinstance(n, int)}
 
 
 def inputs(
@@ -150,6 +198,12 @@ def run_job(job: CheckJob) -> FloatCheck | None:
     )
 
 
+def failing_inputs(job: CheckJob, found: FloatCheck) -> Arrays:
+    """The inputs on which a check found a kernel wrong, by source."""
+    cases = draws(job.program, job.constants, job.seed, job.limits, job.spec.symbols)
+    return dict(enumerate(next(islice(cases, found.number, None)).arrays))
+
+
 def extra_arrays(job: CheckJob, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
     """Arrays for the inputs that only the original nodes read."""
     return [
@@ -174,7 +228,8 @@ def original_runner(job: CheckJob, provider: str = "cpu", device: int = 0) -> Ru
 @dataclass(frozen=True, slots=True)
 class Case:
     """Inputs of a program in the order of its sources, what its symbols are, and for each output what the original made
-    of them and the float64 result: of the whole program, or of its `windows` one after the other."""
+    of them and the float64 result: of the whole program, or of its `windows` one after the other. `number` is the place among
+    the draws of a check; of outputs of few numbers `again` makes more draws of the same case."""
 
     name: str
     arrays: tuple[NDArray[Any], ...]
@@ -182,20 +237,41 @@ class Case:
     original: tuple[NDArray[Any], ...]
     wanted: tuple[NDArray[np.float64], ...]
     windows: tuple[Program, ...] = ()
+    number: int = 0
+    again: Callable[[], Iterable[Case]] | None = None
 
-    def compared(self, program: Program, results: Sequence[Any]) -> Accuracy:
-        """The first accuracy that does not pass, else the one with the largest error beside the original's."""
-        found: list[Accuracy] = []
+    def compared(self, program: Program, results: Sequence[Any], kernel: Runner | None = None) -> Accuracy:
+        """The first accuracy that does not pass, else the one with the largest error beside the original's. With the kernel
+        that made the results, outputs of few numbers that do not pass are judged over more draws."""
+        own = [self.sample(program, results, k) for k in range(len(self.wanted))]
         factor = None if self.name in PLAIN else ILL_CONDITIONED
-        for k, wanted in enumerate(self.wanted):
-            o = program.outputs[k % len(program.outputs)]
-            result, own = np.asarray(results[k % len(results)]), self.original[k % len(results)]
-            if self.windows:
-                part = self.windows[k // len(results)]
-                view = part.outputs[k % len(results)]
-                result, own = (windows.seen(part, view, a, self.symbols) for a in (result, own))
-            found.append(compare(result, own, wanted, o.dtype, factor))
+        more: list[tuple[Case, Sequence[Any]]] = []
+
+        def drawn() -> list[tuple[Case, Sequence[Any]]]:
+            if not more and kernel is not None and self.again is not None:
+                more.extend((c, list(kernel(c.arrays, c.symbols))) for c in self.again())
+            return more
+
+        found = [
+            judged(
+                sample,
+                program.outputs[k % len(program.outputs)].dtype,
+                lambda k=k: [c.sample(program, made, k) for c, made in drawn()],  # type: ignore[misc]
+                factor,
+                self.name == NOT_FINITE,
+            )
+            for k, sample in enumerate(own)
+        ]
         return max(found, key=lambda a: (not a.passed, a.rmse / (a.original_rmse + 1e-30)))
+
+    def sample(self, program: Program, results: Sequence[Any], k: int) -> Sample:
+        """What is compared of `wanted` number k."""
+        result, own = np.asarray(results[k % len(results)]), self.original[k % len(results)]
+        if self.windows:
+            part = self.windows[k // len(results)]
+            view = part.outputs[k % len(results)]
+            result, own = (windows.seen(part, view, a, self.symbols) for a in (result, own))
+        return result, own, self.wanted[k]
 
 
 def check(
@@ -222,30 +298,110 @@ def cases(
 ) -> Iterator[Case | str]:
     """The cases of a check; a text in their place says why a program is not evaluated in float64."""
     names = program.symbols if symbols is None else symbols
-    for case in CASES if names else [c for c in CASES if c != "longer"]:
-        extents = symbol_values(names, case, limits)
-        reason = too_large(program, extents)
+    wide: dict[int, NDArray[np.float64]] = {}
+
+    def made(drawn: Drawn) -> Case:
+        if not wide:
+            wide.update({k: np.asarray(a).astype(np.float64) for k, a in constants.items()})
+        return case_of(program, drawn.name, drawn.arrays, drawn.symbols, original, drawn.most, wide)
+
+    for number, drawn in enumerate(draws(program, constants, seed, limits, names)):
+        reason = too_large(program, drawn.symbols) if drawn.name in CASES else ""
         if reason:
             yield reason
             return
+        try:
+            case = made(drawn)
+        except MirageError:
+            if drawn.name != EMPTY:
+                raise
+            continue  # the original has no answer
+
+        def again(number: int = number) -> Iterator[Case]:
+            for k in range(1, DRAWS):
+                yield from map(made, islice(draws(program, constants, seed + k, limits, names), number, number + 1))
+
+        few = any(w.size < FEW for w in case.wanted)
+        yield replace(case, number=number, again=again if few else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Inputs of a case, what its symbols are, and the multiply-adds of an operator above which parts are compared."""
+
+    name: str
+    arrays: tuple[NDArray[Any], ...]
+    symbols: Mapping[str, int]
+    most: float | None = None
+
+
+def draws(
+    program: Program,
+    constants: Mapping[int, NDArray[Any]],
+    seed: int,
+    limits: Limits | None = None,
+    symbols: Sequence[str] | None = None,
+) -> Iterator[Drawn]:
+    """The inputs of all cases of a check; how many there are, and of what kinds, does not depend on the seed."""
+    names = program.symbols if symbols is None else symbols
+
+    def drawn(name: str, case: str, extents: Mapping[str, int], most: float | None = None) -> Drawn:
         arrays = inputs(program, case, seed, constants, extents)
-        yield case_of(program, case, [arrays[k] for k in range(len(program.sources))], extents, original)
+        return Drawn(name, tuple(arrays[k] for k in range(len(program.sources))), extents, most)
+
+    for case in CASES if names else [c for c in CASES if c != "longer"]:
+        yield drawn(case, case, symbol_values(names, case, limits))
+    for name, extents in _limits_of_sizes(program, names, limits):
+        yield drawn(name, "random", extents, _WINDOW)
+    usual = drawn("random", "random", symbol_values(names, "random", limits))
+    work = sum(w for w, _ in _works(program, usual.symbols))
+    count = max(LEAST_EDGES, min(EDGES, int(EDGE_WORK // max(work, 1.0))))
+    for edge in islice(edges(program, usual.arrays, usual.symbols, seed), count):
+        yield Drawn(edge.kind, edge.arrays, usual.symbols, _WINDOW)
+
+
+def _limits_of_sizes(
+    program: Program, names: Sequence[str], limits: Limits | None
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """Symbols at the ends of what they may be: all at their least, all as large as is affordable, each without limits 0."""
+    if not names:
+        return
+    roots = _roots(names)
+    known = limits or {}
+    yield SHORTEST, _solved(names, {s: known.get(s, (1, None))[0] for s in roots})
+    for top in (LONG >> k for k in range(12)):
+        found = {s: max(known.get(s, (1, None))[0], min(known.get(s, (1, None))[1] or top, top)) for s in roots}
+        if not too_large(program, _solved(names, found), LONG_WORK):
+            yield LONGEST, _solved(names, found)
+            break
+    usual = {s: n for s, n in symbol_values(names, "random", limits).items() if s in roots}
+    for s in roots:
+        if s not in known:
+            yield EMPTY, _solved(names, usual | {s: 0})
 
 
 def case_of(
-    program: Program, name: str, arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int], original: Runner
+    program: Program,
+    name: str,
+    arrays: Sequence[NDArray[Any]],
+    symbols: Mapping[str, int],
+    original: Runner,
+    most: float | None = None,
+    known: Mapping[int, NDArray[np.float64]] | None = None,
 ) -> Case:
-    """The case with these inputs. Of a program that is too large the ends of its free axes are looked at, as far as that
-    makes it small enough; raises Refused where it does not."""
+    """The case with these inputs. Of a program with operators of more than `most` multiply-adds the ends of its free axes are
+    looked at, as far as that makes it small enough; raises Refused where it is too large all the same. `known` are arrays that
+    are float64 already."""
     parts = [program]
     for axis in windows.free_axes(program, symbols):
-        if not too_large(parts[0], symbols):
+        if not too_large(parts[0], symbols, most):
             break
         parts = [w for p in parts for w in windows.both_ends(p, symbols, axis)]
     reason = too_large(parts[0], symbols)
     if reason:
         raise Refused(reason)
-    wide = {k: np.asarray(a).astype(np.float64) for k, a in enumerate(arrays)}
+    wide = dict(known or {})
+    wide |= {k: np.asarray(a).astype(np.float64) for k, a in enumerate(arrays) if k not in wide}
     domain = Float64([a.name for a in program.axes])
     whole = parts[0] is program
     shown = parts if whole else [windows.compact(p) for p in parts]
@@ -257,13 +413,28 @@ def case_of(
 def judge(program: Program, kernel: Runner, found: Iterable[Case | str]) -> FloatCheck:
     """Compare what `kernel` makes of each case with float64; the first case that fails ends it."""
     worst: tuple[float, Accuracy, str] | None = None
+    seen: dict[str, list[Accuracy]] = {}
     for case in found:
         if isinstance(case, str):
             return FloatCheck(True, None, skipped=case)
-        accuracy = case.compared(program, list(kernel(case.arrays, case.symbols)))
+        accuracy = case.compared(program, list(kernel(case.arrays, case.symbols)), kernel)
         if not accuracy.passed:
-            return FloatCheck(False, accuracy, case.name)
+            return FloatCheck(False, accuracy, case.name, number=case.number)
         ratio = accuracy.rmse / (accuracy.original_rmse + 1e-30)
         if worst is None or (case.name in PLAIN and ratio > worst[0]):
             worst = (ratio, accuracy, case.name)
-    return FloatCheck(True, worst[1] if worst else None, worst[2] if worst else "", "" if worst else "no outputs")
+        if case.name not in PLAIN:
+            seen.setdefault(case.name, []).append(accuracy)
+    if worst is None:
+        return FloatCheck(True, None, skipped="no outputs")
+    return FloatCheck(True, worst[1], worst[2], edges=_edges(seen))
+
+
+def _edges(seen: Mapping[str, Sequence[Accuracy]]) -> Edges | None:
+    """What is to be told of the cases that are not plain ones."""
+    if not seen:
+        return None
+    top = {kind: max(found, key=lambda a: a.used) for kind, found in seen.items()}
+    worst = max(top, key=lambda kind: top[kind].used)
+    better = tuple(kind for kind, found in seen.items() if any(a.note for a in found))
+    return Edges(tuple(seen), worst, top[worst], better)

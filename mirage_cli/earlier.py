@@ -17,7 +17,7 @@ import numpy as np
 
 from mirage_cli import devices
 from mirage_cli.accuracy import Accuracy
-from mirage_cli.check import FloatCheck, Limits
+from mirage_cli.check import Edges, FloatCheck, Limits
 from mirage_cli.codegen.passes import Passes
 from mirage_cli.codegen.source import Memory
 from mirage_cli.isolation import Lost
@@ -164,7 +164,12 @@ class Checks:
 
 def check_from_json(data: Mapping[str, Any]) -> FloatCheck:
     """A float check that was written as a mapping of its fields."""
-    return FloatCheck(**{**data, "worst": Accuracy(**data["worst"])})
+    found = data.get("edges")
+    edges = None
+    if found is not None:
+        accuracy = Accuracy(**found["accuracy"])
+        edges = Edges(tuple(found["kinds"]), found["worst"], accuracy, tuple(found["better"]))
+    return FloatCheck(**{**data, "worst": Accuracy(**data["worst"]), "edges": edges})
 
 
 def _version(package: str) -> str | None:

@@ -354,7 +354,7 @@ class _Recheck:
         for (f, job), outcome in zip(kernels, done[1:], strict=False):
             self.agrees(f, outcome)
             if isinstance(outcome, FloatCheck) and not outcome.passed and not job.program.symbols:
-                self.shown[f.id] = check.inputs(job.program, outcome.case, job.seed, job.constants, {})
+                self.shown[f.id] = check.failing_inputs(job, outcome)
         if case is not None and uses:
             self.with_library(case, done[-1])
         if case is not None and (self.folder / script_patch.MODEL).is_file():

@@ -102,11 +102,23 @@ _FLOAT = _object(
     },
     {
         "passed": _of("boolean", "Whether it keeps the accuracy rule."),
-        "case": _text("The kind of inputs that came out worst: `random`, `large`, `tiny`, ..."),
+        "case": _text(
+            "The inputs that the figures are of: the worst of the random ones; where it failed, the kind that did."
+        ),
         "max_error": _maybe("Largest error of the kernel."),
         "original_max_error": _maybe("The same of the original operators."),
         "note": _text("For instance that the original overflows and the kernel does not."),
         "skipped": _text("Why nothing was run."),
+        "edges": _object(
+            "What was found on inputs at the edges of numbers, where the rule's factor is 10.",
+            {
+                "kinds": _list("The kinds that were tried.", {"type": "string"}),
+                "worst": _text("The one that used most of the error that is allowed."),
+                "error": _maybe("Root mean square error of the kernel on it."),
+                "original_error": _maybe("The same of the original operators."),
+                "better": _list("Kinds where the original overflows and the kernel does not.", {"type": "string"}),
+            },
+        ),
     },
 )
 

@@ -16,7 +16,7 @@ from fractions import Fraction
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
-from mirage_cli.lax.program import Program, Slot
+from mirage_cli.lax.program import Program, Slot, divisor
 from mirage_cli.search.mugraph import BlockGraph, BlockOp, ThreadGraph
 
 REDUCTIONS = ("sum", "top")  #: over the row; `max` is the elementwise operator
@@ -152,8 +152,16 @@ class _Values:
         values = list(args)
         for n in graph.nodes:
             number = (n.value if n.value is not None else Fraction(0)) if n.op == "const" else None
-            values.append(self.make(n.op, tuple(values[i] for i in n.inputs), number=number))
+            values.append(self.divided(n.op, tuple(values[i] for i in n.inputs), number))
         return values[-1]
+
+    def divided(self, op: str, args: tuple[str, ...], number: Fraction | float | None) -> str:
+        """The name of an operator's value; a product with the reciprocal of a whole number is the quotient that it means."""
+        for x, by in (args, args[::-1]) if op == "mul" else ():
+            below = divisor(self.values[by].number)
+            if below is not None and self.values[x].op != "const":
+                return self.make("div", (x, self.make("const", (), number=below)))
+        return self.make(op, args, number=number)
 
     def make(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,8 @@ def _reference(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]
     (x,) = arrays
     assert x.shape == (symbols["rows"], 33)
     wide = x.astype(np.float32)
-    return [(wide / np.sqrt((wide**2).mean(1, keepdims=True) + np.float32(1e-5))).astype(x.dtype)]
+    with np.errstate(all="ignore"):
+        return [(wide / np.sqrt((wide**2).mean(1, keepdims=True) + np.float32(1e-5))).astype(x.dtype)]
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +54,13 @@ def test_every_case_is_tried(norm: Program) -> None:
     seen: list[tuple[float, int]] = []
 
     def record(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
-        seen.append((float(np.abs(arrays[0]).max()), symbols["rows"]))
+        seen.append((float(np.abs(arrays[0]).max(initial=0.0)), symbols["rows"]))
         return _reference(arrays, symbols)
 
     assert check(norm, record, _reference, {}, 1).passed
-    assert len(seen) == len(checks.CASES)
-    largest, rows = dict(zip(checks.CASES, seen, strict=True)), [n for _, n in seen]
+    names = [d.name for d in checks.draws(norm, {}, 1)]
+    assert len(seen) == len(names) > len(checks.CASES) + 10
+    largest, rows = dict(zip(checks.CASES, seen, strict=False)), [n for _, n in seen[: len(checks.CASES)]]
     assert largest["large"][0] > 50
     assert 10 > largest["random"][0] > 1
     assert 1e-2 > largest["tiny"][0] > largest["zero"][0] == 0
@@ -65,11 +69,11 @@ def test_every_case_is_tried(norm: Program) -> None:
 
 @pytest.mark.parametrize("case", checks.CASES)
 def test_a_kernel_that_is_wrong_in_one_case_fails_there(norm: Program, case: str) -> None:
-    number = iter(range(len(checks.CASES)))
+    number = itertools.count()
 
     def wrong(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
         (y,) = _reference(arrays, symbols)
-        if checks.CASES[next(number)] == case:
+        if next(number) == checks.CASES.index(case):
             y[-1, -1] += 1e-2
         return [y]
 
@@ -84,10 +88,10 @@ def test_sums_in_another_order_may_be_worse_on_extreme_inputs(norm: Program) -> 
     """Five times the original's error: too much for random inputs, allowed for large ones."""
 
     def noisy(error: float, among: Sequence[str]) -> Runner:
-        number = iter(range(len(checks.CASES)))
+        number = itertools.count()
 
         def run(arrays: Arrays, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
-            here = checks.CASES[next(number)] in among
+            here = next(number) in [checks.CASES.index(case) for case in among]
             return [y * np.float32(1 + error * here) for y in _reference(arrays, symbols)]
 
         return run
@@ -109,11 +113,13 @@ def test_a_result_that_is_not_finite_fails(norm: Program) -> None:
 def test_weights_are_the_models_own() -> None:
     matmul = program(NAMED["matmul"], F32)
     weight = next(k for k, s in enumerate(matmul.sources) if s.dims == (33, 65))
+    matmul = replace(matmul, sources=tuple(replace(s, constant=k == weight) for k, s in enumerate(matmul.sources)))
     own = np.full((33, 65), 0.25, np.float32)
 
     def product(arrays: Arrays, _: Mapping[str, int]) -> list[NDArray[Any]]:
         assert arrays[weight] is own
-        return [arrays[1 - weight] @ own]
+        with np.errstate(all="ignore"):
+            return [arrays[1 - weight] @ own]
 
     assert check(matmul, product, product, {weight: own}, 1).passed
 

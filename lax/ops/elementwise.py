@@ -28,7 +28,7 @@ define(
         "m_div0({0}, {1})",
         linear=(0,),
         flops=4,
-        doc="x / y where the quotient is a number, else 0: a softmax whose fully masked rows give zeros",
+        doc="x / y, but 0 where y is NaN or the quotient of two numbers is: a softmax whose fully masked rows give zeros",
     )
 )
 define(Op("neg", 1, lambda d, x: d.sub(d.const(0), x), "(-{0})", linear=(0,), onnx="Neg"))

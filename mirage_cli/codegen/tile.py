@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.program import Program, divisor
 from mirage_cli.search.mugraph import BlockGraph, ThreadGraph
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
@@ -149,8 +149,17 @@ def from_thread(thread: ThreadGraph, args: Sequence[Expr]) -> Expr:
         if n.op == "const":
             values.append(Number(n.value if n.value is not None else 0.0))
         else:
-            values.append(Apply(n.op, tuple(values[i] for i in n.inputs)))
+            values.append(_divided(Apply(n.op, tuple(values[i] for i in n.inputs))))
     return values[-1]
+
+
+def _divided(e: Apply) -> Apply:
+    """A product with the reciprocal of a whole number as the quotient that it means."""
+    for x, by in (e.args, e.args[::-1]) if e.op == "mul" else ():
+        below = divisor(by.value) if isinstance(by, Number) else None
+        if below is not None and not isinstance(x, Number):
+            return Apply("div", (x, Number(below)))
+    return e
 
 
 def substitute(e: Expr, buffer: str, by: Expr) -> Expr:

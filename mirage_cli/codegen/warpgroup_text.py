@@ -141,8 +141,9 @@ class Text:
             case Apply("div" | "div0" as op, (x, Ref(name))) if level == FULL and self.levels.get(name) == ROW:
                 below = self.element(name, level, out)
                 inverse = quotient(self.hollow, below, f"1.0f / {below}")  # the same for all columns: divided once
-                product = f"{self.expression(x, level, phase, out)} * ({inverse})"
-                return out.let(product if op == "div" else f"number_or_zero({product})")
+                above, inverse = self.expression(x, level, phase, out), f"({inverse})"
+                product = f"{above} * {inverse}"
+                return out.let(product if op == "div" else f"share({product}, {above}, {inverse})")
             case Apply(op, args):
                 inner = [self.expression(a, level, phase, out) for a in args]
                 if op in QUICK and level == FULL and self.narrow:

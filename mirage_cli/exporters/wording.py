@@ -167,7 +167,20 @@ def rounding(check: Mapping[str, Any]) -> str:
     )
     if check.get("max_error") is not None and check.get("original_max_error") is not None:
         text += f" (largest: {check['max_error']:.2e} and {check['original_max_error']:.2e})"
-    return text + f", on {check.get('case', 'random')} inputs." + (f" {check['note']}." if check.get("note") else "")
+    text += f", on {check.get('case', 'random')} inputs." + (f" {check['note']}." if check.get("note") else "")
+    return text + edges(check.get("edges"))
+
+
+def edges(found: Mapping[str, Any] | None) -> str:
+    """What inputs at the edges of numbers showed, in sentences to follow another; nothing without any."""
+    if not found:
+        return ""
+    text = (
+        f" Of {counted(len(found['kinds']), 'kind')} of inputs at the edges of numbers "
+        f"the worst was: {found['worst']} (error {found['error']:.1e}, original {found['original_error']:.1e})."
+    )
+    better = ", ".join(found["better"])
+    return text + (f" Better than the original, which overflows, on: {better}." if better else "")
 
 
 def gain(fragment: Fragment) -> str:

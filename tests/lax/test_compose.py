@@ -107,8 +107,9 @@ def test_mean_of_a_symbolic_number() -> None:
 
 
 def quotient(g: Graph) -> tuple[int, int]:
-    """a / b and a zero."""
-    return g.map("div", g.input("a", (4,), F32), g.input("b", (4,), F32)), g.fill(0, F32)
+    """a / sum(a) along rows, and a zero."""
+    a = g.input("a", (4, 2), F32)
+    return g.map("div", a, g.reduce("sum", a, [1])), g.fill(0, F32)
 
 
 @pytest.mark.parametrize(
@@ -124,21 +125,22 @@ def test_quotients_without_nan(build: Callable[[Graph, int, int], int]) -> None:
     g = Graph()
     g.outputs.append(build(g, *quotient(g)))
     assert [s for s in map(str, g.steps) if "div0" in s]
-    a, b = np.array([0.0, 1.0, 3.0, -1.0]), np.array([0.0, 0.0, 2.0, 0.0])
-    (found,) = evaluate_graph(g, Float64(), {"a": a, "b": b})
-    np.testing.assert_array_equal(found, [0.0, np.inf, 1.5, -np.inf])
+    a = np.array([[0.0, 0.0], [1.0, -1.0], [3.0, -1.0], [np.nan, 1.0]])
+    (found,) = evaluate_graph(g, Float64(), {"a": a})
+    np.testing.assert_array_equal(found, [[0.0, 0.0], [np.inf, -np.inf], [1.5, -0.5], [0.0, 0.0]])
 
 
 def test_other_choices_stay() -> None:
-    """A test of another value, or another replacement than 0, is an ordinary choice."""
+    """A test of another value, another replacement than 0, or another quotient, is an ordinary choice."""
     g = Graph()
     q, zero = quotient(g)
-    other = g.map("exp", q)
+    other, ratio = g.map("exp", q), g.map("div", g.input("b", (4, 2), F32), g.input("c", (4, 2), F32))
     one = g.fill(1, F32)
     for v in (
         compose.select(g, g.map("isnan", other), zero, q),
         compose.select(g, g.map("isnan", q), one, q),
         compose.select(g, g.map("isnan", q), q, zero),
         compose.select(g, g.map("isnan", other), zero, other),
+        compose.select(g, g.map("isnan", ratio), zero, ratio),
     ):
         assert "where" in str(g.steps[v])

@@ -202,10 +202,10 @@ MIRAGE_INLINE float m_gelu_tanh(float x) {
 }
 MIRAGE_INLINE float m_softplus(float x) { return (x > 0.0f ? x : 0.0f) + std::log1p(m_exp(-m_abs(x))); }
 MIRAGE_INLINE float m_softsign(float x) { return x / (1.0f + m_abs(x)); }
-// x / y, and 0 where that is not a number (a softmax row without any key)
+// x / y, and 0 where that is not a number (a softmax row without any key), unless x alone is none
 MIRAGE_INLINE float m_div0(float x, float y) {
     const float q = x / y;
-    return q != q ? 0.0f : q;
+    return (q != q) & ((y != y) | (x == x)) ? 0.0f : q;
 }
 // exp(x - maximum); a row whose maximum is -inf has nothing to weigh
 MIRAGE_INLINE float m_exp_minus(float x, float maximum) {

@@ -186,7 +186,6 @@ MIRAGE_DEVICE float inverse_fast(float x) {
 }
 MIRAGE_DEVICE float quick_sigmoid(float x) { return inverse_fast(1.0f + exp2_fast(-x * LOG2E)); }
 MIRAGE_DEVICE float quick_silu(float x) { return x * quick_sigmoid(x); }
-MIRAGE_DEVICE float number_or_zero(float x) { return isnan(x) ? 0.0f : x; }
 // What is taken away from log2(e) * x: a row whose maximum is -inf has nothing to weigh.
 MIRAGE_DEVICE float level_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum * LOG2E; }
 // The next running maximum. It stays where it is while what is above it is less than 2^8 times as large: exponentials are at

@@ -1,0 +1,298 @@
+"""Inputs at the edges of what numbers can be, made for a program from what its operators are.
+
+Every kind takes ordinary inputs and changes rows of one of them: huge values, rows without any key or with one, rows of
+equal or of almost equal values, numbers that lose their last bits, NaN and infinities, values just at a comparison's
+limit. A row is what lies along the axes that some operator reduces. Rows take the variants of a kind in turn, so that one
+run shows many of them. Weights of the model stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import F32, DType, from_numpy
+from mirage_cli.lax.ops.registry import OPS
+from mirage_cli.lax.program import Program, read
+
+Array: TypeAlias = NDArray[Any]
+#: of a row: its values, and what chance there is; the result is converted to the row's type
+Variant: TypeAlias = Callable[[Array, np.random.Generator], Array]
+
+MASKED, SINGLE = "masked rows", "single keys"
+EQUAL, CANCELLING, TINY, ENDS = "equal rows", "cancelling", "subnormal", "ends of functions"
+HUGE, SPIKES, TIES = "huge", "one huge value", "ties"
+INTEGERS, NOT_FINITE = "largest integers", "not finite"
+SCALES = (1e2, 1e4)  #: of "huge"
+SAFE = 2.0**60  #: the square of this, summed over a row, is a float32
+PLACES = 4  #: how many rows of an input show one variant
+_LADDER = (0.0, 1e-30, 1e-8, 1e-3, 0.5, 1.0, 4.0, 9.0, 20.0, 60.0, 88.5, 104.0, 1e4)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Inputs of a program in the order of its sources, and the kind of what is special about them."""
+
+    kind: str
+    arrays: tuple[Array, ...]
+
+
+def edges(program: Program, arrays: Sequence[Array], symbols: Mapping[str, int], seed: int) -> Iterator[Edge]:
+    """Ordinary inputs (in the order of the sources) changed in every way that the program's operators call for; of each kind
+    one comes first, then the second ones, and so on."""
+    facts = Facts(program)
+    random = np.random.default_rng([seed, len(program.nodes)])
+    kinds = [_huge(facts, arrays)]
+    for kind, sources, variants in _plan(facts, arrays):
+        kinds.append(_changed(facts, kind, sources, variants, arrays, symbols, random))
+    for turn in zip_longest(*kinds):
+        yield from (e for e in turn if e is not None)
+
+
+# --- what the operators of a program are ------------------------------------------------------------------------------
+class Facts:
+    """What the kinds depend on: which axes are reduced, what is a weight, what reaches an exponential without being
+    multiplied or summed, and whether there are functions and comparisons."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.reduced = frozenset(a for n in program.nodes for a in n.over)
+        self.sums = any(n.over for n in program.nodes)
+        ops = [OPS[n.op] for n in program.nodes if n.op in OPS]
+        self.compares = any(o.predicate for o in ops)
+        self.functions = any(not o.linear and not o.predicate for o in ops)
+        self.limits = sorted(
+            {
+                float(n.value)
+                for n in program.nodes
+                if n.op == "const" and n.value is not None and math.isfinite(n.value)
+            }
+        )
+        self.scores = self._scores()
+
+    def _scores(self) -> frozenset[int]:
+        """The sources that reach a maximum, or an exponential beside one, by elementwise operators alone."""
+        made = {n.name: n for n in self.program.nodes}
+        read = {i.name: i.source for i in self.program.inputs}
+        todo = [x for n in self.program.nodes if n.op in ("stable_exp", "max") and n.over for x in n.inputs]
+        found: set[int] = set()
+        for name in todo:  # grows
+            if name in read:
+                found.add(read[name])
+            elif not (made[name].over and made[name].op != "stable_exp"):
+                todo += [x for x in made[name].inputs if x not in todo]
+        return frozenset(found)
+
+    def rows(self, source: int, symbols: Mapping[str, int]) -> Array:
+        """The positions of a source's elements [row, position in it], as the first input that reads it has them."""
+        p = self.program
+        entry = next(i for i in p.inputs if i.source == source)
+        size = math.prod(ex.value(s.extent, symbols) for s in entry.access)
+        at = read(p, entry.access, np.arange(size), 0, symbols)
+        along = [k for k, a in enumerate(p.axes) if a.name in self.reduced]
+        free = [k for k in range(len(p.axes)) if k not in along]
+        count = math.prod(at.shape[k] for k in free)
+        rows: Array = at.transpose([*free, *along]).reshape(count, -1 if count else 0)
+        return rows
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int], Sequence[Variant]]]:
+    """The kinds that change single sources: their names, the sources, the variants."""
+    given = [k for k, s in enumerate(facts.program.sources) if not s.constant]
+    types = {k: facts.program.sources[k].dtype for k in given}
+    floats = [k for k in given if types[k].is_float and arrays[k].size]
+    truths = [k for k in given if types[k].kind == "bool" and arrays[k].size]
+    masks = [k for k in floats if k in facts.scores]
+    if masks:
+        yield MASKED, masks, [partial(_all, low=low) for low in (-np.inf, None)] + [_same, _lower_half]
+        yield SINGLE, masks, [partial(_one, at=at, low=low) for at in (-1, 0, 1) for low in (-np.inf, None)]
+    if truths:
+        yield MASKED, truths, [partial(_truth, value=v) for v in (False, True)]
+        yield SINGLE, truths, [partial(_but_one, at=at, value=v) for at in (-1, 0) for v in (False, True)]
+    if facts.sums:
+        yield EQUAL, floats, [_constant, _zeros, _negative_zeros, _almost, _far]
+        yield CANCELLING, floats, [_alternating, _offset]
+    yield SPIKES, floats, [partial(_spike, sign=s) for s in (1.0, -1.0)] + [_same]
+    yield TINY, floats, [partial(_tiny, steps=n) for n in (1, 100)] + [_least_normal]
+    if facts.functions:
+        yield ENDS, floats, [partial(_unit, value=s * v) for v in _LADDER for s in (1.0, -1.0)] + [_ladder]
+    if facts.compares:
+        yield TIES, floats, [partial(_limits, values=[0.0, *facts.limits])]
+    integers = [k for k in given if types[k].kind == "int" and arrays[k].size]
+    yield INTEGERS, integers, [_largest, _least, _inexact]
+    yield NOT_FINITE, floats, [partial(_placed, value=v) for v in (np.nan, np.inf, -np.inf)] + [_same]
+
+
+def _huge(facts: Facts, arrays: Sequence[Array]) -> Iterator[Edge]:
+    """All numbers that are no weights, larger than usual."""
+    sources = facts.program.sources
+    for factor in SCALES:
+        found = [
+            _converted(a.astype(np.float64) * factor, a.dtype) if s.dtype.is_float and not s.constant else a
+            for s, a in zip(sources, arrays, strict=True)
+        ]
+        yield Edge(HUGE, tuple(found))
+
+
+def _changed(
+    facts: Facts,
+    kind: str,
+    sources: Sequence[int],
+    variants: Sequence[Variant],
+    arrays: Sequence[Array],
+    symbols: Mapping[str, int],
+    random: np.random.Generator,
+) -> Iterator[Edge]:
+    """The sources one after the other with their rows changed; as often as it takes to show every variant."""
+    shown = dict.fromkeys(sources, 0)
+    while left := [s for s in sources if shown[s] < len(variants)]:
+        for source in left:
+            rows = facts.rows(source, symbols)
+            count = min(len(rows), PLACES * len(variants))
+            a = np.array(arrays[source], order="C")
+            flat = a.reshape(-1)
+            for k, row in enumerate(rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]):
+                made = variants[(shown[source] + k) % len(variants)](flat[row], random)
+                flat[row] = _converted(made, a.dtype)
+            shown[source] += count
+            yield Edge(kind, (*arrays[:source], a, *arrays[source + 1 :]))
+
+
+def _converted(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Values in a type; finite ones stay finite."""
+    own = from_numpy(dtype)
+    if own is None or not own.is_float:
+        return values.astype(dtype)
+    return np.where(np.isfinite(values), np.clip(values, -own.largest, own.largest), values).astype(dtype)
+
+
+# --- variants of a row ------------------------------------------------------------------------------------------------
+def _same(row: Array, random: np.random.Generator) -> Array:
+    return row
+
+
+def _wide(row: Array) -> NDArray[np.float64]:
+    return row.astype(np.float64)
+
+
+def _type(row: Array) -> DType:
+    return from_numpy(row.dtype) or F32
+
+
+def _lowest(row: Array, low: float | None) -> float:
+    return -_type(row).largest if low is None else low
+
+
+def _all(row: Array, random: np.random.Generator, low: float | None) -> Array:
+    return np.full(row.shape, _lowest(row, low))
+
+
+def _lower_half(row: Array, random: np.random.Generator) -> Array:
+    found = _wide(row)
+    found[: len(row) // 2] = -np.inf
+    return found
+
+
+def _one(row: Array, random: np.random.Generator, at: int, low: float | None) -> Array:
+    found = np.full(row.shape, _lowest(row, low))
+    found[at % len(row)] = row[at % len(row)]
+    return found
+
+
+def _truth(row: Array, random: np.random.Generator, value: bool) -> Array:
+    return np.full(row.shape, value)
+
+
+def _but_one(row: Array, random: np.random.Generator, at: int, value: bool) -> Array:
+    found = np.full(row.shape, value)
+    found[at] = not value
+    return found
+
+
+def _constant(row: Array, random: np.random.Generator) -> Array:
+    return np.full(row.shape, 1.5)
+
+
+def _zeros(row: Array, random: np.random.Generator) -> Array:
+    return np.zeros(row.shape)
+
+
+def _negative_zeros(row: Array, random: np.random.Generator) -> Array:
+    return np.full(row.shape, -0.0)
+
+
+def _almost(row: Array, random: np.random.Generator) -> Array:
+    """Equal but for the last bit of some."""
+    return 1.5 + _type(row).epsilon * random.integers(0, 2, row.shape)
+
+
+def _far(row: Array, random: np.random.Generator) -> Array:
+    """Equal, and far from 0."""
+    return np.full(row.shape, _middle(row) * 1.5)
+
+
+def _middle(row: Array) -> float:
+    """A number that leaves half of the type's bits for what is added to it."""
+    return float(2.0 ** (-math.log2(_type(row).epsilon) // 2))
+
+
+def _alternating(row: Array, random: np.random.Generator) -> Array:
+    return _wide(row) + _middle(row) * np.where(np.arange(len(row)) % 2, -1.0, 1.0)
+
+
+def _offset(row: Array, random: np.random.Generator) -> Array:
+    return _wide(row) + _middle(row)
+
+
+def _spike(row: Array, random: np.random.Generator, sign: float) -> Array:
+    return _placed(row, random, sign * min(SAFE, _type(row).largest))
+
+
+def _placed(row: Array, random: np.random.Generator, value: float) -> Array:
+    found = _wide(row)
+    found[random.integers(len(row))] = value
+    return found
+
+
+def _unit(row: Array, random: np.random.Generator, value: float) -> Array:
+    return _placed(np.zeros(row.shape), random, value)
+
+
+def _ladder(row: Array, random: np.random.Generator) -> Array:
+    found: Array = random.choice(_LADDER, row.shape) * random.choice((-1.0, 1.0), row.shape)
+    return found
+
+
+def _tiny(row: Array, random: np.random.Generator, steps: int) -> Array:
+    """Some of the type's smallest steps."""
+    return _type(row).normal * _type(row).epsilon * random.integers(-steps, steps + 1, row.shape)
+
+
+def _least_normal(row: Array, random: np.random.Generator) -> Array:
+    return _type(row).normal * random.uniform(-2.0, 2.0, row.shape)
+
+
+def _limits(row: Array, random: np.random.Generator, values: Sequence[float]) -> Array:
+    return random.choice(values, row.shape)
+
+
+def _largest(row: Array, random: np.random.Generator) -> Array:
+    return np.full(row.shape, np.iinfo(row.dtype).max)
+
+
+def _least(row: Array, random: np.random.Generator) -> Array:
+    return np.full(row.shape, np.iinfo(row.dtype).min)
+
+
+def _inexact(row: Array, random: np.random.Generator) -> Array:
+    """Around the first whole number that float32 lacks, as far as the type reaches."""
+    return np.minimum((1 << 24) + random.integers(0, 4, row.shape), np.iinfo(row.dtype).max)
