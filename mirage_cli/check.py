@@ -40,8 +40,8 @@ CASES = ("random", "longer", "large", "tiny", "zero")
 TYPICAL = "typical"  #: the name of a case of random inputs at sizes that a caller gives
 PLAIN = ("random", "longer", TYPICAL)  #: the cases for which the accuracy rule holds as it is
 SHORTEST, LONGEST, EMPTY = "shortest", "longest", "empty"  #: cases of sizes at their limits
-LONG = 4099  #: what symbols without an upper limit are in "longest"
-LONG_WORK = 2e7  #: multiply-adds of the largest operator up to which "longest" goes
+LONG = 4099  #: what one symbol after the other is in "longest", as far as its upper limit and this allow:
+LONG_WORK = 2e6  #: multiply-adds of the largest operator
 EDGES = 20  #: cases at the edges of numbers, at most
 LEAST_EDGES = 6  #: how many of them there are whatever they cost
 EDGE_WORK = 4e8  #: multiply-adds of all of them together
@@ -363,17 +363,19 @@ def draws(
 def _limits_of_sizes(
     program: Program, names: Sequence[str], limits: Limits | None
 ) -> Iterator[tuple[str, dict[str, int]]]:
-    """Symbols at the ends of what they may be: all at their least, all as large as is affordable, each without limits 0."""
+    """Symbols at the ends of what they may be: all at their least, each as large as is affordable, each without limits 0."""
     if not names:
         return
     roots = _roots(names)
     known = limits or {}
-    yield SHORTEST, _solved(names, {s: known.get(s, (1, None))[0] for s in roots})
-    for top in (LONG >> k for k in range(12)):
-        found = {s: max(known.get(s, (1, None))[0], min(known.get(s, (1, None))[1] or top, top)) for s in roots}
-        if not too_large(program, _solved(names, found), LONG_WORK):
-            yield LONGEST, _solved(names, found)
-            break
+    least = {s: known.get(s, (1, None))[0] for s in roots}
+    yield SHORTEST, _solved(names, least)
+    for s in roots:
+        most = known.get(s, (1, None))[1] or LONG
+        tried = (_solved(names, least | {s: max(least[s], min(LONG, most) >> k)}) for k in range(12))
+        found = next((x for x in tried if not too_large(program, x, LONG_WORK)), None)
+        if found is not None:
+            yield LONGEST, found
     usual = {s: n for s, n in symbol_values(names, "random", limits).items() if s in roots}
     for s in roots:
         if s not in known:

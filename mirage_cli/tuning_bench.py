@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from mirage_cli import check as checks
 from mirage_cli import gpu_backends
-from mirage_cli.check import CheckJob, Runner
+from mirage_cli.check import CheckJob, FloatCheck, Runner
 from mirage_cli.gpu import GpuTimer, sets_for
 from mirage_cli.gpu_entry import Entry, Sets
 from mirage_cli.isolation import Lost, Resident
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.timing import Distribution, Effort
 from mirage_cli.tuning import LOST
 from mirage_cli.tuning_cache import Measurement
@@ -87,10 +88,14 @@ class Measured:
     def check(self, library: Path) -> str:
         """What is wrong with a library's answers, on every case and at the sizes that are timed; nothing when they are
         right."""
-        verdict = checks.judge(self.job.check.program, self._runner(library), self.cases)
+        verdict = self.checked(library)
         if not verdict.passed:
             return f"wrong ({verdict.case} inputs): {verdict.worst}"
         return self._answers(self._entry(library))
+
+    def checked(self, library: Path) -> FloatCheck:
+        """The verdict over the cases of the check."""
+        return checks.judge(self.job.check.program, self._runner(library), self.cases)
 
     def _answers(self, entry: Entry) -> str:
         """What is wrong with what a kernel writes in every set."""
@@ -119,12 +124,11 @@ class Measured:
     def _runner(self, library: Path) -> Runner:
         """The kernel of a library as a function on arrays of the host."""
         spec, backend = self.job.check.spec, self.backend
+        weights = {id(a): self._uploaded(a) for a in self.job.check.constants.values()}
 
         def run(arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
             given = [*arrays, *checks.extra_arrays(self.job.check, symbols)]
-            inputs = [Sets(backend, t.dtype, a.shape, 1) for t, a in zip(spec.inputs, given, strict=True)]
-            for tensor, array in zip(inputs, given, strict=True):
-                tensor.put(0, array)
+            inputs = [weights.get(id(a)) or self._uploaded(a) for a in given]
             outputs = [Sets(backend, t.dtype, [ex.value(d, symbols) for d in t.dims], 1) for t in spec.outputs]
             for tensor in outputs:
                 tensor.poison()
@@ -132,6 +136,14 @@ class Measured:
             return [t.get(0) for t in outputs]
 
         return run
+
+    def _uploaded(self, array: Array) -> Sets:
+        """An array in device memory."""
+        dtype = from_numpy(array.dtype)
+        assert dtype is not None
+        tensor = Sets(self.backend, dtype, array.shape, 1)
+        tensor.put(0, array)
+        return tensor
 
     # --- times --------------------------------------------------------------------------------------------------------
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:

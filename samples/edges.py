@@ -1,0 +1,112 @@
+"""Check kernels on inputs at the edges of numbers: the suite's cases on a GPU, sample models and operators on the CPU.
+
+    python -m samples.edges samples/operators/*.onnx          CPU kernels
+    python -m samples.edges --gpu 0 --dtype fp16              CUDA kernels of the suite, at its extents
+
+Every fragment is optimized by force; then all kinds of inputs that its operators call for go through the kernel, the original
+nodes in onnxruntime (on the same device, where it can) and float64. A line for each fragment says how much of the error that
+is allowed the worst kind used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mirage_cli import check, frontends, isolation, pipeline, recheck_folder, report_file, suite_build, suite_cases
+from mirage_cli.assemble import MODEL
+from mirage_cli.check import CheckJob, FloatCheck
+from mirage_cli.errors import MirageError
+from mirage_cli.options import Options
+from mirage_cli.output import LIBRARY
+from mirage_cli.tuning_bench import BenchJob, Measured
+from mirage_cli.verification import Verification
+
+
+def jobs(folder: Path) -> Iterator[tuple[str, CheckJob]]:
+    """The checks of the fragments in an output folder, with their operators' names."""
+    model, result = recheck_folder.read_model(folder / MODEL), Verification()
+    imported = frontends.load(str(folder / MODEL))
+    for f in recheck_folder.fragments(folder, model, report_file.read(folder), result):
+        library = folder / LIBRARY
+        yield (
+            f.op_type,
+            recheck_folder.check_job(f, f.stored.program, model, folder, library, imported, seed=1),
+        )
+
+
+def on_gpu(job: CheckJob, gpu: int) -> str:
+    """What is to be said of a CUDA kernel; the original runs on the CPU where onnxruntime lacks its operators in CUDA."""
+    symbols = check.symbol_values(job.spec.symbols)
+    try:
+        bench = Measured(BenchJob(job, symbols, gpu))
+    except MirageError:
+        bench = Measured(BenchJob(job, symbols, gpu, "cpu"))
+    return said(bench.checked(job.library))
+
+
+def on_cpu(job: CheckJob) -> str:
+    """What is to be said of a CPU kernel."""
+    found = check.run_job(job)
+    return "no CPU kernel" if found is None else said(found)
+
+
+def said(found: FloatCheck) -> str:
+    """A verdict in one line."""
+    if not found.passed:
+        return f"FAILED on {found.case}: {found.worst}"
+    if found.edges is None:
+        return f"not checked: {found.skipped}"
+    better = f"; better on {', '.join(found.edges.better)}" if found.edges.better else ""
+    used = f"{found.edges.accuracy.used:.0%} of the error allowed"
+    return f"{len(found.edges.kinds)} kinds, worst: {found.edges.worst} ({used}){better}"
+
+
+def folders(args: argparse.Namespace, root: Path) -> Iterator[tuple[str, Path, str]]:
+    """What is optimized: its name, its folder, and why there is none."""
+    options = Options(force=True, jobs=args.jobs, cache=args.cache)
+    if args.gpu is None:
+        for model in args.models:
+            out = root / Path(model).stem
+            try:
+                pipeline.optimize(model, out, Options(target=("cpu",), force=True, jobs=args.jobs, cache=args.cache))
+                yield Path(model).stem, out, ""
+            except MirageError as error:
+                yield Path(model).stem, out, str(error)
+        return
+    cases = suite_cases.chosen("paper", args.models)
+    for row in suite_build.build("paper", cases, args.dtype, root, options, pipeline.Silent()):
+        yield f"{row.case} {row.dtype}", row.folder / "out", row.problem
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check what is asked for and print a line for each fragment; 1 where one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help="model files; with --gpu: names of suite cases")
+    parser.add_argument("--gpu", type=int, help="check the suite's CUDA kernels on this GPU")
+    parser.add_argument("--dtype", choices=sorted(suite_cases.DTYPES), default="fp16", help="of the suite's cases")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--cache", help="folder of kept results and compiled objects")
+    args = parser.parse_args(arguments)
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="mirage-edges-") as root:
+        names, ready = [], []
+        for name, out, problem in folders(args, Path(root)):
+            if problem:
+                print(f"{name}: not optimized: {problem}", flush=True)
+            found = list(jobs(out)) if (out / LIBRARY).exists() else []
+            names += [f"{name} {operator}" for operator, _ in found]
+            ready += [(job,) if args.gpu is None else (job, args.gpu) for _, job in found]
+        for k, told in isolation.each(on_cpu if args.gpu is None else on_gpu, ready, args.jobs):
+            text = f"lost: {told.reason}" if isinstance(told, isolation.Lost) else told
+            failed += text.startswith(("FAILED", "lost"))
+            print(f"{names[k]}: {text}", flush=True)
+    print(f"{len(ready)} fragments, {failed} failed", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
