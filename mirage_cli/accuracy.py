@@ -2,7 +2,8 @@
 
 Per output, root mean square and maximum error are at most `FACTOR` times the original's own plus two units in the last
 place of the output's type at the tensor's scale (`SMALL_FACTOR` below `SMALL` elements), and the pattern of values that
-are not finite is the same, unless the original's come from an overflow that the result avoids: then it is better.
+are not finite is the same, unless the original's come from an overflow that the result avoids: then it is better, and within
+`LOST` units.
 
 An output of less than `FEW` numbers may be near to float64 by luck: where it does not pass, it is judged together with those
 of more draws of the inputs (`judged`).
@@ -24,6 +25,7 @@ SMALL_FACTOR = 3.0
 SMALL = 1000
 ULPS = 2.0
 FINITE = 0
+LOST = 64.0  #: units in the last place that a value may be off where the original overflows and has no error to compare with
 ILL_CONDITIONED = 10.0  #: the factor for inputs made to be extreme, on which the order of a sum alone decides the error
 FEW = 64  #: numbers in an output that are too few to tell luck from accuracy
 DRAWS = 16  #: draws of the inputs that such an output is judged over
@@ -90,8 +92,8 @@ def compare(
     """Judge `result` against `reference`, given what the `original` made of the same inputs (arrays of one shape).
 
     `factor` takes the place of the rule's own (which depends on the number of elements) when it is larger. With `either`,
-    for inputs that are not finite themselves, a value may be of the kind that the arithmetic asks for though the original's
-    is not: some functions of a runtime lose a NaN.
+    for inputs that are not finite themselves, a value is finite where the original's or the true one is, and infinities and
+    NaN are not told apart: sums in another order make one of the other, and some functions of a runtime lose a NaN.
     """
     if result.shape != reference.shape:
         return Accuracy(False, np.inf, 0.0, np.inf, 0.0, f"shape {result.shape} instead of {reference.shape}")
@@ -102,18 +104,23 @@ def compare(
     note = _pattern(r, o, _rounded(t, dtype), either)
     if note.startswith("!"):
         return Accuracy(False, np.inf, 0.0, np.inf, 0.0, note[1:])
-    finite = np.isfinite(t) & np.isfinite(r)
-    ours = finite & np.isfinite(o)
-    if not finite.any():
+    known = np.isfinite(t) & np.isfinite(r)
+    both = known & np.isfinite(o)
+    if not known.any():
         return Accuracy(True, 0.0, 0.0, 0.0, 0.0, note)
-    error, own = np.abs(r[finite] - t[finite]), np.abs(o[ours] - t[ours]) if ours.any() else np.zeros(1)
-    scale = np.abs(t[finite])
-    factor = max(FACTOR if finite.sum() >= SMALL else SMALL_FACTOR, factor or 0.0)
+    lost = known & ~both
+    alone = np.abs(r[lost] - t[lost]).max(initial=0.0) / (LOST * _ulp(float(np.abs(t[known]).max()), dtype))
+    if not both.any():
+        error = np.abs(r[lost] - t[lost])
+        return Accuracy(alone <= 1.0, _rms(error), 0.0, float(error.max()), 0.0, note, float(alone))
+    error, own, scale = np.abs(r[both] - t[both]), np.abs(o[both] - t[both]), np.abs(t[both])
+    factor = max(FACTOR if both.sum() >= SMALL else SMALL_FACTOR, factor or 0.0)
     rmse, original_rmse = _rms(error), _rms(own)
     max_error, original_max = float(error.max()), float(own.max())
     used = max(
         rmse / (factor * original_rmse + ULPS * _ulp(_rms(scale), dtype)),
         max_error / (factor * original_max + ULPS * _ulp(float(scale.max()), dtype)),
+        float(alone),
     )
     return Accuracy(used <= 1.0, rmse, original_rmse, max_error, original_max, note, used)
 
@@ -129,7 +136,7 @@ def _pattern(r: NDArray[np.float64], o: NDArray[np.float64], t: NDArray[np.float
 
     A value must be of the original's kind or, where the original's is not finite (or with `either`), of the true one's.
     """
-    ours, original, true = (_kind(x) for x in (r, o, t))
+    ours, original, true = (_kind(x) if not either else ~np.isfinite(x) for x in (r, o, t))
     avoided = (ours == true) & (ours != original) & (original != FINITE)
     wrong = (ours != original) & ~avoided & ~((ours == true) & either)
     lost, gained = wrong & (original == FINITE), wrong & (ours == FINITE)

@@ -12,8 +12,9 @@ from onnx import helper
 
 from mirage_cli import patch, runs, whole
 from mirage_cli.errors import MirageError, UsageError
+from mirage_cli.frontends import Imported
 from mirage_cli.frontends.onnx_external import DataFiles
-from mirage_cli.runs import Arrays, Job
+from mirage_cli.runs import Arrays, Job, ScriptJob
 
 Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; raises MirageError
 
@@ -21,7 +22,7 @@ Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; rais
 @dataclass(frozen=True, slots=True)
 class Case:
     """A patched model (its external data not loaded), its file and library, inputs, the original's outputs and those of
-    a float64 run."""
+    a float64 run; `redraw` makes the inputs and outputs of further draws, from 1 on."""
 
     model: onnx.ModelProto
     path: Path
@@ -29,6 +30,18 @@ class Case:
     inputs: Arrays
     original: Arrays
     exact: Arrays | None
+    redraw: Callable[[int], tuple[Arrays, Arrays, Arrays | None]] | None = None
+
+    def compared(self, found: Arrays, run: Callable[[Arrays], Arrays]) -> list[whole.Compared]:
+        """Outputs by the accuracy rule; `run` makes those for the inputs of another draw."""
+        redraw = self.redraw
+
+        def again(k: int) -> whole.Draw:
+            assert redraw is not None
+            inputs, original, exact = redraw(k)
+            return run(inputs), original, exact
+
+        return whole.compare_outputs(found, self.original, self.exact, None if redraw is None else again)
 
     def operators(self) -> list[onnx.NodeProto]:
         """The nodes that the library computes."""
@@ -37,11 +50,26 @@ class Case:
     def differs(self, kept: Sequence[str], run: Runner) -> bool:
         """Whether the outputs differ when the library computes only the nodes called `kept`."""
         variant = whole.keep(self.model, kept, patch.DOMAIN).SerializeToString()
+
+        def outputs(inputs: Arrays) -> Arrays:
+            return run(Job(variant, inputs, self.library, self.path.parent))
+
         try:
-            found = run(Job(variant, self.inputs, self.library, self.path.parent))
+            return not all(c.accuracy.passed for c in self.compared(outputs(self.inputs), outputs))
         except MirageError:
             return True
-        return not all(c.accuracy.passed for c in whole.compare_outputs(found, self.original, self.exact))
+
+
+def original_outputs(original: Imported, inputs: Arrays) -> Arrays:
+    """What the original makes of inputs, in the program that it was made for. Raises MirageError."""
+    if original.script is None:
+        return runs.run_job(Job(original.path, inputs))
+    return runs.run_script(ScriptJob(original.path, inputs, output_names(original)))
+
+
+def output_names(imported: Imported) -> tuple[str, ...]:
+    """The outputs of a model in order."""
+    return tuple(v.name or "" for v in imported.model.graph.outputs)
 
 
 def bisect(case: Case, run: Runner) -> list[onnx.NodeProto]:

@@ -34,6 +34,7 @@ INTEGERS, NOT_FINITE = "largest integers", "not finite"
 SCALES = (1e2, 1e4)  #: of "huge"
 SAFE = 2.0**60  #: the square of this, summed over a row, is a float32
 PLACES = 4  #: how many rows of an input show one variant
+ROWS = 64  #: into how many rows an input is cut that nothing is reduced of
 _LADDER = (0.0, 1e-30, 1e-8, 1e-3, 0.5, 1.0, 4.0, 9.0, 20.0, 60.0, 88.5, 104.0, 1e4)
 
 
@@ -50,7 +51,7 @@ def edges(program: Program, arrays: Sequence[Array], symbols: Mapping[str, int],
     one comes first, then the second ones, and so on."""
     facts = Facts(program)
     random = np.random.default_rng([seed, len(program.nodes)])
-    kinds = [_huge(facts, arrays)]
+    kinds = [_huge(facts, arrays), _small(facts, arrays, random)]
     for kind, sources, variants in _plan(facts, arrays):
         kinds.append(_changed(facts, kind, sources, variants, arrays, symbols, random))
     for turn in zip_longest(*kinds):
@@ -92,12 +93,16 @@ class Facts:
         return frozenset(found)
 
     def rows(self, source: int, symbols: Mapping[str, int]) -> Array:
-        """The positions of a source's elements [row, position in it], as the first input that reads it has them."""
+        """The positions of a source's elements [row, position in it], as the first input that reads it has them; of one
+        without an axis that is reduced, parts of equal length."""
         p = self.program
         entry = next(i for i in p.inputs if i.source == source)
         size = math.prod(ex.value(s.extent, symbols) for s in entry.access)
         at = read(p, entry.access, np.arange(size), 0, symbols)
-        along = [k for k, a in enumerate(p.axes) if a.name in self.reduced]
+        along = [k for k, a in enumerate(p.axes) if a.name in self.reduced and at.shape[k] > 1]
+        if not along:
+            length = max(1, size // ROWS)
+            return at.reshape(-1)[: size // length * length].reshape(-1, length)
         free = [k for k in range(len(p.axes)) if k not in along]
         count = math.prod(at.shape[k] for k in free)
         rows: Array = at.transpose([*free, *along]).reshape(count, -1 if count else 0)
@@ -122,7 +127,6 @@ def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int
         yield EQUAL, floats, [_constant, _zeros, _negative_zeros, _almost, _far]
         yield CANCELLING, floats, [_alternating, _offset]
     yield SPIKES, floats, [partial(_spike, sign=s) for s in (1.0, -1.0)] + [_same]
-    yield TINY, floats, [partial(_tiny, steps=n) for n in (1, 100)] + [_least_normal]
     if facts.functions:
         yield ENDS, floats, [partial(_unit, value=s * v) for v in _LADDER for s in (1.0, -1.0)] + [_ladder]
     if facts.compares:
@@ -141,6 +145,16 @@ def _huge(facts: Facts, arrays: Sequence[Array]) -> Iterator[Edge]:
             for s, a in zip(sources, arrays, strict=True)
         ]
         yield Edge(HUGE, tuple(found))
+
+
+def _small(facts: Facts, arrays: Sequence[Array], random: np.random.Generator) -> Iterator[Edge]:
+    """One input after the other that holds nothing but numbers around the smallest normal one of its type, then some of the
+    type's smallest steps; other rows would hide what becomes of these."""
+    sources = [k for k, s in enumerate(facts.program.sources) if s.dtype.is_float and not s.constant and arrays[k].size]
+    for variant in (_least_normal, partial(_steps, most=100), partial(_steps, most=1)):
+        for k in sources:
+            made = _converted(variant(arrays[k], random), arrays[k].dtype)
+            yield Edge(TINY, (*arrays[:k], made, *arrays[k + 1 :]))
 
 
 def _changed(
@@ -237,7 +251,7 @@ def _almost(row: Array, random: np.random.Generator) -> Array:
 
 def _far(row: Array, random: np.random.Generator) -> Array:
     """Equal, and far from 0."""
-    return np.full(row.shape, _middle(row) * 1.5)
+    return np.full(row.shape, _middle(row) * (1 + random.integers(0, 8) / 8))
 
 
 def _middle(row: Array) -> float:
@@ -272,9 +286,9 @@ def _ladder(row: Array, random: np.random.Generator) -> Array:
     return found
 
 
-def _tiny(row: Array, random: np.random.Generator, steps: int) -> Array:
-    """Some of the type's smallest steps."""
-    return _type(row).normal * _type(row).epsilon * random.integers(-steps, steps + 1, row.shape)
+def _steps(row: Array, random: np.random.Generator, most: int) -> Array:
+    """At most so many of the type's smallest steps."""
+    return _type(row).normal * _type(row).epsilon * random.integers(-most, most + 1, row.shape)
 
 
 def _least_normal(row: Array, random: np.random.Generator) -> Array:

@@ -358,27 +358,34 @@ class _Recheck:
         if case is not None and uses:
             self.with_library(case, done[-1])
         if case is not None and (self.folder / script_patch.MODEL).is_file():
-            self.script(case, _output_names(imported), bool(operators))
+            self.script(case, culprit.output_names(imported), bool(operators))
         if self.options.save_failing is not None and not self.result.passed and case is not None:
             self.save(case)
 
     def case(self, model: onnx.ModelProto, imported: Imported, original: Imported | None) -> Case | None:
         """Inputs, what the original makes of them, and a float64 run; the model without the library is judged here."""
-        inputs = example_inputs(imported.model, self.sizes(imported), self.seed)
+        path, read = self.folder / self.name, imported if original is None else original
+
+        def inline(inputs: Arrays) -> Arrays:
+            return runs.run_job(Job(str(path), inputs))
+
+        def drawn(k: int) -> tuple[Arrays, Arrays, Arrays | None]:
+            inputs = example_inputs(imported.model, self.sizes(imported), self.seed + k)
+            own = inline(inputs) if original is None else culprit.original_outputs(original, inputs)
+            try:
+                return inputs, own, whole.float64_run(read, inputs)
+            except MirageError as error:
+                self.result.notes.append(f"outputs are compared with the original's only: {error}")
+                return inputs, own, None
+
         try:
-            inlined = runs.run_job(Job(str(self.folder / self.name), inputs))
-            own = inlined if original is None else _original_outputs(original, inputs)
+            case = Case(model, path, self.library, *drawn(0), drawn)
+            if original is not None:
+                self.judge("without the library", case.compared(inline(case.inputs), inline))
+            return case
         except MirageError as error:
             self.result.add("outputs", self.name, f"it does not run without the library: {error}")
             return None
-        exact: Arrays | None = None
-        try:
-            exact = whole.float64_run(imported if original is None else original, inputs)
-        except MirageError as error:
-            self.result.notes.append(f"outputs are compared with the original's only: {error}")
-        if original is not None:
-            self.judge("without the library", whole.compare_outputs(inlined, own, exact))
-        return Case(model, self.folder / self.name, self.library, inputs, own, exact)
 
     def with_library(self, case: Case, found: Arrays | isolation.Lost) -> None:
         """Judge the outputs of the patched model with its library; find the operator that differs when asked to."""
@@ -387,7 +394,7 @@ class _Recheck:
             self.result.add("outputs", self.name, f"it does not run with the library: {found.reason}")
         else:
             self.survived = True
-            self.result.outputs = whole.compare_outputs(found, case.original, case.exact)
+            self.result.outputs = case.compared(found, lambda x: self.run(Job(str(case.path), x, self.library)))
             self.judge("with the library", self.result.outputs)
             differs = not all(c.accuracy.passed for c in self.result.outputs)
         if self.options.bisect and differs:
@@ -402,11 +409,19 @@ class _Recheck:
             self.result.notes.append(f"{name} is not run: torch is not installed ({torchscript_module.INSTALL})")
             return
         library = self.folder / torch_library.LIBRARY if uses else None
-        (found,) = self.separate([ScriptJob(str(self.folder / name), case.inputs, outputs, library)])
-        if isinstance(found, isolation.Lost):
-            self.result.add("torchscript", name, f"it does not run: {found.reason}")
+
+        def run(inputs: Arrays) -> Arrays:
+            (found,) = self.separate([ScriptJob(str(self.folder / name), inputs, outputs, library)])
+            if isinstance(found, isolation.Lost):
+                raise MirageError(found.reason)
+            return dict(found)
+
+        try:
+            compared = case.compared(run(case.inputs), run)
+        except MirageError as error:
+            self.result.add("torchscript", name, f"it does not run: {error}")
             return
-        for c in whole.compare_outputs(found, case.original, case.exact):
+        for c in compared:
             text = f"{c.output}: {c.accuracy} against {c.reference}"
             self.result.add("torchscript", name, "" if c.accuracy.passed else text, text)
 
@@ -457,17 +472,6 @@ class _Recheck:
             raise MirageError(found.reason)
         result: Arrays = found
         return result
-
-
-def _original_outputs(original: Imported, inputs: Arrays) -> Arrays:
-    """What the original makes of inputs, in the program that it was made for. Raises MirageError."""
-    if original.script is None:
-        return runs.run_job(Job(original.path, inputs))
-    return runs.run_script(ScriptJob(original.path, inputs, _output_names(original)))
-
-
-def _output_names(imported: Imported) -> tuple[str, ...]:
-    return tuple(v.name or "" for v in imported.model.graph.outputs)
 
 
 def _against_original(f: Fragment, original: Imported) -> str:

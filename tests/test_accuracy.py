@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirage_cli.accuracy import ILL_CONDITIONED, SMALL, compare
-from mirage_cli.lax.dtypes import F16, F32, I64, DType
+from mirage_cli.accuracy import FEW, ILL_CONDITIONED, SMALL, Sample, compare, judged
+from mirage_cli.lax.dtypes import BF16, F16, F32, I64, DType
 
 Floats = NDArray[np.float64]
 NAN, INF = float("nan"), float("inf")
@@ -162,3 +162,44 @@ def test_both_figures_are_told() -> None:
         "original_max_error": found.original_max_error,
         "note": "",
     }
+
+
+def test_infinity_is_what_a_type_has_no_number_for() -> None:
+    """70,000 in float16: infinity is right, also where the original has NaN; so is what rounds down to the largest number."""
+    assert compare(*_with(INF, INF, 70000.0), F16).passed
+    assert compare(*_with(INF, NAN, 70000.0), F16).note == "better: the original overflows, this does not"
+    assert not compare(*_with(INF, NAN, 65000.0), F16).passed
+    assert compare(*_with(65504.0, INF, 65510.0), F16).passed
+
+
+def test_inputs_that_are_not_finite_give_anything_that_is_not_finite() -> None:
+    for ours, original, true in ((NAN, INF, INF), (INF, NAN, NAN), (NAN, 1.0, NAN), (1.0, NAN, 1.0)):
+        assert not compare(*_with(ours, original, true), F32).passed or original != true
+        assert compare(*_with(ours, original, true), F32, either=True).passed
+    assert not compare(*_with(NAN, 1.0, 1.0), F32, either=True).passed
+    assert not compare(*_with(1.0, NAN, NAN), F32, either=True).passed
+
+
+def test_the_smallest_numbers() -> None:
+    """float16 keeps its subnormal numbers; types with float32's exponents may lose theirs."""
+    least = 2.0**-24
+    wanted = np.full(SMALL, 100 * least)
+    assert compare(wanted + 2 * least, wanted, wanted, F16).passed
+    assert not compare(wanted * 0, wanted, wanted, F16).passed
+    tiny = np.full(SMALL, 2.0**-128)
+    for dtype in (F32, BF16):
+        assert compare(tiny * 0, tiny, tiny, dtype).passed
+        assert not compare(tiny * 0, tiny * 64, tiny * 64, dtype).passed
+
+
+def test_few_numbers_are_judged_over_more_draws() -> None:
+    def draw(error: float, own: float, count: int = 2) -> Sample:
+        return _off(count, error), _off(count, own), _true(count)
+
+    lucky = draw(1e-3, 1e-9)
+    assert not judged(lucky, F32).passed
+    assert judged(lucky, F32, lambda: [draw(1e-3, 1e-3)] * 15).passed
+    assert not judged(lucky, F32, lambda: [draw(1e-2, 1e-3)] * 15).passed
+    assert not judged(draw(1e-3, 1e-9, FEW), F32, lambda: [draw(1e-3, 1e-3, FEW)] * 15).passed
+    infinite = (np.full(2, INF), *lucky[1:])
+    assert not judged(infinite, F32, lambda: [draw(1e-3, 1e-3)] * 15).passed

@@ -10,8 +10,9 @@ import functools
 import re
 import struct
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli import check, runtime
+from mirage_cli.accuracy import compare
 from mirage_cli.codegen import engines, render, source, strip_base
 from mirage_cli.codegen.memory import live_ranges
 from mirage_cli.codegen.optimize import optimized
@@ -28,9 +30,11 @@ from mirage_cli.codegen.request import Spelled
 from mirage_cli.codegen.strip import StripProgram
 from mirage_cli.codegen.strip_values import Memory
 from mirage_cli.codegen.tile import RING, TileProgram
+from mirage_cli.edges import NOT_FINITE
+from mirage_cli.edges import edges as edge_inputs
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents
-from mirage_cli.lax.domain import Float64
+from mirage_cli.lax.domain import Array, Axes, Float64, Number
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.program import Output, Program, evaluate_program
 from mirage_cli.search.alternatives import Alternative
@@ -48,6 +52,9 @@ GAP = 256  #: bytes between buffers that are laid out apart
 ROOMY = 1 << 24  #: shared memory of a target in the emulator when buffers are laid out apart
 ULPS = (
     64.0  #: how many times the precision of its coarsest type, at the size of the largest result, a result may be off
+)
+EDGE_FACTOR = (
+    64.0  #: how many times the error of float32, operator by operator, a kernel may have at the edges of numbers
 )
 SYMBOLS = {"rows": 19, "keys": 37}
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -267,6 +274,46 @@ def run(harness: Path, all_cases: Iterable[Case], mode: str = "") -> list[str]:
         found = results if isinstance(results, str) else case.problem(results, arrays)
         if found:
             problems.append(f"{case.name}: {found}")
+    return problems
+
+
+class Single(Float64):
+    """float32, operator by operator, with products of matrices rounded to `dtype`: what an original of that type makes of its
+    inputs."""
+
+    def __init__(self, order: Sequence[Hashable], dtype: np.dtype[Any]) -> None:
+        super().__init__(order)
+        self.dtype = dtype
+
+    def const(self, value: Number) -> Array:
+        return np.asarray(float(value), dtype=np.float32)
+
+    def iota(self, axis: Hashable, extent: int, offset: int = 0) -> Array:
+        return super().iota(axis, extent, offset).astype(np.float32)
+
+    def contract(self, x: Array, y: Array, over: Axes) -> Array:
+        return super().contract(x, y, over).astype(self.dtype).astype(np.float32)
+
+
+def edges(harness: Path, all_cases: Iterable[Case], mode: str = "", most: int = 100) -> list[str]:
+    """Problems of kernels on inputs at the edges of numbers, at most so many inputs for each."""
+    problems = []
+    for case in all_cases:
+        p = case.program
+        domain = Single([a.name for a in p.axes], runtime.numpy_type(p.outputs[0].dtype))
+        for edge in islice(edge_inputs(p, case.inputs(), case.symbols, 1), most):
+            results = call(harness, case, edge.arrays, mode)
+            if isinstance(results, str):
+                problems.append(f"{case.name}: {edge.kind}: {results}")
+                continue
+            single = [a.astype(np.float32) for a in edge.arrays]
+            original = evaluate_program(p, domain, dict(enumerate(single)), case.symbols)
+            for o, found, own, wanted in zip(p.outputs, results, original, case.reference(edge.arrays), strict=True):
+                with np.errstate(all="ignore"):
+                    own = own.astype(runtime.numpy_type(o.dtype))
+                accuracy = compare(found, own, wanted, o.dtype, EDGE_FACTOR, edge.kind == NOT_FINITE)
+                if not accuracy.passed:
+                    problems.append(f"{case.name}: {edge.kind}: {accuracy}; {case.schedules}")
     return problems
 
 
