@@ -85,7 +85,6 @@ class OrtGraph:
         """Raises MirageError where onnxruntime cannot load, run or capture the model."""
         import onnxruntime  # noqa: PLC0415
 
-        onnxruntime.set_default_logger_severity(4)  # as for sessions: errors come as exceptions
         index = int(backend.device.index)
         with backend.stream() as stream:
             self._session = runtime.session(model, None, "cuda", device=index, exact=exact, graph=True, stream=stream)

@@ -90,8 +90,9 @@ _VERDICT = {
     "reason": _text("Why it did not pass."),
     "error_bound": _maybe("The proof is wrong with at most this probability."),
 }
-_PROOF = _object("One proof.", {}, {**_VERDICT, "when": _BETWEEN})
-_OTHERS = _list("Those of muGraphs for other extents.", _PROOF)
+_ON = _text("The architecture of the GPUs that take it, where others take another one.")
+_PROOF = _object("One proof.", {}, {**_VERDICT, "when": _BETWEEN, "target": _ON})
+_OTHERS = _list("Those of muGraphs for other extents or architectures.", _PROOF)
 
 _FLOAT = _object(
     "The kernel on real inputs against a float64 run, beside what the original operators make of them.",
@@ -132,6 +133,7 @@ _SCHEDULE = _object(
     },
     {
         "when": _BETWEEN,
+        "target": _ON,
         "threads": _count("Threads of a block."),
         "shared_bytes": _count("Bytes of shared memory that a block asks for; on a CPU, of a thread's own memory."),
     },

@@ -95,8 +95,9 @@ def session(
     import onnxruntime  # noqa: PLC0415
 
     check_provider(provider)
+    onnxruntime.set_default_logger_severity(4)  # errors come as exceptions; a GPU's number alone makes it warn
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors come as exceptions
+    options.log_severity_level = 4
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if data is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(data.absolute()))

@@ -149,17 +149,24 @@ def schedules(schedule: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple
     """A row for the schedule of each kernel, see `SCHEDULE_HEAD`."""
     rows: list[tuple[str, ...]] = []
     for target, kernels in schedule.items():
-        for n, s in enumerate(kernels):
+        numbered: dict[str, int] = {}
+        for s in kernels:
+            place = target + _when(s)
+            n = numbered.get(place, 0)
+            numbered[place] = n + 1
             tiles = ", ".join(f"{axis} {size}" for axis, size in s["tiles"].items()) or "–"
             engine = s.get("engine", "block") if target == "cuda" else "loops"
             memory = byte_count(s["shared_bytes"]) if "shared_bytes" in s else "–"
             numbers = (str(s["loop"] or "–"), str(s["warps"]), str(s["stages"]), memory)
-            rows.append((target + _when(s), str(n), engine, tiles, *numbers))
+            rows.append((place, str(n), engine, tiles, *numbers))
     return rows
 
 
 def _when(item: Mapping[str, Any]) -> str:
-    return "".join(f", {extent} {_between(*limits)}" for extent, limits in item.get("when", {}).items())
+    """Where one of several muGraphs of a target is taken: on which architecture, for which extents."""
+    return (f" on {item['target']}" if "target" in item else "") + "".join(
+        f", {extent} {_between(*limits)}" for extent, limits in item.get("when", {}).items()
+    )
 
 
 def _between(least: int, most: int | None) -> str:

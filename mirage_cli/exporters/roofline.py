@@ -15,7 +15,7 @@ from typing import Any
 
 from mirage_cli.exporters import canvas
 from mirage_cli.exporters.labels import amount, byte_count, microseconds, short
-from mirage_cli.report import OWN
+from mirage_cli.report import ISOLATED, KERNEL
 
 WIDTH, HEIGHT = 600.0, 400.0  #: pixels
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 30.0, 46.0
@@ -77,8 +77,9 @@ def _times(f: Mapping[str, Any], p: Mapping[str, Any], kind: str) -> tuple[tuple
         found.append(("was timed", f"original, measured on {m['device']}", m["original_us"]))
         found.append(("ours timed", f"mirage, measured on {m['device']}", m["mirage_us"]))
         found += [
-            ("ours timed" if name in OWN else "peer", f"{name}, measured on {m['device']}", us)
+            ("kernel" if name == KERNEL else "peer", f"{name}, measured on {m['device']}", us)
             for name, us in m.get("peers", {}).items()
+            if name != ISOLATED  # so near to the kernel's that neither could be told
         ]
     return tuple((mark, what, us) for mark, what, us in found if us)
 
@@ -190,6 +191,6 @@ def _stem(line: Line, x: float, scale: _Scale) -> list[str]:
 def _mark(mark: str, x: float, y: float) -> str:
     if mark == "floor":
         return canvas.segment((x - 6, y), (x + 6, y), "roof")
-    if mark == "peer":
-        return canvas.rect(x - 3.5, y - 3.5, 7, 7, "peer", 0)
+    if mark in ("kernel", "peer"):
+        return canvas.rect(x - 3.5, y - 3.5, 7, 7, "ours" if mark == "kernel" else "peer", 0)
     return canvas.circle(x, y, 5.5 if "timed" in mark else 4.0, mark)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mirage_cli.exporters import html, svg
+from mirage_cli.exporters import cards, html, svg
 from mirage_cli.exporters.labels import visible
 from mirage_cli.exporters.pictures import Picture
 from mirage_cli.report import Report
@@ -131,6 +131,20 @@ def test_everything_is_on_the_page() -> None:
     assert page.count("prefers-color-scheme") == 1
     for identifier in ("a6660ab85df12c2a", "b6660ab85df12c2b", "c6660ab85df12c2c"):
         assert f'id="fragment-{identifier}"' in page
+
+
+def test_muGraphs_of_other_architectures_are_told_apart() -> None:
+    f = reports.replaced()
+    (step,) = f.schedule["cpu"]
+    other = {"when": {}, "target": "sm_80"}
+    f.schedule = {"cuda": [step, step | other, step | other]}
+    f.verification = reports.PROOF | {"targets": {"cuda": reports.PROOF | {"others": [reports.PROOF | other]}}}
+    assert [row[:2] for row in cards.schedules(f.schedule)] == [
+        ("cuda", "0"),
+        ("cuda on sm_80", "0"),
+        ("cuda on sm_80", "1"),
+    ]
+    assert [row[0] for row in cards.verdicts(f.verification)] == ["cuda", "cuda on sm_80"]
 
 
 def test_nothing_found() -> None:

@@ -60,7 +60,7 @@ def test_recorded_times_are_on_their_kind_s_plot_where_the_sizes_are_the_same() 
     row = {
         "original_us": 21.9,
         "mirage_us": 13.6,
-        "peers": {"kernel": 9.1, "failed one": None},
+        "peers": {"kernel": 9.1, "kernel isolated": 9.2, "failed one": None},
         "inputs": ["f32[5, 48]"],
     }
     f.program = {**f.program, "axes": {"a": 5, "b": 40, "c": 48}}
@@ -70,6 +70,7 @@ def test_recorded_times_are_on_their_kind_s_plot_where_the_sizes_are_the_same() 
     assert "kernel, measured on a GPU 9.10 us" in cuda and "a CPU" not in cuda
     assert "failed one" not in cuda
     assert 'class="peer"' not in cuda, "the kernel alone is ours"
+    assert "kernel isolated" not in cuda, "it would hide the kernel"
     f.program = {**f.program, "axes": {"a": "batch", "b": 40, "c": 48}}
     assert "measured" not in "".join(roofline.drawing(p) for p in roofline.plots([f.to_json()]))
 
