@@ -14,7 +14,8 @@ from mirage_cli import __version__, coverage, dims, fragment_details, patch, ran
 from mirage_cli.backends import cpu
 from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.exporters import html
+from mirage_cli.datafile import Piece
+from mirage_cli.exporters import html, slots
 from mirage_cli.exporters.pictures import Picture, pictures
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
@@ -40,8 +41,9 @@ def clear(draft: Path) -> None:
         shutil.rmtree(item) if item.is_dir() else item.unlink()
 
 
-def write(imported: Imported, work: Sequence[Work], draft: Path) -> list[str]:
-    """Patch the model and write everything but the library and the reports into the draft; what is worth telling of it."""
+def write(imported: Imported, work: Sequence[Work], draft: Path, pieces: list[Piece] | None = None) -> list[str]:
+    """Patch the model and write everything but the library and the reports into the draft; what is worth telling of it.
+    `pieces` takes down what the file of weights is made of."""
     chosen = [w for w in work if w.replace]
     if chosen:
         folder = draft / MUGRAPHS
@@ -56,7 +58,7 @@ def write(imported: Imported, work: Sequence[Work], draft: Path) -> list[str]:
     replacements = [patch.Replacement(w.op_type, o.region) for w in chosen for o in w.occurrences]
     if replacements:
         patch.patch(imported.model, replacements, metadata(chosen))
-    patch.save(imported.model, draft / MODEL, bool(imported.external))
+    patch.save(imported.model, draft / MODEL, bool(imported.external), pieces)
     return notes
 
 
@@ -108,11 +110,14 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def write_report(summary: Report, draft: Path, folder: str = "DIR") -> None:
-    """report.json, report.html and the drawing of every muGraph file in the draft; `folder` is what the draft will be."""
+def write_report(summary: Report, draft: Path, folder: str = "DIR") -> str:
+    """report.json, report.html and the drawing of every muGraph file in the draft; `folder` is what the draft will be. The
+    result is the page without what differs from run to run (`slots.py`)."""
     summary.files = digests(draft)
-    for identifier, drawn in _written(summary.to_json(), draft, draft, folder).items():
-        write_text(draft / MUGRAPHS / f"{identifier}.svg", drawn[0].svg)
+    frame, drawn = _written(summary.to_json(), draft, draft, folder)
+    for identifier, own in drawn.items():
+        write_text(draft / MUGRAPHS / f"{identifier}.svg", own[0].svg)
+    return frame
 
 
 def add_times(folder: Path, device: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -127,16 +132,20 @@ def add_times(folder: Path, device: str, rows: Mapping[str, Mapping[str, Any]]) 
             _written(data, folder, draft, str(folder))
 
 
-def _written(data: Mapping[str, Any], folder: Path, draft: Path, called: str) -> dict[str, list[Picture]]:
-    """report.json and report.html in the draft, of the muGraph files of a folder that will be `called` so; the drawings."""
+def _written(
+    data: Mapping[str, Any], folder: Path, draft: Path, called: str
+) -> tuple[str, dict[str, list[Picture]]]:
+    """report.json and report.html in the draft, of the muGraph files of a folder that will be `called` so; the page with
+    its slots, and the drawings."""
     graphs: dict[str, dict[str, Any]] = {}
     for path in sorted((folder / MUGRAPHS).glob("*.json")):
         stored = json.loads(path.read_text(encoding="utf-8"))
         graphs[stored["id"]] = stored
     drawn = {identifier: pictures(stored) for identifier, stored in graphs.items()}
     write_text(draft / MARK, as_text(data))
-    write_text(draft / PAGE, html.page(data, graphs, drawn, called))
-    return drawn
+    frame = html.frame(data, graphs, drawn)
+    write_text(draft / PAGE, slots.filled(frame, data["seconds"], called))
+    return frame, drawn
 
 
 def report(

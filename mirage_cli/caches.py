@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mirage_cli import environment, kept, placed
-from mirage_cli.environment import GRAPHS, OBJECTS, RESULTS, TUNINGS
+from mirage_cli.environment import ANSWERS, GRAPHS, OBJECTS, RESULTS, TUNINGS
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters.labels import counted
 from mirage_cli.options import Options
 from mirage_cli.tuning_cache import Measurement, Row, Settled, TuningCache, exported, imported
 
-SUFFIXES = (".o", kept.SUFFIX, placed.PART)  #: of files in the folders of objects and results
+SUFFIXES = (".o", kept.SUFFIX, placed.PART)  #: of files in the folders of objects, results and answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ def folder(options: Options) -> Path:
 def where(options: Options) -> Answer:
     """The folder."""
     root = folder(options)
-    folders = {name: str(root / name) for name in (OBJECTS, RESULTS, GRAPHS, TUNINGS)}
+    folders = {name: str(root / name) for name in (OBJECTS, RESULTS, ANSWERS, GRAPHS, TUNINGS)}
     return Answer({"cache": str(root), **folders}, [str(root)])
 
 
 def listed(options: Options) -> Answer:
     """What the cache holds: compiled objects and results in all, tunings one by one, the fastest of a program first."""
     root = folder(options)
-    objects, results = (_sizes(root, name) for name in (OBJECTS, RESULTS))
+    objects, results = _sizes(root, OBJECTS), [*_sizes(root, RESULTS), *_sizes(root, ANSWERS)]
     graphs = _graphs(root)
     rows = _tunings(root).rows() if (root / TUNINGS).is_dir() else []
     document = {
@@ -104,13 +104,14 @@ def bring(options: Options, file: str) -> Answer:
 
 
 def clean(options: Options) -> Answer:
-    """Remove everything that was kept: compiled objects, results, the kernels of graphs built in Python, and tunings. What
+    """Remove everything that was kept: objects, results and answers, the kernels of graphs built in Python, and tunings. What
     other processes work on at this moment stays."""
     root = folder(options)
-    objects, results = (_sizes(root, name) for name in (OBJECTS, RESULTS))
-    for path in (p for name in (OBJECTS, RESULTS) for p in _files(root, name) if p.suffix != placed.PART):
+    objects, results = _sizes(root, OBJECTS), [*_sizes(root, RESULTS), *_sizes(root, ANSWERS)]
+    files = (OBJECTS, RESULTS, ANSWERS)
+    for path in (p for name in files for p in _files(root, name) if p.suffix != placed.PART):
         path.unlink(missing_ok=True)
-    for name in (OBJECTS, RESULTS):
+    for name in files:
         placed.sweep(root / name)
     weights = [(p, _weight(p)) for p in _graphs(root)]
     removed = [weight for path, weight in weights if placed.remove(path, locks=False)]

@@ -1,18 +1,13 @@
 """Files of weights: opened once, hashed and copied without being loaded, mapped for what is computed with.
 
-Weights can be larger than memory. Hashing and copying go through descriptors and leave nothing in a process's memory;
-elements are views of a mapping, whose pages `forget` gives back: they are read again when they are needed.
+Weights can be larger than memory: elements are views of a mapping, see `rawfile.py`.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import mmap
 import os
-import stat
-import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,60 +15,21 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from mirage_cli.rawfile import DataFile
+
 ALIGNMENT = (
     4096  #: what offsets of stored tensors are multiples of: pages are mapped and shared between files as they are
 )
-CHUNK = 1 << 22  #: bytes that are read at a time
-#: why the kernel may refuse to copy between two files that can be read and written
-_NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
-class DataFile:
-    """A regular file that stays open, so that what is read later is what was checked."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where bytes of a file of weights come from: `size` of them at `place`, from `offset` of a file, or computed."""
 
-    def __init__(self, path: Path) -> None:
-        """Open it. Raises OSError, and ValueError for what is no regular file."""
-        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        weakref.finalize(self, os.close, self.fd)
-        status = os.fstat(self.fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("expected a regular file")
-        self.size = status.st_size
-        self.content: mmap.mmap | bytes = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ) if self.size else b""
-
-    def sha256(self) -> str:
-        """The hexadecimal SHA-256 of the file."""
-        digest, position = hashlib.sha256(), 0
-        while data := os.pread(self.fd, CHUNK, position):
-            digest.update(data)
-            position += len(data)
-        return digest.hexdigest()
-
-    def forget(self) -> None:
-        """Give back the memory of the mapping's pages; views stay valid."""
-        if isinstance(self.content, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            self.content.madvise(mmap.MADV_DONTNEED)
-
-    def copy(self, offset: int, size: int, to: int) -> None:
-        """Append a range of the file to the open file `to`: within the kernel where it can do that, as shared blocks
-        where the file system has them. Raises OSError."""
-        end = offset + size
-        while offset < end and hasattr(os, "copy_file_range"):
-            try:
-                copied = os.copy_file_range(self.fd, to, end - offset, offset)
-            except OSError as error:
-                if error.errno not in _NO_COPY:
-                    raise
-                break
-            if not copied:
-                break
-            offset += copied
-        while offset < end:
-            data = os.pread(self.fd, min(CHUNK, end - offset), offset)
-            if not data:
-                raise OSError(errno.EIO, "the file has become shorter")
-            os.write(to, data)
-            offset += len(data)
+    place: int
+    size: int
+    file: DataFile | None = None
+    offset: int = 0
 
 
 class StoredTensor(ir.Tensor[NDArray[Any]]):
@@ -87,10 +43,13 @@ class StoredTensor(ir.Tensor[NDArray[Any]]):
         super().__init__(flat.reshape(dims), dtype, shape=ir.Shape(dims), name=name)
 
 
-def write(tensors: Iterable[ir.TensorProtocol], path: Path) -> list[ir.ExternalTensor]:
+def write(
+    tensors: Iterable[ir.TensorProtocol], path: Path, pieces: list[Piece] | None = None
+) -> list[ir.ExternalTensor]:
     """Write the elements of tensors into a new file; tensors that are one range of a file are one range of the new one.
 
-    The results stand in for the tensors in a model beside that file. Raises OSError.
+    The results stand in for the tensors in a model beside that file; `pieces` takes down what the file was made of. Raises
+    OSError.
     """
     places: dict[tuple[int, int, int], int] = {}
     made = []
@@ -101,6 +60,8 @@ def write(tensors: Iterable[ir.TensorProtocol], path: Path) -> list[ir.ExternalT
                 key = (id(tensor.file), tensor.offset, tensor.nbytes)
             if key not in places:
                 places[key] = _append(tensor, file)
+                if pieces is not None:
+                    pieces.append(_piece(tensor, places[key]))
             made.append(
                 ir.ExternalTensor(
                     path.name,
@@ -117,6 +78,12 @@ def write(tensors: Iterable[ir.TensorProtocol], path: Path) -> list[ir.ExternalT
         file.flush()
         os.fsync(file.fileno())
     return made
+
+
+def _piece(tensor: ir.TensorProtocol, place: int) -> Piece:
+    if isinstance(tensor, StoredTensor):
+        return Piece(place, tensor.nbytes, tensor.file, tensor.offset)
+    return Piece(place, tensor.nbytes)
 
 
 def _append(tensor: ir.TensorProtocol, file: BinaryIO) -> int:

@@ -15,6 +15,7 @@ from mirage_cli.tuning_cache import TuningCache
 
 CUDA_ARCHS = cuda.ARCHS
 OBJECTS, TUNINGS, RESULTS, GRAPHS = "objects", "tunings", "results", "graphs"  #: folders of the cache
+ANSWERS = "answers"
 
 
 def toolchain(options: Options) -> Toolchain:
@@ -72,6 +73,12 @@ def kept(options: Options) -> Kept | None:
     """What earlier runs have found out; None with --no-cache."""
     folder = cache_folder(options)
     return None if folder is None else Kept(folder / RESULTS)
+
+
+def answers(options: Options) -> Kept | None:
+    """Whole runs of earlier times; None with --no-cache."""
+    folder = cache_folder(options)
+    return None if folder is None else Kept(folder / ANSWERS)
 
 
 def tuning_cache(options: Options) -> TuningCache | None:

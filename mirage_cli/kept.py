@@ -46,6 +46,16 @@ class Kept:
 
     def get(self, key: str) -> Any:
         """The document under a key; None where there is none, or none of ours."""
+        content = self.read(key)
+        return None if content is None else json.loads(content)
+
+    def put(self, key: str, document: Any) -> None:
+        """Keep a JSON document; a folder that cannot be written to is no failure."""
+        if self._secret is not None:
+            self.write(key, json.dumps(document, separators=(",", ":")).encode())
+
+    def read(self, key: str) -> bytes | None:
+        """The content under a key; None where there is none, or none of ours."""
         if self._secret is None:
             return None
         try:
@@ -56,13 +66,13 @@ class Kept:
         if body is None:
             _log.info("%s: %s was not written by this user's mirage: not used", self.root, key)
             return None
-        return json.loads(zlib.decompress(body))
+        return zlib.decompress(body)
 
-    def put(self, key: str, document: Any) -> None:
-        """Keep a JSON document; a folder that cannot be written to is no failure."""
+    def write(self, key: str, content: bytes) -> None:
+        """Keep any content; a folder that cannot be written to is no failure."""
         if self._secret is None:
             return
-        body = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)
+        body = zlib.compress(content, 1)
         with contextlib.suppress(OSError):
             placed.put(self.root / f"{key}{SUFFIX}", sealed(self._secret, key, body))
 

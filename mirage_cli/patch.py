@@ -161,17 +161,17 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
-def save(model: ir.Model, path: Path, external: bool) -> None:
+def save(model: ir.Model, path: Path, external: bool, pieces: list[datafile.Piece] | None = None) -> None:
     """Write a model; weights go to `<name>.data` beside it when `external` or when they would not fit into the file.
 
-    Weights that are in files are copied from there, each range once. Raises OSError.
+    Weights that are in files are copied from there, each range once; `pieces` takes down how. Raises OSError.
     """
     if not external and weight_bytes(model) <= PROTOBUF_LIMIT:
         ir.save(model, path)
         return
     values = [v for graph in model.graphs() for v in graph.initializers.values()]
     large = [(v, v.const_value) for v in values if v.const_value is not None and v.const_value.nbytes > INSIDE_BYTES]
-    outside = datafile.write([tensor for _, tensor in large], path.with_name(f"{path.name}.data"))
+    outside = datafile.write([tensor for _, tensor in large], path.with_name(f"{path.name}.data"), pieces)
     try:
         for (value, _), moved in zip(large, outside, strict=True):
             value.const_value = moved

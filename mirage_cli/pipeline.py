@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mirage_cli import (
+    answers,
     assemble,
     devices,
     dims,
@@ -32,7 +33,7 @@ from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
 from mirage_cli.codegen.passes import without
 from mirage_cli.contestant import Place
-from mirage_cli.errors import CheckFailed, UsageError
+from mirage_cli.datafile import Piece
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.kept import Kept
 from mirage_cli.lax import extents as ex
@@ -42,7 +43,7 @@ from mirage_cli.measure import MIRAGE, measure_fragments
 from mirage_cli.options import Options
 from mirage_cli.output import claimed, replaced
 from mirage_cli.plan import PlanOptions, newest
-from mirage_cli.report import FragmentReport, Report
+from mirage_cli.report import Report, enforce
 from mirage_cli.search.search import SearchOptions, Standing
 from mirage_cli.search.tiling import ENGINES
 from mirage_cli.work import Work
@@ -143,6 +144,8 @@ class Run:
     kept: Kept | None = None
     work: list[Work] = field(default_factory=list)
     built: BuildResult | None = None
+    steady: bool = True  #: whether all that failed would fail again
+    pieces: list[Piece] = field(default_factory=list)  #: what the file of weights is made of
     clock: Clock = field(default_factory=Clock)
 
     @property
@@ -186,6 +189,7 @@ class Run:
                 w = work[k]
                 self.progress.search(w.id, w.name, None)
                 if isinstance(plan, isolation.Lost):
+                    self.steady = False
                     w.fail(f"the search failed: {plan.reason}")
                 else:
                     w.plan = plan
@@ -240,6 +244,7 @@ class Run:
                 torch_library.build(draft, self.built.built, self.tools.cxx)
         for w in chosen:
             if w.id in self.built.failed:
+                self.steady = False
                 w.fail(f"the kernel does not compile: {self.built.failed[w.id]}")
 
     def check(self) -> None:
@@ -267,6 +272,7 @@ class Run:
                 jobs.append((w.check_job(self.imported, self.built.library, self.options.seed, limits),))
             for k, outcome in isolation.each(run_job, jobs, self.options.jobs):
                 checked[k].checked(outcome)
+                self.steady &= not checked[k].failed
                 checks.put(checked[k].id, outcome)
                 self.imported.forget()
                 self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
@@ -315,9 +321,12 @@ class Run:
         if self.complete:
             whole_graph.write(self.imported, self.parts, self.work, self.complete, draft)
         with self.clock.measure("render"):
-            report.notes += assemble.write(self.imported, self.work, draft)
+            report.notes += assemble.write(self.imported, self.work, draft, self.pieces)
         report.seconds = self.clock.total()
-        assemble.write_report(report, draft, str(out))
+        page = assemble.write_report(report, draft, str(out))
+        if self.steady and not self.complete and answers.lasting(self.model, self.options):
+            names = {id(file): name for name, file in zip(self.imported.external, self.imported.files, strict=False)}
+            answers.keep(report, page, draft, self.options, self.tools, self.pieces, names)
         return report
 
 
@@ -372,20 +381,3 @@ def _tunes(options: Options) -> bool:
     if options.gpu is None:
         return options.tuned
     return devices.architecture(options.gpu) == newest(environment.archs(options)).name
-
-
-def enforce(report: Report, options: Options) -> None:
-    """Raise CheckFailed when a required coverage is missed or, with `strict`, when a fragment failed."""
-    for text in options.require_coverage:
-        kind, _, share = text.partition("=")
-        try:
-            wanted = float(share)
-        except ValueError:
-            raise UsageError(f"--require-coverage {text}: expected KIND=SHARE, such as flops=0.95") from None
-        if kind not in report.coverage:
-            raise UsageError(f"--require-coverage {text}: kinds are {', '.join(sorted(report.coverage))}")
-        if report.coverage[kind] < wanted:
-            raise CheckFailed(f"coverage of {kind} is {report.coverage[kind]:.3f}, below {wanted:g}")
-    failed: list[FragmentReport] = [f for f in report.fragments if f.status == "failed"]
-    if options.strict and failed:
-        raise CheckFailed(f"{len(failed)} fragments failed; the first: {failed[0].name} ({failed[0].reason})")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mirage_cli import __version__
+from mirage_cli.errors import CheckFailed, UsageError
+from mirage_cli.options import Options
 
 SCHEMA_VERSION = 1
 REPLACED, KEPT, FAILED = "replaced", "kept", "failed"
@@ -130,6 +132,23 @@ def from_json(data: dict[str, Any]) -> Report:
     known = {f.name for f in fields(FragmentReport)}
     fragments = [FragmentReport(**{k: v for k, v in f.items() if k in known}) for f in data["fragments"]]
     return Report(**{f.name: data[f.name] for f in fields(Report)} | {"fragments": fragments})
+
+
+def enforce(report: Report, options: Options) -> None:
+    """Raise CheckFailed when a required coverage is missed or, with `strict`, when a fragment failed."""
+    for text in options.require_coverage:
+        kind, _, share = text.partition("=")
+        try:
+            wanted = float(share)
+        except ValueError:
+            raise UsageError(f"--require-coverage {text}: expected KIND=SHARE, such as flops=0.95") from None
+        if kind not in report.coverage:
+            raise UsageError(f"--require-coverage {text}: kinds are {', '.join(sorted(report.coverage))}")
+        if report.coverage[kind] < wanted:
+            raise CheckFailed(f"coverage of {kind} is {report.coverage[kind]:.3f}, below {wanted:g}")
+    failed: list[FragmentReport] = [f for f in report.fragments if f.status == "failed"]
+    if options.strict and failed:
+        raise CheckFailed(f"{len(failed)} fragments failed; the first: {failed[0].name} ({failed[0].reason})")
 
 
 def finite(data: Any) -> Any:

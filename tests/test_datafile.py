@@ -15,8 +15,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from mirage_cli import datafile, frontends, patch, pipeline
-from mirage_cli.datafile import DataFile, StoredTensor, write
+from mirage_cli.datafile import StoredTensor, write
 from mirage_cli.options import Options
+from mirage_cli.rawfile import DataFile
 from mirage_cli.recheck import verify_folder
 from mirage_cli.verification import VerifyOptions
 from tests.frontends.models import noise, parsed

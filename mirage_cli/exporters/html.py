@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mirage_cli.codegen.render import render
-from mirage_cli.exporters import canvas, cards, modelmap, roofline, wording
+from mirage_cli.exporters import canvas, cards, modelmap, roofline, slots, wording
 from mirage_cli.exporters.labels import counted, percent, short, visible
 from mirage_cli.exporters.pictures import Picture
 
@@ -45,6 +45,15 @@ def page(
 ) -> str:
     """The page of a report (`report.json`), given the muGraph files and their drawings by fragment; `folder` is where the
     output is written, for the command that makes it again."""
+    return slots.filled(frame(report, mugraphs, pictures), report["seconds"], folder)
+
+
+def frame(
+    report: Mapping[str, Any],
+    mugraphs: Mapping[str, Mapping[str, Any]],
+    pictures: Mapping[str, Sequence[Picture]],
+) -> str:
+    """The page with slots for times and for the folder: the same text for each run with the same outcome."""
     shown = clean(report)
     fragments = [
         cards.card(n, f, clean(mugraphs.get(f["id"], {})), pictures.get(f["id"], ()), _files(shown, f["id"]))
@@ -63,8 +72,8 @@ def page(
         proof_head=cards.PROOF_HEAD,
         unchanged=_left(shown["unchanged"]),
         notes=shown["notes"],
-        seconds=[(k, f"{v:.2f} s") for k, v in shown["seconds"].items()],
-        commands=_commands(report, folder),
+        seconds=[(stage, f"{slots.seconds(k, 2)} s") for k, stage in enumerate(shown["seconds"])],
+        commands=_commands(report),
         files=[name for name in ("src/build.sh",) if name in shown.get("files", {})],
         version=shown["mirage"],
         light=canvas.variables(False),
@@ -92,7 +101,7 @@ def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     found.append((str(sum(f["occurrences"] for f in replaced)), "places in the model"))
     found += [(percent(report["coverage"][k]), of) for k, of in wording.SHARES.items() if k in report["coverage"]]
     if "total" in report["seconds"]:
-        found.append((f"{report['seconds']['total']:.1f} s", "of work"))
+        found.append((f"{slots.seconds(list(report['seconds']).index('total'), 1)} s", "of work"))
     return found
 
 
@@ -128,9 +137,9 @@ def _left(unchanged: Iterable[Mapping[str, Any]]) -> list[Left]:
     return found
 
 
-def _commands(report: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
+def _commands(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Commands to paste, in the folder of the page but for the first."""
-    found = [("Make this folder again (where the model was read):", wording.optimize_command(report, folder))]
+    found = [("Make this folder again (where the model was read):", wording.optimize_command(report, slots.FOLDER))]
     if report["options"].get("dry_run"):
         return found
     return [

@@ -272,9 +272,9 @@ def command(words: Sequence[str]) -> str:
 
 
 def optimize_command(report: Mapping[str, Any], folder: str) -> str:
-    """The command that made a report."""
-    options = settings(report["options"])
-    return command(["mirage", "optimize", report["model"]["path"], "-o", folder, *options])
+    """The command that made a report; `folder` is a word as a shell takes it."""
+    words = ["mirage", "optimize", report["model"]["path"], "-o"], settings(report["options"])
+    return " ".join([command(words[0]), folder, *([command(words[1])] if words[1] else [])])
 
 
 def targets(fragment: Fragment) -> list[str]:

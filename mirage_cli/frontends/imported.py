@@ -14,9 +14,9 @@ from mirage_cli.errors import UsageError
 if TYPE_CHECKING:
     import onnx_ir
 
-    from mirage_cli.datafile import DataFile
     from mirage_cli.lax.domain import Array
     from mirage_cli.lax.graph import Graph
+    from mirage_cli.rawfile import DataFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from mirage_cli.datafile import DataFile, StoredTensor
+from mirage_cli.datafile import StoredTensor
 from mirage_cli.errors import ModelError
+from mirage_cli.rawfile import DataFile
 
 
 @dataclass(slots=True)

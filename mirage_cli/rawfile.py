@@ -1,0 +1,67 @@
+"""A regular file that stays open: hashed and copied without being loaded, mapped for what is computed with.
+
+Weights can be larger than memory. Hashing and copying go through descriptors and leave nothing in a process's memory;
+the pages of the mapping are given back by `forget`: they are read again when they are needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import stat
+import weakref
+from pathlib import Path
+
+CHUNK = 1 << 22  #: bytes that are read at a time
+#: why the kernel may refuse to copy between two files that can be read and written
+_NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+
+
+class DataFile:
+    """A regular file that stays open, so that what is read later is what was checked."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it. Raises OSError, and ValueError for what is no regular file."""
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        weakref.finalize(self, os.close, self.fd)
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("expected a regular file")
+        self.size = status.st_size
+        self.content: mmap.mmap | bytes = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ) if self.size else b""
+
+    def sha256(self) -> str:
+        """The hexadecimal SHA-256 of the file."""
+        digest, position = hashlib.sha256(), 0
+        while data := os.pread(self.fd, CHUNK, position):
+            digest.update(data)
+            position += len(data)
+        return digest.hexdigest()
+
+    def forget(self) -> None:
+        """Give back the memory of the mapping's pages; views stay valid."""
+        if isinstance(self.content, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self.content.madvise(mmap.MADV_DONTNEED)
+
+    def copy(self, offset: int, size: int, to: int) -> None:
+        """Append a range of the file to the open file `to`: within the kernel where it can do that, as shared blocks
+        where the file system has them. Raises OSError."""
+        end = offset + size
+        while offset < end and hasattr(os, "copy_file_range"):
+            try:
+                copied = os.copy_file_range(self.fd, to, end - offset, offset)
+            except OSError as error:
+                if error.errno not in _NO_COPY:
+                    raise
+                break
+            if not copied:
+                break
+            offset += copied
+        while offset < end:
+            data = os.pread(self.fd, min(CHUNK, end - offset), offset)
+            if not data:
+                raise OSError(errno.EIO, "the file has become shorter")
+            os.write(to, data)
+            offset += len(data)
