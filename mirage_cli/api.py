@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mirage_cli import benchmark, comparison, inspection, pipeline, recheck, settings
-from mirage_cli.bench_report import BenchReport
-from mirage_cli.benchmark import BenchOptions
+from mirage_cli import comparison, inspection, optimizing, settings
 from mirage_cli.comparison import Comparison
 from mirage_cli.errors import UsageError
 from mirage_cli.inspection import Inspection
-from mirage_cli.pipeline import Progress
-from mirage_cli.recheck import Verification, VerifyOptions
 from mirage_cli.report import Report
+
+if TYPE_CHECKING:
+    from mirage_cli.bench_report import BenchReport
+    from mirage_cli.pipeline import Progress
+    from mirage_cli.verification import Verification
 
 AnyPath = str | PathLike[str]
 
@@ -35,7 +36,7 @@ def optimize(model: AnyPath, out: AnyPath | None = None, progress: Progress | No
     made = settings.from_keywords(options)
     if out is None and not made.dry_run:
         raise UsageError("out: expected a folder to write to, or dry_run=True")
-    return pipeline.optimize(fspath(model), Path(out or ""), made, progress)
+    return optimizing.optimize(fspath(model), Path(out or ""), made, progress)
 
 
 def verify(
@@ -49,7 +50,9 @@ def verify(
 
     Options are the fields of `VerifyOptions`. Raises MirageError when something cannot be read or run.
     """
-    made = VerifyOptions(**_checked(options, VerifyOptions))
+    from mirage_cli import recheck  # noqa: PLC0415 - onnx and all that searches
+
+    made = recheck.VerifyOptions(**_checked(options, recheck.VerifyOptions))
     if (patched is None) != (library is None):
         raise UsageError("patched and library belong together")
     if patched is None or library is None:
@@ -59,7 +62,11 @@ def verify(
 
 def bench(folder: AnyPath, progress: Progress | None = None, **options: Any) -> BenchReport:
     """Time the original model of an output folder against the patched one. Options are the fields of `BenchOptions`."""
-    return benchmark.bench_folder(Path(folder), BenchOptions(**_checked(options, BenchOptions)), progress)
+    from mirage_cli import benchmark  # noqa: PLC0415 - onnx and all that searches
+
+    return benchmark.bench_folder(
+        Path(folder), benchmark.BenchOptions(**_checked(options, benchmark.BenchOptions)), progress
+    )
 
 
 def compare(old: AnyPath, new: AnyPath, tolerance: float = comparison.TOLERANCE) -> Comparison:

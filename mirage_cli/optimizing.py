@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mirage_cli import answers, environment
 from mirage_cli.options import Options
-from mirage_cli.output import check_target, replaced
+from mirage_cli.output import check_target, claimed, replaced
 from mirage_cli.report import Report, enforce
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
         return pipeline.optimize(model, out, options, progress)
     if progress is not None:
         progress.stage("write", 1)
-    with replaced(out) as draft:
+    with claimed(out), replaced(out) as draft:
         report = found.write(draft, str(out), start)
     if progress is not None:
         progress.step(f"{model}: as it was before")

@@ -20,8 +20,8 @@ from mirage_cli.frontends import Imported, onnx_file, sizes
 from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax.program import Program
 from mirage_cli.output import MUGRAPHS
-from mirage_cli.plan import StoredPlan, plan_from_json
 from mirage_cli.report import REPLACED
+from mirage_cli.stored_plan import StoredPlan, plan_from_json
 from mirage_cli.verification import Verification
 
 

@@ -18,11 +18,10 @@ from mirage_cli import report_file
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters import tree, wording
 from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
-from mirage_cli.exporters.html import clean
-from mirage_cli.exporters.labels import microseconds, short, visible
+from mirage_cli.exporters.labels import clean, microseconds, short, visible
 from mirage_cli.exporters.pictures import distinct
 from mirage_cli.output import MUGRAPHS
-from mirage_cli.plan import StoredPlan, plan_from_json
+from mirage_cli.stored_plan import StoredPlan, plan_from_json
 
 WIDTH = 110  #: columns where there is no terminal
 NAME = 40  #: columns of a fragment's name

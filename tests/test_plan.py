@@ -19,10 +19,11 @@ from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.dtypes import F16, F32, F64, DType
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, newest, plan_fragment, plan_from_json, rendered, source_text
+from mirage_cli.plan import PlanOptions, newest, plan_fragment, rendered, source_text
 from mirage_cli.search.alternatives import Alternative
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
+from mirage_cli.stored_plan import plan_from_json
 from mirage_cli.work import Work
 from tests.codegen.programs import NAMED, program
 from tests.lax.programs import recorded

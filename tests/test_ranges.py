@@ -17,9 +17,10 @@ from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, newest, plan_fragment, plan_from_json, source_text
+from mirage_cli.plan import PlanOptions, newest, plan_fragment, source_text
 from mirage_cli.search.alternatives import Leaf
 from mirage_cli.search.search import Candidate, SearchOptions
+from mirage_cli.stored_plan import plan_from_json
 from tests.codegen.programs import program
 
 CUDA = PlanOptions({"cuda": ("sm_90a",)}, SearchOptions(sizes=(("n", 1024),)))

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from mirage_cli.codegen.render import render
 from mirage_cli.exporters import canvas, cards, modelmap, roofline, slots, wording
-from mirage_cli.exporters.labels import counted, percent, short, visible
+from mirage_cli.exporters.labels import clean, counted, percent, short
 from mirage_cli.exporters.pictures import Picture
 
 PATH = 240  #: columns of the model's path
@@ -80,15 +80,6 @@ def frame(
         dark=canvas.variables(True),
         drawing_rules=canvas.rules_of_variables(),
     )
-
-
-def clean(data: Any) -> Any:
-    """The same JSON document with every text made visible on one line; `<` and the like are the template's business."""
-    if isinstance(data, Mapping):
-        return {visible(k): clean(v) for k, v in data.items()}
-    if isinstance(data, list | tuple):
-        return [clean(v) for v in data]
-    return visible(data) if isinstance(data, str) else data
 
 
 def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 #: Categories of characters that have no glyph of their own: controls, formats, surrogates, private, unassigned, breaks.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -23,6 +24,15 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape(c) if unicodedata.category(c) in _HIDDEN else c for c in text)
+
+
+def clean(data: Any) -> Any:
+    """The same JSON document with every text made visible on one line; `<` and the like are the template's business."""
+    if isinstance(data, Mapping):
+        return {visible(k): clean(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [clean(v) for v in data]
+    return visible(data) if isinstance(data, str) else data
 
 
 def _escape(c: str) -> str:

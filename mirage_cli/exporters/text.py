@@ -120,3 +120,8 @@ def _next(report: Mapping[str, Any], folder: str) -> list[str]:
     words = (["verify", folder], ["bench", folder, "--cpu"], *([["show", folder]] if report["fragments"] else []))
     commands = [wording.command(["mirage", *w]) for w in words]
     return ["Next", *(f"  {c}" for c in commands)]
+
+
+def model(m: Mapping[str, Any]) -> str:
+    """What a model is, in a line."""
+    return f"{short(m['path'], 60)}: {m['format']}, opset {m['opset']}, {counted(m['nodes'], 'node')}"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from mirage_cli.codegen.passes import ALL
 from mirage_cli.exporters.pictures import distinct
 from mirage_cli.lax.extents import Symbolic
-from mirage_cli.plan import StoredPlan
 from mirage_cli.search.alternatives import Alternative, Bound
 from mirage_cli.search.schedule import Schedule
+from mirage_cli.stored_plan import StoredPlan
 from tests.exporters.graphs import looped, norm_linear
 
 
