@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mirage_cli.api import bench, compare, inspect, optimize, verify
     from mirage_cli.errors import (
+        Busy,
         CheckFailed,
         CompileError,
         ConfigError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Busy",
     "CheckFailed",
     "CompileError",
     "ConfigError",
