@@ -132,9 +132,7 @@ def add_times(folder: Path, device: str, rows: Mapping[str, Mapping[str, Any]]) 
             _written(data, folder, draft, str(folder))
 
 
-def _written(
-    data: Mapping[str, Any], folder: Path, draft: Path, called: str
-) -> tuple[str, dict[str, list[Picture]]]:
+def _written(data: Mapping[str, Any], folder: Path, draft: Path, called: str) -> tuple[str, dict[str, list[Picture]]]:
     """report.json and report.html in the draft, of the muGraph files of a folder that will be `called` so; the page with
     its slots, and the drawings."""
     graphs: dict[str, dict[str, Any]] = {}

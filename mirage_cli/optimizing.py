@@ -27,7 +27,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
 
         return pipeline.optimize(model, out, options, progress)
     if progress is not None:
-        progress.stage("write", 1)
+        progress.stage("read", 1)
     with claimed(out), replaced(out) as draft:
         report = found.write(draft, str(out), start)
     if progress is not None:

@@ -180,6 +180,7 @@ class Run:
         symbols = {s for w in work for s in w.program.symbols}
         options = plan_options(self.options, self.tools, symbols, self.ranges)
         self.plans = planning.shared_out(options, len(work), self.options.jobs)
+        measured = "" if self.options.gpu is None else devices.architecture(self.options.gpu)
         self.progress.stage("search and prove", len(work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators) for w in work]
@@ -193,7 +194,7 @@ class Run:
                     w.fail(f"the search failed: {plan.reason}")
                 else:
                     w.plan = plan
-                    w.decide(self.options.force, self.options.gpu is not None, self.options.target)
+                    w.decide(self.options.force, measured, self.options.target)
                 self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
         plans = [w.plan for w in work if w.plan is not None and not w.plan.kept]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)

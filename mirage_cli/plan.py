@@ -173,9 +173,9 @@ def plan_fragment(
             if its is None:
                 plan, reason = None, f"{older}: {why}"
             elif plan is not None:
-                plan = _also(plan, its, identifier, program, target, options.passes)
+                plan = _also(plan, its)
         if plan is not None:
-            result.plans[kind] = plan
+            plan = result.plans[kind] = with_others(plan, plan.others, identifier, program, target, options.passes)
         else:
             result.reasons[kind] = reason
         if kind == "cuda" and plan is not None and options.pool:
@@ -196,15 +196,12 @@ def _not_planned(program: Program) -> str:
     return f"tensors of type {F64} are not rendered" if F64 in types else ""
 
 
-def _also(
-    plan: TargetPlan, older: TargetPlan, identifier: str, program: Program, target: Target, passes: Passes
-) -> TargetPlan:
-    """A plan that does on an older architecture what `older` says."""
+def _also(plan: TargetPlan, older: TargetPlan) -> TargetPlan:
+    """A plan that does on an older architecture what `older` says, not yet rendered."""
     own = Alternative((), older.graph, older.schedules)
     ways = [*older.others, Other(own, older.verdict)]
     theirs = tuple(Other(replace(o.alternative, target=older.target), o.verdict) for o in ways)
-    made = with_others(plan, (*theirs, *plan.others), identifier, program, target, passes)
-    return replace(made, slower=(*plan.slower, *older.losses))
+    return replace(plan, others=(*theirs, *plan.others), slower=(*plan.slower, *older.losses))
 
 
 def _ranged(
@@ -216,13 +213,14 @@ def _ranged(
     operators: int,
     options: PlanOptions,
 ) -> TargetPlan:
-    """The plan of a program with symbols: several muGraphs where one does not serve all sizes as well, else its `own`."""
+    """The plan of a program with symbols: several muGraphs where one does not serve all sizes as well, else its `own`. The
+    text is that of the usual one alone."""
     given = dict(options.ranges)
     first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
 
     def renders(c: Candidate) -> bool:
         try:
-            source_text(identifier, program, _fused(c.graph, options), c.schedules, target, options.passes)
+            rendered(identifier, program, _fused(c.graph, options), c.schedules, target, options.passes)
         except (Refused, InvalidGraph):
             return False
         return True
@@ -247,14 +245,15 @@ def _ranged(
         us = ranges.time(candidates[usual.candidate], target, typical)
         main = replace(main, predicted_us=us, floor_us=own.floor_us)
     others = [(leaf.when, plans[leaf.candidate]) for leaf in rest if leaf.candidate != usual.candidate]
-    proved = tuple(Other(Alternative(when, p.graph, p.schedules), p.verdict) for when, p in others)
-    return with_others(main, proved, identifier, program, target, options.passes)
+    return replace(main, others=tuple(Other(Alternative(when, p.graph, p.schedules), p.verdict) for when, p in others))
 
 
 def with_others(
     plan: TargetPlan, others: tuple[Other, ...], identifier: str, program: Program, target: Target, passes: Passes
 ) -> TargetPlan:
-    """A plan with these muGraphs for other sizes and architectures, rendered again. Raises Refused."""
+    """A plan, whose text is that of its own muGraph, rendered with these for other sizes and architectures. Raises Refused."""
+    if not others:
+        return plan
     ways = [o.alternative for o in others]
     made = rendered(identifier, program, plan.graph, plan.schedules, target, passes, ways)
     own = len(made.memory) - len(plan.schedules)  # in the source, the other muGraphs come first
@@ -343,19 +342,6 @@ def _fused(graph: KernelGraph, options: PlanOptions) -> KernelGraph:
     return graph if options.passes.fusion else unfused(graph)
 
 
-def source_text(
-    identifier: str,
-    program: Program,
-    graph: KernelGraph,
-    schedules: Sequence[Schedule],
-    target: Target,
-    passes: Passes = ALL,
-    others: Sequence[Alternative] = (),
-) -> str:
-    """The source of a muGraph, and of `others` for other sizes: the same text whenever it is rendered."""
-    return rendered(identifier, program, graph, schedules, target, passes, others).text
-
-
 def rendered(
     identifier: str,
     program: Program,
@@ -365,7 +351,8 @@ def rendered(
     passes: Passes = ALL,
     others: Sequence[Alternative] = (),
 ) -> Rendered:
-    """The source of a muGraph, see `source_text`, with what its kernels ask for."""
+    """The source of a muGraph, and of `others` for other sizes: the same text whenever it is rendered; with what its
+    kernels ask for."""
     comment = f"fragment {identifier}, target {target.name}, mirage {__version__}\n\n{program}\n\n{graph.text()}"
     for o in others:
         comment += f"\n\nwhere {o.condition}:\n{o.graph.text()}"

@@ -37,7 +37,7 @@ from mirage_cli.frontends import Imported, torchscript_module
 from mirage_cli.lax.program import Program
 from mirage_cli.output import LIBRARY, MARK, MUGRAPHS, steady
 from mirage_cli.pipeline import Progress, Silent
-from mirage_cli.plan import source_text
+from mirage_cli.plan import rendered as rendered_again
 from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model
 from mirage_cli.report import REPLACED
 from mirage_cli.report_file import read as read_report
@@ -244,10 +244,10 @@ class _Recheck:
                 name = f"{f.id}{_SUFFIX.get(kind, '.txt')}"
                 try:
                     target = f.stored.target(kind)
-                    text = source_text(
+                    made = rendered_again(
                         f.id, f.stored.program, graph, schedules, target, f.stored.passes, f.stored.others[kind]
                     )
-                    rendered[name] = text.encode()
+                    rendered[name] = made.text.encode()
                 except (MirageError, KeyError, ValueError, IndexError) as error:
                     self.result.add("source", f.file, f"{kind}: the muGraph cannot be rendered: {error}")
         for name, content in sorted(rendered.items()):

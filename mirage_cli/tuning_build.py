@@ -17,7 +17,7 @@ from mirage_cli.codegen import render
 from mirage_cli.codegen.passes import Passes
 from mirage_cli.isolation import Lost
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import source_text
+from mirage_cli.plan import rendered
 from mirage_cli.search.search import Candidate
 from mirage_cli.search.target import Target
 from mirage_cli.tuning import REFUSED, Built
@@ -66,10 +66,11 @@ class Workshop:
         jobs: dict[int, CompileJob] = {}
         for k, c in enumerate(candidates):
             made = (self.identifier, self.program, c.graph, c.schedules, self.target, self.passes)
-            text = isolation.attempt(source_text, made)
-            if isinstance(text, Lost):
-                found.append(f"{REFUSED}{text.reason}")
+            source = isolation.attempt(rendered, made)
+            if isinstance(source, Lost):
+                found.append(f"{REFUSED}{source.reason}")
                 continue
+            text = source.text
             code = "\n".join(line for line in text.splitlines() if not line.startswith("//"))
             if code in self._seen:
                 found.append(f"{REFUSED}the same code as an earlier candidate")

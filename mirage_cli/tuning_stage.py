@@ -7,7 +7,7 @@ what was tried stands in the report. Without anything measured the model's choic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mirage_cli.isolation import Lost
 from mirage_cli.lax.program import Program
 from mirage_cli.options import Options
 from mirage_cli.placed import Scratch
-from mirage_cli.plan import Other, PlanOptions, TargetPlan, newest, planned, with_others
+from mirage_cli.plan import PlanOptions, TargetPlan, newest, planned, with_others
 from mirage_cli.search.search import Candidate
 from mirage_cli.timing import WallClock
 from mirage_cli.tuning import LOST, REFUSED, Trial, Tuned, fingerprint, tune
@@ -77,7 +77,7 @@ def choose(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -> N
             w.tuning = {"problem": str(e)}
             step(f"{w.name}: not tuned: {e}")
     jobs = [
-        (work[k].id, work[k].program, _faster(work[k], f), work[k].operators, stage.plans, _others(work[k]))
+        (work[k].id, work[k].program, _faster(work[k], f), work[k].operators, stage.plans, _own(work[k]))
         for k, f in found.items()
     ]
     numbers = list(found)
@@ -103,10 +103,10 @@ def _faster(w: Work, found: Found) -> list[tuple[str, Candidate]]:
     return ranked[: min(stop, MAX_PROOFS)]
 
 
-def _others(w: Work) -> tuple[Other, ...]:
-    """The muGraphs of a fragment for other sizes than those that are measured."""
+def _own(w: Work) -> TargetPlan:
+    """The plan by the model's choice."""
     assert w.plan is not None
-    return w.plan.plans["cuda"].others
+    return w.plan.plans["cuda"]
 
 
 def first_proved(
@@ -115,16 +115,17 @@ def first_proved(
     candidates: Sequence[tuple[str, Candidate]],
     operators: int,
     options: PlanOptions,
-    others: tuple[Other, ...] = (),
+    own: TargetPlan,
 ) -> tuple[TargetPlan | None, dict[str, str]]:
-    """The plan of the first candidate that renders and is proved, and why those before it are not. What is taken for
-    `others` sizes stays as it is."""
+    """The plan of the first candidate that renders and is proved, and why those before it are not. What the `own` plan takes
+    for other sizes and architectures, and predicts of these, stays as it is."""
     passed_over: dict[str, str] = {}
     target = newest(options.targets["cuda"])
     for key, candidate in candidates:
         try:
             plan = planned(identifier, program, candidate, target, operators, options)
-            return with_others(plan, others, identifier, program, target, options.passes), passed_over
+            made = with_others(plan, own.others, identifier, program, target, options.passes)
+            return replace(made, slower=own.slower), passed_over
         except (Refused, InvalidGraph, CheckFailed) as e:
             passed_over[key] = str(e)
     return None, passed_over

@@ -97,19 +97,19 @@ class Work:
         return f"{self.name}_{self.id}"
 
     # --- decisions ------------------------------------------------------------------------------------------------------
-    def decide(self, force: bool, measured: bool = False, targets: Sequence[str] = ()) -> None:
+    def decide(self, force: bool, measured: str = "", targets: Sequence[str] = ()) -> None:
         """Replace a fragment that is planned for every target and predicted to be faster on each of those asked for (by
         default on all), or with `force`.
 
-        With `measured`, what is faster on the GPU is found by measuring, later.
+        What is faster on the architecture `measured` is found by measuring, later.
         """
         assert self.plan is not None
         if self.plan.reasons or not self.plan.plans:
             kind, reason = next(iter(self.plan.reasons.items()), ("", "no target"))
             self.fail(f"{kind}: {reason}" if kind else reason)
             return
-        asked = {k: p for k, p in self.plan.plans.items() if k in targets or not targets}
-        slow = [p for k, own in asked.items() for p in own.losses if not (measured and k == "cuda")]
+        asked = [p for k, p in self.plan.plans.items() if k in targets or not targets]
+        slow = [p for own in asked for p in own.losses if p.target != measured]
         if slow and not force:
             p = slow[0]
             self.reason = (

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from mirage_cli import datafile, frontends, patch, pipeline
+from mirage_cli import frontends, patch, pipeline, rawfile
 from mirage_cli.datafile import StoredTensor, write
 from mirage_cli.options import Options
 from mirage_cli.rawfile import DataFile
@@ -43,7 +43,7 @@ def test_ranges_are_copied_and_equal_ranges_shared(
 ) -> None:
     if not kernel:
         monkeypatch.setattr(os, "copy_file_range", no_copy, raising=False)
-    monkeypatch.setattr(datafile, "CHUNK", 1000)
+    monkeypatch.setattr(rawfile, "CHUNK", 1000)
     first = StoredTensor(file, 16, [8, 50], FLOAT, "first")
     tied = StoredTensor(file, 16, [50, 8], FLOAT, "tied")
     own = ir.Tensor(noise(30, 10), name="own")

@@ -19,7 +19,7 @@ from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.dtypes import F16, F32, F64, DType
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, newest, plan_fragment, rendered, source_text
+from mirage_cli.plan import PlanOptions, newest, plan_fragment, rendered
 from mirage_cli.search.alternatives import Alternative
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
@@ -48,7 +48,7 @@ def test_both_targets_are_planned_rendered_and_proved(fragment: Program, planned
     for kind, p in planned.plans.items():
         target = newest(BOTH.targets[kind])
         others = [o.alternative for o in p.others]
-        assert p.text == source_text("abc", fragment, p.graph, p.schedules, target, others=others)
+        assert p.text == rendered("abc", fragment, p.graph, p.schedules, target, others=others).text
         assert p.verdict.passed
         assert len(p.schedules) == len(p.graph.kernels)
         assert 0 < p.floor_us <= p.predicted_us
@@ -80,7 +80,7 @@ def test_a_muGraph_for_an_older_architecture_is_read_back(fragment: Program, pla
     p = planned.plans["cuda"]
     assert stored.others["cuda"] == tuple(o.alternative for o in p.others)
     assert [where for kind, where, _, _ in stored.ways if kind == "cuda"] == ["", " where the GPU is sm_80"]
-    again = source_text("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"])
+    again = rendered("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"]).text
     assert again == p.text
 
 
@@ -95,6 +95,31 @@ def test_a_fragment_is_replaced_where_it_is_faster_on_every_architecture(planned
     assert not work.replace and "not predicted to be faster on sm_80: 9.0 us against 5.0 us" in work.reason
     work.decide(force=True)
     assert work.replace
+
+
+def test_measuring_decides_for_the_architecture_that_is_measured(planned: plans.FragmentPlan) -> None:
+    p = replace(planned.plans["cuda"], original_us=0.0)
+    assert [s.target for s in p.losses][:1] == ["sm_90a"]
+    older = plans.Slower("sm_80", 9.0, 5.0)
+    for slower, measured, replaced in (((), "sm_90a", True), ((older,), "sm_90a", False), ((), "sm_80", False)):
+        plan = replace(planned, plans={"cuda": replace(p, slower=slower)})
+        work = Work("abc", "norm_linear", planned.program, [], (), (), plan)
+        work.decide(force=False, measured=measured)
+        assert work.replace is replaced, (slower, measured)
+        assert ("on sm_80" in work.reason) == (slower == (older,))
+
+
+def test_nothing_is_rendered_twice(fragment: Program) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def counted(identifier: str, program: Program, *arguments: Any) -> Rendered:
+        asked.append((*arguments[:2], arguments[2].name, *map(tuple, arguments[4:])))
+        return rendered(identifier, program, *arguments)
+
+    with mock.patch.object(plans, "rendered", counted):
+        found = plan_fragment("abc", "norm_linear", fragment, 6, BOTH)
+    assert found.plans["cuda"].others
+    assert len(asked) == len(set(asked)) == 4  # one for the CPU, one for each architecture, and both of these in one
 
 
 def test_heads_that_a_norm_joins_are_normalised_by_a_kernel_of_their_own() -> None:
@@ -219,7 +244,7 @@ def test_a_plan_without_passes_is_rendered_again_from_its_file(fragment: Program
         assert p.verdict.passed and p.text != planned.plans[kind].text
         assert stored.target(kind) == newest(BOTH.targets[kind])
         others = stored.others[kind]
-        again = source_text("abc", fragment, graph, schedules, stored.target(kind), stored.passes, others)
+        again = rendered("abc", fragment, graph, schedules, stored.target(kind), stored.passes, others).text
         assert again == p.text
 
 

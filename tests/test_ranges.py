@@ -17,7 +17,7 @@ from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, newest, plan_fragment, source_text
+from mirage_cli.plan import PlanOptions, Slower, newest, plan_fragment, rendered
 from mirage_cli.search.alternatives import Leaf
 from mirage_cli.search.search import Candidate, SearchOptions
 from mirage_cli.stored_plan import plan_from_json
@@ -91,7 +91,7 @@ def test_files_hold_all_of_them(fragment: Program, planned: plans.FragmentPlan) 
     assert stored.others["cuda"] == tuple(o.alternative for o in p.others)
     ways = list(stored.ways)
     assert [where for _, where, _, _ in ways] == ["", *(f" where {o.alternative.condition}" for o in p.others)]
-    again = source_text("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"])
+    again = rendered("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"]).text
     assert again == p.text
 
 
@@ -111,7 +111,9 @@ def test_a_range_that_is_narrow_needs_one(fragment: Program, planned: plans.Frag
 
 def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.FragmentPlan) -> None:
     own = planned.plans["cuda"]
-    single = replace(own, others=())
+    target = newest(CUDA.targets["cuda"])
+    text = rendered("abc", fragment, own.graph, own.schedules, target).text
+    single = replace(own, others=(), text=text)
 
     def none(*args: Any) -> plans.TargetPlan:
         raise Refused("not this one")
@@ -122,17 +124,16 @@ def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.Fragm
         mock.patch.object(ranges, "pool", lambda *_: _candidates(own)),
     ):
         found = plan_fragment("abc", "attention", fragment, 6, CUDA)
-    assert found.plans["cuda"].others == ()
-    target = newest(CUDA.targets["cuda"])
-    assert found.plans["cuda"].text == source_text("abc", fragment, own.graph, own.schedules, target)
+    assert (found.plans["cuda"].others, found.plans["cuda"].text) == ((), text)
 
 
 def test_what_is_measured_keeps_the_other_ranges(fragment: Program, planned: plans.FragmentPlan) -> None:
-    p = planned.plans["cuda"]
+    p = replace(planned.plans["cuda"], slower=(Slower("sm_80", 9.0, 5.0),))
     fastest = Candidate(p.graph, p.schedules, p.predicted_us, p.floor_us, (0.0, 0.0))
-    found, passed_over = tuning_stage.first_proved("abc", fragment, [("own", fastest)], 6, CUDA, p.others)
+    found, passed_over = tuning_stage.first_proved("abc", fragment, [("own", fastest)], 6, CUDA, p)
     assert found is not None and not passed_over
     assert (found.others, found.text) == (p.others, p.text)
+    assert found.losses[-1].target == "sm_80"
 
 
 def test_reports_say_when(planned: plans.FragmentPlan) -> None:

@@ -52,7 +52,7 @@ class Gpu:
     def made(self, c: Candidate) -> Built:
         identifier, program, target = self.about
         try:
-            plan.source_text(identifier, program, c.graph, c.schedules, target)
+            plan.rendered(identifier, program, c.graph, c.schedules, target)
         except Refused as e:
             return f"{REFUSED}{e}"
         self.built += 1
@@ -126,8 +126,9 @@ def test_the_fastest_takes_the_place_of_the_own_choice(work: Work, stage: Stage,
     assert gpu.built == 6
     assert chosen.schedules != own.schedules or chosen.graph != own.graph
     assert chosen.verdict.passed
-    assert chosen.text == plan.source_text(
-        work.id, work.program, chosen.graph, chosen.schedules, plan.newest(["sm_90a"])
+    assert (
+        chosen.text
+        == plan.rendered(work.id, work.program, chosen.graph, chosen.schedules, plan.newest(["sm_90a"])).text
     )
     report = fragment_report(work).to_json()["tuning"]
     assert (report["tried"], report["own_us"], report["chosen_us"], report["complete"]) == (6, 20.0, 15.0, True)
