@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from mirage_cli import __version__
-from mirage_cli.errors import ModelError
+from mirage_cli.errors import ModelError, OutOfResources
 
 FILE = "tunings.sqlite3"
 SCHEMA_VERSION = 1
@@ -215,19 +215,20 @@ class TuningCache:
         """All valid rows, in the order of their keys."""
         return self._read("", ())
 
-    def store(self, rows: Iterable[Row]) -> None:
-        """Add rows; they replace those with the same key."""
+    def store(self, rows: Iterable[Row]) -> bool:
+        """Add rows, all or none; they replace those with the same key. Whether they are kept now."""
         values = [_stored(r) for r in rows]
         marks = ", ".join("?" * (len(COLUMNS) + 2))
 
-        def write(db: sqlite3.Connection) -> None:
+        def write(db: sqlite3.Connection) -> bool:
             db.executemany(f"INSERT OR REPLACE INTO tunings VALUES ({marks})", values)
+            return True
 
-        self._with(write, None)
+        return self._with(write, False)
 
     def merge(self, rows: Iterable[Row]) -> tuple[int, int]:
         """Add rows from elsewhere: (how many were taken, how many left). A row that is there is replaced only by one that
-        knows more: a time where there was none, or a time of more samples."""
+        knows more: a time where there was none, or a time of more samples. Raises OutOfResources where they cannot be kept."""
         known = {(r.columns, r.candidate): r.value for r in self.rows()}
         taken, left = [], 0
         for row in rows:
@@ -236,7 +237,8 @@ class TuningCache:
                 known[row.columns, row.candidate] = row.value
             else:
                 left += 1
-        self.store(taken)
+        if not self.store(taken):
+            raise OutOfResources(f"{self.path} cannot be written to", "make room there, or name a folder with --cache")
         return len(taken), left
 
     def clear(self) -> int:

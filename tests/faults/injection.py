@@ -1,6 +1,6 @@
 """Fail the first, second, third ... call of the file system in a run of `optimize`, until a run has no such call.
 
-    python -m tests.faults.injection [--workers 2] [--every 1] [--faults ENOSPC,EIO,KILL] [--situations warm,cold]
+    python -m tests.faults.injection [--workers 2] [--every 1] [--faults ENOSPC,EIO,KILL] [--situations warm,cold,import]
 
 In the manner of SQLite's tests: call number n fails with an error (or it and all calls after it, or the process is killed
 before it), for n = 1, 2, 3 ... After each run the output folder is absent, the old one or the new one, and nothing else; an
@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mirage_cli.tuning_cache import FILE, Measurement, Row, TuningCache, exported
 from tests.faults.state import files, litter, standing
 
 SOURCE = Path(__file__).with_name("injected.c")
@@ -46,7 +47,8 @@ FAULTS = (
     "EMFILE",
     "KILL",
 )  #: +: and all later calls; KILL: the process is killed
-SITUATIONS = ("warm", "cold")  #: plans kept and an output to be replaced; neither
+#: optimize with plans kept and an output to be replaced; with neither; `cache import` into an empty cache
+SITUATIONS = ("warm", "cold", "import")
 INJECTED = "MIRAGE_INJECTED"  #: the library, for the processes of this program
 
 
@@ -77,26 +79,29 @@ class Ended:
 class Arena:
     """A folder with everything that a run touches."""
 
-    def __init__(self, root: Path, objects: Path | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self.root, self.out, self.cache = root, root / "place" / "out", root / "cache"
         self.model = root / "model.onnx"
         for name in ("place", "state", "tmp", "cache"):
             (root / name).mkdir(parents=True, mode=0o700)
         shutil.copy(MODEL, self.model)
-        if objects is not None:
-            shutil.copytree(objects, self.cache / "objects")
         os.environ.update(XDG_STATE_HOME=str(root / "state"), TMPDIR=str(root / "tmp"))
-        tempfile.tempdir = None
+        tempfile.tempdir = str(root / "tmp")  # or Python tries whether it can write there
 
-    def run(self, call: int = 0, error: int = 0, on: bool = False, options: Sequence[str] = ()) -> Ended:
-        """A run of optimize in a child, in which a call fails (0: none)."""
+    def optimize(self, *options: str) -> list[str]:
+        """The arguments of a run of optimize."""
+        arguments = ["optimize", str(self.model), "-o", str(self.out), "--cache", str(self.cache), "--json"]
+        return [*arguments, "--target", "cpu", "--force", "--jobs", "1", *options]
+
+    def run(self, arguments: Sequence[str], call: int = 0, error: int = 0, on: bool = False) -> Ended:
+        """A run of mirage in a child, in which a call fails (0: none)."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reading)
             try:
                 with os.fdopen(writing, "w") as answer:
-                    json.dump(dataclasses.asdict(self._run(call or 1 << 60, error, on, options)), answer)
+                    json.dump(dataclasses.asdict(self._run(arguments, call or 1 << 60, error, on)), answer)
             finally:
                 os._exit(0)
         os.close(writing)
@@ -105,17 +110,15 @@ class Arena:
         _, status = os.waitpid(child, 0)
         return Ended(None, calls=call) if os.WIFSIGNALED(status) else Ended(**json.loads(text))
 
-    def _run(self, call: int, error: int, on: bool, options: Sequence[str]) -> Ended:
+    def _run(self, arguments: Sequence[str], call: int, error: int, on: bool) -> Ended:
         from mirage_cli.main import cli
 
-        arguments = ["optimize", str(self.model), "-o", str(self.out), "--cache", str(self.cache), "--json"]
-        arguments += ["--target", "cpu", "--force", "--jobs", "1", *options]
         output, told = io.StringIO(), io.StringIO()
         library = ctypes.CDLL(os.environ[INJECTED])
         library.injected_call.restype = ctypes.c_char_p
         library.inject(str(self.root).encode(), ctypes.c_long(call), error, int(on))
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(told):
-            code = cli.run(arguments)
+            code = cli.run(list(arguments))
         calls = library.injected()
         text = output.getvalue()
         where = library.injected_call().decode(errors="replace").replace(str(self.root), "")
@@ -127,15 +130,15 @@ class Arena:
 
 
 class Bench:
-    """What all faults of a situation have in common: the cache and the output of before, what has to come out."""
+    """What all faults of a situation of `optimize` share: the cache and the output of before, what has to come out."""
 
     def __init__(self, folder: Path, situation: str) -> None:
         self.folder, self.situation = folder, situation
         first = Arena(folder / "first")
-        self._succeeds(first, "--skip", "*")
+        succeeds(first.run(first.optimize("--skip", "*")))
         self.old = files(first.out)
         shutil.copytree(first.out, folder / "old")
-        self._succeeds(first)
+        succeeds(first.run(first.optimize()))
         self.new = files(first.out)
         assert self.new != self.old
         self.cache, self.state = folder / "kept", folder / "kept-state"
@@ -143,77 +146,129 @@ class Bench:
         shutil.copytree(first.root / "state", self.state)
         first.remove()
 
-    def _succeeds(self, arena: Arena, *options: str) -> None:
-        ended = arena.run(options=options)
-        assert ended.code == 0, ended
+    def arena(self) -> Arena:
+        """A fresh folder for one fault."""
+        arena = Arena(self.folder / "arena")
+        if self.situation == "warm":
+            shutil.copytree(self.cache, arena.cache, dirs_exist_ok=True)
+            shutil.copytree(self.folder / "old", arena.out)
+        else:
+            shutil.copytree(self.cache / "objects", arena.cache / "objects")
+        shutil.copytree(self.state, arena.root / "state", dirs_exist_ok=True)
+        return arena
+
+    def arguments(self, arena: Arena) -> list[str]:
+        """Of the run in which a call fails."""
+        return arena.optimize()
+
+    def told(self, arena: Arena, ended: Ended, fault: str) -> list[str]:
+        """What is wrong after a fault."""
+        before = "old" if self.situation == "warm" else "absent"
+        found = standing(arena.out, {"old": self.old, "new": self.new})
+        allowed = {before, "new"} if ended.code is None else {before} if ended.code else {"new"}
+        return [] if found in allowed else [f"the folder is {found}"]
+
+    def told_next(self, arena: Arena, ended: Ended, again: Ended, kept: int) -> list[str]:
+        """What is wrong after a run without faults that follows; `kept` results were there before."""
+        found = standing(arena.out, {"new": self.new})
+        problems = [] if found == "new" else [f"the next run: the folder is {found}"]
+        cached = sum(bool(f["search"].get("cached")) for f in again.document["fragments"])
+        plans = len(again.document["fragments"])
+        # kept are: that the compiler works, plans, checks; in this order, unless keeping one of them failed
+        if ended.code is None and cached < min(plans, kept - 1):
+            problems.append(f"the next run: {cached} of {plans} plans from the cache, with {kept} results kept")
+        return problems
+
+
+class Importing(Bench):
+    """The same for `cache import`."""
+
+    def __init__(self, folder: Path, situation: str) -> None:
+        self.folder, self.situation = folder, situation
+        folder.mkdir(parents=True)
+        self.file = folder / "tunings.json"
+        place = ("p", "{}", "f32", "sm_90a", "H200", "1", "1")
+        self.rows = [Row(place, f"c{k}", {"name": "x" * 200}, Measurement(1.0, 1.0, 1.0, k + 1)) for k in range(99)]
+        self.file.write_text(json.dumps(exported(self.rows)))
 
     def arena(self) -> Arena:
         """A fresh folder for one fault."""
-        arena = Arena(self.folder / "arena", None if self.situation == "warm" else self.cache / "objects")
-        if self.situation == "warm":
-            shutil.rmtree(arena.cache)
-            shutil.copytree(self.cache, arena.cache)
-            shutil.rmtree(arena.root / "state")
-            shutil.copytree(self.state, arena.root / "state")
-            shutil.copytree(self.folder / "old", arena.out)
+        arena = Arena(self.folder / "arena")
+        shutil.copy(self.file, arena.root)
         return arena
 
-    def calls(self) -> int:
-        """How many calls a run makes."""
-        arena = self.arena()
-        ended = arena.run()
-        arena.remove()
-        assert ended.code == 0, ended
-        return ended.calls
+    def arguments(self, arena: Arena) -> list[str]:
+        """Of the run in which a call fails."""
+        return ["cache", "import", str(arena.root / self.file.name), "--cache", str(arena.cache), "--json"]
 
-    def fault(self, number: int, fault: str) -> tuple[str, list[str]]:
-        """(how a run with the fault ended, what was wrong with it or with the next one)."""
-        kill = fault == "KILL"
-        error = 0 if kill else getattr(errno, fault.rstrip("+"))
-        arena = self.arena()
-        before = "old" if arena.out.exists() else "absent"
-        ended = arena.run(number, error, fault.endswith("+"))
-        problems = []
-        outcome = "killed" if ended.code is None else ended.error or "done"
-        found = standing(arena.out, {"old": self.old, "new": self.new})
-        if found not in ({before, "new"} if kill else {before} if ended.code else {"new"}):
-            problems.append(f"{outcome}, and the folder is {found}")
-        if ended.error in ("internal", "error") or "Traceback" in ended.told:
-            problems.append(f"{ended.document['error']['message']} {ended.told}")
-        kept = len(list((arena.cache / "results").glob("*.kept")))
-        again = arena.run()
-        if again.code != 0:
-            problems.append(f"the next run: {again.document}")
-        elif standing(arena.out, {"new": self.new}) != "new":
-            problems.append(f"the next run: {standing(arena.out, {'new': self.new})}")
-        else:
-            cached = sum(bool(f["search"].get("cached")) for f in again.document["fragments"])
-            plans = len(again.document["fragments"])
-            # kept results: the compiler's probe, plans, checks; in this order when there is one process
-            if cached < min(plans, kept - 1):
-                problems.append(f"the next run: {cached} of {plans} plans from the cache, with {kept} results kept")
-        left = litter(arena.root / "place", arena.cache, arena.root / "state")
-        left += [str(p) for p in (arena.root / "tmp").iterdir()]
-        if left:
-            problems.append(f"after the next run there is {left}")
-        arena.remove()
-        return outcome, [f"call {number} ({ended.call}) {fault} {self.situation}: {p}" for p in problems]
+    def told(self, arena: Arena, ended: Ended, fault: str) -> list[str]:
+        """What is wrong after a fault."""
+        return self._held(arena, {0, 99} if ended.code is None else {0} if ended.code else {99})
+
+    def told_next(self, arena: Arena, ended: Ended, again: Ended, kept: int) -> list[str]:
+        """What is wrong after a run without faults that follows."""
+        found = sorted(p.name for p in (arena.cache / "tunings").iterdir())
+        return self._held(arena, {99}) + ([] if found == [FILE] else [f"there is {found}"])
+
+    def _held(self, arena: Arena, allowed: set[int]) -> list[str]:
+        folder = arena.root / "look"
+        shutil.copytree(arena.cache, folder)  # looking at it may repair it
+        found = len(TuningCache(folder / "tunings").rows())
+        shutil.rmtree(folder)
+        return [] if found in allowed else [f"{found} tunings are there"]
+
+
+def succeeds(ended: Ended) -> None:
+    """A run without faults."""
+    assert ended.code == 0, ended
+
+
+def calls(bench: Bench) -> int:
+    """How many calls a run makes."""
+    arena = bench.arena()
+    ended = arena.run(bench.arguments(arena))
+    arena.remove()
+    succeeds(ended)
+    return ended.calls
+
+
+def inject(bench: Bench, number: int, fault: str) -> tuple[str, list[str]]:
+    """(how a run with the fault ended, what was wrong with it or with the next one)."""
+    error = 0 if fault == "KILL" else getattr(errno, fault.rstrip("+"))
+    arena = bench.arena()
+    ended = arena.run(bench.arguments(arena), number, error, fault.endswith("+"))
+    outcome = "killed" if ended.code is None else ended.error or "done"
+    problems = bench.told(arena, ended, fault)
+    if ended.error in ("internal", "error") or "Traceback" in ended.told:
+        problems.append(f"{ended.document} {ended.told}")
+    kept = len(list((arena.cache / "results").glob("*.kept")))
+    again = arena.run(bench.arguments(arena))
+    if again.code == 0:
+        problems += bench.told_next(arena, ended, again, kept)
+    else:
+        problems.append(f"the next run: {again}")
+    left = litter(arena.root / "place", arena.cache, arena.root / "state")
+    left += [str(p) for p in (arena.root / "tmp").iterdir()]
+    if left:
+        problems.append(f"after the next run there is {left}")
+    arena.remove()
+    return outcome, [f"call {number} ({ended.call}) {fault} {bench.situation}: {outcome}; {p}" for p in problems]
 
 
 def run(folder: Path, situations: Sequence[str], faults: Sequence[str], numbers: Callable[[int], Iterator[int]]) -> Any:
     """(calls by situation, how many runs ended how, problems) of these faults at some of the calls."""
-    calls, outcomes, problems = {}, Counter[str](), []
+    counts, outcomes, problems = {}, Counter[str](), []
     for situation in situations:
-        bench = Bench(folder / situation, situation)
-        calls[situation] = bench.calls()
-        for number in numbers(calls[situation]):
+        bench = (Importing if situation == "import" else Bench)(folder / situation, situation)
+        counts[situation] = calls(bench)
+        for number in numbers(counts[situation]):
             for fault in faults:
-                outcome, wrong = bench.fault(number, fault)
+                outcome, wrong = inject(bench, number, fault)
                 outcomes[f"{situation} {fault}: {outcome}"] += 1
                 for text in wrong:
                     print(text, file=sys.stderr, flush=True)
                 problems += wrong
-    return calls, outcomes, problems
+    return counts, outcomes, problems
 
 
 def worker(folder: Path, asked: argparse.Namespace, rank: int) -> None:
@@ -255,6 +310,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="injection-") as name:
         library = build(Path(name))
         variables = {"LD_PRELOAD": str(library), INJECTED: str(library), "OPENBLAS_NUM_THREADS": "1"}
+        variables["PYTHONWARNINGS"] = "ignore::DeprecationWarning"  # of forks beside threads that sleep
         environment = os.environ | variables
         command = [sys.executable, "-m", "tests.faults.injection", *sys.argv[1:], "--workers", str(asked.workers)]
         children = [
