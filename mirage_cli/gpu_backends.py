@@ -29,7 +29,7 @@ def opened(number: int) -> GpuBackend:
     """A backend for GPU `number`: torch, or cupy where there is no torch with CUDA.
 
     Raises ToolMissing, with the command that installs one, where there is neither, or no GPU; UsageError for a number
-    that does not exist.
+    that does not exist; MirageError where the GPU fails, for example since others have all of its memory.
     """
     devices.device(number)
     problems = []
@@ -38,6 +38,8 @@ def opened(number: int) -> GpuBackend:
             return kind(number)
         except (ImportError, ToolMissing) as e:
             problems.append(f"{kind.package}: {e}")
+        except Exception as e:
+            raise kind.failure(e) from e
     raise ToolMissing(f"timing on a GPU needs torch or cupy ({'; '.join(problems)})", HINT)
 
 
@@ -129,10 +131,16 @@ class GpuBackend(ABC):
             yield
         except MirageError:
             raise
-        except Exception as e:  # frameworks have no common base
-            raise MirageError(
-                f"{self.package} failed: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
-            ) from e
+        except Exception as e:
+            raise self.failure(e) from e
+
+    @classmethod
+    def failure(cls, raised: Exception) -> MirageError:
+        """What a framework raised as an error to show; frameworks have no common base."""
+        if isinstance(raised, MirageError):
+            return raised
+        said = str(raised).splitlines()[:1]
+        return MirageError(f"{cls.package} failed: {': '.join([type(raised).__name__, *said])}")
 
 
 class TorchBackend(GpuBackend):

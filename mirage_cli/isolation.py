@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from mirage_cli.errors import MirageError
+from mirage_cli.search.workers import ignore_interrupts, uninterrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class _Worker:
         self.process: BaseProcess = context.Process(
             target=_serve, args=(theirs, function, max_memory, telling), daemon=True
         )
-        with _without_main(function), _safe_path():
+        with _without_main(function), _safe_path(), uninterrupted():
             self.process.start()
         theirs.close()
         self.number = -1
@@ -251,7 +252,7 @@ def _serve(connection: Connection, function: Callable[..., Any], max_memory: int
     def tell(content: Any) -> None:
         connection.send(_Message(content))
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if max_memory:
         resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))

@@ -182,7 +182,11 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup has the loss of the terminal ignored
             signal.signal(number, _interrupt)
-    cli.main()
+    try:
+        cli.main()
+    finally:  # what was asked for is done, or has failed
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -132,7 +132,8 @@ def measure_fragment(
         try:
             calls = min(calls, max(1, int(CALL_SECONDS / _seconds(fragment, place, seed, timer))))
         except MirageError as e:
-            return Comparison((Entry(ORIGINAL, problem=f"failed: {e}"),))
+            ours = Entry(MIRAGE, problem=f"not measured: there are no answers of the original to compare with: {e}")
+            return Comparison((Entry(ORIGINAL, problem=f"failed: {e}"), ours))
     model = fragment.model(calls)
     cuda = place.provider == "cuda"
     sets = [fragment.inputs(calls, seed + k) for k in range(1 if calls > 1 or cuda else SETS)]

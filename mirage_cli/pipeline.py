@@ -271,7 +271,8 @@ class Run:
                     continue
                 checked.append(w)
                 jobs.append((w.check_job(self.imported, self.built.library, self.options.seed, limits),))
-            for k, outcome in isolation.each(run_job, jobs, self.options.jobs):
+            apart = self.options.jobs > 1  # a kernel that crashes costs its own check only
+            for k, outcome in isolation.each(run_job, jobs, self.options.jobs, apart=apart):
                 checked[k].checked(outcome)
                 self.steady &= not checked[k].failed
                 checks.put(checked[k].id, outcome)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -92,11 +92,29 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         p.wait()
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Keep a process that is started here from being interrupted before it can say that this is its parent's to handle: a
+    terminal interrupts all processes of a program, and Python's start would print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """What a process that was started so says when it has begun."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _start() -> subprocess.Popen[bytes]:
     # without the second, modules would be looked for in the working folder, which may be a downloaded one
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-c", _COMMAND]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    with uninterrupted():
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
 def _ask(process: subprocess.Popen[bytes], call: Any) -> tuple[Any] | None:
@@ -125,7 +143,7 @@ def serve() -> None:
     """What a process does: calls until its input ends. An interrupt is the parent's to handle."""
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is to be printed between the answers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     threading.Thread(target=_end_with, args=(calls.fileno(),), daemon=True).start()
     while True:
         try:

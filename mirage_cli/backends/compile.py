@@ -88,7 +88,10 @@ def _compile(
     key = store.key(job) if store is not None else ""
     if store is not None and store.fetch(key, folder / job.object):
         return None
-    failure, _ = run_command(job.command, f"src/{job.source} does not compile", folder, timeout, cancel)
+    what = f"src/{job.source} does not compile"
+    failure, _ = run_command(job.command, what, folder, timeout, cancel)
+    if failure is None and not (folder / job.object).is_file():
+        return CompileError(f"{what}: {job.command[0]} told of no error and wrote no {job.object}")
     if failure is None and store is not None:
         store.put(key, folder / job.object)
     return failure

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mirage_cli import placed
-from mirage_cli.backends import cpu, cuda
+from mirage_cli.backends import cpu, cuda, shared_object
 from mirage_cli.backends.compile import TIMEOUT, CompileJob, ObjectCache, compile_objects, run_command
 from mirage_cli.backends.spec import KernelSource, OperatorSpec
 from mirage_cli.backends.toolchain import Toolchain
@@ -165,8 +165,12 @@ class _Build:
             if store.fetch(name, library):
                 library.chmod(0o755)
                 return {}
-        error, output = run_command(command, f"{LIBRARY} does not link", self.src, self.options.timeout)
+        what = f"{LIBRARY} does not link"
+        error, output = run_command(command, what, self.src, self.options.timeout)
         if error is None:
+            broken = shared_object.problem(library)
+            if broken is not None:
+                raise CompileError(f"{what}: {command[0]}: {broken}")
             library.chmod(0o755)
             if store is not None:
                 store.put(name, library)

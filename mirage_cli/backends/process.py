@@ -20,7 +20,7 @@ from pathlib import Path
 
 _POLL_SECONDS = 0.1
 _CHUNK = 1 << 16
-_LINE = 1000  #: characters of a line that is repeated to the user
+_LINE = 300  #: characters of a line that is repeated to the user
 _KEPT = 1 << 20  #: bytes of the beginning, and of the end, of what a command prints
 #: processor seconds of a single process, in time limits: what spins on when mirage is killed ends by itself
 _PROCESSOR_LIMITS = 4

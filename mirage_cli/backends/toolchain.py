@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirage_cli.backends import process
+from mirage_cli.backends import process, shared_object
 from mirage_cli.errors import ToolMissing
 from mirage_cli.kept import Kept, key
 from mirage_cli.placed import Scratch
@@ -28,7 +28,6 @@ NVCC_AT_LEAST = (12, 0)  # the first that knows sm_90a
 USUAL_CUDA = "/usr/local/cuda"
 VERSION_SECONDS = 60.0  # for a compiler to say what it is
 PROBE_SECONDS = 300.0  # at its first call zig compiles its standard library
-_ELF = b"\x7fELF"
 _CXX_PROBE = """#include <atomic>
 #include <cmath>
 template <class T> struct S { static inline std::atomic<int> x{0}; };
@@ -241,18 +240,7 @@ def _build(command: tuple[str, ...], text: str, _program: str | None) -> str | N
         source = next(word for word in command if word.startswith("probe.") and not word.endswith(".so"))
         (folder / source).write_text(text)
         problem, _ = _run(command, folder, PROBE_SECONDS)
-        return problem or _no_library(folder / "probe.so")
-
-
-def _no_library(path: Path) -> str | None:
-    """What is wrong with what a compiler wrote, or None."""
-    try:
-        written = path.read_bytes()
-    except OSError as error:
-        return f"it told of no error and wrote no {path.name} ({error.strerror})"
-    if sys.platform == "linux" and not written.startswith(_ELF):
-        return f"what it wrote is no shared library ({len(written)} bytes)"
-    return None
+        return problem or shared_object.problem(folder / "probe.so")
 
 
 def _file(program: str | None) -> list[str | int]:

@@ -22,7 +22,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-WRITES = 'case "$*" in *probe.so*) printf "\\177ELF" > probe.so;; esac'
+WRITES = 'case "$*" in *probe.so*) printf "\\177ELF%060d" 0 > probe.so;; esac'
 
 
 def script(path: Path, text: str, writes: str = WRITES) -> Path:

@@ -69,14 +69,14 @@ def trap(gpu: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def killed(gpu: int) -> Iterator[None]:
-    """The process that holds the device is killed four seconds after it has begun."""
+    """The process that holds the device is killed five seconds after it has begun."""
     done = threading.Event()
 
     def kill() -> None:
         while not done.wait(0.2):
             found = children()
             if found:
-                done.wait(12.0)
+                done.wait(5.0)
                 for number in found:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(number, signal.SIGKILL)
@@ -140,7 +140,7 @@ TROUBLES: dict[str, Callable[[int], Any]] = {
     "a candidate traps": trap,
     "its process is killed": killed,
     "memory full from the start": full,
-    "memory full later": lambda gpu: full(gpu, 12.0),
+    "memory full later": lambda gpu: full(gpu, 6.0),
     "no visible device": hidden,
 }
 
