@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import random
 import re
@@ -268,20 +269,22 @@ def _without_the_lost(place: Place) -> bool:
 
 
 def run(
-    program: Program, count: int, seed: int, workers: int, verify: bool, kinds: Sequence[str] = KINDS
+    program: Program, count: int, seed: int, workers: int, verify: bool = False, until: float = math.inf
 ) -> list[Outcome]:
-    """Kills at seeded moments."""
+    """Kills at seeded moments; none begins after `until`, a moment of the monotonic clock."""
     drawn = moments(program.lines, random.Random(seed))
-    asked = [(k, kinds[k % len(kinds)], next(drawn), k // len(kinds) % 2 == 0) for k in range(count)]
+    asked = [(k, KINDS[k % len(KINDS)], next(drawn), k // len(KINDS) % 2 == 0) for k in range(count)]
 
-    def one(k: int, kind: str, moment: Moment, over: bool) -> Outcome:
+    def one(k: int, kind: str, moment: Moment, over: bool) -> Outcome | None:
+        if time.monotonic() > until:
+            return None
         outcome = program.kill(k, kind, moment, over, verify, seed)
         for problem in outcome.problems:
             print(f"kill {k} ({kind}, {moment}): {problem}", file=sys.stderr, flush=True)
         return outcome
 
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda a: one(*a), asked))
+        return [o for o in pool.map(lambda a: one(*a), asked) if o is not None]
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -310,6 +313,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--jobs", type=int, default=2, help="of each run")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no kill begins")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--verify", action="store_true", help="run mirage verify after each")
     asked = parser.parse_args()
@@ -317,7 +321,7 @@ def main() -> int:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
         program = Program(Path(name), asked.model, asked.jobs)
-        outcomes = run(program, asked.count, asked.seed, asked.workers, asked.verify)
+        outcomes = run(program, asked.count, asked.seed, asked.workers, asked.verify, start + asked.seconds)
     print(table(outcomes))
     problems = sum(len(o.problems) for o in outcomes)
     print(f"{len(outcomes)} kills of {asked.model.name} in {time.monotonic() - start:.0f} s, {problems} problems")
