@@ -317,8 +317,16 @@ def edges(harness: Path, all_cases: Iterable[Case], mode: str = "", most: int = 
     return problems
 
 
-def call(harness: Path, case: Case, arrays: Sequence[NDArray[Any]], mode: str = "") -> list[NDArray[Any]] | str:
-    """The outputs of a kernel, or what its process said before it ended."""
+def call(
+    harness: Path,
+    case: Case,
+    arrays: Sequence[NDArray[Any]],
+    mode: str = "",
+    before: Sequence[str] = (),
+    seconds: float | None = None,
+) -> list[NDArray[Any]] | str:
+    """The outputs of a kernel, or what its process said before it ended, at the latest after some `seconds`. `before` is a
+    command that takes the process's own."""
     values = [case.symbols[s] for s in case.program.symbols]
     sizes = [a.nbytes for a in arrays]
     outputs = [(o, _shape(o, case)) for o in case.program.outputs]
@@ -326,7 +334,11 @@ def call(harness: Path, case: Case, arrays: Sequence[NDArray[Any]], mode: str = 
     constants = [int(s.constant) for s in case.program.sources]
     head = [n for part in (values, sizes, wanted, constants) for n in (len(part), *part)]
     request = struct.pack(f"{len(head)}q", *head) + b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
-    done = subprocess.run([str(harness), case.name, mode], input=request, capture_output=True, check=False)
+    command = [*before, str(harness), case.name, mode]
+    try:
+        done = subprocess.run(command, input=request, capture_output=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"it did not end in {seconds:g} s"
     if done.returncode != 0 or done.stderr:
         return f"exit {done.returncode}: {done.stderr.decode(errors='replace')[:3000]}; {case.schedules}"
     results, at = [], 0

@@ -23,8 +23,11 @@ from .inputs import KINDS, draw
 from .sketch import Program, Value, model
 
 Array = NDArray[Any]
+Result = tuple[Array, Array, Array]  #: an output: ours, the original's, float64's
+#: types of which onnxruntime's CPU computes chains of operators in float32; what keeps the rule beside a run that rounds every
+#: tensor to its type, as the model says, is right as well
+ROUNDED = ("float16", "bfloat16")
 DRAWS = 3  #: sets of inputs of one kind that an output is judged over together
-FLUSHED = float(np.finfo(np.float32).tiny)  #: numbers below may become 0, or lose digits where factors change places
 EXTENTS = (7, 1, 65)  #: of the symbol, one set of inputs each
 
 
@@ -100,30 +103,41 @@ def judge(
 ) -> None:
     """Run sessions of both models on inputs of all kinds and judge the outputs."""
     for kind in kinds:
-        found: dict[tuple[str, str], list[tuple[Array, Array, Array]]] = {}
-        for number in range(DRAWS):
-            feeds: dict[str, Array] = {}
-            drawn: dict[str, dict[str, Array]] = {}
-            for name, p in programs.items():
-                random = np.random.default_rng([seed, number, KINDS.index(kind), *name.encode()])
-                extent = EXTENTS[number] if kind == "random" else 17
-                drawn[name] = {v.name: draw(v, p.shape(v, extent), kind, random) for v in p.inputs}
-                feeds |= {f"{name}_{k}": a for k, a in drawn[name].items()}
+        found: dict[tuple[str, str], list[Result]] = {}
+        drawn = [inputs_of(programs, kind, number, seed) for number in range(DRAWS if kind == "random" else 1)]
+        for arrays in drawn:
+            feeds = {f"{name}_{k}": a for name, own_arrays in arrays.items() for k, a in own_arrays.items()}
             a, b = runtime.run(ours, feeds), runtime.run(own, feeds)
             for name, p in programs.items():
-                for v, wanted in zip(p.outputs, p.evaluate(drawn[name]), strict=True):
+                for v, wanted in zip(p.outputs, p.evaluate(arrays[name]), strict=True):
                     tensor = f"{name}_{v.name}"
-                    found.setdefault((name, v.name), []).append((a[tensor], b[tensor], np.asarray(wanted)))
+                    found.setdefault((name, v.name), []).append((a[tensor], b[tensor], wanted))
         for name, p in programs.items():
-            for v in p.outputs:
-                problem = compared(v, found[name, v.name], kind)
+            for k, v in enumerate(p.outputs):
+                results = found[name, v.name]
+                problem = compared(v, results, kind)
                 outcome.counts["comparisons"] += 1
-                outcome.counts["elements"] += sum(a.size for a, _, _ in found[name, v.name])
+                outcome.counts["elements"] += sum(r[0].size for r in results)
+                if problem and v.dtype in ROUNDED and "shape" not in problem:
+                    typed = [p.evaluate(arrays[name], typed=True)[k] for arrays in drawn]
+                    as_typed = [(r[0], t, r[2]) for r, t in zip(results, typed, strict=True)]
+                    problem = compared(v, as_typed, kind) and problem
+                    outcome.counts["judged beside a run that rounds every tensor"] += not problem
                 if problem:
                     outcome.wrong(name, f"{kind}: {v.name} {v.dtype}{list(v.dims)}: {problem}")
 
 
-def compared(v: Value, results: Sequence[tuple[Array, Array, Array]], kind: str) -> str:
+def inputs_of(programs: Mapping[str, Program], kind: str, number: int, seed: int) -> dict[str, dict[str, Array]]:
+    """The inputs of programs, number `number` of a kind, by program and name."""
+    extent = EXTENTS[number] if kind == "random" else 17
+    found = {}
+    for name, p in programs.items():
+        random = np.random.default_rng([seed, number, KINDS.index(kind), *name.encode()])
+        found[name] = {v.name: draw(v, p.shape(v, extent), kind, random) for v in p.inputs}
+    return found
+
+
+def compared(v: Value, results: Sequence[Result], kind: str) -> str:
     """What is wrong with an output over several inputs of a kind, or nothing."""
     for found, original, wanted in results:
         if not found.shape == original.shape == wanted.shape:
@@ -131,7 +145,6 @@ def compared(v: Value, results: Sequence[tuple[Array, Array, Array]], kind: str)
     dtype = from_numpy(runtime.numpy_dtype(v.dtype))
     assert dtype is not None
     found, original, wanted = (np.concatenate([r[k].astype(np.float64).ravel() for r in results]) for k in range(3))
-    if kind == "denormal" and dtype.is_float and np.all(np.abs(found - wanted) <= FLUSHED):
-        return ""
-    accuracy = compare(found, original, wanted, dtype, None if kind == "random" else ILL_CONDITIONED)
+    factor, either = None if kind == "random" else ILL_CONDITIONED, kind in ("infinite", "nan")
+    accuracy = compare(found, original, wanted, dtype, factor, either)
     return "" if accuracy.passed else str(accuracy)

@@ -57,12 +57,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a program; `inputs` and `outputs` are tensors' names."""
+    """A node of a program; `inputs` and `outputs` are tensors' names, `dtype` is the type of the latter."""
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Program:
         """A tensor's shape where the symbol is `n`."""
         return tuple(n if isinstance(d, str) else d for d in v.dims)
 
-    def evaluate(self, arrays: Mapping[str, Array]) -> list[Array]:
-        """What the outputs are for these inputs, in float64."""
+    def evaluate(self, arrays: Mapping[str, Array], typed: bool = False) -> list[Array]:
+        """What the outputs are for these inputs, in float64; `typed`: with every tensor rounded to its type."""
         values = {name: _wide(a) for name, (_, a) in self.constants.items()} | {k: _wide(a) for k, a in arrays.items()}
         with np.errstate(all="ignore"):
             for node in self.nodes:
@@ -96,7 +97,8 @@ class Program:
                     found = MEANINGS[node.op](*operands, **node.attributes)
                     made = found if isinstance(found, list) else [found]
                 for name, a in zip(node.outputs, made, strict=True):
-                    values[name] = np.asarray(a)
+                    rounded = np.asarray(a).astype(runtime.numpy_dtype(node.dtype)) if typed else a
+                    values[name] = _wide(np.asarray(rounded))
         return [values[v.name] for v in self.outputs]
 
 
@@ -215,7 +217,7 @@ class Sketch:
         made = [Value(self.name("t"), kind, tuple(d), exact, size) for d in dims]
         names = tuple(v.name for v in operands)
         given = {a: float(np.float32(x)) if isinstance(x, float) else x for a, x in attributes.items()}
-        self.nodes.append(Node(op, names, tuple(v.name for v in made), given))
+        self.nodes.append(Node(op, names, tuple(v.name for v in made), given, kind))
         if keep:
             self.values += made
         return made
