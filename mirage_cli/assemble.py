@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mirage_cli import __version__, coverage, dims, fragment_details, patch, ranges, report_file, script_patch
+from mirage_cli import __version__, coverage, dims, fragment_details, kept, patch, ranges, report_file, script_patch
 from mirage_cli.backends import cpu
 from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
@@ -114,6 +114,7 @@ def write_report(summary: Report, draft: Path, folder: str = "DIR") -> str:
     """report.json, report.html and the drawing of every muGraph file in the draft; `folder` is what the draft will be. The
     result is the page without what differs from run to run (`slots.py`)."""
     summary.files = digests(draft)
+    summary.seal = kept.seal(summary.files)
     frame, drawn = _written(summary.to_json(), draft, draft, folder)
     for identifier, own in drawn.items():
         write_text(draft / MUGRAPHS / f"{identifier}.svg", own[0].svg)

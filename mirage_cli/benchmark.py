@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from mirage_cli import assemble, bench_gpu, devices, dims, example, fragment_models, report_file, runtime
+from mirage_cli import assemble, bench_gpu, devices, dims, example, fragment_models, report_file, runtime, trust
 from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_report import BenchReport, FragmentRow
@@ -79,6 +79,7 @@ def bench_folder(
 
 def _bench_folder(folder: Path, options: BenchOptions, progress: Progress, timer: Timer | None) -> BenchReport:
     report = report_file.read(folder)
+    trust.check_unchanged(folder, report)
     place = choose_place(options, "cuda" in _targets(report))
     device = devices.name(place.provider, place.device)
     effort = Effort(options.seconds, options.runs)

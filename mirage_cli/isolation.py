@@ -28,6 +28,14 @@ class Lost:
     reason: str
 
 
+def limit_memory(size: int) -> None:
+    """Let this process, and those that it starts, allocate at most so many bytes (0: no limit); files that are mapped, as
+    weights are, do not count. What needs more raises MemoryError."""
+    if size:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+
+
 def attempt(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """The result of a call, or Lost: errors of one item are no reason to end a run."""
     try:

@@ -24,7 +24,7 @@ from mirage_cli import folders, placed
 
 SUFFIX = ".kept"
 SECRET = "cache.key"  #: the secret's file in the user's folder of state
-OBJECTS_SECRET = "objects.key"  #: the one of compiled objects (`backends/compile.py`)
+PROGRAMS_SECRET = "programs.key"  #: the one of what is run: compiled objects, libraries
 _DIGEST = hashlib.sha256
 _SIZE = _DIGEST().digest_size
 _log = logging.getLogger(__name__)
@@ -86,6 +86,12 @@ def opened(secret: bytes, key: str, data: bytes) -> bytes | None:
     """The inverse of `sealed`; None for what was sealed with another secret, under another key, or not at all."""
     seal, body = data[:_SIZE], data[_SIZE:]
     return body if hmac.compare_digest(seal, _seal(secret, key, body)) else None
+
+
+def seal(document: Any) -> str:
+    """Hexadecimal digits that only this user's mirage can give a JSON document; empty without a secret."""
+    own = secret(PROGRAMS_SECRET)
+    return "" if own is None else _seal(own, "seal", json.dumps(document, sort_keys=True).encode()).hex()
 
 
 def _seal(secret: bytes, key: str, body: bytes) -> bytes:

@@ -20,7 +20,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
     start = time.perf_counter()
     found = None
     if answers.lasting(model, options):
-        check_target(out)
+        check_target(out, Path(model))
         found = answers.find(model, options, environment.toolchain(options))
     if found is None:
         from mirage_cli import pipeline  # noqa: PLC0415 - it takes seconds
@@ -28,7 +28,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
         return pipeline.optimize(model, out, options, progress)
     if progress is not None:
         progress.stage("read", 1)
-    with claimed(out), replaced(out) as draft:
+    with claimed(out, Path(model)), replaced(out) as draft:
         report = found.write(draft, str(out), start)
     if progress is not None:
         progress.step(f"{model}: as it was before")

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -46,14 +47,19 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def check_target(folder: Path) -> None:
-    """Raise UsageError when `folder` is something that must not or cannot be replaced."""
+def check_target(folder: Path, model: Path | None = None) -> None:
+    """Raise UsageError when `folder` is something that must not or cannot be replaced: what mirage did not write, a mount
+    point, where the `model` lies that is to be read."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, expected a folder to write to")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
+    foreign = _foreign(folder) if folder.is_dir() else ""
+    if foreign:
         raise UsageError(
-            f"{folder} holds files that mirage did not write", "choose another folder with -o, or empty this one"
+            f"{folder} holds files that mirage did not write, such as {foreign}",
+            "choose another folder with -o, or empty this one",
         )
+    if model is not None and os.path.realpath(model).startswith(os.path.join(os.path.realpath(folder), "")):
+        raise UsageError(f"{model} lies in {folder}, which would be replaced", "choose another folder with -o")
     parent = folder.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
@@ -62,13 +68,13 @@ def check_target(folder: Path) -> None:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Path, model: Path | None = None) -> Iterator[None]:
     """Nobody else writes `folder` while the block runs, and what killed runs have left beside it is removed. Raises Busy when
     another run writes it, UsageError for what `check_target` refuses.
 
     On a file system without locks runs do not know of each other: each writes a draft of its own, and none is removed.
     """
-    check_target(folder)
+    check_target(folder, model)
     place = folder.absolute()
     path = place.with_name(f".{place.name}.lock")
     try:
@@ -112,6 +118,21 @@ def _recover(place: Path) -> None:
         if not place.exists() and (left / _PREVIOUS).is_dir():
             os.rename(left / _PREVIOUS, place)
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _foreign(folder: Path) -> str:
+    """A file in a folder that its report does not tell of, or nothing."""
+    try:
+        report = json.loads((folder / MARK).read_bytes())
+        known = {*report["files"], MARK, "report.html"} if "mirage" in report else set()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        known = set()
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        drawing = path.suffix == ".svg" and path.parent.name == MUGRAPHS and bool(known)
+        if (path.is_symlink() or not path.is_dir()) and name not in known and not drawing:
+            return name
+    return ""
 
 
 @contextmanager

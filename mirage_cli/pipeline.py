@@ -109,7 +109,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
     not fit, Busy while another run writes the folder, CheckFailed when a required coverage is missed (or, with `strict`,
     when any fragment failed).
     """
-    with nullcontext() if options.dry_run else claimed(out):
+    with nullcontext() if options.dry_run else claimed(out, None if model == "-" else Path(model)):
         run = Run(model, options, progress or Silent(), complete)
         run.read()
         run.plan()

@@ -10,35 +10,50 @@
 6. outputs: the patched model with the library agrees with the original, and so does it without the library;
    torchscript: and so does the patched TorchScript module, where there is one.
 
-The library is loaded in a process of its own.
+The library is loaded in a process of its own, and not at all where this user's mirage did not build it: then kernels and
+outputs are those of the sources of step 5, built anew.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from mirage_cli import __version__, check, culprit, derive, dims, frontends, isolation, patch, runs, script_patch, whole
+from mirage_cli import (
+    __version__,
+    check,
+    culprit,
+    derive,
+    dims,
+    frontends,
+    isolation,
+    patch,
+    runs,
+    script_patch,
+    trust,
+    whole,
+)
 from mirage_cli.assemble import MODEL, SOURCES, digests
 from mirage_cli.backends import torch_library
 from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.culprit import Case
-from mirage_cli.errors import MirageError, ModelError, UsageError
+from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.example import example_inputs
 from mirage_cli.frontends import Imported, torchscript_module
 from mirage_cli.lax.program import Program
 from mirage_cli.output import LIBRARY, MARK, MUGRAPHS, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import rendered as rendered_again
-from mirage_cli.recheck_folder import Fragment, check_job, external, fragments, read_model
+from mirage_cli.recheck_folder import Fragment, against_original, check_job, check_pair, external, fragments, read_model
 from mirage_cli.report import REPLACED
 from mirage_cli.report_file import read as read_report
 from mirage_cli.runs import Arrays, Job, ScriptJob, Task
@@ -71,8 +86,7 @@ def verify_pair(
     Raises ModelError for files that cannot be read and for a library that is none, UsageError for models that do not
     have the same inputs and outputs.
     """
-    recheck = _Recheck(patched.parent, library, options, progress or Silent(), patched.name)
-    return recheck.pair_run(original)
+    return _Recheck(patched.parent, library, options, progress or Silent(), patched.name).pair_run(original)
 
 
 @dataclass(slots=True)
@@ -90,6 +104,8 @@ class _Recheck:
     programs: dict[str, Program] = field(default_factory=dict)  #: that the model states, by fragment
     shown: dict[str, check.Arrays] = field(default_factory=dict)  #: inputs that a kernel failed on, by fragment
     odd: list[onnx.NodeProto] = field(default_factory=list)  #: operators that bisection found
+    rendered: dict[str, bytes] = field(default_factory=dict)  #: sources by their names in src/
+    rebuilt: str = ""  #: why the library is not loaded, but one that was built anew from these sources
     survived: bool = False  #: whether the library ran to the end, so that no further run of it needs its own process
     start: float = field(default_factory=time.perf_counter)
 
@@ -112,19 +128,20 @@ class _Recheck:
         self.functions(imported, original)
         self.proofs()
         self.sources()
-        self.run_all(model, imported, original, self.kernel_jobs(model, imported))
+        with tempfile.TemporaryDirectory(prefix="mirage-verify-") as place:
+            self.choose_library(Path(place))
+            self.run_all(model, imported, original, self.kernel_jobs(model, imported))
         return self.done()
 
     def pair_run(self, path: Path) -> Verification:
         self.progress.stage("read", 2)
         shapes = self.options.shape if path.suffix in torchscript_module.SUFFIXES else ()
-        original = frontends.load(
-            str(path), frontends.Options(dims.parse_shapes(shapes), types=dims.parse_types(shapes))
-        )
+        given = frontends.Options(dims.parse_shapes(shapes), types=dims.parse_types(shapes))
+        original = frontends.load(str(path), given)
         self.progress.step(str(path))
         model, imported = self.read()
         self.progress.step(str(self.folder / self.name))
-        _check_pair(path, original, self.folder / self.name, imported)
+        check_pair(path, original, self.folder / self.name, imported)
         (told,) = self.separate([self.library])
         if isinstance(told, isolation.Lost):
             raise ModelError(told.reason)
@@ -204,7 +221,7 @@ class _Recheck:
             problem = f"the function states another program than {f.file}, at node {other[0].name}" if other else ""
             self.programs[f.id] = programs[0]
             if self.result.add("function", f.op_type, problem) and original is not None:
-                self.result.add("original", f.op_type, _against_original(f, original))
+                self.result.add("original", f.op_type, against_original(f, original))
 
     # --- 4. proofs ------------------------------------------------------------------------------------------------------
     def proofs(self) -> None:
@@ -238,22 +255,18 @@ class _Recheck:
     # --- 5. sources, library, kernels -----------------------------------------------------------------------------------
     def sources(self) -> None:
         """Render everything again and compare it with src/ byte by byte."""
-        rendered: dict[str, bytes] = {}
         for f in self.fragments:
             for kind, (_, graph, schedules) in f.stored.targets.items():
-                name = f"{f.id}{_SUFFIX.get(kind, '.txt')}"
                 try:
-                    target = f.stored.target(kind)
-                    made = rendered_again(
-                        f.id, f.stored.program, graph, schedules, target, f.stored.passes, f.stored.others[kind]
-                    )
-                    rendered[name] = made.text.encode()
+                    given = (f.stored.target(kind), f.stored.passes, f.stored.others[kind])
+                    text = rendered_again(f.id, f.stored.program, graph, schedules, *given).text
+                    self.rendered[f"{f.id}{_SUFFIX.get(kind, '.txt')}"] = text.encode()
                 except (MirageError, KeyError, ValueError, IndexError) as error:
                     self.result.add("source", f.file, f"{kind}: the muGraph cannot be rendered: {error}")
-        for name, content in sorted(rendered.items()):
+        for name, content in sorted(self.rendered.items()):
             self.same(f"{SOURCES}/{name}", content)
         if self.fragments and all(f.passed for f in self.result.of("model")):
-            self.tables(rendered)
+            self.tables(self.rendered)
             for path in sorted(p for p in include_dir().rglob("*") if p.is_file()):
                 self.same(f"{SOURCES}/include/{path.relative_to(include_dir()).as_posix()}", path.read_bytes())
 
@@ -282,6 +295,13 @@ class _Recheck:
         except OSError:
             problem = "the file is missing"
         self.result.add("source", name, problem)
+
+    def choose_library(self, place: Path) -> None:
+        """Take a library that is built anew in the place of one that this user's mirage did not build."""
+        if self.library.exists() and not self.options.trust_library and not trust.is_own(self.folder, self.report):
+            self.rebuilt, self.library = trust.UNKNOWN, place / LIBRARY
+            specs = [f.spec for f in self.fragments]
+            self.result.notes.append(trust.rebuilt(specs, self.rendered, place, self.options.jobs))
 
     def kernel_jobs(self, model: onnx.ModelProto, imported: Imported) -> list[tuple[Fragment, CheckJob]]:
         """The float checks of the CPU kernels of fragments whose functions are understood."""
@@ -343,13 +363,16 @@ class _Recheck:
         """Everything for which the library is loaded, in one process, and what it is compared with."""
         case = self.case(model, imported, original)
         operators = sorted({n.op_type for n in model.graph.node if n.domain == patch.DOMAIN})
-        uses = bool(operators) or self.library.exists()
+        uses = (bool(operators) or self.library.exists()) and (not self.rebuilt or self.library.exists())
+        if self.rebuilt:
+            self.result.add("library", LIBRARY, self.rebuilt)
+            kernels = kernels if uses else []
         jobs: list[Task] = [self.library, *(job for _, job in kernels)] if uses else []
         if case is not None and uses:
             jobs.append(Job(str(self.folder / self.name), case.inputs, self.library))
         self.progress.stage("check", len(jobs))
         done = self.separate(jobs)
-        if uses:
+        if uses and not self.rebuilt:
             self.built_from(done[0], operators)
         for (f, job), outcome in zip(kernels, done[1:], strict=False):
             self.agrees(f, outcome)
@@ -405,6 +428,9 @@ class _Recheck:
     def script(self, case: Case, outputs: tuple[str, ...], uses: bool) -> None:
         """Judge the outputs of the patched TorchScript module."""
         name = script_patch.MODEL
+        if self.rebuilt:
+            self.result.notes.append(f"{name} is not run: it is a program that this user's mirage did not write")
+            return
         if importlib.util.find_spec("torch") is None:
             self.result.notes.append(f"{name} is not run: torch is not installed ({torchscript_module.INSTALL})")
             return
@@ -465,34 +491,8 @@ class _Recheck:
 
     def run(self, job: Job) -> Arrays:
         """The outputs of a model. Raises MirageError."""
-        if self.survived:
-            return runs.run_job(job)
-        (found,) = self.separate([job])
+        (found,) = [runs.run_job(job)] if self.survived else self.separate([job])
         if isinstance(found, isolation.Lost):
             raise MirageError(found.reason)
         result: Arrays = found
         return result
-
-
-def _against_original(f: Fragment, original: Imported) -> str:
-    """Why the original model states another program at some place, or nothing."""
-    for n in f.nodes:
-        try:
-            program = derive.stated(original, f.sources(n), n.output)
-        except MirageError as error:
-            return f"the original model states no such program at node {n.name}: {error}"
-        if program.key() != f.stored.program.key():
-            return f"the original model states another program at node {n.name}"
-    return ""
-
-
-def _check_pair(path: Path, original: Imported, patched_path: Path, patched: Imported) -> None:
-    """Raise UsageError, naming the first that does not fit, for models whose inputs or outputs differ."""
-    for what in ("inputs", "outputs"):
-        ours, theirs = (
-            {v.name: (v.dtype, None if v.shape is None else len(v.shape)) for v in getattr(m.model.graph, what)}
-            for m in (original, patched)
-        )
-        if ours != theirs:
-            odd: Iterator[str] = (str(n) for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
-            raise UsageError(f"{path} and {patched_path} do not have the same {what}: {next(odd)!r} differs")

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from mirage_cli import dims, patch, runtime
+from mirage_cli import derive, dims, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.check import CheckJob, Extra
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError, UsageError
@@ -166,6 +166,30 @@ def _fragment_model(
     )
     functions = [x for x in model.functions if (x.domain, x.name) == (patch.DOMAIN, f.op_type)]
     return helper.make_model(graph, opset_imports=model.opset_import, functions=functions, ir_version=model.ir_version)
+
+
+def check_pair(path: Path, original: Imported, patched_path: Path, patched: Imported) -> None:
+    """Raise UsageError, naming the first that does not fit, for models whose inputs or outputs differ."""
+    for what in ("inputs", "outputs"):
+        ours, theirs = (
+            {v.name: (v.dtype, None if v.shape is None else len(v.shape)) for v in getattr(m.model.graph, what)}
+            for m in (original, patched)
+        )
+        if ours != theirs:
+            odd: Iterator[str] = (str(n) for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
+            raise UsageError(f"{path} and {patched_path} do not have the same {what}: {next(odd)!r} differs")
+
+
+def against_original(f: Fragment, original: Imported) -> str:
+    """Why the original model states another program at some place, or nothing."""
+    for n in f.nodes:
+        try:
+            program = derive.stated(original, f.sources(n), n.output)
+        except MirageError as error:
+            return f"the original model states no such program at node {n.name}: {error}"
+        if program.key() != f.stored.program.key():
+            return f"the original model states another program at node {n.name}"
+    return ""
 
 
 # --- symbols of the inputs --------------------------------------------------------------------------------------------

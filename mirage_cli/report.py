@@ -97,6 +97,7 @@ class Report:
     toolchain: dict[str, str] = field(default_factory=dict)
     operators: dict[str, str] = field(default_factory=dict)  #: of every node by its name, in the order of the model
     files: dict[str, str] = field(default_factory=dict)  #: sha256 of every file of the output, but for the reports
+    seal: str = ""  #: of `files`, by which this user's mirage knows its own work
 
     def to_json(self) -> dict[str, Any]:
         """The contract's `report.json`; numbers that JSON lacks (an infinite error) are null."""
@@ -113,6 +114,7 @@ class Report:
             "toolchain": self.toolchain,
             "operators": self.operators,
             "files": self.files,
+            "seal": self.seal,
         }
         found: dict[str, Any] = finite(data)
         return found
@@ -131,7 +133,8 @@ def from_json(data: dict[str, Any]) -> Report:
     """The report of a `report.json` that `report_file.read` has read."""
     known = {f.name for f in fields(FragmentReport)}
     fragments = [FragmentReport(**{k: v for k, v in f.items() if k in known}) for f in data["fragments"]]
-    return Report(**{f.name: data[f.name] for f in fields(Report)} | {"fragments": fragments})
+    own = {f.name: data[f.name] for f in fields(Report) if f.name in data}
+    return Report(**own | {"fragments": fragments})
 
 
 def enforce(report: Report, options: Options) -> None:

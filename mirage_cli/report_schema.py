@@ -336,5 +336,10 @@ SCHEMA: Schema = {
             ),
             "files": _files("Hash of every file that was written, but for the reports."),
         },
+        {
+            "seal": _text(
+                "Of `files`, made with a secret of who wrote them: `verify` loads a library that its user built."
+            )
+        },
     ),
 }

@@ -29,7 +29,8 @@ class VerifyOptions:
 
     `seed` gives random points and inputs, `confidence` the bits of the proofs, `dim` and `shape` (as in `Options`) the
     sizes at which whole models are run. `bisect` looks for the operator that makes outputs differ, `save_failing` is a
-    folder for what is needed to see the difference again. `jobs` proofs run at a time.
+    folder for what is needed to see the difference again. `jobs` proofs run at a time. `trust_library` loads the library
+    of a folder that somebody else wrote.
     """
 
     seed: int = 1
@@ -39,6 +40,7 @@ class VerifyOptions:
     bisect: bool = False
     save_failing: str | None = None
     jobs: int = 1
+    trust_library: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,10 @@ def share_objects(cache: Path) -> None:
     own = Path(platformdirs.user_state_dir("mirage", appauthor=False))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(cache / "state"))
-        kept.secret(kept.OBJECTS_SECRET)
+        kept.secret(kept.PROGRAMS_SECRET)
     own.mkdir(parents=True, exist_ok=True)
     if own != cache / "state" / "mirage":
-        shutil.copy(cache / "state" / "mirage" / kept.OBJECTS_SECRET, own)
+        shutil.copy(cache / "state" / "mirage" / kept.PROGRAMS_SECRET, own)
 
 
 @pytest.fixture(scope="session")

@@ -220,7 +220,7 @@ def test_a_changed_source_rebuilt(copied: Optimized) -> None:
     edit(source(folder), _other_literal)
     rebuild(folder)
     match_hashes(folder)
-    found = checked(folder)
+    found = checked(folder, trust_library=True)
     assert failed(found, "source") == {f"src/{source(folder).name}"}
     assert failed(found, "library") == {"libmirage.so"}
     assert failed(found, "kernel")
@@ -234,10 +234,10 @@ def test_a_changed_source_rebuilt_and_put_back(copied: Optimized) -> None:
     rebuild(folder)
     source(folder).write_text(kept)
     match_hashes(folder)
-    found = checked(folder)
+    found = checked(folder, trust_library=True)
     assert not failed(found, "source")
     assert len(failed(found, "kernel")) == 1
-    assert not checked(folder, bisect=True).passed
+    assert not checked(folder, bisect=True, trust_library=True).passed
 
 
 def _other_literal(text: str) -> str:
@@ -250,7 +250,7 @@ def test_a_foreign_library(optimized: Optimized, copied: Optimized) -> None:
     folder = copied(OPERATOR)
     shutil.copy(optimized(OTHER) / "libmirage.so", folder / "libmirage.so")
     match_hashes(folder)
-    found = checked(folder)
+    found = checked(folder, trust_library=True)
     assert failed(found, "library") == {"libmirage.so"}
     assert failed(found, "kernel")
 
@@ -259,7 +259,7 @@ def test_a_file_that_is_no_library(copied: Optimized) -> None:
     folder = copied(OPERATOR)
     (folder / "libmirage.so").write_text("text")
     match_hashes(folder)
-    found = checked(folder)
+    found = checked(folder, trust_library=True)
     assert failed(found, "library") == {"libmirage.so"}
 
 
@@ -318,7 +318,7 @@ def test_bisection_names_the_fragment_and_keeps_what_failed(copied: Optimized, t
     edit(path, lambda text: text.replace("m_exp(", "m_abs("))
     rebuild(folder)
     path.write_text(kept)
-    found = checked(folder, bisect=True, save_failing=str(tmp_path / "failing"))
+    found = checked(folder, bisect=True, save_failing=str(tmp_path / "failing"), trust_library=True)
     operator = f"{odd['name']}_{odd['id']}"
     assert failed(found, "kernel") == {operator}
     assert failed(found, "outputs") == {operator, "output"}

@@ -107,7 +107,7 @@ class ObjectCache:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
-        self.secret = kept.secret(kept.OBJECTS_SECRET) if kept.private(root) else None
+        self.secret = kept.secret(kept.PROGRAMS_SECRET) if kept.private(root) else None
         if self.secret is not None:
             placed.sweep(root)
         self.headers = digest_tree(folder / "include")

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from mirage_cli.pipeline import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: controls of terminals, marks that turn the direction of text, line ends of Unicode, surrogates
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 LONGEST = 4000  #: characters of an error's message that are shown
 MODELS = (".onnx", ".pt", ".ts")  #: how the names of models end
 HELP = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}  #: click's settings of all commands
@@ -30,8 +31,8 @@ HELP = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}  #: cli
 
 # --- speaking ---------------------------------------------------------------------------------------------------------
 def printable(text: str) -> str:
-    """The text without characters that steer a terminal: names in a model can hold any."""
-    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", text)
+    """The text without characters that steer a terminal, or hide what is there: names in a model can hold any."""
+    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 
 def tell(text: str, label: str = "", color: str | None = None) -> None:

@@ -27,6 +27,7 @@ from mirage_cli.errors import CheckFailed
 @click.option(
     "--save-failing", metavar="DIR", type=click.Path(), help="Keep what failed: inputs, outputs, smallest model."
 )
+@click.option("--trust-library", is_flag=True, help="Load the library of a folder that somebody else made.")
 @common.settings_options(
     "confidence",
     "dim",
@@ -36,7 +37,13 @@ from mirage_cli.errors import CheckFailed
 )
 @common.speaking
 def verify(
-    voice: Voice, paths: tuple[str, ...], library: str | None, bisect: bool, save_failing: str | None, **given: Any
+    voice: Voice,
+    paths: tuple[str, ...],
+    library: str | None,
+    bisect: bool,
+    save_failing: str | None,
+    trust_library: bool,
+    **given: Any,
 ) -> int:
     """Prove the muGraphs of the output folder DIR again and compare its model with the original in ONNX Runtime, or
     compare two model files. Exit code 1 when something differs."""
@@ -50,7 +57,7 @@ def verify(
     values = common.given_values(given)
     from mirage_cli import recheck
 
-    options = recheck.VerifyOptions(bisect=bisect, save_failing=save_failing, **values)
+    options = recheck.VerifyOptions(bisect=bisect, save_failing=save_failing, trust_library=trust_library, **values)
     with voice.progress() as progress:
         if library is None:
             found = recheck.verify_folder(Path(paths[0]), options, progress)

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -15,6 +16,7 @@ from google.protobuf.message import DecodeError
 from mirage_cli.errors import ModelError
 
 MAX_BYTES = 2**31 - 1  #: of a protobuf message
+CHUNK = 1 << 20  #: bytes of a stream that are read at a time
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _MODEL_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26})
 #: first bytes of files that are often taken for ONNX models
@@ -32,7 +34,7 @@ _FOREIGN = {
 def read_bytes(path: str) -> bytes:
     """The file's content ("-": standard input). Raises ModelError where there is no regular file to read."""
     if path == "-":
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
+        return _all_of(sys.stdin.buffer)
     try:
         with open(path, "rb", opener=_open_quickly) as file:
             status = os.fstat(file.fileno())
@@ -41,13 +43,21 @@ def read_bytes(path: str) -> bytes:
                     f"{path}: expected a regular file, found {'a folder' if Path(path).is_dir() else 'another kind'}"
                 )
             _check_length(path, status.st_size)
-            return file.read(MAX_BYTES + 1)
+            return file.read()
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ModelError(f"{path}: expected a model file, found a folder") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _all_of(file: BinaryIO) -> bytes:
+    """What a stream holds, at most a little more than `MAX_BYTES`: some have no end."""
+    found = bytearray()
+    while len(found) <= MAX_BYTES and (more := file.read(CHUNK)):
+        found += more
+    return bytes(found)
 
 
 def _open_quickly(path: str, flags: int) -> int:

@@ -19,8 +19,11 @@ from mirage_cli.errors import ModelError, UnsupportedFormat
 MAKE = 'torch.jit.trace(model.eval(), example_inputs).save("model.pt")'
 MAX_INFLATION = 64 << 20  #: bytes that an archive may hold beyond four times its size
 MAX_ENTRIES = 1 << 20
-#: functions of TorchScript that read or write files
-_FILES = re.compile(r"\b(?:torch|ops\.aten)\.(?:save|from_file)\(")
+#: functions of TorchScript that read or write files. They can be reached by other names (`t = torch`), across lines and by
+#: `getattr`, so their names may stand nowhere
+_FILES = re.compile(r"(?<!\w)(?:save|from_file)(?!\w)")
+#: attributes that are looked up by one plain text, as torch writes them; anything else could be made up of pieces
+_LOOKUP = re.compile(r"getattr(?!\w)(?!\(\s*[\w.]+\s*,\s*(?:\"[^\"\\\n]*\"|'[^'\\\n]*')\s*\))")
 _PICKLE = "a pickle of torch.save (a state_dict or a whole module), which could run any program when it is loaded"
 
 
@@ -76,9 +79,12 @@ def _check_archive(path: str, size: int, archive: zipfile.ZipFile) -> None:
 def _check_code(path: str, archive: zipfile.ZipFile, entries: Sequence[zipfile.ZipInfo]) -> None:
     """Raise ModelError for code that reads or writes files: a model has no business with them."""
     for entry in entries:
-        found = _FILES.search(archive.read(entry).decode("utf-8"))
+        text = archive.read(entry).decode("utf-8")
+        found = _FILES.search(text) or _LOOKUP.search(text)
         if found is not None:
-            raise ModelError(f"{path}: {entry.filename} calls {found[0]}...), which reads or writes files: not opened")
+            raise ModelError(
+                f"{path}: {entry.filename} says {found[0]!r}, with which it could read or write files: not opened"
+            )
 
 
 def _hint() -> str:

@@ -157,7 +157,7 @@ def test_a_changed_object_is_not_linked_to_the_kept_library(cxx: Toolchain, tmp_
     """A library is kept under what its objects contain, so that the kept one is the one that a linker would make."""
     cache = tmp_path / "cache"
     build_library((AFFINE,), SOURCES, tmp_path / "one", cxx, Options(cache=cache))
-    library, secret = (tmp_path / "one" / "libmirage.so").read_bytes(), kept.secret(kept.OBJECTS_SECRET)
+    library, secret = (tmp_path / "one" / "libmirage.so").read_bytes(), kept.secret(kept.PROGRAMS_SECRET)
     assert secret is not None
     for path in cache.iterdir():
         if kept.opened(secret, path.stem, path.read_bytes()) != library:

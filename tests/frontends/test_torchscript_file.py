@@ -63,11 +63,38 @@ def test_an_archive_of_torch_export_is_refused(tmp_path: Path) -> None:
     assert "torch.onnx.export" in caught.value.hint
 
 
-@pytest.mark.parametrize("call", ["torch.save(x, 'f')", "ops.aten.save(x)", "torch.from_file('f')"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.save(x, 'f')",
+        "ops.aten.save(x)",
+        "torch.from_file('f')",
+        "torch . save(x, 'f')",
+        "torch.\\\n save(x, 'f')",
+        "t = torch\n  t.save(x, 'f')",
+        "f = torch.save\n  f(x, 'f')",
+        "getattr(torch, 'save')(x, 'f')",
+        "getattr(torch, 'sa' 've')(x, 'f')",
+        "getattr(torch, '\\x73ave')(x, 'f')",
+        "getattr(torch,\n'sa'\n've')(x, 'f')",
+    ],
+)
 def test_code_that_writes_files_is_refused(tmp_path: Path, call: str) -> None:
     files = SCRIPT | {"code/__torch__/inner.py": f"def __setstate__(self, x):\n  {call}\n".encode()}
-    with pytest.raises(ModelError, match=r"inner\.py calls .* reads or writes files"):
+    with pytest.raises(ModelError, match=r"inner\.py says .* could read or write files"):
         torchscript_file.check(archive(tmp_path / "m.pt", files))
+
+
+def test_attributes_that_torch_looks_up_by_text_pass(tmp_path: Path) -> None:
+    code = CODE + '    _0 = getattr(self, "0")\n    _1 = getattr(_0.layers, "1")\n    saved = self.save_memory\n'
+    torchscript_file.check(archive(tmp_path / "m.pt", SCRIPT | {"code/__torch__.py": code.encode()}))
+
+
+def test_names_that_lead_out_of_the_archive(tmp_path: Path) -> None:
+    """Nothing is unpacked: an entry's name is no path of a file."""
+    path = archive(tmp_path / "m.pt", SCRIPT | {"../../escaped": b"x", "/absolute": b"x"})
+    torchscript_file.check(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.pt"] and not (tmp_path.parent.parent / "escaped").exists()
 
 
 def test_an_archive_that_grows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

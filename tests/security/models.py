@@ -77,29 +77,20 @@ def chained(depth: int) -> onnx.ModelProto:
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
-def nested(depth: int) -> onnx.ModelProto:
-    """If within If within If ..."""
-    graph = helper.make_graph([node("Identity", ["x"], ["o"])], "leaf", [], [info("o")])
-    for k in range(depth):
-        graph = helper.make_graph(
-            [node("If", ["c"], [f"o{k}"], then_branch=graph, else_branch=graph)]
-            if k == 0
-            else [
-                node(
-                    "If",
-                    ["c"],
-                    [f"o{k}"],
-                    then_branch=graph,
-                    else_branch=helper.make_graph([node("Identity", ["x"], ["o"])], "leaf", [], [info("o")]),
-                )
-            ],
-            f"g{k}",
-            [],
-            [info(f"o{k}")],
-        )
-    top = list(graph.node)
-    top[-1].output[0] = "y"
-    return model(top, [info("x"), helper.make_tensor_value_info("c", TensorProto.BOOL, [])])
+def nested(depth: int) -> bytes:
+    """A graph in an attribute of a node in a graph in an attribute ..., which no builder of messages would make."""
+
+    def part(field: int, content: bytes) -> bytes:
+        length, size = bytearray(), len(content)
+        while size > 127:
+            length.append(size & 127 | 128)
+            size >>= 7
+        return bytes([field << 3 | 2]) + bytes([*length, size]) + content
+
+    graph = b""
+    for _ in range(depth):
+        graph = part(1, part(4, b"If") + part(5, part(1, b"then_branch") + part(6, graph)))
+    return b"\x08\x0a" + part(7, graph) + part(8, b"\x10\x14")
 
 
 def cyclic() -> onnx.ModelProto:

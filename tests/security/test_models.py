@@ -1,0 +1,234 @@
+"""Model files that mean harm end with a clean error or are read safely, in a time and memory that the file's size explains."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from mirage_cli import frontends, inspection
+from mirage_cli.backends import process
+from mirage_cli.commands.common import printable
+from mirage_cli.errors import ModelError
+from mirage_cli.frontends import onnx_file
+from mirage_cli.options import Options
+from tests.security import models as m
+
+HUGE = 1 << 40
+LIMIT = 1 << 30  #: bytes that a process of these tests may allocate
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> Path:
+    path = folder / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert path.stat().st_size < 2 << 20
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: m.doubling(60), "more than 131072 nodes"),
+        (lambda: m.calling(["f0"]), "f::f0 calls f::f0"),
+        (lambda: m.calling(["f0", "f1", "f2"]), "without an end"),
+        (lambda: m.chained(3000), "refuses the model"),
+        (m.cyclic, "topologically sorted"),
+        (m.twice, "single static assignment"),
+        (lambda: m.weight([HUGE]), "the file has 0"),
+        (lambda: m.weight([-1]), "negative dimension"),
+        (lambda: m.weight([1 << 62, 4]), "no tensor can have"),
+        (lambda: m.weight([0, 1 << 62]), "no tensor can have"),
+        (lambda: m.weight([1] * 33, b"1234"), "no tensor can have"),
+        (lambda: m.weight([2], b"123"), "needs 8 bytes, the file has 3"),
+        (lambda: m.weight([2], bytes(8000)), "needs 8 bytes, the file has 8000"),
+        (lambda: m.weight([2], bytes(8), 9999), "unknown element type: 9999"),
+        (lambda: m.constant([HUGE]), "the file has 0"),
+        (lambda: m.constant([-1]), "negative dimension"),
+        (lambda: m.constant([0, 1 << 62]), "no tensor can have"),
+        (lambda: m.constant([2], b"123"), "needs 8 bytes, the file has 3"),
+        (lambda: m.constant([2], bytes(8000)), "needs 8 bytes, the file has 8000"),
+        (lambda: m.constant([2], bytes(8), 9999), "unknown element type: 9999"),
+        (lambda: m.sparse("constant", [HUGE]), "parse"),
+        (lambda: m.sparse("initializer", [HUGE]), "sparse"),
+    ],
+)
+def test_refused(make: Callable[[], onnx.ModelProto], words: str, tmp_path: Path) -> None:
+    path = saved(make(), tmp_path)
+    with pytest.raises(ModelError) as caught:
+        frontends.load(str(path))
+    assert words in str(caught.value) and str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("depth", [10, 30, 100, 3000])
+def test_graphs_in_graphs_in_graphs(depth: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(m.nested(depth))
+    with pytest.raises(ModelError, match="damaged, or nested too deeply" if depth > 40 else "refuses the model"):
+        frontends.load(str(path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda d=d: m.filled(d) for d in ([HUGE], [-1], [1 << 31, 1 << 31, 4], [0, 1 << 62])),
+        *(lambda k=k: m.grown(k, HUGE) for k in ("Range", "Tile", "Expand", "Pad", "OneHot", "Resize", "RandomNormal")),
+        *(lambda k=k: m.grown(k, HUGE) for k in ("BlackmanWindow", "Upsample")),
+        lambda: m.grown("EyeLike", 1 << 20),
+        lambda: m.grown("Doubling", 40),
+        lambda: m.grown("Squares", 4096),
+        *(lambda d=d: m.declared(d) for d in ([HUGE, HUGE], [1 << 62, 1 << 62], [-5, 3], [1 << 20, 0])),
+    ],
+)
+def test_tensors_that_are_declared_or_made_huge(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
+    """Nothing of their size is made: a model of 200 bytes is read within the memory that any model takes."""
+    path = saved(make(), tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (min(_data() + (256 << 20), before[1] % (1 << 62)), before[1]))
+    try:
+        inspection.inspect(str(path), Options())
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _data() -> int:
+    """Bytes of data that this process has."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmData"))
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 100_000,
+        "(" * 900 + "a" + ")" * 90,
+        "*".join(f"(a{k}+b{k})" for k in range(40)),
+        "a+" * 100_000 + "a",
+        "-" * 990 + "a",
+        "a " * 100_000,
+        "9" * 100_000,
+        "9" * 900,
+        "²",
+        "min[a,3]" * 10_000,
+        "*".join(["a"] * 50_000),
+        "*".join(["a"] * 400),
+        "\u202e\x1b[31m",
+        "'; rm -rf / #",
+    ],
+)
+def test_dimensions_are_read_as_small_polynomials_or_as_names(text: str, tmp_path: Path) -> None:
+    assert inspection.inspect(str(saved(m.symbols(text), tmp_path)), Options()).document["model"]["nodes"] == 1
+
+
+@pytest.mark.parametrize("make", [m.chain, m.wide, m.many_imports, m.same_names, m.many_functions])
+def test_time_grows_with_the_file(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
+    """Three times as many nodes, inputs, weights, names or functions take about three times as long; nine is quadratic.
+
+    Counted in the process's own time, the shorter of two."""
+
+    def seconds(count: int) -> float:
+        path = saved(make(count), tmp_path)
+        taken = []
+        for _ in range(2):
+            start = time.process_time()
+            inspection.inspect(str(path), Options())
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    seconds(10)  # what is imported and made once
+    assert seconds(900) < 6 * seconds(300) + 0.2
+
+
+def test_files_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file of terabytes is refused before it is read, and standard input is read up to the largest model."""
+    path = tmp_path / "m.onnx"
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(ModelError, match="holds at most"):
+        frontends.load(str(path))
+    monkeypatch.setattr(onnx_file, "MAX_BYTES", 1 << 16)
+    with open("/dev/zero", "rb") as zeros, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", type("Input", (), {"buffer": zeros}))
+        with pytest.raises(ModelError, match="holds at most"):
+            frontends.load("-")
+
+
+# --- the working folder -----------------------------------------------------------------------------------------------
+def test_programs_are_not_taken_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a model and a `g++` in it, and `.` in $PATH."""
+    fake = tmp_path / "g++"
+    fake.write_text("#!/bin/sh\ntouch harm\n")
+    fake.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in (".", "", f".:{os.environ['PATH']}"):
+        monkeypatch.setenv("PATH", path)
+        found = process.which("g++")
+        assert found is None or os.path.isabs(found)
+        process.run(["g++", "--version"], tmp_path, 20)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_modules_are_not_taken_from_the_working_folder(tmp_path: Path) -> None:
+    """Processes of a run import what their parent would, not a `pickle.py` beside the model."""
+    for name in ("multiprocessing", "pickle", "socket", "selectors", "mirage_cli", "numpy"):
+        (tmp_path / f"{name}.py").write_text("open('harm', 'w').close()\n")
+    root = Path(__file__).resolve().parents[2]
+    script = (
+        f"import sys; sys.path[:1] = [{str(root)!r}]\n"
+        "from mirage_cli import isolation\nfrom mirage_cli.search.workers import Workers\nimport math\n"
+        "assert dict(isolation.each(math.sqrt, [(4,), (9,)], 2)) == {0: 2.0, 1: 3.0}\n"
+        "assert Workers(2).map(math.sqrt, [(4,), (9,)]) == [2.0, 3.0]\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "harm").exists()
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+def test_max_memory_is_kept(tmp_path: Path) -> None:
+    """A small model with terabytes of tensors: no process of the run takes more than it may."""
+    path = saved(m.declared([HUGE, HUGE]), tmp_path)
+    code = (
+        "import resource, sys\nfrom mirage_cli.main import cli\n"
+        "code = cli.run(sys.argv[1:])\n"
+        "most = max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))\n"
+        "print(most << 10, file=sys.stderr)\nsys.exit(code)\n"
+    )
+    options = [
+        "--dry-run",
+        "--target",
+        "cpu",
+        "--jobs",
+        "1",
+        "--max-memory",
+        str(LIMIT),
+        "--budget",
+        "2",
+        "--no-cache",
+        "--json",
+    ]
+    command = [sys.executable, "-c", code, "optimize", str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 5), done.stderr
+    json.loads(done.stdout)
+    assert int(done.stderr.split()[-1]) < LIMIT
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+def test_names_hide_nothing_on_a_terminal() -> None:
+    hostile = "\x1b]0;owned\x07 \x1b[2J \u202e\u2066 \x9b31m \r \b \u2028 \ud800"
+    shown = printable(hostile)
+    assert shown.isprintable() and "\\x1b" in shown and "\\u202e" in shown
+    shown.encode()
