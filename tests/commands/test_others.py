@@ -15,7 +15,7 @@ from mirage_cli.options import Options
 from mirage_cli.recheck import VerifyOptions
 from mirage_cli.suite import SuiteOptions
 from tests.commands.conftest import Run
-from tests.optimized import Optimized, sample
+from tests.optimized import Optimized, sample, share_objects
 
 MODEL = sample("rmsnorm_linear_fp32")
 Calls = list[tuple[Any, ...]]
@@ -153,7 +153,8 @@ def test_what_does_not_go_together(run: Run, calls: Calls, arguments: tuple[str,
 
 
 # --- for real ---------------------------------------------------------------------------------------------------------
-def test_verify(run: Run, optimized: Optimized) -> None:
+def test_verify(run: Run, optimized: Optimized, cache: Path) -> None:
+    share_objects(cache)  # and so the seal of what it wrote
     folder = optimized("rmsnorm_linear_fp32")
     result = run("verify", folder)
     assert (result.exit_code, result.stderr) == (0, "")
