@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden reference docs samples models cases guarantee ablation experiment mutations programs passes suite tuning \
+.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs passes suite tuning \
   cpu-suite oldest dist clean
 
 help: ## Print these targets
@@ -52,6 +52,10 @@ models: $(VENV)/.samples ## Export every architecture in every form and write do
 
 cases: $(STAMP) ## Search and prove the published cases; CASES="NAME ..." for some of them
 	$(BIN)/python samples/cases.py --table $(CASES)
+
+kills: $(STAMP) ## Kill 100 runs at random moments, then fail each call of the file system in turn (docs/reliability.md)
+	$(BIN)/python -m tests.faults.kills --count 100
+	$(BIN)/python -m tests.faults.injection
 
 guarantee: $(STAMP) ## Compare closures with all block graphs of small programs (an hour; docs/search.md)
 	$(BIN)/python -m tests.search.guarantee --tensors 1 --operators 4 --steps 5

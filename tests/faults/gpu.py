@@ -20,13 +20,15 @@ import threading
 import time
 import unittest.mock
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mirage_cli import pipeline, tuning_build
+from mirage_cli.codegen.source import Rendered
 from mirage_cli.errors import MirageError
 from mirage_cli.options import Options
-from mirage_cli.plan import source_text
+from mirage_cli.plan import rendered
 
 MODEL = Path(__file__).resolve().parents[2] / "samples" / "operators" / "rmsnorm_linear_fp16.onnx"
 FILL = """
@@ -54,16 +56,16 @@ def trap(gpu: int) -> Iterator[None]:
     """The kernels of the second candidate trap."""
     made = 0
 
-    def text(*arguments: Any, **named: Any) -> str:
+    def source(*arguments: Any, **named: Any) -> Rendered:
         nonlocal made
         made += 1
-        found = source_text(*arguments, **named)
+        found = rendered(*arguments, **named)
         if made != 2:
             return found
-        body = found.index("{", found.rindex("__global__")) + 1
-        return f'{found[:body]} asm volatile("trap;");{found[body:]}'
+        body = found.text.index("{", found.text.rindex("__global__")) + 1
+        return replace(found, text=f'{found.text[:body]} asm volatile("trap;");{found.text[body:]}')
 
-    with unittest.mock.patch.object(tuning_build, "source_text", text):
+    with unittest.mock.patch.object(tuning_build, "rendered", source):
         yield
 
 

@@ -49,7 +49,7 @@ FAULTS = (
 )  #: +: and all later calls; KILL: the process is killed
 #: optimize with plans kept and an output to be replaced; with neither; `cache import` into an empty cache
 SITUATIONS = ("warm", "cold", "import")
-INJECTED = "MIRAGE_INJECTED"  #: the library, for the processes of this program
+INJECTED, MODEL_FILE = "MIRAGE_INJECTED", "MIRAGE_INJECTED_MODEL"  #: library and model, for this program's processes
 
 
 def build(folder: Path) -> Path:
@@ -84,7 +84,7 @@ class Arena:
         self.model = root / "model.onnx"
         for name in ("place", "state", "tmp", "cache"):
             (root / name).mkdir(parents=True, mode=0o700)
-        shutil.copy(MODEL, self.model)
+        shutil.copy(os.environ[MODEL_FILE], self.model)
         os.environ.update(XDG_STATE_HOME=str(root / "state"), TMPDIR=str(root / "tmp"))
         tempfile.tempdir = str(root / "tmp")  # or Python tries whether it can write there
 
@@ -300,6 +300,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no other call is tried")
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--situations", default=",".join(SITUATIONS))
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -309,7 +310,12 @@ def main() -> int:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="injection-") as name:
         library = build(Path(name))
-        variables = {"LD_PRELOAD": str(library), INJECTED: str(library), "OPENBLAS_NUM_THREADS": "1"}
+        variables = {
+            "LD_PRELOAD": str(library),
+            INJECTED: str(library),
+            MODEL_FILE: str(asked.model),
+            "OPENBLAS_NUM_THREADS": "1",
+        }
         variables["PYTHONWARNINGS"] = "ignore::DeprecationWarning"  # of forks beside threads that sleep
         environment = os.environ | variables
         command = [sys.executable, "-m", "tests.faults.injection", *sys.argv[1:], "--workers", str(asked.workers)]

@@ -77,7 +77,7 @@ class Place:
         for name in ("place", "state", "tmp", "cache"):
             (root / name).mkdir(parents=True, mode=0o700)
 
-    def start(self, mark: str, *more: str) -> subprocess.Popen[str]:
+    def start(self, mark: str, *more: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """A run of optimize that tells what it does."""
         arguments = ["optimize", str(self.model), "-o", str(self.out), "--cache", str(self.cache), "-v"]
         arguments += ["--target", "cpu", "--force", "--jobs", str(self.jobs), *more]
@@ -86,7 +86,7 @@ class Place:
             [sys.executable, "-m", "mirage_cli", *arguments],
             env=os.environ | changes | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
