@@ -69,16 +69,17 @@ def judged(
     dtype: DType,
     more: Callable[[], Iterable[Sample]] | None = None,
     factor: float | None = None,
-    either: bool = False,
+    mixed: bool = False,
+    spoiled: bool = False,
 ) -> Accuracy:
     """`compare` for one draw of the inputs; an output of few numbers that does not pass, for all of its draws together:
     `more` makes the others, of the same shapes."""
-    found = compare(*sample, dtype, factor, either)
+    found = compare(*sample, dtype, factor, mixed, spoiled)
     if found.passed or more is None or sample[2].size >= FEW or not np.isfinite(found.rmse):
         return found
     draws = [s for s in (sample, *more()) if s[2].shape == sample[2].shape]
     result, original, reference = (np.stack([d[k] for d in draws]) for k in range(3))
-    return compare(result, original, reference, dtype, factor, either)
+    return compare(result, original, reference, dtype, factor, mixed, spoiled)
 
 
 def compare(
@@ -87,13 +88,15 @@ def compare(
     reference: NDArray[np.float64],
     dtype: DType,
     factor: float | None = None,
-    either: bool = False,
+    mixed: bool = False,
+    spoiled: bool = False,
 ) -> Accuracy:
     """Judge `result` against `reference`, given what the `original` made of the same inputs (arrays of one shape).
 
-    `factor` takes the place of the rule's own (which depends on the number of elements) when it is larger. With `either`,
-    for inputs that are not finite themselves, a value is finite where the original's or the true one is, and infinities and
-    NaN are not told apart: sums in another order make one of the other, and some functions of a runtime lose a NaN.
+    `factor` takes the place of the rule's own (which depends on the number of elements) when it is larger. With `mixed`,
+    for inputs so large that sums overflow on their way, infinities and NaN are not told apart: another order makes one of the
+    other. With `spoiled`, for inputs that are not finite themselves, neither are they, and a value may be finite or not as the
+    true one is: some functions of a runtime lose a NaN.
     """
     if result.shape != reference.shape:
         return Accuracy(False, np.inf, 0.0, np.inf, 0.0, f"shape {result.shape} instead of {reference.shape}")
@@ -101,7 +104,7 @@ def compare(
     if not dtype.is_float:
         same = bool(np.array_equal(result, original))
         return Accuracy(same, 0.0, 0.0, 0.0, 0.0, "" if same else "integers differ")
-    note = _pattern(r, o, _rounded(t, dtype), either)
+    note = _pattern(r, o, _rounded(t, dtype), mixed or spoiled, spoiled)
     if note.startswith("!"):
         return Accuracy(False, np.inf, 0.0, np.inf, 0.0, note[1:])
     known = np.isfinite(t) & np.isfinite(r)
@@ -109,10 +112,10 @@ def compare(
     if not known.any():
         return Accuracy(True, 0.0, 0.0, 0.0, 0.0, note)
     lost = known & ~both
-    alone = np.abs(r[lost] - t[lost]).max(initial=0.0) / (LOST * _ulp(float(np.abs(t[known]).max()), dtype))
+    alone = float(np.abs(r[lost] - t[lost]).max(initial=0.0)) / (LOST * _ulp(float(np.abs(t[known]).max()), dtype))
     if not both.any():
         error = np.abs(r[lost] - t[lost])
-        return Accuracy(alone <= 1.0, _rms(error), 0.0, float(error.max()), 0.0, note, float(alone))
+        return Accuracy(alone <= 1.0, _rms(error), 0.0, float(error.max()), 0.0, note, alone)
     error, own, scale = np.abs(r[both] - t[both]), np.abs(o[both] - t[both]), np.abs(t[both])
     factor = max(FACTOR if both.sum() >= SMALL else SMALL_FACTOR, factor or 0.0)
     rmse, original_rmse = _rms(error), _rms(own)
@@ -120,7 +123,7 @@ def compare(
     used = max(
         rmse / (factor * original_rmse + ULPS * _ulp(_rms(scale), dtype)),
         max_error / (factor * original_max + ULPS * _ulp(float(scale.max()), dtype)),
-        float(alone),
+        alone,
     )
     return Accuracy(used <= 1.0, rmse, original_rmse, max_error, original_max, note, used)
 
@@ -131,14 +134,14 @@ def _rounded(t: NDArray[np.float64], dtype: DType) -> NDArray[np.float64]:
     return np.where(beyond, np.copysign(np.inf, t), t)
 
 
-def _pattern(r: NDArray[np.float64], o: NDArray[np.float64], t: NDArray[np.float64], either: bool) -> str:
+def _pattern(r: NDArray[np.float64], o: NDArray[np.float64], t: NDArray[np.float64], mixed: bool, spoiled: bool) -> str:
     """What is to be said of values that are not finite; a leading `!` marks a failure.
 
-    A value must be of the original's kind or, where the original's is not finite (or with `either`), of the true one's.
+    A value must be of the original's kind or, where the original's is not finite (or with `spoiled`), of the true one's.
     """
-    ours, original, true = (_kind(x) if not either else ~np.isfinite(x) for x in (r, o, t))
+    ours, original, true = (~np.isfinite(x) if mixed else _kind(x) for x in (r, o, t))
     avoided = (ours == true) & (ours != original) & (original != FINITE)
-    wrong = (ours != original) & ~avoided & ~((ours == true) & either)
+    wrong = (ours != original) & ~avoided & ~((ours == true) & spoiled)
     lost, gained = wrong & (original == FINITE), wrong & (ours == FINITE)
     if lost.any():
         return f"!{int(lost.sum())} values are not finite where the original's are"
@@ -146,7 +149,7 @@ def _pattern(r: NDArray[np.float64], o: NDArray[np.float64], t: NDArray[np.float
         return f"!{int(gained.sum())} values are finite where the original's are not"
     if wrong.any():
         return "!infinities or NaNs differ from the original's"
-    return "better: the original overflows, this does not" if avoided.any() and not either else ""
+    return "better: the original overflows, this does not" if avoided.any() and not spoiled else ""
 
 
 def _kind(x: NDArray[np.float64]) -> NDArray[np.int8]:

@@ -31,7 +31,10 @@ MASKED, SINGLE = "masked rows", "single keys"
 EQUAL, CANCELLING, TINY, ENDS = "equal rows", "cancelling", "subnormal", "ends of functions"
 HUGE, SPIKES, TIES = "huge", "one huge value", "ties"
 INTEGERS, NOT_FINITE = "largest integers", "not finite"
-SCALES = (1e2, 1e4)  #: of "huge"
+TOGETHER, ALONE = (
+    1e2,
+    1e4,
+)  #: what all inputs are multiplied with in "huge", and one of them: scores are 1e4 times as large
 SAFE = 2.0**60  #: the square of this, summed over a row, is a float32
 PLACES = 4  #: how many rows of an input show one variant
 ROWS = 64  #: into how many rows an input is cut that nothing is reduced of
@@ -137,14 +140,15 @@ def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int
 
 
 def _huge(facts: Facts, arrays: Sequence[Array]) -> Iterator[Edge]:
-    """All numbers that are no weights, larger than usual."""
-    sources = facts.program.sources
-    for factor in SCALES:
-        found = [
-            _converted(a.astype(np.float64) * factor, a.dtype) if s.dtype.is_float and not s.constant else a
-            for s, a in zip(sources, arrays, strict=True)
-        ]
-        yield Edge(HUGE, tuple(found))
+    """Larger numbers than usual: in all inputs, then in one after the other."""
+    sources = [k for k, s in enumerate(facts.program.sources) if s.dtype.is_float and not s.constant]
+
+    def larger(k: int, factor: float) -> Array:
+        return _converted(arrays[k].astype(np.float64) * factor, arrays[k].dtype)
+
+    yield Edge(HUGE, tuple(larger(k, TOGETHER) if k in sources else a for k, a in enumerate(arrays)))
+    for k in sources:
+        yield Edge(HUGE, (*arrays[:k], larger(k, ALONE), *arrays[k + 1 :]))
 
 
 def _small(facts: Facts, arrays: Sequence[Array], random: np.random.Generator) -> Iterator[Edge]:

@@ -27,6 +27,7 @@ from mirage_cli.tuning_cache import Measurement
 
 Array: TypeAlias = NDArray[Any]
 START_SECONDS, CHECK_SECONDS, TIME_SECONDS = 180.0, 120.0, 60.0  #: after which a process is ended
+WRONG = "wrong"  #: how a problem begins that is one of the answers
 WARM = Effort(warm_up=1, warm_seconds=2e-3, sample_seconds=5e-4)
 
 
@@ -73,8 +74,11 @@ class Measured:
                 tensor.put(number, drawn)
         arrays = [t.get(0) for t in self.inputs[: len(sources)]]
         self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original)
-        found = checks.cases(given.program, self.original, given.constants, given.seed, given.limits, spec.symbols)
-        self.cases = [c for c in found if not isinstance(c, str)]
+        self.cases = list(
+            checks.cases(
+                given.program, self.original, given.constants, given.seed, given.limits, spec.symbols, parts=True
+            )
+        )
         self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
 
     def ready(self) -> str:
@@ -90,7 +94,7 @@ class Measured:
         right."""
         verdict = self.checked(library)
         if not verdict.passed:
-            return f"wrong ({verdict.case} inputs): {verdict.worst}"
+            return f"{WRONG} ({verdict.case} inputs): {verdict.worst}"
         return self._answers(self._entry(library))
 
     def checked(self, library: Path) -> FloatCheck:
@@ -111,12 +115,12 @@ class Measured:
         """What is wrong with the outputs as they are now: an input changed, elements not written, the first set's values."""
         for k, (tensor, before) in enumerate(zip(self.inputs, self.sums, strict=True)):
             if tensor.backend.checksum(tensor.memory) != before:
-                return f"wrong: it changes input {k}"
+                return f"{WRONG}: it changes input {k}"
         for k, tensor in enumerate(self.outputs):
             if count := tensor.unwritten():
-                return f"wrong: it leaves {count} elements of output {k} unwritten"
+                return f"{WRONG}: it leaves {count} elements of output {k} unwritten"
         found = self.reference.compared(self.job.check.program, [t.get(0) for t in self.outputs])
-        return "" if found.passed else f"wrong ({self.reference.name} inputs): {found}"
+        return "" if found.passed else f"{WRONG} ({self.reference.name} inputs): {found}"
 
     def _entry(self, library: Path) -> Entry:
         return Entry(self.backend, library, self.job.check.spec, self.inputs, self.outputs)

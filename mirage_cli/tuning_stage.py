@@ -26,7 +26,7 @@ from mirage_cli.search.search import Candidate
 from mirage_cli.timing import WallClock
 from mirage_cli.tuning import LOST, REFUSED, Trial, Tuned, fingerprint, tune
 from mirage_cli.tuning import Limits as TuningLimits
-from mirage_cli.tuning_bench import BenchJob, IsolatedBench
+from mirage_cli.tuning_bench import WRONG, BenchJob, IsolatedBench
 from mirage_cli.tuning_build import Settings, Workshop
 from mirage_cli.tuning_cache import SETTLED, Measurement, Row, Settled, TuningCache, Where
 from mirage_cli.work import Work
@@ -90,6 +90,8 @@ def choose(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -> N
             chosen, f.proofs = outcome
             if chosen is not None:
                 w.plan.plans["cuda"] = chosen
+            elif wrong := _own_fault(w, f):
+                w.fail(f"cuda: {wrong}")
     for k, f in found.items():
         work[k].tuning = report(work[k], f)
 
@@ -101,6 +103,13 @@ def _faster(w: Work, found: Found) -> list[tuple[str, Candidate]]:
     ranked = [(t.key, t.candidate) for t in found.tuned.ranking]
     stop = next((k for k, (_, c) in enumerate(ranked) if c is own), len(ranked))
     return ranked[: min(stop, MAX_PROOFS)]
+
+
+def _own_fault(w: Work, found: Found) -> str:
+    """What is wrong with the answers of the model's own choice, as was seen on the GPU; nothing where they are right."""
+    assert w.plan is not None
+    problems = [t.result.problem for t in found.tuned.trials if t.candidate is w.plan.pool[0]]
+    return next((p for p in problems if p.startswith(WRONG)), "")
 
 
 def _own(w: Work) -> TargetPlan:

@@ -175,9 +175,9 @@ def test_infinity_is_what_a_type_has_no_number_for() -> None:
 def test_inputs_that_are_not_finite_give_anything_that_is_not_finite() -> None:
     for ours, original, true in ((NAN, INF, INF), (INF, NAN, NAN), (NAN, 1.0, NAN), (1.0, NAN, 1.0)):
         assert not compare(*_with(ours, original, true), F32).passed or original != true
-        assert compare(*_with(ours, original, true), F32, either=True).passed
-    assert not compare(*_with(NAN, 1.0, 1.0), F32, either=True).passed
-    assert not compare(*_with(1.0, NAN, NAN), F32, either=True).passed
+        assert compare(*_with(ours, original, true), F32, spoiled=True).passed
+    assert not compare(*_with(NAN, 1.0, 1.0), F32, spoiled=True).passed
+    assert not compare(*_with(1.0, NAN, NAN), F32, spoiled=True).passed
 
 
 def test_the_smallest_numbers() -> None:
@@ -203,3 +203,20 @@ def test_few_numbers_are_judged_over_more_draws() -> None:
     assert not judged(draw(1e-3, 1e-9, FEW), F32, lambda: [draw(1e-3, 1e-3, FEW)] * 15).passed
     infinite = (np.full(2, INF), *lucky[1:])
     assert not judged(infinite, F32, lambda: [draw(1e-3, 1e-3)] * 15).passed
+
+
+def test_overflows_on_the_way_give_infinity_or_nan() -> None:
+    for ours, original in ((NAN, INF), (INF, NAN), (-INF, INF)):
+        assert not compare(*_with(ours, original, 1.0), F32).passed
+        assert compare(*_with(ours, original, 1.0), F32, mixed=True).passed
+    assert not compare(*_with(NAN, 1.0, 1.0), F32, mixed=True).passed
+    assert compare(*_with(1.0, NAN, 1.0), F32, mixed=True).note.startswith("better")
+
+
+def test_what_the_original_lacks_is_within_some_units() -> None:
+    unit = 2.0**-10
+    for units, passed in ((60, True), (70, False)):
+        result = np.where(np.arange(8) == 3, 1 + units * unit, 1.0)
+        original = np.where(np.arange(8) == 3, np.inf, 1.0)
+        assert compare(result, original, np.ones(8), F16).passed is passed
+        assert compare(result[3:4], original[3:4], np.ones(1), F16).passed is passed
