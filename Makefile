@@ -8,8 +8,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs passes suite tuning \
   cpu-suite oldest dist clean
+=======
+.PHONY: help demo test lint format golden reference docs samples models cases guarantee ablation experiment mutations programs passes suite tuning \
+  cpu-suite edges oldest dist clean
+>>>>>>> ccb7c82 (What is promised at the edges of numbers, with the figures of what was run; emulated CUDA kernels are checked there too)
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +93,9 @@ suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/perfor
 
 cpu-suite: $(STAMP) ## Time the published cases on the CPU and write the table into docs/performance.md
 	$(BIN)/python -m samples.cpu_suite --write
+
+edges: $(STAMP) ## Check the CPU kernels of all samples at the edges of numbers; MODELS="FILE ..." for others
+	$(BIN)/python -m samples.edges $(or $(MODELS),samples/operators/*.onnx samples/models/*.onnx) --jobs $$(nproc)
 
 oldest: $(STAMP) ## Run a patched model in all kinds of sessions of the oldest onnxruntime that is supported
 	$(BIN)/mirage optimize samples/models/llama_fp32.onnx -o out/oldest --target cpu --force

@@ -96,16 +96,16 @@ class Facts:
         return frozenset(found)
 
     def rows(self, source: int, symbols: Mapping[str, int]) -> Array:
-        """The positions of a source's elements [row, position in it], as the first input that reads it has them; of one
+        """The positions of a source's elements [row, position in it], as the input that reads most of it has them; of one
         without an axis that is reduced, parts of equal length."""
         p = self.program
-        entry = next(i for i in p.inputs if i.source == source)
-        size = math.prod(ex.value(s.extent, symbols) for s in entry.access)
-        at = read(p, entry.access, np.arange(size), 0, symbols)
+        entries = [i for i in p.inputs if i.source == source]
+        stored = np.arange(math.prod(ex.value(s.extent, symbols) for s in entries[0].access))
+        at = max((read(p, i.access, stored, 0, symbols) for i in entries), key=np.size)
         along = [k for k, a in enumerate(p.axes) if a.name in self.reduced and at.shape[k] > 1]
         if not along:
-            length = max(1, size // ROWS)
-            return at.reshape(-1)[: size // length * length].reshape(-1, length)
+            length = max(1, at.size // ROWS)
+            return at.reshape(-1)[: at.size // length * length].reshape(-1, length)
         free = [k for k in range(len(p.axes)) if k not in along]
         count = math.prod(at.shape[k] for k in free)
         rows: Array = at.transpose([*free, *along]).reshape(count, -1 if count else 0)

@@ -315,6 +315,21 @@ def test_one_row_shows_all_variants_one_after_the_other() -> None:
     assert any(np.isposinf(a).any() for a in spoiled) and any(np.isneginf(a).any() for a in spoiled)
 
 
+def test_rows_are_those_of_the_input_that_reads_most() -> None:
+    """Of a source that is read in parts, none of which is reduced."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        x = g.input("x", (6, 24), t)
+        few, many = g.slice(x, 1, 0, 2), g.slice(x, 1, 2, 12)
+        return [g.map("tanh", few), g.map("tanh", many)]
+
+    arrays, found = _edges(program(build, F32))
+    assert arrays[0].shape == (6, 24)
+    spoiled = np.isnan(np.stack([e.arrays[0] for e in found if e.kind == edges.NOT_FINITE])).any(axis=(0, 1))
+    assert spoiled[2:14].any()
+    assert not spoiled[:2].any() and not spoiled[14:].any()
+
+
 def test_edges_are_the_same_every_time() -> None:
     p = program(_linear(True), F32)
     first, second = (_edges(p)[1] for _ in range(2))

@@ -19,6 +19,7 @@ from .programs import NAMED, SPLIT, program, random_build
 
 LAZY, BACKWARDS = "l", "b"
 RANDOM = 8
+EDGES = 9  #: inputs at the edges of numbers for each of some kernels
 PHASES = ("prologue", "body", "epilogue")
 
 
@@ -59,6 +60,7 @@ def test_memory_plan_and_barriers_in_two_orders(all_cases: list[Case], tmp_path:
     harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
     assert kernels.run(harness, all_cases, LAZY) == []
     assert kernels.run(harness, all_cases, BACKWARDS) == []
+    assert kernels.edges(harness, all_cases[::4], LAZY, EDGES) == []
 
 
 @pytest.mark.parametrize("name", ["attention", "rms_linear", "softmax"])

@@ -47,6 +47,7 @@ from .strip_programs import (
 )
 
 LAZY, BACKWARDS = "l", "b"
+EDGES = 9  #: inputs at the edges of numbers for each of some kernels
 MANY = int(os.environ.get("MIRAGE_MANY", "0"))
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
@@ -71,7 +72,8 @@ def _random(seeds: Sequence[int]) -> Iterator[Case]:
 def _problems(found: Sequence[Case], folder: Path, separate: bool, modes: Sequence[str]) -> list[str]:
     flags = [*QUICK, *(kernels.ADDRESSES if separate else ())]
     harness = kernels.build({c.name: kernels.emulated(c, separate) for c in found}, folder, flags, cuda=True)
-    return [x for mode in modes for x in kernels.run(harness, found, mode)]
+    edges = [] if separate else kernels.edges(harness, found[::6], LAZY, EDGES)
+    return [x for mode in modes for x in kernels.run(harness, found, mode)] + edges
 
 
 @pytest.fixture(scope="module")
