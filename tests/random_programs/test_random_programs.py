@@ -27,7 +27,7 @@ def programs(made: st.DrawFn) -> Program:
     return program(lambda n: made(st.integers(0, n - 1)), dtype, made(st.integers(0, 9)), LONGEST)
 
 
-@settings(max_examples=20, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(programs(), st.integers(1, 70))
 def test_numpy_and_onnxruntime_agree_on_the_originals(p: Program, extent: int) -> None:
     """What the programs are judged by: their meanings in float64 are those of the models."""
@@ -41,18 +41,17 @@ def test_numpy_and_onnxruntime_agree_on_the_originals(p: Program, extent: int) -
         np.testing.assert_allclose(own, wanted.astype(np.float64), rtol=0, atol=TOLERANCES.get(v.dtype, 0.0) * scale)
 
 
-@pytest.mark.parametrize(("dtype", "numbers"), [("float32", (0, 3)), ("float16", (1, 2))])
-def test_programs_keep_their_answers(dtype: str, numbers: tuple[int, ...]) -> None:
-    """A few programs through import, search, proof, compiler and onnxruntime."""
-    chosen = {f"p{k}": drawn(k, 0, dtype)[0] for k in numbers}
+def test_programs_keep_their_answers() -> None:
+    """Two programs through import, search, proof, compiler and onnxruntime."""
+    chosen = {"p0": drawn(0, 0, "float32")[0], "p1": drawn(1, 0, "float16")[0]}
     outcome = tried(chosen, "base", 7, ("random", "large"))
     assert outcome.problems == {}
     assert outcome.counts["fragments replaced"] >= 2
-    assert outcome.counts["comparisons"] >= 6
+    assert outcome.counts["comparisons"] >= 4
 
 
 def test_every_operator_is_drawn() -> None:
-    seen = {n.op for k in range(500) for n in drawn(k, 0, DTYPES[k % len(DTYPES)])[0].nodes}
+    seen = {n.op for k in range(400) for n in drawn(k, 0, DTYPES[k % len(DTYPES)])[0].nodes}
     assert MEANINGS.keys() - seen <= {"IsNaN", "IsInf"}
     assert len(VOCABULARY) > 40
 
