@@ -36,7 +36,7 @@ VANISHING = (
 )  #: kinds on which results of norms and differences are rounding alone
 #: a norm magnifies the rounding of a mean by 1 / sqrt(epsilon), where the row is constant
 MAGNIFIED = ILL_CONDITIONED / math.sqrt(1e-5)
-AT_LARGEST = 0.05  #: relative distance from the largest number of a type
+AT_LARGEST = 4.0  #: how many times as large as the largest number of a type, or as small
 DRAWS = 3  #: sets of inputs of one kind that an output is judged over together
 EXTENTS = (7, 1, 65)  #: of the symbol, one set of inputs each
 
@@ -165,7 +165,8 @@ def compared(v: Value, results: Sequence[Result], kind: str, usual: float = 0.0)
     assert dtype is not None
     found, original, wanted = (np.concatenate([r[k].astype(np.float64).ravel() for r in results]) for k in range(3))
     if dtype.is_float:  # numbers at the largest of the type may become infinities or not
-        sure = ~(np.abs(np.abs(wanted) / dtype.largest - 1) < AT_LARGEST)
+        part = np.abs(wanted) / dtype.largest
+        sure = ~((part > 1 / AT_LARGEST) & (part < AT_LARGEST))
         found, original, wanted = (a[sure] for a in (found, original, wanted))
         with np.errstate(invalid="ignore"):
             error = np.abs(found - wanted).max(initial=0.0)
