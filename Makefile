@@ -8,13 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs passes suite tuning \
-  cpu-suite oldest dist clean
-=======
-.PHONY: help demo test lint format golden reference docs samples models cases guarantee ablation experiment mutations programs passes suite tuning \
-  cpu-suite edges oldest dist clean
->>>>>>> ccb7c82 (What is promised at the edges of numbers, with the figures of what was run; emulated CUDA kernels are checked there too)
+.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs passes suite \
+  tuning cpu-suite edges oldest reproducible dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +97,9 @@ oldest: $(STAMP) ## Run a patched model in all kinds of sessions of the oldest o
 	test -d $(VENV)/oldest || $(PYTHON) -m venv $(VENV)/oldest
 	$(VENV)/oldest/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==1.20.1 onnx
 	$(VENV)/oldest/bin/python samples/sessions.py samples/models/llama_fp32.onnx out/oldest
+
+reproducible: $(STAMP) ## Optimize samples in surroundings that must not matter and compare all bytes; NAMES="llama_fp32 ..." for some of them
+	$(BIN)/python -m samples.reproducible $(or $(NAMES),--all) --jobs $$(nproc)
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -185,31 +181,6 @@ def test_the_report_has_every_stage(optimized: Optimized) -> None:
     assert {"read", "search", "verify", "tune", "render", "compile", "total"} <= set(report["seconds"])
     assert report["coverage"] == {"flops": 1.0, "weight_bytes": 1.0, "nodes": 1.0}
     assert report["unchanged"] == []
-
-
-# --- equal bytes ------------------------------------------------------------------------------------------------------
-def optimize_apart(name: str, out: Path, cache: Path, seed: int, jobs: int) -> dict[str, bytes]:
-    code = (
-        "import sys; from pathlib import Path; from mirage_cli import pipeline; from mirage_cli.options import Options\n"
-        "if __name__ == '__main__':\n"
-        "    model, out, cache, jobs = sys.argv[1:]\n"
-        "    pipeline.optimize(model, Path(out), Options(target=('cpu',), force=True, jobs=int(jobs), cache=cache))\n"
-    )
-    script = out.parent / f"run{seed}.py"
-    script.write_text(code)
-    environment = dict(os.environ, PYTHONHASHSEED=str(seed))
-    arguments = [str(sample(name)), str(out), str(cache), str(jobs)]
-    subprocess.run([sys.executable, str(script), *arguments], check=True, env=environment)
-    kept = ["model.onnx", *(f"{d}/{p.name}" for d in ("mugraphs", "src") for p in (out / d).iterdir() if p.is_file())]
-    return {k: (out / k).read_bytes() for k in kept}
-
-
-def test_equal_input_gives_equal_bytes(tmp_path: Path, own_cache: Path) -> None:
-    first = optimize_apart("bert_fp32", tmp_path / "a", own_cache, 1, 1)
-    shutil.rmtree(own_cache / "results")  # the second run has to find out everything itself
-    second = optimize_apart("bert_fp32", tmp_path / "b", own_cache, 2, 2)
-    assert first.keys() == second.keys()
-    assert [k for k in first if first[k] != second[k]] == []
 
 
 # --- sizes of real models ---------------------------------------------------------------------------------------------
