@@ -125,7 +125,7 @@ def _ask(process: subprocess.Popen[bytes], call: Any) -> tuple[Any] | None:
         pickle.dump(call, process.stdin)
         process.stdin.flush()
         answer: tuple[Any] | None = pickle.load(process.stdout)
-    except (OSError, EOFError, pickle.PickleError):
+    except (OSError, EOFError, ValueError, pickle.PickleError):  # ValueError: its streams are closed, the run is over
         process.kill()
         return None
     return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -22,11 +23,20 @@ from mirage_cli.isolation import Lost
 from mirage_cli.output import MARK, claimed, replaced, steady
 
 
-def written(folder: Path, text: str) -> Path:
+def report(which: str) -> str:
+    return json.dumps({"mirage": which, "files": {"more": ""}})
+
+
+def written(folder: Path, which: str) -> Path:
     """An output folder of ours."""
     folder.mkdir()
-    (folder / MARK).write_text(text)
+    (folder / MARK).write_text(report(which))
     return folder
+
+
+def found(folder: Path) -> str:
+    """Which output folder it is."""
+    return str(json.loads((folder / MARK).read_text())["mirage"])
 
 
 def names(folder: Path) -> list[str]:
@@ -41,9 +51,9 @@ def test_a_folder_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, e
     out = written(tmp_path / "out", "old")
     (out / "more").write_text("")
     with claimed(out), replaced(out) as draft:
-        (draft / MARK).write_text("new")
-        assert (out / MARK).read_text() == "old"
-    assert (names(tmp_path), names(out), (out / MARK).read_text()) == (["out"], [MARK], "new")
+        (draft / MARK).write_text(report("new"))
+        assert found(out) == "old"
+    assert (names(tmp_path), names(out), found(out)) == (["out"], [MARK], "new")
 
 
 def test_a_folder_that_cannot_be_moved_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +68,8 @@ def test_a_folder_that_cannot_be_moved_stays(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(output, "_exchanged", lambda *_: False)
     monkeypatch.setattr(os, "rename", fail)
     with pytest.raises(OSError, match="no"), claimed(out), replaced(out) as draft:
-        (draft / MARK).write_text("new")
-    assert (names(tmp_path), (out / MARK).read_text()) == (["out"], "old")
+        (draft / MARK).write_text(report("new"))
+    assert (names(tmp_path), found(out)) == (["out"], "old")
 
 
 def test_a_second_run_is_told(tmp_path: Path) -> None:
@@ -89,7 +99,7 @@ def test_a_run_that_was_killed_between_two_renames(tmp_path: Path) -> None:
     old.mkdir()
     written(old / "previous", "old")
     with claimed(tmp_path / "out"):
-        assert (tmp_path / "out" / MARK).read_text() == "old"
+        assert found(tmp_path / "out") == "old"
     assert names(tmp_path) == ["out"]
 
 
@@ -101,7 +111,7 @@ def test_without_locks_drafts_of_others_stay(tmp_path: Path, monkeypatch: pytest
     (tmp_path / ".out.abcdefgh.part").mkdir()
     out = tmp_path / "out"
     with claimed(out), replaced(out) as draft:
-        (draft / MARK).write_text("new")
+        (draft / MARK).write_text(report("new"))
     assert names(tmp_path) == [".out.abcdefgh.part", "out"]
 
 
@@ -127,7 +137,7 @@ def test_a_reader_notices_that_its_folder_was_replaced(tmp_path: Path) -> None:
         pass
     with pytest.raises(Busy, match="was replaced by another run"), steady(out):
         with claimed(out), replaced(out) as draft:
-            (draft / MARK).write_text("new")
+            (draft / MARK).write_text(report("new"))
         raise FileNotFoundError("what happens to readers then")
     with pytest.raises(ValueError, match="its own"), steady(out):
         raise ValueError("its own")

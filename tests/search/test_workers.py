@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from mirage_cli.search import workers
 from mirage_cli.search.workers import Workers
 
 
@@ -37,3 +38,10 @@ def test_processes_end_with_their_owner() -> None:
     processes = list(workers._processes)
     del workers
     assert [p.returncode for p in processes] == [-signal.SIGKILL] * 2
+
+
+def test_a_process_whose_streams_are_closed_gives_nothing() -> None:
+    """As when a run is interrupted while threads wait for their processes."""
+    process = workers._start()
+    workers._end([process])
+    assert workers._ask(process, (len, ([],))) is None
