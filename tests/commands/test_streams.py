@@ -101,7 +101,7 @@ def test_colour_is_for_terminals_without_no_color() -> None:
     assert RED in on_terminal("optimize", "--fore")[2]
     assert RED in on_terminal("optimize", "--fore", NO_COLOR="")[2]
     shown = on_terminal("optimize", "--fore", NO_COLOR="1")[2]
-    assert shown.startswith("Error: No such option '--fore'")
+    assert shown.startswith("Error: No such option")
     assert "\x1b" not in shown
     assert "\x1b" not in process("optimize", "--fore").stderr
 
