@@ -8,8 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs passes suite \
-  tuning cpu-suite edges oldest reproducible dist clean
+.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs fuzz \
+  threads passes suite tuning cpu-suite edges oldest reproducible dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,12 @@ mutations: $(STAMP) ## Prove or refute 10,000 random changes of proved muGraphs 
 programs: $(STAMP) ## Optimize 1,000 random programs and compare them with float64 (docs/reliability.md); COUNT, SEED for others
 	$(BIN)/python -m tests.random_programs --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
 
+fuzz: $(VENV)/.fuzz ## Fuzz all readers for an hour of processor time, guided by coverage (docs/reliability.md); SECONDS for less
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.guided --seconds $(or $(SECONDS),3600)
+
+threads: $(STAMP) ## Call sessions and kernels from many threads for ten minutes (docs/reliability.md); SECONDS for less
+	$(BIN)/python -m samples.threads --seconds $(or $(SECONDS),600)
+
 passes: $(STAMP) ## Write what each optimizer pass does for the published cases into docs/codegen.md
 	$(BIN)/python -m samples.passes --write
 
@@ -120,6 +126,10 @@ $(STAMP): pyproject.toml
 
 $(VENV)/.docs: $(STAMP)
 	@$(PIP) --editable '.[dev,docs]'
+	@touch $@
+
+$(VENV)/.fuzz: $(STAMP)
+	@$(PIP) --editable '.[dev,fuzz]'
 	@touch $@
 
 $(VENV)/.samples: $(STAMP)

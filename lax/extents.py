@@ -85,12 +85,12 @@ def to_json(e: Extent) -> int | str:
 
 
 def from_json(data: int | str) -> Extent:
-    """The inverse of `to_json`."""
+    """The inverse of `to_json`. Raises ValueError for a number of more digits than Python reads."""
     if isinstance(data, int):
         return data
     factor, symbols = 1, []
     for part in data.split("*"):
-        if part.isdigit():
+        if part.isascii() and part.isdigit():
             factor *= int(part)
         else:
             symbols.append(part)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -24,6 +25,7 @@ from mirage_cli.lax.evaluate import ArrayValues, broadcast_to, fit
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ops import lookup
 
+_NUMBER = re.compile(r"[+-]?[0-9]+(/0*[1-9][0-9]*)?")
 REDUCTIONS = ("sum", "max", "min", "prod")
 STRUCTURAL = {"const": 0, "iota": 0, "extent": 0, "stable_exp": 1, "contract": 2}  #: arities
 
@@ -171,6 +173,8 @@ class Program:
             raise InvalidGraph("two axes of the program have one name")
         seen: set[str] = set()
         for i in self.inputs:
+            if not 0 <= i.source < len(self.sources):
+                raise InvalidGraph(f"{i.name} reads source {i.source} of {len(self.sources)}")
             self._check_access(i.name, i.access, self.sources[i.source].dims, known)
             seen.add(i.name)
         for n in self.nodes:
@@ -281,8 +285,12 @@ def _held(v: Fraction) -> bool:
 
 
 def number_from_json(text: str) -> Fraction | float:
-    """The inverse of `number_to_json`."""
-    return float(text) if text in ("inf", "-inf", "nan") else Fraction(text)
+    """The inverse of `number_to_json`. Raises ValueError for other texts: `1e999999999` would be a number without an end."""
+    if text in ("inf", "-inf", "nan"):
+        return float(text)
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no number")
+    return Fraction(text)
 
 
 def node_to_json(n: Node) -> dict[str, Any]:
@@ -322,14 +330,23 @@ def _access(access: Iterable[Slot]) -> list[list[Any]]:
     return [[s.axis, ex.to_json(s.extent), s.offset] for s in access]
 
 
-def access_from_json(data: Iterable[list[Any]]) -> tuple[Slot, ...]:
-    """The inverse of an access map's JSON form."""
+def access_from_json(data: Collection[list[Any]]) -> tuple[Slot, ...]:
+    """The inverse of an access map's JSON form. Raises TypeError for what is none."""
+    for axis, extent, offset in data:
+        if not (isinstance(axis, str | None) and isinstance(extent, int | str) and isinstance(offset, int)):
+            raise TypeError(f"[{axis!r}, {extent!r}, {offset!r}] is no slot: axis, extent, offset")
     return tuple(Slot(a, ex.from_json(e), o) for a, e, o in data)
 
 
 def program_from_json(data: Mapping[str, Any]) -> Program:
-    """Read a program back and validate it. Raises InvalidGraph (or KeyError for missing fields)."""
+    """Read a program back and validate it. Raises InvalidGraph."""
+    try:
+        return _program(data).validate()
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidGraph(f"the program has a missing or wrong field: {type(error).__name__} {error}") from None
 
+
+def _program(data: Mapping[str, Any]) -> Program:
     def dims(ds: Iterable[int | str]) -> tuple[Extent, ...]:
         return tuple(ex.from_json(e) for e in ds)
 
@@ -342,7 +359,7 @@ def program_from_json(data: Mapping[str, Any]) -> Program:
             Output(o["value"], access_from_json(o["access"]), dims(o["dims"]), BY_NAME[o["dtype"]], o["name"])
             for o in data["outputs"]
         ),
-    ).validate()
+    )
 
 
 # --- interpretation -----------------------------------------------------------------------------------------------------

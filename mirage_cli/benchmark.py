@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,18 @@ import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from mirage_cli import assemble, bench_gpu, devices, dims, example, fragment_models, report_file, runtime, trust
+from mirage_cli import (
+    assemble,
+    bench_gpu,
+    devices,
+    dims,
+    example,
+    fragment_models,
+    mugraph_file,
+    report_file,
+    runtime,
+    trust,
+)
 from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_report import BenchReport, FragmentRow
@@ -256,12 +266,9 @@ def fragment_rows(
     specs, programs = [], {}
     for f in replaced:
         path = folder / f["mugraph"]["file"]
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            operator, programs[f["id"]] = stored["operator"], program_from_json(stored["program"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{path}: expected a muGraph file with its operator, found {error}") from error
-        specs.append(operator_spec(f["id"], operator))
+        stored = mugraph_file.read(path)
+        programs[f["id"]] = program_from_json(stored["program"])
+        specs.append(operator_spec(f["id"], stored["operator"]))
     models = fragment_models.from_folder(model, folder, specs, feeds)
     return [BenchFragment(models[f["id"]], f, place.provider, programs[f["id"]]) for f in replaced]
 

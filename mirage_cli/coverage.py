@@ -70,7 +70,7 @@ def unread_flops(imported: Imported, node: ir.Node) -> int:
     if node.op_type not in (*_CONVOLUTIONS, *_PRODUCTS) or node.domain not in ("", "ai.onnx"):
         return 0
     first, second, made = (_dims(imported, v) for v in (*node.inputs[:2], node.outputs[0]))
-    if first is None or second is None or made is None:
+    if not first or not second or made is None:  # no product has operands without dimensions
         return 0
     if node.op_type in _CONVOLUTIONS:
         elements = made if node.op_type != "ConvTranspose" else first

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -28,9 +27,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
-from mirage_cli import tensors, torch_operator
+from mirage_cli import mugraph_file, tensors, torch_operator
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
-from mirage_cli.errors import MirageError, ModelError, Refused, UsageError
+from mirage_cli.errors import InvalidGraph, MirageError, ModelError, Refused, UsageError
 from mirage_cli.lax import extents
 from mirage_cli.lax.program import program_from_json
 from mirage_cli.output import LIBRARY, MUGRAPHS
@@ -288,13 +287,13 @@ def load_kernel(folder: str | PathLike[str], identifier: str | None = None, thre
         raise UsageError(f"{place}: expected the identifier of one fragment, {found}", f"one of {', '.join(there)}")
     (wanted,) = fitting
     path = place / MUGRAPHS / f"{wanted}.json"
+    data = mugraph_file.read(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         spec = operator_spec(wanted, data["operator"], "cuda" in data["targets"])
         spec.validate()
         constants = program_from_json(data["program"]).constants
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(f"{path}: it cannot be read: {type(error).__name__} {error}") from None
+    except InvalidGraph as error:
+        raise ModelError(f"{path}: {error}") from None
     return Kernel(place / LIBRARY, spec, threads, constants)
 
 

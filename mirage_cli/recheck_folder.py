@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from mirage_cli import derive, dims, patch, runtime
+from mirage_cli import derive, dims, mugraph_file, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.check import CheckJob, Extra
-from mirage_cli.errors import InvalidGraph, MirageError, ModelError, UsageError
+from mirage_cli.errors import InvalidGraph, MirageError, UsageError
 from mirage_cli.frontends import Imported, onnx_file, sizes
 from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax.program import Program
@@ -80,15 +79,10 @@ def fragments(
 def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx.NodeProto]) -> Fragment:
     """A fragment's muGraph file. Raises ModelError or InvalidGraph when it is missing or does not fit the model."""
     file = f"{MUGRAPHS}/{identifier}.json"
-    try:
-        data = json.loads((folder / file).read_text(encoding="utf-8"))
-        stored = plan_from_json(data)
-        spec = operator_spec(identifier, data["operator"], "cuda" in stored.targets)
-        spec.validate()
-    except FileNotFoundError:
-        raise ModelError("the file is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ModelError(f"it cannot be read: {type(error).__name__} {error}") from None
+    data = mugraph_file.read(folder / file)
+    stored = plan_from_json(data)
+    spec = operator_spec(identifier, data["operator"], "cuda" in stored.targets)
+    spec.validate()
     if stored.id != identifier or spec.op_type != op_type:
         raise InvalidGraph(f"it is of operator {spec.op_type}, id {stored.id}, and not of {op_type}")
     if not stored.targets:

@@ -55,7 +55,7 @@ def read(folder: Path) -> dict[str, Any]:
     """The report of an output folder. Raises ModelError, naming the file, what was expected and what was found."""
     path = folder / MARK
     try:
-        data = json.loads(_text(path), parse_constant=_refuse)
+        data = json.loads(plain_text(path, MAX_BYTES), parse_constant=_refuse)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(
             f"{folder}: expected an output folder of mirage optimize, found no {MARK} in it", _OPTIMIZE
@@ -72,15 +72,15 @@ def read(folder: Path) -> dict[str, Any]:
     return report
 
 
-def _text(path: Path) -> str:
-    """The content of a regular file that is not too large. Raises OSError and ValueError."""
+def plain_text(path: Path, most: int) -> str:
+    """The content of a regular file of at most `most` bytes. Raises OSError and ValueError."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no regular file")
-        if status.st_size > MAX_BYTES:
-            raise ValueError(f"it has {status.st_size} bytes, and at most {MAX_BYTES} are read")
-        return file.read(MAX_BYTES).decode()
+        if status.st_size > most:
+            raise ValueError(f"it has {status.st_size} bytes, and at most {most} are read")
+        return file.read(status.st_size).decode()
 
 
 def _refuse(word: str) -> None:

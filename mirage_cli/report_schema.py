@@ -91,7 +91,8 @@ _VERDICT = {
     "error_bound": _maybe("The proof is wrong with at most this probability."),
 }
 _ON = _text("The architecture of the GPUs that take it, where others take another one.")
-_PROOF = _object("One proof.", {}, {**_VERDICT, "when": _BETWEEN, "target": _ON})
+_NEEDED = {k: _VERDICT[k] for k in ("mode", "primes", "degree", "applications", "rounds")}
+_PROOF = _object("One proof.", _NEEDED, {**_VERDICT, "when": _BETWEEN, "target": _ON})
 _OTHERS = _list("Those of muGraphs for other extents or architectures.", _PROOF)
 
 _FLOAT = _object(
@@ -272,7 +273,7 @@ FRAGMENT = _object(
             | {
                 "targets": _map(
                     "The proof of each target's muGraph.",
-                    _object("One proof.", {}, {**_VERDICT, "when": _BETWEEN, "others": _OTHERS}),
+                    _object("One proof.", _NEEDED, {**_VERDICT, "when": _BETWEEN, "others": _OTHERS}),
                 ),
                 "others": _OTHERS,
             },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from mirage_cli import report_file
+from mirage_cli import mugraph_file, report_file
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters import tree, wording
 from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
@@ -166,10 +165,7 @@ def _plan(folder: Path, f: Mapping[str, Any]) -> StoredPlan | None:
     name = f["mugraph"]["file"]
     if name is None:
         return None
-    try:
-        return plan_from_json(json.loads((folder / MUGRAPHS / Path(name).name).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as e:
-        raise ModelError(f"{folder / MUGRAPHS / Path(name).name}: cannot be read: {e}") from None
+    return plan_from_json(mugraph_file.read(folder / MUGRAPHS / Path(name).name))
 
 
 def _head(f: Mapping[str, Any]) -> RenderableType:

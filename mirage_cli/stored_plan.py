@@ -42,7 +42,7 @@ class StoredPlan:
 
 
 def plan_from_json(data: dict[str, Any]) -> StoredPlan:
-    """Read `mugraphs/ID.json`. Raises InvalidGraph when it is not well-formed."""
+    """Take `mugraphs/ID.json` (`mugraph_file.read`) apart. Raises InvalidGraph when it is not well-formed."""
     try:
         targets = {
             kind: (
@@ -58,6 +58,10 @@ def plan_from_json(data: dict[str, Any]) -> StoredPlan:
             kind: tuple(alternative_from_json(o, program.symbols) for o in t.get("others", ()))
             for kind, t in data["targets"].items()
         }
-        return StoredPlan(data["id"], data["name"], program, targets, limits, without(data["without"]), others)
+        found = StoredPlan(data["id"], data["name"], program, targets, limits, without(data["without"]), others)
     except (UsageError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidGraph(f"muGraph file: missing or wrong field {e}") from None
+    for _, _, graph, _ in found.ways:
+        if (graph.sources, graph.outputs) != (len(program.sources), len(program.outputs)):
+            raise InvalidGraph("muGraph file: a muGraph has other inputs or outputs than the program")
+    return found

@@ -113,9 +113,9 @@ def read_peers(path: Path, options: SuiteOptions) -> dict[str, dict[str, Any]]:
     for one of another suite or type."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        settings = data["settings"]
-        rows = {r["name"]: dict(r["peers"]) for r in data["rows"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        settings = dict(data["settings"])
+        rows = {str(r["name"]): {str(n): dict(p) for n, p in dict(r["peers"]).items()} for r in data["rows"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{path}: expected the JSON document of `mirage bench --suite`, found {error}") from None
     for name, wanted in (("suite", options.suite), ("dtype", options.dtype), ("allow_tf32", options.tf32)):
         if settings.get(name) != wanted:

@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx
 
-from mirage_cli import __version__, isolation, report_file, suite_cases
+from mirage_cli import __version__, isolation, mugraph_file, report_file, suite_cases
 from mirage_cli import patch as patches
 from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
@@ -144,7 +144,7 @@ def read(row: Row) -> Built:
     operators = []
     for node in model.graph.node:
         identifier = node.op_type.rpartition("_")[2]
-        data = json.loads((out / fragments[identifier]["mugraph"]["file"]).read_text(encoding="utf-8"))
+        data = mugraph_file.read(out / fragments[identifier]["mugraph"]["file"])
         spec = operator_spec(identifier, data["operator"], has_cuda=True)
         operators.append(Operator(spec, tuple(node.input), tuple(node.output)))
     used = [fragments[o.spec.id] for o in operators]

@@ -13,6 +13,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ _TAKEN = (
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_FULL,
 )
+_SURROGATES = re.compile("[\ud800-\udfff]")  #: JSON may hold halves of characters, which no file can
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
 
@@ -126,7 +128,7 @@ def row_from_json(data: Any) -> Row:
     extents, description = data.get("extents"), data.get("description")
     if not isinstance(extents, dict) or not all(_text(k) and _whole(v) for k, v in extents.items()):
         raise ValueError(f"extents: expected numbers by name, found {_shown(extents)}")
-    if not isinstance(description, dict):
+    if not isinstance(description, dict) or not _is_json(description):
         raise ValueError(f"description: expected a mapping, found {_shown(description)}")
     sizes = json.dumps(extents, sort_keys=True)
     texts = {c: data.get(c) if c != "extents" else sizes for c in COLUMNS}
@@ -158,8 +160,16 @@ def _value(candidate: str, data: Any) -> Measurement | Settled:
     return Measurement(us, low, high, int(numbers[3]))
 
 
+def _is_json(x: Any) -> bool:
+    """Whether data are as JSON has them: Python reads infinities and NaN too."""
+    try:
+        return len(json.dumps(x, allow_nan=False)) <= LONGEST
+    except (ValueError, RecursionError):
+        return False
+
+
 def _text(x: Any) -> bool:
-    return isinstance(x, str) and len(x) <= LONGEST
+    return isinstance(x, str) and len(x) <= LONGEST and not _SURROGATES.search(x)
 
 
 def _whole(x: Any) -> bool:
@@ -255,7 +265,7 @@ class TuningCache:
                     count = db.execute("DELETE FROM tunings").rowcount
                 db.execute("VACUUM")
                 return count
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if _code(error) in _TAKEN:
                 _warn(f"tuning cache {self.path}: {error}; not removed")
                 return 0
@@ -279,7 +289,7 @@ class TuningCache:
             try:
                 with contextlib.closing(self._open()) as db, db:
                     return action(db)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 if last or _code(error) not in _CORRUPT:
                     _warn(f"tuning cache {self.path}: {error}; not used")
                     return otherwise
@@ -340,8 +350,10 @@ def _better(new: Measurement | Settled, old: Measurement | Settled | None) -> bo
     return new.us is not None and (old.us is None or new.samples > old.samples)
 
 
-def _code(error: sqlite3.Error) -> int:
-    """The primary code of an error of SQLite's."""
+def _code(error: Exception) -> int:
+    """The primary code of an error of SQLite's; names in a damaged file need not be UTF-8."""
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)) & 0xFF
 
 
@@ -350,7 +362,7 @@ def _corrupt(path: Path) -> bool:
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as db:
             db.execute(f"SELECT {', '.join(COLUMNS)}, description, value FROM tunings LIMIT 1").fetchall()
             return bool(db.execute("PRAGMA quick_check").fetchone()[0] != "ok")
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return path.exists()
 
 

@@ -387,11 +387,16 @@ class KernelGraph:
 
     def validate(self) -> KernelGraph:
         """The graph itself. Raises InvalidGraph."""
-        ready = set(range(self.sources))
+        made = sum(len(k.outputs) for k in self.kernels)
+        ready: set[int] = set()
         maxima: set[int] = set()
         for k in self.kernels:
-            if not set(k.inputs) <= ready:
-                raise InvalidGraph(f"a kernel reads tensors {sorted(set(k.inputs) - ready)} before they are computed")
+            if (len(k.inputs), len(k.outputs)) != (len(k.program.sources), len(k.block.outputs)):
+                raise InvalidGraph("a kernel's tensors are not those that its program and its block graph have")
+            if odd := {t for t in k.outputs if not self.sources <= t < self.tensors}:
+                raise InvalidGraph(f"a kernel writes tensors {sorted(odd)}, which are no results")
+            if early := {t for t in k.inputs if not 0 <= t < self.sources and t not in ready}:
+                raise InvalidGraph(f"a kernel reads tensors {sorted(early)} before they are computed")
             k.program.validate()
             held = {n for n, t in enumerate(k.inputs) if t in maxima}
             k.block.validate(k.program, {i.name for i in k.program.inputs if i.source in held})
@@ -399,9 +404,11 @@ class KernelGraph:
             maxima |= {t for t, v in zip(k.outputs, k.block.outputs, strict=False) if k.block.op(v).op in MAXIMA}
         if lost := {t - self.sources for t in maxima if t < self.sources + self.outputs}:
             raise InvalidGraph(f"output {min(lost)} is a maximum, which only keeps exponentials small")
-        missing = set(range(self.sources, self.sources + self.outputs)) - ready
-        if missing:
-            raise InvalidGraph(f"no kernel computes outputs {sorted(missing)}")
+        wanted = range(self.sources, self.sources + min(self.outputs, made + 1))  # a count may be any number
+        if missing := [t for t in wanted if t not in ready]:
+            raise InvalidGraph(f"no kernel computes outputs {missing}")
+        if self.tensors > self.sources + made:
+            raise InvalidGraph(f"{self.tensors} tensors, of which kernels compute {made}")
         return self
 
     def text(self) -> str:

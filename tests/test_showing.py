@@ -111,7 +111,7 @@ def test_folders_that_are_no_output(tmp_path: Path) -> None:
         with pytest.raises(ModelError):
             show(tmp_path, None)
     (tmp_path / "report.json").write_text(json.dumps(data))
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="the file is missing"):
         show(tmp_path, "a6")  # its muGraph file is missing
 
 

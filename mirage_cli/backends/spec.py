@@ -142,7 +142,7 @@ def operator_spec(identifier: str, data: Mapping[str, Any], has_cuda: bool = Fal
     try:
         inputs, outputs = (tuple(tensor(t) for t in data[key]) for key in ("inputs", "outputs"))
         return OperatorSpec(identifier, data["op_type"], inputs, outputs, tuple(data["symbols"]), has_cuda)
-    except (KeyError, TypeError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidGraph(f"muGraph file of {identifier}: missing or wrong field {e} of the operator") from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from mirage_cli.errors import ModelError
-from mirage_cli.frontends import onnx_file
+from mirage_cli.frontends import onnx_file, onnx_texts
 from mirage_cli.frontends.imported import Imported, Options
 from mirage_cli.frontends.onnx_external import DataFiles, inline_inner
 from mirage_cli.frontends.onnx_model import OLDEST_OPSET, checked, default_opset, fix_dimensions, simplify, to_ir
@@ -38,6 +38,7 @@ def from_proto(proto: onnx.ModelProto, options: Options, path: str = "-", sha256
 
 def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> Imported:
     notes: list[str] = []
+    onnx_texts.check(proto, path)
     node_count = len(proto.graph.node)
     files = DataFiles(path)
     inline_inner(proto, files)

@@ -221,14 +221,23 @@ _TOKEN = re.compile(rf"\s*({_LIMITED.pattern}|[A-Za-z_][\w.]*|\d+|[-+*{_TIMES}()
 
 def parse(text: str) -> Size:
     """A dimension as a model writes it: a polynomial where it is one, else a symbol that stands for the whole text."""
+    size = _polynomial(text)
+    if size is not None:
+        return size
+    name = re.sub(r"\s+", "", text)
+    if _polynomial(name) is not None:  # `a b` is not `ab`, nor `1 2` the number 12
+        name = re.sub(r"\s+", "_", text)
+    return named(name.replace("*", _TIMES).replace("(", "[").replace(")", "]"))
+
+
+def _polynomial(text: str) -> Size | None:
+    """A text as a polynomial, where it is one."""
     try:
         tokens = list(_tokens(text)) if len(text) <= LONGEST else []
         size = _parse_sum(tokens)
-        if not tokens:
-            return size
     except (ValueError, IndexError, RecursionError):
-        pass
-    return named(re.sub(r"\s+", "", text).replace("*", _TIMES).replace("(", "[").replace(")", "]"))
+        return None
+    return None if tokens else size
 
 
 def _tokens(text: str) -> Iterator[str]:

@@ -8,9 +8,12 @@ any program when it is loaded; such files are refused.
 from __future__ import annotations
 
 import hashlib
+import lzma
 import re
 import stat
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +22,11 @@ from mirage_cli.errors import ModelError, UnsupportedFormat
 MAKE = 'torch.jit.trace(model.eval(), example_inputs).save("model.pt")'
 MAX_INFLATION = 64 << 20  #: bytes that an archive may hold beyond four times its size
 MAX_ENTRIES = 1 << 20
+#: what Python's reader of zip archives raises for damaged ones, beside MirageError's own
+_DAMAGED = (
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError),
+    *(zlib.error, lzma.LZMAError, struct.error, OverflowError),
+)
 #: functions of TorchScript that read or write files. They can be reached by other names (`t = torch`), across lines and by
 #: `getattr`, so their names may stand nowhere
 _FILES = re.compile(r"(?<!\w)(?:save|from_file)(?!\w)")
@@ -46,7 +54,7 @@ def check(path: str) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             _check_archive(path, file.stat().st_size, archive)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, UnicodeDecodeError, OSError) as error:
+    except _DAMAGED as error:
         raise ModelError(f"{path}: the zip archive is damaged: {error}") from None
 
 

@@ -1,0 +1,345 @@
+"""Sessions and kernels called by many threads for a long time: is every answer the first one, and does memory grow?
+
+    python -m samples.threads [OUT ...] [--seconds 600] [--threads 8] [--sessions 4] [--provider cuda] [--report FILE.json]
+
+OUT are output folders of `mirage optimize --force`; without them, samples are optimized into out/threads. Every folder gives
+onnxruntime sessions (of its model with spoiled functions, so that only kernels can be right, see sessions.py; symbolic
+dimensions change from call to call) and, where it has kernels of the right kind, Python kernels on numpy's or torch's tensors;
+a graph that is built here with `mi.new_kernel_graph` gives one too. Threads call whatever is there, while another thread keeps
+replacing sessions by new ones. Answers have to be equal bit by bit. Prints calls, replacements, answers that differ and
+how memory went; exit code 1 where an answer differs or memory grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+import mirage_cli as mi
+from mirage_cli import mugraph_file
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import BY_NAME
+from mirage_cli.output import MUGRAPHS
+from samples import sessions
+from samples.inputs import DEFAULT_DIMS
+
+Tensor = NDArray[Any]
+Call = Callable[[int], Sequence[Tensor]]
+Stop = Callable[[float, int], bool]
+ROOT = Path(__file__).resolve().parent
+#: samples that are optimized where no folders are given: decoders with fixed and symbolic sizes, another architecture, halves
+SAMPLES = ("models/llama_dynamic_fp32", "models/bert_fp32", "models/llama_fp16", "operators/norm_gated_mlp_fp32")
+DIMS: tuple[Mapping[str, int], ...] = ({}, {"batch": 1, "sequence": 5}, {"batch": 3, "sequence": 7, "past": 4})
+WARM = 0.25  #: share of a run before memory is watched
+GROWTH = 0.03  #: of memory behind that, which is no growth yet
+MEBI = 1 << 20
+
+
+@dataclass(frozen=True)
+class Callee:
+    """Something to call: `make` gives it anew, `sets` is how many sets of inputs it takes."""
+
+    name: str
+    make: Callable[[], Call]
+    sets: int
+
+
+@dataclass
+class Result:
+    """What a run found. `memory` are (seconds, bytes of this process, bytes of the GPU) over time."""
+
+    seconds: float = 0.0
+    calls: dict[str, int] = field(default_factory=dict)
+    made: int = 0
+    different: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    memory: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def grown(self, column: int) -> tuple[float, float, float]:
+        """Mebibytes of one kind of memory: mean of the first and of the last third behind the warm-up, growth a minute."""
+        rows = [row for row in self.memory if row[0] >= WARM * self.seconds] or self.memory
+        times, sizes = (np.array([row[k] for row in rows], np.float64) for k in (0, column))
+        third = max(1, len(rows) // 3)
+        slope = float(np.polyfit(times, sizes, 1)[0]) * 60 if len(rows) > 2 else 0.0
+        return float(sizes[:third].mean()) / MEBI, float(sizes[-third:].mean()) / MEBI, slope / MEBI
+
+    def failed(self) -> bool:
+        """Whether an answer differs, a call failed, or memory grows."""
+        before, after, _ = self.grown(1)
+        return bool(self.different or self.problems) or after > before * (1 + GROWTH)
+
+    def lines(self) -> list[str]:
+        """What a person reads."""
+        found = [f"{sum(self.calls.values()):,} calls in {self.seconds:.0f} s, {self.made} sessions and kernels made"]
+        found += [f"  {name}: {n:,} calls, {self.different.get(name, 0)} different" for name, n in self.calls.items()]
+        for column, what in ((1, "process"), (2, "GPU")):
+            if any(row[column] for row in self.memory):
+                before, after, slope = self.grown(column)
+                most = max(row[column] for row in self.memory) / MEBI
+                found.append(
+                    f"memory of the {what}: {before:.0f} MiB after the warm-up, {after:.0f} MiB at the end, "
+                    f"{most:.0f} MiB at most, {slope:+.2f} MiB a minute"
+                )
+        return [*found, *self.problems]
+
+
+# ---- what is called --------------------------------------------------------------------------------------------------
+
+
+def session_callee(original: Path, out: Path, folder: Path, provider: str) -> Callee:
+    """Sessions of a patched model; their first answers are compared with the original's here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    symbolic = any(
+        d.dim_param
+        for v in onnx.load(original, load_external_data=False).graph.input
+        for d in v.type.tensor_type.shape.dim
+    )
+    cases = [
+        sessions.case_of(original, out, _sub(folder, k), provider, {**DEFAULT_DIMS, **dims})
+        for k, dims in enumerate(DIMS if symbolic else DIMS[:1])
+    ]
+    feeds = [(c, k) for c in cases for k in range(len(c.feeds))]
+
+    def make() -> Call:
+        session = cases[0].session()
+
+        def call(k: int) -> Sequence[Tensor]:
+            case, number = feeds[k]
+            return list(sessions.answers(session, case.feeds[number]).values())
+
+        return call
+
+    first = make()
+    for k, (case, number) in enumerate(feeds):
+        found = dict(zip(case.wanted[number], first(k), strict=True))
+        if problem := sessions.difference(found, case.wanted[number]):
+            raise SystemExit(f"{out}: {problem}")
+    return Callee(f"session {out.name}", make, len(feeds))
+
+
+def _sub(folder: Path, k: int) -> Path:
+    made = folder / str(k)
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def kernels_callee(out: Path, provider: str) -> Callee:
+    """All Python kernels of an output folder, on tensors of random numbers."""
+    found = []
+    for path in sorted((out / MUGRAPHS).glob("*.json")):
+        data = mugraph_file.read(path)
+        if ("cuda" if provider == "cuda" else "cpu") not in data["targets"]:
+            continue
+        operator = data["operator"]
+        feeds = [
+            [_random(t, dict.fromkeys(operator["symbols"], n + 3), seed) for seed, t in enumerate(operator["inputs"])]
+            for n in (2, 6)
+        ]
+        found += [(path.stem, feeds, k) for k in range(len(feeds))]
+
+    def make() -> Call:
+        kernels = {i: _kernel(mi.load_kernel(out, i), feeds, provider) for i, feeds, _ in found}
+        return lambda k: kernels[found[k][0]](found[k][2])
+
+    return Callee(f"kernels {out.name}", make, len(found))
+
+
+def _random(tensor: Mapping[str, Any], symbols: Mapping[str, int], seed: int) -> Tensor:
+    shape = [ex.value(ex.from_json(d), symbols) for d in tensor["dims"]]
+    dtype = BY_NAME[tensor["dtype"]]
+    rng = np.random.default_rng(seed)
+    if not dtype.is_float:
+        return rng.integers(0, 2, shape).astype({"bool": np.bool_, "i32": np.int32}.get(dtype.name, np.int64))
+    return rng.standard_normal(shape).astype({"f16": np.float16, "f64": np.float64}.get(dtype.name, np.float32))
+
+
+def graph_callee(provider: str) -> Callee:
+    """A graph that is built in Python."""
+    graph = mi.new_kernel_graph()
+    x, w = graph.new_input(dims=(16, 64), dtype=mi.float32), graph.new_input(dims=(64, 48), dtype=mi.float32)
+    graph.mark_output(graph.softmax(graph.matmul(graph.rms_norm(x, (64,)), w)))
+    target = "cuda" if provider == "cuda" else "cpu"
+    made = graph.superoptimize(target=[target], jobs=1)
+    rng = np.random.default_rng(0)
+    feeds = [[rng.standard_normal(s).astype(np.float32) for s in ((16, 64), (64, 48))] for _ in range(3)]
+    return Callee("graph of Python", lambda: _kernel(made, feeds, provider), len(feeds))
+
+
+def _kernel(kernel: Any, feeds: Sequence[Sequence[Tensor]], provider: str) -> Call:
+    """A kernel on host arrays, or on torch's tensors on a stream of the calling thread."""
+
+    def on_host(k: int) -> Sequence[Tensor]:
+        result = kernel(inputs=list(feeds[k]))
+        return [np.asarray(r) for r in (result if isinstance(result, tuple) else (result,))]
+
+    if provider != "cuda":
+        return on_host
+    import torch  # noqa: PLC0415 - only with a GPU
+
+    there = [[torch.from_numpy(a).cuda() for a in feed] for feed in feeds]
+    own = threading.local()
+    torch.cuda.synchronize()
+
+    def on_device(k: int) -> Sequence[Tensor]:
+        if not hasattr(own, "stream"):
+            own.stream = torch.cuda.Stream()
+        with torch.cuda.stream(own.stream):
+            result = kernel(inputs=there[k])
+            results = [r.cpu().numpy() for r in (result if isinstance(result, tuple) else (result,))]
+        own.stream.synchronize()
+        return results
+
+    return on_device
+
+
+# ---- calling it ------------------------------------------------------------------------------------------------------
+
+
+def run(
+    callees: Sequence[Callee],
+    threads: int,
+    copies: int,
+    stop: Stop,
+    gpu: Callable[[], int] = lambda: 0,
+    every: float = 0.5,
+) -> Result:
+    """Call `copies` of each callee from many threads at once, with a new one in the place of another every now and then, until
+    `stop(seconds, calls of a thread)`. Answers are compared with the very first one of each callee."""
+    result = Result(calls=dict.fromkeys((c.name for c in callees), 0))
+    wanted = []
+    for callee in callees:
+        first = callee.make()
+        wanted.append([[np.array(a) for a in first(k)] for k in range(callee.sets)])
+    slots = [(n, callee.make()) for _ in range(copies) for n, callee in enumerate(callees)]
+    result.made = len(callees) + len(slots)
+    lock, begin, over = threading.Lock(), time.monotonic(), threading.Event()
+
+    def work(seed: int) -> None:
+        rng = Random(seed)
+        calls, different = [0] * len(callees), [0] * len(callees)
+        for count in itertools.count():
+            if over.is_set() or stop(time.monotonic() - begin, count):
+                break
+            n, call = slots[rng.randrange(len(slots))]
+            k = rng.randrange(callees[n].sets)
+            try:
+                found = call(k)
+            except Exception as error:  # whatever a call raises is the finding
+                with lock:
+                    result.problems.append(f"{callees[n].name}: {type(error).__name__}: {error}")
+                break
+            calls[n] += 1
+            different[n] += not _same(found, wanted[n][k])
+        with lock:
+            for n, callee in enumerate(callees):
+                result.calls[callee.name] += calls[n]
+                if different[n]:
+                    result.different[callee.name] = result.different.get(callee.name, 0) + different[n]
+
+    def replace() -> None:
+        rng = Random(-1)
+        while not over.wait(every):
+            place = rng.randrange(len(slots))
+            n = slots[place][0]
+            slots[place] = n, callees[n].make()
+            result.made += 1
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
+    maker = threading.Thread(target=replace)
+    result.memory.append((0.0, resident(), gpu()))
+    for thread in (*workers, maker):
+        thread.start()
+    while any(w.is_alive() for w in workers):
+        result.memory.append((time.monotonic() - begin, resident(), gpu()))
+        time.sleep(0.25)
+    over.set()
+    for thread in (*workers, maker):
+        thread.join()
+    result.seconds = time.monotonic() - begin
+    return result
+
+
+def _same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    """Whether answers are equal bit by bit."""
+    return len(found) == len(wanted) and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+
+
+def _gpu_used() -> int:
+    import torch  # noqa: PLC0415 - only with a GPU
+
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def main() -> int:
+    """Run; 1 where an answer differs or memory grows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "out", type=Path, nargs="*", help="output folders that hold what they were made from in report.json"
+    )
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--sessions", type=int, default=4, help="copies of each model [4]")
+    parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--work", type=Path, default=Path("out/threads"))
+    parser.add_argument("--report", type=Path, help="a file for the figures, in JSON")
+    given = parser.parse_args()
+    if given.provider == "cuda" and hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()
+    folders = given.out or [_optimized(name, given.work, given.provider) for name in SAMPLES]
+    with tempfile.TemporaryDirectory() as folder:
+        callees = [graph_callee(given.provider)]
+        for k, out in enumerate(folders):
+            original = Path(json.loads((out / "report.json").read_text(encoding="utf-8"))["model"]["path"])
+            callees.append(session_callee(original, out, Path(folder) / str(k), given.provider))
+            callees.append(kernels_callee(out, given.provider))
+        print(f"{len(callees)} callees, onnxruntime {onnxruntime.__version__}, provider {given.provider}", flush=True)
+        found = run(
+            callees,
+            given.threads,
+            given.sessions,
+            lambda seconds, _: seconds >= given.seconds,
+            _gpu_used if given.provider == "cuda" else lambda: 0,
+        )
+    print("\n".join(found.lines()))
+    if given.report is not None:
+        given.report.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    return int(found.failed())
+
+
+def _optimized(name: str, work: Path, provider: str) -> Path:
+    """A sample's output folder, made where it is not there."""
+    work.mkdir(parents=True, exist_ok=True)
+    out = work / Path(name).name
+    if not out.exists():
+        mi.optimize(
+            str(ROOT / f"{name}.onnx"), str(out), target=["cpu", "cuda"] if provider == "cuda" else ["cpu"], force=True
+        )
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(main())

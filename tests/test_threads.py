@@ -1,0 +1,69 @@
+"""Sessions and Python kernels called by several threads while others are replaced: the short form of samples/threads.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from samples import threads
+from tests.optimized import Optimized, sample
+
+OPERATOR = "rmsnorm_linear_fp32"
+
+
+def calls_of(count: int) -> threads.Stop:
+    return lambda _, calls: calls >= count
+
+
+def test_sessions_and_kernels_in_many_threads(optimized: Optimized, tmp_path: Path) -> None:
+    out = optimized(OPERATOR)
+    callees = [threads.session_callee(sample(OPERATOR), out, tmp_path, "cpu"), threads.kernels_callee(out, "cpu")]
+    found = threads.run(callees, 6, 2, calls_of(40), every=0.02)
+    assert not found.problems and not found.different
+    assert sum(found.calls.values()) == 6 * 40 and all(found.calls.values())
+    assert found.made >= 2 * 2 + 2
+    assert found.memory and "0 different" in "\n".join(found.lines())
+
+
+def test_symbolic_sizes_change_from_call_to_call(tmp_path: Path) -> None:
+    made = threads.DIMS
+    assert len({tuple(sorted({**threads.DEFAULT_DIMS, **d}.items())) for d in made}) == len(made)
+
+
+def test_wrong_and_failing_answers_are_found() -> None:
+    count = iter(range(1000))
+
+    def changing() -> threads.Call:
+        return lambda _: [np.array([next(count) // 40])]
+
+    def failing() -> threads.Call:
+        calls: list[int] = []
+
+        def call(k: int) -> Sequence[threads.Tensor]:
+            calls.append(k)
+            if len(calls) > 1:
+                raise ValueError("no more")
+            return [np.zeros(1)]
+
+        return call
+
+    found = threads.run([threads.Callee("changing", changing, 1)], 2, 1, calls_of(60), every=60)
+    assert found.different["changing"] > 0 and found.failed()
+    found = threads.run([threads.Callee("failing", failing, 1)], 1, 1, calls_of(5), every=60)
+    assert found.problems == ["failing: ValueError: no more"] and found.failed()
+
+
+@pytest.mark.parametrize(("slope", "failed"), [(0, False), (1, True)])
+def test_growing_memory_is_a_failure(slope: int, failed: bool) -> None:
+    rows = [(float(t), 200 * threads.MEBI + slope * t * threads.MEBI, 0) for t in range(120)]
+    found = threads.Result(seconds=120.0, memory=rows)
+    assert found.failed() == failed
+    assert found.grown(1)[2] == pytest.approx(60 * slope)
+
+
+def test_warming_up_is_no_growth() -> None:
+    rows = [(float(t), min(t, 20) * 10 * threads.MEBI, 0) for t in range(120)]
+    assert not threads.Result(seconds=120.0, memory=rows).failed()
