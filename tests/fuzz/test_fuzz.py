@@ -14,13 +14,13 @@ from tests.optimized import Optimized
 
 #: mutations of a target; what takes long gets fewer
 COUNTS = {
-    "onnx": 60,
+    "onnx": 40,
     "archive": 250,
-    "report": 15,
-    "mugraph": 60,
+    "report": 10,
+    "mugraph": 30,
     "steps": 250,
-    "tunings": 40,
-    "database": 60,
+    "tunings": 25,
+    "database": 30,
     "peers": 500,
     "config": 60,
     "words": 80,
