@@ -388,12 +388,13 @@ class _Recheck:
     def case(self, model: onnx.ModelProto, imported: Imported, original: Imported | None) -> Case | None:
         """Inputs, what the original makes of them, and a float64 run; the model without the library is judged here."""
         path, read = self.folder / self.name, imported if original is None else original
+        sizes = self.sizes(imported)  # options that do not fit the model are the user's error and no finding
 
         def inline(inputs: Arrays) -> Arrays:
             return runs.run_job(Job(str(path), inputs))
 
         def drawn(k: int) -> tuple[Arrays, Arrays, Arrays | None]:
-            inputs = example_inputs(imported.model, self.sizes(imported), self.seed + k)
+            inputs = example_inputs(imported.model, sizes, self.seed + k)
             own = inline(inputs) if original is None else culprit.original_outputs(original, inputs)
             try:
                 return inputs, own, whole.float64_run(read, inputs)
