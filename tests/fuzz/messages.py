@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ _WHOLE = {
     FieldDescriptor.CPPTYPE_INT64: (64, True),
     FieldDescriptor.CPPTYPE_UINT64: (64, False),
 }
+_EMPTY: dict[int, Any] = {FieldDescriptor.TYPE_BYTES: b"", FieldDescriptor.TYPE_STRING: ""}
 Change = Callable[[Random, Any], None]
 
 
@@ -35,10 +37,9 @@ def model(rng: Random, data: bytes) -> bytes:
     except DecodeError:
         return raw(rng, data)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        try:
-            rng.choice(_MEANT if rng.random() < 0.7 else (field,))(rng, proto)
-        except (ValueError, TypeError, IndexError):  # a change that does not fit this model
-            field(rng, proto)
+        change = rng.choice(_MEANT) if rng.random() < 0.7 else field
+        with contextlib.suppress(ValueError, TypeError, IndexError):  # a change that does not fit this model
+            change(rng, proto)
     written: bytes = proto.SerializeToString()
     return raw(rng, written) if rng.random() < 0.03 else written
 
@@ -95,7 +96,7 @@ def _repeated(rng: Random, holder: Message, one: FieldDescriptor, messages: Sequ
             like = [m for m in messages if m.DESCRIPTOR is one.message_type]
             items[place : place + rng.randrange(2)] = [_copied(rng.choice(like))] if like else []
         case _:
-            old = items[place] if place < len(items) else rng.choice(items) if items else one.default_value or 0
+            old = items[place] if place < len(items) else rng.choice(items) if items else _EMPTY.get(one.type, 0)
             items[place : place + 1] = [_scalar(rng, one, old, messages[0])]
     del values[:]
     values.extend(items)
@@ -105,8 +106,6 @@ def _scalar(rng: Random, one: FieldDescriptor, old: Any, proto: Message) -> Any:
     """A value for a scalar field."""
     if one.cpp_type in _WHOLE:
         bits, signed = _WHOLE[one.cpp_type]
-        if one.type == FieldDescriptor.TYPE_ENUM:
-            return rng.randrange(30)
         value = rng.choice((*INTEGERS, *range(-3, 30), old + 1, old - 1, old * 2))
         low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
         return min(max(value, low), high)
@@ -114,7 +113,7 @@ def _scalar(rng: Random, one: FieldDescriptor, old: Any, proto: Message) -> Any:
         case FieldDescriptor.CPPTYPE_BOOL:
             return not old
         case FieldDescriptor.CPPTYPE_ENUM:
-            return rng.randrange(30)
+            return rng.choice([v.number for v in one.enum_type.values])
         case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
             return rng.choice((*NUMBERS, old + 1, old / 2))
     if one.type == FieldDescriptor.TYPE_BYTES:
