@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mirage_cli.report import finite
 from mirage_cli.whole import Compared
 
 SCHEMA_VERSION = 1
@@ -88,7 +89,7 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         """The document of `mirage verify --json`."""
-        return {
+        document = {
             "schema_version": SCHEMA_VERSION,
             "passed": self.passed,
             "culprits": self.culprits,
@@ -98,6 +99,8 @@ class Verification:
             "saved": self.saved,
             "seconds": round(self.seconds, 3),
         }
+        found: dict[str, Any] = finite(document)  # the error of an output that is not finite is infinite
+        return found
 
     def text(self) -> str:
         """What the command prints: a line for each check, what is proved and measured, then every difference."""

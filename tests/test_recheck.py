@@ -278,6 +278,23 @@ def test_a_changed_function_body(copied: Optimized) -> None:
     assert failed(found, "outputs")
 
 
+def test_swapped_inputs(copied: Optimized) -> None:
+    """Two weights of one shape change places where an operator is called."""
+    folder = copied(MODEL)
+    model = onnx.load(folder / "model.onnx")
+    shapes = {t.name: list(t.dims) for t in model.graph.initializer if len(t.dims) > 1}
+    called = [
+        (n, i, k) for n in model.graph.node if n.domain == "mirage" for i in range(len(n.input)) for k in range(i)
+    ]
+    node, i, k = next(c for c in called if shapes.get(c[0].input[c[1]], 0) == shapes.get(c[0].input[c[2]], 1))
+    node.input[i], node.input[k] = node.input[k], node.input[i]
+    onnx.save(model, folder / "model.onnx")
+    match_hashes(folder)
+    found = checked(folder)
+    assert failed(found, "outputs") == {"logits"}
+    assert failed(found, "original") == {node.op_type}
+
+
 def test_a_changed_weight_is_found_in_the_outputs(copied: Optimized) -> None:
     folder = copied(MODEL)
     path = folder / "model.onnx"
