@@ -156,7 +156,7 @@ def draw(source: Source, dims: Sequence[int], case: str, random: np.random.Gener
     if source.dtype.kind == "bool":
         truth = random.random(shape) < 0.7
         if truth.ndim:
-            truth[..., 0] = True
+            truth[..., :1] = True
         return np.asarray(truth)
     if source.dtype.kind == "int":
         return random.integers(0, 4, shape).astype(runtime.numpy_type(source.dtype))

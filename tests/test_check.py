@@ -161,6 +161,12 @@ def test_drawn_masks_leave_no_row_empty_and_integers_are_small() -> None:
     assert set(numbers.tolist()) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("dims", [(3, 0), (0,), (0, 4)])
+def test_masks_without_elements_are_drawn(dims: tuple[int, ...]) -> None:
+    """A symbolic axis has no positions in the case "empty"."""
+    assert checks.draw(Source("m", dims, BOOL), dims, "random", np.random.default_rng(0)).shape == dims
+
+
 def test_constants_are_not_scaled() -> None:
     drawn = checks.draw(Source("w", (100,), F32, constant=True), [100], "zero", np.random.default_rng(1))
     assert np.abs(drawn).max() > 1
