@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCK := requirements-dev.lock
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs fuzz \
-  threads passes suite tuning cpu-suite edges oldest reproducible dist clean
+  threads passes suite tuning cpu-suite edges oldest reproducible lock dist clean
 
 help: ## Print these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +108,10 @@ oldest: $(STAMP) ## Run a patched model in all kinds of sessions of the oldest o
 reproducible: $(STAMP) ## Optimize samples in surroundings that must not matter and compare all bytes; NAMES="llama_fp32 ..." for some of them
 	$(BIN)/python -m samples.reproducible $(or $(NAMES),--all) --jobs $$(nproc)
 
+lock: ## Pin the versions of development again, at the newest of their ranges (uv)
+	uv pip compile pyproject.toml --extra dev --extra docs --universal --python-version 3.11 --no-header --no-annotate --upgrade --quiet \
+	  --output-file $(LOCK)
+
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
 	$(PIP) build
 	$(BIN)/python -m build --outdir dist .
@@ -115,7 +120,7 @@ clean: ## Remove the environment and everything that is made
 	rm -rf $(VENV) build dist out/demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: $(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "Making $(VENV) with $$($(PYTHON) --version) ..."

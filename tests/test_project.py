@@ -7,11 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import mirage_cli
 from mirage_cli import config, errors, settings
@@ -185,6 +188,19 @@ def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:
 def make_targets() -> set[str]:
     """The targets that `make` prints."""
     return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_the_lock_pins_every_dependency_within_its_range() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(r for e in ("dev", "docs") for r in project["optional-dependencies"][e])]
+    pinned = [Requirement(line) for line in (ROOT / "requirements-dev.lock").read_text().splitlines()]
+    for requirement in map(Requirement, wanted):
+        pins = [p for p in pinned if canonicalize_name(p.name) == canonicalize_name(requirement.name)]
+        assert pins, f"{requirement.name} is not pinned: make lock"
+        for pin in pins:
+            (exact,) = pin.specifier
+            assert exact.operator == "=="
+            assert requirement.specifier.contains(exact.version), f"{pin} is not {requirement}: make lock"
 
 
 def test_documents_name_real_make_targets() -> None:
