@@ -18,7 +18,7 @@ from onnxscript import optimizer
 
 from mirage_cli.dims import check_inputs, check_known, check_rank
 from mirage_cli.errors import ModelError, UsageError
-from mirage_cli.frontends import onnx_calls, sizes
+from mirage_cli.frontends import onnx_calls, onnx_fragile, sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx_external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx_tensors import store_what_is_cut_at
@@ -44,6 +44,7 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
     opset = _check_versions(proto, path)
     _check_sizes(proto, path)
     onnx_calls.check(proto, path)
+    onnx_fragile.check(proto, path)
     small = skeleton(proto)
     try:
         onnx.checker.check_model(small)
@@ -139,6 +140,8 @@ def skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
             value.type.tensor_type.shape.SetInParent()
     opset = default_opset(proto) or OLDEST_OPSET
     extra = {n for n in _TOLERATED if not onnx.defs.has(n, opset) or onnx.defs.get_schema(n, opset).deprecated}
+    if opset < OLDEST_OPSET:  # the converter infers shapes too; these operators are the same in all versions until then
+        extra.update(onnx_fragile.NEED_A_TYPE)
     tolerated = [node for node in graph.node if node.domain == "" and node.op_type in extra]
     for node in tolerated:
         node.domain = _ELSEWHERE
@@ -259,23 +262,28 @@ def simplify(model: ir.Model, notes: list[str]) -> None:
     """Inline functions, fold constants and infer shapes, in place; every node gets a name of its own."""
     with _quiet(), _without_defaults(model):
         _inline(model)
-        try:
-            optimizer.fold_constants(
-                model,
-                onnx_shape_inference=True,
-                input_size_limit=FOLD_INPUT_ELEMENTS,
-                output_size_limit=FOLD_OUTPUT_ELEMENTS,
-                should_fold=_may_fold,
-            )
-        except Exception as error:  # raises what operators do; nodes are replaced one at a time: the model is whole
-            notes.append(f"constants are folded in part only: {error}")
-        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        passes.RemoveUnusedNodesPass()(model)
-        # without data propagation: it writes a ConstantOfShape of any size out as a list
-        passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+        with onnx_fragile.hidden(model):
+            _fold_and_infer(model, notes)
         store_what_is_cut_at(model)
         _name_nodes(model)
         passes.NameFixPass()(model)
+
+
+def _fold_and_infer(model: ir.Model, notes: list[str]) -> None:
+    try:
+        optimizer.fold_constants(
+            model,
+            onnx_shape_inference=True,
+            input_size_limit=FOLD_INPUT_ELEMENTS,
+            output_size_limit=FOLD_OUTPUT_ELEMENTS,
+            should_fold=_may_fold,
+        )
+    except Exception as error:  # raises what operators do; nodes are replaced one at a time: the model is whole
+        notes.append(f"constants are folded in part only: {error}")
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    passes.RemoveUnusedNodesPass()(model)
+    # without data propagation: it writes a ConstantOfShape of any size out as a list
+    passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,59 @@
+"""Nodes at which onnx's own shape inference, which is C++, ends the process instead of raising an error.
+
+1. RegexFullMatch and EyeLike read the type of their operand without asking whether there is one;
+2. Split writes as many results as `num_outputs` says less than it has outputs.
+
+They were found by giving operands without a type to every operator of every version (onnx 1.23).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+
+from mirage_cli.errors import ModelError
+
+NEED_A_TYPE = ("RegexFullMatch", "EyeLike")
+_HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
+
+
+def check(proto: onnx.ModelProto, path: str) -> None:
+    """Case 2: raise ModelError."""
+    for node in _all(node for nodes in (proto.graph.node, *(f.node for f in proto.functions)) for node in nodes):
+        told = next((a.i for a in node.attribute if a.name == "num_outputs"), None)
+        if node.op_type == "Split" and told is not None and told != len(node.output):
+            raise ModelError(f"{path}: node {node.name!r} splits into {told} outputs and has {len(node.output)}")
+
+
+def _all(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _all(graph.node)
+
+
+@contextlib.contextmanager
+def hidden(model: ir.Model) -> Iterator[None]:
+    """Case 1: keep such nodes from inference where the model does not say their operand's type."""
+    found = [
+        node
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        if node.op_type in NEED_A_TYPE
+        and node.domain in ("", "ai.onnx")
+        and (not node.inputs or node.inputs[0] is None or node.inputs[0].type is None)
+    ]
+    domains = [node.domain for node in found]
+    for node in found:
+        node.domain = _HIDDEN
+    if found:
+        model.graph.opset_imports[_HIDDEN] = 1
+    try:
+        yield
+    finally:
+        for node, domain in zip(found, domains, strict=True):
+            node.domain = domain
+        model.graph.opset_imports.pop(_HIDDEN, None)
