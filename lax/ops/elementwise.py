@@ -34,7 +34,7 @@ define(
 define(Op("neg", 1, lambda d, x: d.sub(d.const(0), x), "(-{0})", linear=(0,), onnx="Neg"))
 define(Op("recip", 1, lambda d, x: d.div(d.const(1), x), "(1.0f / {0})", flops=4, onnx="Reciprocal"))
 define(Op("exp", 1, lambda d, x: d.exp(x), "m_exp({0})", flops=8, onnx="Exp"))
-define(Op("where", 3, lambda d, c, x, y: d.select(c, x, y), "({0} != 0.0f ? {1} : {2})", linear=(1, 2), onnx="Where"))
+define(Op("where", 3, lambda d, c, x, y: d.select(c, x, y), "m_where({0}, {1}, {2})", linear=(1, 2), onnx="Where"))
 
 # --- truth values: polynomials in 0 and 1 ----------------------------------------------------------------------------
 define(Op("and", 2, lambda d, x, y: d.mul(x, y), "({0} * {1})", commutative=True, predicate=True, onnx="And"))

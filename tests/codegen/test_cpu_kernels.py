@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,13 @@ from mirage_cli.backends.cpu import FLAGS, ISA_FLAGS
 from mirage_cli.backends.library import build_library
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.kernel import Kernel
-from mirage_cli.lax.dtypes import BF16, F16, F32
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.graph import Graph
 
 from . import kernels
 from .kernels import Case
-from .programs import NAMED, normed_keys, program, random_build
+from .programs import NAMED, ROWS, normed_keys, program, random_build
 
 RANDOM = 12
 
@@ -50,6 +54,24 @@ def test_sums_within_a_loop_of_unknown_length(tmp_path: Path) -> None:
     assert len(found) == 2
     texts = {c.name: c.render().text for c in found}
     assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS, cuda=False), found) == []
+
+
+def _chosen(g: Graph, t: DType) -> Sequence[int]:
+    """Values chosen by a comparison, normalised, times a matrix."""
+    x, y = g.input("x", (ROWS, 13), t), g.input("y", (ROWS, 13), t)
+    chosen = g.map("where", g.map("le", x, g.fill(Fraction(1, 2), t)), x, y)
+    normal = g.map("mul", compose.rms_norm(g, chosen, [1], 1e-5), g.input("gain", (13,), t))
+    return [compose.linear(g, normal, g.input("w", (63, 13), t), transposed=True)]
+
+
+def test_what_is_chosen_by_a_comparison(tmp_path: Path) -> None:
+    """With branches GCC 12 took a mask of another comparison."""
+    if "avx2" not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip("no avx2 on this machine")
+    case = next(kernels.cases("chosen", program(_chosen, F32), "cpu", 1, kind=lambda b: not b.loop))
+    flags = [f for f in FLAGS if f != "-fvisibility=hidden"]
+    harness = kernels.build({case.name: case.render().text}, tmp_path, [*flags, *ISA_FLAGS["avx2"]], cuda=False)
+    assert kernels.run(harness, [case]) == []
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
             const float e2 = (0x1.4p+4f + e1);
             const float e3 = (e0 <= e2 ? 1.0f : 0.0f);
             const float e4 = (t5.v[m_][n_][i_] * 0x1p-2f);
-            const float e5 = (e3 != 0.0f ? e4 : (-INFINITY));
+            const float e5 = m_where(e3, e4, (-INFINITY));
             t6.v[m_][n_][i_] = e5;
         }
         mirage::reduce_rows<Max, F_t6, THREADS>(

@@ -190,6 +190,11 @@ MIRAGE_INLINE float m_rint(float x) { return __builtin_rintf(x); }
 MIRAGE_INLINE float m_trunc(float x) { return __builtin_truncf(x); }
 MIRAGE_INLINE float m_isnan(float x) { return x != x ? 1.0f : 0.0f; }
 MIRAGE_INLINE float m_isinf(float x) { return m_abs(x) == INFINITY ? 1.0f : 0.0f; }
+// Without a branch: of a comparison, a choice by it and a load, GCC 12 makes a masked load with the wrong mask.
+MIRAGE_INLINE float m_where(float c, float x, float y) {
+    const uint32_t mask = -static_cast<uint32_t>(c != 0.0f);
+    return as_float((as_bits(x) & mask) | (as_bits(y) & ~mask));
+}
 // max and min hand on a NaN from either side, as numpy's do
 MIRAGE_INLINE float m_max(float x, float y) { return (x > y || x != x) ? x : y; }
 MIRAGE_INLINE float m_min(float x, float y) { return (x < y || x != x) ? x : y; }

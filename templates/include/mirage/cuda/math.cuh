@@ -44,6 +44,7 @@ MIRAGE_DEVICE float m_rint(float x) { return rintf(x); }
 MIRAGE_DEVICE float m_trunc(float x) { return truncf(x); }
 MIRAGE_DEVICE float m_isnan(float x) { return isnan(x) ? 1.0f : 0.0f; }
 MIRAGE_DEVICE float m_isinf(float x) { return isinf(x) ? 1.0f : 0.0f; }
+MIRAGE_DEVICE float m_where(float c, float x, float y) { return c != 0.0f ? x : y; }
 // max and min hand on a NaN from either side, as numpy's do
 #if defined(__CUDA_ARCH__)
 MIRAGE_DEVICE float m_max(float x, float y) {
