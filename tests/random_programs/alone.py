@@ -23,6 +23,7 @@ from random import Random
 from mirage_cli import isolation
 from mirage_cli import work as works
 from mirage_cli.backends.cpu import FLAGS, ISA_FLAGS
+from mirage_cli.backends.cuda import arch_flags
 from mirage_cli.codegen import render
 from mirage_cli.errors import MirageError
 from mirage_cli.frontends import Options
@@ -155,7 +156,7 @@ def on_cpu(numbers: Sequence[int], seed: int) -> tuple[int, list[str]]:
 def on_gpu(found: Sequence[Case], folder: Path, arch: str, jobs: int, tools: int) -> Counter[str]:
     """Compile kernels with nvcc, run them, and the first `tools` of each kind under compute-sanitizer; what was seen."""
     counts: Counter[str] = Counter()
-    common = ["nvcc", "-std=c++17", "-O3", f"-arch={arch}", f"-I{render.include_dir()}", "-I."]
+    common = ["nvcc", "-std=c++17", "-O3", *arch_flags([arch]), f"-I{render.include_dir()}", "-I."]
     objects = dict[str, str]()
 
     def compiled(several: Sequence[Case]) -> list[str]:
