@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,7 +16,7 @@ class DType:
     bytes: int
     kind: str
     mantissa: int = 0  #: explicit mantissa bits of a float, 0 otherwise
-    exponent: int = 0  #: bits of a float's exponent, 0 otherwise
+    exponent: int = field(default=0, repr=False)  #: bits of a float's exponent, 0 otherwise; ids are digests of the repr
 
     def __str__(self) -> str:
         return self.name

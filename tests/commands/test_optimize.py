@@ -104,11 +104,15 @@ def test_a_folder_that_is_not_ours_is_refused(run: Run, tmp_path: Path, fixed: l
 def test_existing_output_is_replaced_whole(run: Run, tmp_path: Path, fixed: list[str | Path]) -> None:
     out = tmp_path / "out"
     assert run("optimize", MODEL, "-o", out, *fixed, "--force").exit_code == 0
-    (out / "left over").write_text("from before")
+    (out / "notes.txt").write_text("mine")
+    before = tree(out)
+    assert run("optimize", MODEL, "-o", out, *fixed, "--skip", "*").exit_code == 2
+    assert tree(out) == before
+    (out / "notes.txt").unlink()
     inode = out.stat().st_ino
     assert run("optimize", MODEL, "-o", out, *fixed, "--skip", "*").exit_code == 0
     assert out.stat().st_ino != inode
-    assert not (out / "left over").exists()
+    assert not (out / "libmirage.so").exists()
     assert json.loads((out / "report.json").read_text())["coverage"]["nodes"] == 0
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(128) kernel0(const Parameters0 p) {
         }
     }
     float e4_kept[SLOTS][WIDTH];
-    float e15_kept[SLOTS][WIDTH];
+    float e16_kept[SLOTS][WIDTH];
     float e5_part[4];
     for (float& x : e5_part) x = Sum::none();
     #pragma unroll
@@ -77,31 +77,31 @@ __global__ void __launch_bounds__(128) kernel0(const Parameters0 p) {
     show(scratch + 0, e5);
     __syncthreads();
     e5 = join_warps<Sum, 2>(scratch + 0 + threadIdx.x / LANES * 2);
-    const float e7 = (e5 * 0x1.f07c2p-9f);
-    float e10_part[4];
-    for (float& x : e10_part) x = Sum::none();
+    const float e8 = (e5 / 0x1.08p+8f);
+    float e11_part[4];
+    for (float& x : e11_part) x = Sum::none();
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const offset_t at = s * LANES + lane;
         if (real && at < 33) {
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
-                const float e8 = (e4_kept[s][j] - e7);
-                const float e9 = (e8 * e8);
-                const float e15 = (to_float(x3_in[s].v[j]) * e8);
-                e15_kept[s][j] = e15;
-                e10_part[j % 4] = Sum::join(e10_part[j % 4], e9);
+                const float e9 = (e4_kept[s][j] - e8);
+                const float e10 = (e9 * e9);
+                const float e16 = (to_float(x3_in[s].v[j]) * e9);
+                e16_kept[s][j] = e16;
+                e11_part[j % 4] = Sum::join(e11_part[j % 4], e10);
             }
         }
     }
-    float e10 = join_lanes<Sum, 32>(join_parts<Sum, 4>(e10_part));
-    show(scratch + 4, e10);
+    float e11 = join_lanes<Sum, 32>(join_parts<Sum, 4>(e11_part));
+    show(scratch + 4, e11);
     __syncthreads();
-    e10 = join_warps<Sum, 2>(scratch + 4 + threadIdx.x / LANES * 2);
-    const float e12 = (0x1.f07c2p-9f * e10);
-    const float e13 = (e12 + 0x1.0624dep-10f);
-    const float e14 = m_sqrt(e13);
-    const Divisor e14_by = divisor(e14);
+    e11 = join_warps<Sum, 2>(scratch + 4 + threadIdx.x / LANES * 2);
+    const float e13 = (e11 / 0x1.08p+8f);
+    const float e14 = (e13 + 0x1.0624dep-10f);
+    const float e15 = m_sqrt(e14);
+    const Divisor e15_by = divisor(e15);
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const offset_t at = s * LANES + lane;
@@ -110,9 +110,9 @@ __global__ void __launch_bounds__(128) kernel0(const Parameters0 p) {
             float y1_out[WIDTH];
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
-                const float e16 = divide<false>(e15_kept[s][j], e14_by);
-                const float e17 = (to_float(x2_in[s].v[j]) + e16);
-                y1_out[j] = e17;
+                const float e17 = divide<false>(e16_kept[s][j], e15_by);
+                const float e18 = (to_float(x2_in[s].v[j]) + e17);
+                y1_out[j] = e18;
             }
             store_chunk(p.y1 + i_a * 264 + i_b, rounded<__half>(y1_out));
         }
