@@ -16,7 +16,9 @@ class DType:
     bytes: int
     kind: str
     mantissa: int = 0  #: explicit mantissa bits of a float, 0 otherwise
-    exponent: int = field(default=0, repr=False)  #: bits of a float's exponent, 0 otherwise; ids are digests of the repr
+    exponent: int = field(
+        default=0, repr=False
+    )  #: bits of a float's exponent, 0 otherwise; ids are digests of the repr
 
     def __str__(self) -> str:
         return self.name

@@ -95,7 +95,8 @@ def compare(
 
     `factor` takes the place of the rule's own (which depends on the number of elements) when it is larger. With `mixed`,
     for inputs so large that sums overflow on their way, infinities and NaN are not told apart: another order makes one of the
-    other. With `spoiled`, for inputs that are not finite themselves, neither are they, and a value may be finite or not as the
+    other. Beside results beyond the type's range those within it are what is left of sums as large, in float32's units of
+    these. With `spoiled`, for inputs that are not finite themselves, neither are they, and a value may be finite or not as the
     true one is: some functions of a runtime lose a NaN.
     """
     if result.shape != reference.shape:
@@ -120,9 +121,11 @@ def compare(
     factor = max(FACTOR if both.sum() >= SMALL else SMALL_FACTOR, factor or 0.0)
     rmse, original_rmse = _rms(error), _rms(own)
     max_error, original_max = float(error.max()), float(own.max())
+    beyond = float(np.abs(t[np.isfinite(t)]).max())
+    sums = F32.epsilon * beyond if beyond > dtype.largest else 0.0
     used = max(
-        rmse / (factor * original_rmse + ULPS * _ulp(_rms(scale), dtype)),
-        max_error / (factor * original_max + ULPS * _ulp(float(scale.max()), dtype)),
+        rmse / (factor * original_rmse + ULPS * _ulp(_rms(scale), dtype) + sums),
+        max_error / (factor * original_max + ULPS * _ulp(float(scale.max()), dtype) + sums),
         alone,
     )
     return Accuracy(used <= 1.0, rmse, original_rmse, max_error, original_max, note, used)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mirage_cli import runtime, windows
 from mirage_cli.accuracy import DRAWS, FEW, ILL_CONDITIONED, Accuracy, Sample, judged
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
-from mirage_cli.edges import HUGE, NOT_FINITE, SPIKES, edges
+from mirage_cli.edges import ENDS, HUGE, NOT_FINITE, SPIKES, TINY, edges
 from mirage_cli.errors import MirageError, Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.kernel import Kernel
@@ -258,7 +258,7 @@ class Case:
                 program.outputs[k % len(program.outputs)].dtype,
                 lambda k=k: [c.sample(program, made, k) for c, made in drawn()],  # type: ignore[misc]
                 factor,
-                self.name in (HUGE, SPIKES),
+                self.name in (HUGE, SPIKES, TINY, ENDS),
                 self.name == NOT_FINITE,
             )
             for k, sample in enumerate(own)

@@ -202,10 +202,13 @@ FAULTS: dict[str, tuple[Build, DType, Kernel, Kernel, set[str]]] = {
 }  # fmt: skip
 
 
-def _runner(function: Kernel) -> Runner:
+def _runner(p: Program, function: Kernel) -> Runner:
+    """A function of inputs in the order in which the graph names them, as what runs the program's sources."""
+    order = sorted(range(len(p.sources)), key=lambda k: int(p.sources[k].name[1:]))
+
     def run(arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
         with np.errstate(all="ignore"):
-            return [function(*arrays)]
+            return [function(*(arrays[k] for k in order))]
 
     return run
 
@@ -213,9 +216,9 @@ def _runner(function: Kernel) -> Runner:
 def _failing(p: Program, original: Kernel, kernel: Kernel) -> dict[str, str]:
     """The kinds that a kernel fails on, with what is said of it."""
     found = {}
-    for case in checks.cases(p, _runner(original), {}, 1):
+    for case in checks.cases(p, _runner(p, original), {}, 1):
         assert not isinstance(case, str)
-        accuracy = case.compared(p, _runner(kernel)(case.arrays, case.symbols))
+        accuracy = case.compared(p, _runner(p, kernel)(case.arrays, case.symbols))
         if not accuracy.passed:
             found[case.name] = str(accuracy)
     return found
@@ -228,7 +231,7 @@ def test_a_fault_is_found_at_the_edge_that_it_concerns(fault: str) -> None:
     assert _failing(p, original, original) == {}
     found = _failing(p, original, kernel)
     assert kinds <= set(found), found
-    verdict = checks.check(p, _runner(kernel), _runner(original), {}, 1)
+    verdict = checks.check(p, _runner(p, kernel), _runner(p, original), {}, 1)
     assert not verdict.passed
     assert verdict.case in found
 
@@ -362,7 +365,7 @@ def test_what_the_original_refuses_when_empty_is_no_case() -> None:
     def original(arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
         if symbols["rows"] == 0:
             raise MirageError("no rows")
-        return _runner(_rms)(arrays, symbols)  # type: ignore[return-value]
+        return _runner(p, _rms)(arrays, symbols)  # type: ignore[return-value]
 
     names = [c.name for c in checks.cases(p, original, {}, 1) if not isinstance(c, str)]
     assert checks.EMPTY not in names
@@ -377,7 +380,7 @@ def test_the_report_names_the_worst_kind_and_what_is_better() -> None:
     def original(x: Array, w: Array) -> Array:
         return np.where(np.abs(x).max(-1, keepdims=True) > 5000, np.nan, _normed(x, w)).astype(x.dtype)
 
-    found = checks.check(p, _runner(_normed), _runner(original), {}, 1)
+    found = checks.check(p, _runner(p, _normed), _runner(p, original), {}, 1)
     assert found.passed
     assert found.edges is not None
     told = found.to_json()["edges"]
@@ -390,10 +393,10 @@ def test_the_report_names_the_worst_kind_and_what_is_better() -> None:
 def test_what_failed_can_be_had_again() -> None:
     build, dtype, original, kernel, _ = FAULTS["masked rows are NaN"]
     p = program(build, dtype)
-    found = checks.check(p, _runner(kernel), _runner(original), {}, 1)
+    found = checks.check(p, _runner(p, kernel), _runner(p, original), {}, 1)
     drawn = list(checks.draws(p, {}, 1))[found.number]
     assert drawn.name == found.case == edges.MASKED
-    assert np.isnan(_runner(kernel)(drawn.arrays, drawn.symbols)[0]).any()
+    assert np.isnan(_runner(p, kernel)(drawn.arrays, drawn.symbols)[0]).any()
 
 
 def test_outputs_of_few_numbers_are_judged_over_more_draws() -> None:

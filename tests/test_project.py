@@ -174,7 +174,7 @@ def test_make_alone_prints_its_targets() -> None:
 
 @needs_make
 def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:
-    for name in ("Makefile", "pyproject.toml"):
+    for name in ("Makefile", "pyproject.toml", "requirements-dev.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
     done = run("make", "test", "PYTHON=false", cwd=tmp_path)
     assert done.returncode != 0

@@ -218,7 +218,8 @@ def test_commands() -> None:
     archs = cuda.jobs(Tool(("nvcc",), "13", "test"), "ab12", ("sm_80", "sm_90a"))[0].command
     assert " ".join(archs) == (
         "nvcc -std=c++17 -O3 -Xcompiler -fPIC,-fvisibility=hidden --objdir-as-tempdir "
-        "-gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a -Iinclude -c ab12.cu -o build/ab12.cuda.o"
+        "-gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a "
+        "-Iinclude -c ab12.cu -o build/ab12.cuda.o"
     )
     assert " ".join(cpu.jobs(tool, "ab12")[0].command) == (
         "g++ -std=c++17 -O3 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -Wall "
