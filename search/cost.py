@@ -361,7 +361,7 @@ def products(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) 
 def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
     """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
     cores = target.units if target.kind == "cpu" else 1  # a CPU's rates are those of one core
-    compute = sum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes).items())
+    compute = math.fsum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes).items())
     return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
 
 

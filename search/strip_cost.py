@@ -75,7 +75,7 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     cache = shape.blocks * turns * shape.stage / (target.bandwidth * CACHE_FACTOR * used / target.units) * 1e6
     fixed = LAUNCH + WAVE * (waves - 1) + CLUSTER.get(shape.cluster, 0.0)
     bounds = (loop * waves, memory, cache, copies)
-    slowest: float = sum(b**TOGETHER for b in bounds) ** (1 / TOGETHER)
+    slowest: float = math.fsum(b**TOGETHER for b in bounds) ** (1 / TOGETHER)
     return fixed + slowest + MERGE * shape.merge * waves
 
 

@@ -7,6 +7,7 @@ minimum distances (pool adjacent violators). Everything is deterministic; lines 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -152,7 +153,7 @@ def _barycentre(k: int, slots: list[_Slot], down: bool) -> float:
     if not near:
         return float(s.rank)
     places = [slots[n].rank + (0.0 if down else offset / (slots[n].width + 1)) for n, offset in near]
-    return sum(places) / len(places)
+    return math.fsum(places) / len(places)
 
 
 def _crossings(rows: list[list[int]], slots: list[_Slot]) -> int:
@@ -183,7 +184,7 @@ def _wish(k: int, slots: list[_Slot], down: bool, one_sided: bool) -> float:
     up = [slots[n].x - offset for n, offset in s.above]
     low = [slots[n].x + offset for n, offset in s.below]
     near = ((up if down else low) or low or up) if one_sided else up + low
-    return sum(near) / len(near) if near else s.x
+    return math.fsum(near) / len(near) if near else s.x
 
 
 def _place(row: list[int], slots: list[_Slot], wishes: Sequence[float], across: float) -> None:

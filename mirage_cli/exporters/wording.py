@@ -136,8 +136,8 @@ def _model(report: Mapping[str, Any]) -> str:
 def totals(report: Mapping[str, Any]) -> tuple[float, float]:
     """Predicted microseconds of all places that were replaced: ours, and the original's."""
     replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
-    ours = sum(f["predicted_us"] * f["occurrences"] for f in replaced)
-    return ours, sum(f.get("original_us", 0.0) * f["occurrences"] for f in replaced)
+    ours = math.fsum(f["predicted_us"] * f["occurrences"] for f in replaced)
+    return ours, math.fsum(f.get("original_us", 0.0) * f["occurrences"] for f in replaced)
 
 
 def times(ratio: float) -> str:
