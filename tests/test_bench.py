@@ -182,7 +182,7 @@ def test_damaged_parts(copied: Optimized) -> None:
     folder = copied(SAMPLE)
     (mugraph,) = (folder / "mugraphs").glob("*.json")
     mugraph.write_text("{}")
-    with pytest.raises(ModelError, match=f"{mugraph.name}: expected a muGraph file"):
+    with pytest.raises(ModelError, match=f"{mugraph.name}: expected an entry at id, found none"):
         bench_folder(folder, QUICK)
     (folder / "model.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match=r"model\.onnx"):

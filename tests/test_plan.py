@@ -160,7 +160,7 @@ def test_files_that_lack_something_are_refused(planned: plans.FragmentPlan, miss
 def test_files_with_a_broken_graph_are_refused(planned: plans.FragmentPlan) -> None:
     data = json.loads(json.dumps(planned.to_json()))
     data["targets"]["cpu"]["graph"]["kernels"][0]["inputs"] = [99]
-    with pytest.raises(InvalidGraph, match="99"):
+    with pytest.raises(InvalidGraph, match="a kernel's tensors"):
         plan_from_json(data)
 
 
