@@ -26,7 +26,7 @@ from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.exporters import slots
 from mirage_cli.kept import Kept
 from mirage_cli.options import Options
-from mirage_cli.output import MARK, PAGE, digest, write_text
+from mirage_cli.output import DATA, MARK, PAGE, digest, write_text
 from mirage_cli.rawfile import DataFile
 from mirage_cli.report import FragmentReport, Report
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 26  #: bytes of an answer's files: a run that wrote more, but for weights that can be copied, is not kept
 ROOM = 1 << 29  #: bytes of all answers: the oldest make room
-DATA = "model.onnx.data"
 #: packages whose version can change what a run writes; asking for it loads nothing
 _PACKAGES = (
     "numpy",

@@ -21,12 +21,12 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragment import Partition
 from mirage_cli.options import Options
-from mirage_cli.output import MARK, MUGRAPHS, PAGE, claimed, digest, renewed, write_text
+from mirage_cli.output import MARK, MODEL, MUGRAPHS, PAGE, SCRIPT, claimed, digest, renewed, write_text
 from mirage_cli.plan import FragmentPlan, TargetPlan
 from mirage_cli.report import FragmentReport, Report, as_text
 from mirage_cli.work import Work
 
-MODEL, SOURCES = "model.onnx", "src"
+SOURCES = "src"
 
 
 def compilations(work: Work, tools: Toolchain) -> int:
@@ -54,7 +54,7 @@ def write(imported: Imported, work: Sequence[Work], draft: Path, pieces: list[Pi
             write_text(folder / f"{w.id}.json", text + "\n")
     notes: list[str] = []
     if imported.script is not None:
-        notes = script_patch.write(imported, script_calls(chosen), draft / script_patch.MODEL)
+        notes = script_patch.write(imported, script_calls(chosen), draft / SCRIPT)
     replacements = [patch.Replacement(w.op_type, o.region) for w in chosen for o in w.occurrences]
     if replacements:
         patch.patch(imported.model, replacements, metadata(chosen))

@@ -23,7 +23,6 @@ from mirage_cli import (
     runtime,
     trust,
 )
-from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_report import BenchReport, FragmentRow
 from mirage_cli.contestant import Contestant, OrtContestant, Place
@@ -32,7 +31,7 @@ from mirage_cli.frontends import sizes
 from mirage_cli.gpu import GpuTimer
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
-from mirage_cli.output import LIBRARY, MARK, PAGE, digest, steady
+from mirage_cli.output import LIBRARY, MARK, MODEL, PAGE, digest, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.timing import Effort, Timer
 from mirage_cli.widened import holds_bfloat16

@@ -15,13 +15,13 @@ from typing import Any
 
 from mirage_cli import __version__, report_file
 from mirage_cli.exporters.labels import counted, microseconds, percent, short, table
-from mirage_cli.output import LIBRARY
+from mirage_cli.output import DATA, LIBRARY, MODEL
 from mirage_cli.report import REPLACED, SCHEMA_VERSION, finite
 
 NEW, GONE, CHANGED, SAME = "new", "gone", "changed", "same"
 TOLERANCE = 5.0  #: per cent that something may be worse before it is a regression, where nothing else is said
 NAME = 24  #: columns of a fragment's name
-_FILES = {"library": (LIBRARY,), "model": ("model.onnx", "model.onnx.data")}
+_FILES = {"library": (LIBRARY,), "model": (MODEL, DATA)}
 
 
 @dataclass(frozen=True, slots=True)

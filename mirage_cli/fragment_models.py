@@ -28,6 +28,7 @@ from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.program import Source
+from mirage_cli.output import MODEL
 from mirage_cli.work import Work
 
 Array = NDArray[Any]
@@ -182,7 +183,7 @@ def from_folder(
     shapes, values = _computed(model, folder, {n: t for n, t in read if n not in weights}, feeds)
     shapes |= {n: tuple(t.dims) for n, t in weights.items()}
     opsets = {o.domain: o.version for o in model.opset_import}
-    files = DataFiles(str(folder / "model.onnx"), hashed=False)
+    files = DataFiles(str(folder / MODEL), hashed=False)
     found = {}
     for spec in specs:
         places = nodes[spec.op_type][:MAX_CALLS]

@@ -21,7 +21,7 @@ from mirage_cli import placed, report_file, steps, tensors, torch_operator
 from mirage_cli import report as reports
 from mirage_cli.errors import ModelError, Refused, UsageError
 from mirage_cli.kernel import Kernel
-from mirage_cli.output import claimed, replaced
+from mirage_cli.output import MODEL, claimed, replaced
 from mirage_cli.report import Report
 
 _Call: TypeAlias = tuple[Kernel, tuple[int, ...], tuple[int, ...]]  #: a kernel, the numbers of its inputs and outputs
@@ -177,7 +177,7 @@ def _weights(folder: Path, names: Sequence[str]) -> list[NDArray[Any]]:
     """The elements of weights of the folder's model. Raises ModelError where they are missing."""
     import onnx_ir as ir  # noqa: PLC0415
 
-    path = folder / "model.onnx"
+    path = folder / MODEL
     try:
         held = ir.load(path).graph.initializers
         found = [held[name].const_value for name in names]

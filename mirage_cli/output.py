@@ -23,9 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mirage_cli.errors import Busy, UsageError
+from mirage_cli.rawfile import without_waiting
 
 MARK = "report.json"  #: what tells an output folder of ours
 PAGE = "report.html"  #: the same for people
+MODEL, DATA = "model.onnx", "model.onnx.data"  #: the patched model, and its weights where the original has such a file
+SCRIPT = "model.pt"  #: the patched module of a TorchScript file
 LIBRARY, MUGRAPHS = "libmirage.so", "mugraphs"  #: the kernels in it, and the files that describe them
 _DRAFT, _OLD = ".part", ".old"  #: how the names of folders beside the output folder end
 _PREVIOUS = "previous"  #: what is replaced, where it cannot be exchanged
@@ -36,15 +39,10 @@ _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)  #: what file syst
 
 def digest(path: Path) -> str:
     """The sha256 of a regular file, in hexadecimal digits. Raises OSError, also for what never ends."""
-    with open(path, "rb", opener=_without_waiting) as file:
+    with open(path, "rb", opener=without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open without waiting for a pipe's other end."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def check_target(folder: Path, model: Path | None = None) -> None:
@@ -124,7 +122,7 @@ def _foreign(folder: Path) -> str:
     """A file in a folder that its report does not tell of, or nothing."""
     try:
         report = json.loads((folder / MARK).read_bytes())
-        known = {*report["files"], MARK, "report.html"} if "mirage" in report else set()
+        known = {*report["files"], MARK, PAGE} if "mirage" in report else set()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         known = set()
     for path in folder.rglob("*"):

@@ -19,12 +19,17 @@ CHUNK = 1 << 22  #: bytes that are read at a time
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
+def without_waiting(path: str, flags: int) -> int:
+    """Open without waiting for a pipe's other end: an opener for `open`."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 class DataFile:
     """A regular file that stays open, so that what is read later is what was checked."""
 
     def __init__(self, path: Path) -> None:
         """Open it. Raises OSError, and ValueError for what is no regular file."""
-        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        self.fd = without_waiting(str(path), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         weakref.finalize(self, os.close, self.fd)
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):

@@ -36,11 +36,10 @@ from mirage_cli import (
     isolation,
     patch,
     runs,
-    script_patch,
     trust,
     whole,
 )
-from mirage_cli.assemble import MODEL, SOURCES, digests
+from mirage_cli.assemble import SOURCES, digests
 from mirage_cli.backends import torch_library
 from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
@@ -50,7 +49,7 @@ from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.example import example_inputs
 from mirage_cli.frontends import Imported, torchscript_module
 from mirage_cli.lax.program import Program
-from mirage_cli.output import LIBRARY, MARK, MUGRAPHS, steady
+from mirage_cli.output import LIBRARY, MARK, MODEL, MUGRAPHS, SCRIPT, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import rendered as rendered_again
 from mirage_cli.recheck_folder import Fragment, against_original, check_job, check_pair, external, fragments, read_model
@@ -380,7 +379,7 @@ class _Recheck:
                 self.shown[f.id] = check.failing_inputs(job, outcome)
         if case is not None and uses:
             self.with_library(case, done[-1])
-        if case is not None and (self.folder / script_patch.MODEL).is_file():
+        if case is not None and (self.folder / SCRIPT).is_file():
             self.script(case, culprit.output_names(imported), bool(operators))
         if self.options.save_failing is not None and not self.result.passed and case is not None:
             self.save(case)
@@ -428,7 +427,7 @@ class _Recheck:
 
     def script(self, case: Case, outputs: tuple[str, ...], uses: bool) -> None:
         """Judge the outputs of the patched TorchScript module."""
-        name = script_patch.MODEL
+        name = SCRIPT
         if self.rebuilt:
             self.result.notes.append(f"{name} is not run: it is a program that this user's mirage did not write")
             return

@@ -18,7 +18,7 @@ from mirage_cli.errors import InvalidGraph, MirageError, UsageError
 from mirage_cli.frontends import Imported, onnx_file, sizes
 from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax.program import Program
-from mirage_cli.output import MUGRAPHS
+from mirage_cli.output import MODEL, MUGRAPHS
 from mirage_cli.report import REPLACED
 from mirage_cli.stored_plan import StoredPlan, plan_from_json
 from mirage_cli.verification import Verification
@@ -132,7 +132,7 @@ def check_job(
     """The check of a fragment's CPU kernel against float64, with the weights of its first place. Raises MirageError."""
     node = f.nodes[0]
     stored = {t.name: t for t in model.graph.initializer}
-    files = DataFiles(str(folder / "model.onnx"), hashed=False)
+    files = DataFiles(str(folder / MODEL), hashed=False)
     weights = {k: files.array(stored[n]) for k, n in enumerate(node.input) if n in stored}
     count = len(program.sources)
     extra: list[Extra] = [weights[k] if k in weights else f.spec.inputs[k] for k in range(count, len(node.input))]

@@ -17,6 +17,7 @@ from typing import Any
 
 from mirage_cli.errors import ModelError
 from mirage_cli.output import MARK, MUGRAPHS
+from mirage_cli.rawfile import without_waiting
 from mirage_cli.report import SCHEMA_VERSION
 from mirage_cli.report_schema import SCHEMA
 
@@ -74,7 +75,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 def plain_text(path: Path, most: int) -> str:
     """The content of a regular file of at most `most` bytes. Raises OSError and ValueError."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+    with open(path, "rb", opener=without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no regular file")

@@ -21,8 +21,7 @@ from mirage_cli.backends.spec import OperatorSpec
 from mirage_cli.frontends.imported import Imported, Script
 from mirage_cli.frontends.torchscript_graph import MARK
 from mirage_cli.frontends.torchscript_module import TYPES, import_torch, to_tensor
-
-MODEL = "model.pt"
+from mirage_cli.output import SCRIPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ class _Patch:
 
 
 def _place(call: Call) -> str:
-    return f"{MODEL}: {call.operator.op_type} up to {call.outputs[0]}"
+    return f"{SCRIPT}: {call.operator.op_type} up to {call.outputs[0]}"
 
 
 @contextmanager

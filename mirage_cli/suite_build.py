@@ -20,11 +20,10 @@ import onnx
 
 from mirage_cli import __version__, isolation, mugraph_file, report_file, suite_cases
 from mirage_cli import patch as patches
-from mirage_cli.assemble import MODEL
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.options import Options
-from mirage_cli.output import LIBRARY
+from mirage_cli.output import LIBRARY, MODEL
 from mirage_cli.pipeline import Progress, optimize
 
 _KEY, _OUT, _INPUT = "row.json", "out", "case.onnx"

@@ -15,9 +15,8 @@ from mirage_cli.backends import toolchain, torch_library
 from mirage_cli.backends.library import Options, build_library
 from mirage_cli.backends.spec import KernelSource, OperatorSpec
 from mirage_cli.errors import MirageError, Refused
-from mirage_cli.output import LIBRARY, digest
+from mirage_cli.output import LIBRARY, SCRIPT, digest
 
-SCRIPT = "model.pt"
 UNKNOWN = "it was not loaded, since this user's mirage did not build it (--trust-library loads it)"
 RUNS = (LIBRARY, torch_library.LIBRARY, SCRIPT)  #: files of an output folder that are programs
 

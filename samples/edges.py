@@ -17,11 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mirage_cli import check, frontends, isolation, pipeline, recheck_folder, report_file, suite_build, suite_cases
-from mirage_cli.assemble import MODEL
 from mirage_cli.check import CheckJob, FloatCheck
 from mirage_cli.errors import MirageError
 from mirage_cli.options import Options
-from mirage_cli.output import LIBRARY
+from mirage_cli.output import LIBRARY, MODEL
 from mirage_cli.tuning_bench import BenchJob, Measured
 from mirage_cli.verification import Verification
 

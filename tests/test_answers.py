@@ -23,6 +23,7 @@ from mirage_cli.datafile import Piece
 from mirage_cli.errors import CheckFailed, CompileError, UsageError
 from mirage_cli.exporters import slots
 from mirage_cli.options import Options
+from mirage_cli.output import DATA
 from mirage_cli.rawfile import DataFile
 from mirage_cli.report import Report
 from tests.optimized import sample
@@ -189,7 +190,7 @@ def test_weights_that_are_computed_are_kept(tmp_path: Path) -> None:
     model.write_bytes(b"model")
     computed = np.arange(600, dtype=np.float32).tobytes()
     file = DataFile(tmp_path / "w")
-    (draft / answers.DATA).write_bytes((tmp_path / "w").read_bytes()[100:400] + bytes(3796) + computed)
+    (draft / DATA).write_bytes((tmp_path / "w").read_bytes()[100:400] + bytes(3796) + computed)
     pieces = [Piece(0, 300, file, 100), Piece(4096, len(computed))]
     made = Options(target=("cpu",), cache=str(cache))
     tools = environment.toolchain(made)
@@ -199,7 +200,7 @@ def test_weights_that_are_computed_are_kept(tmp_path: Path) -> None:
     assert found is not None
     (tmp_path / "out").mkdir()
     found.write(tmp_path / "out", "out", 0.0)
-    assert (tmp_path / "out" / answers.DATA).read_bytes() == (draft / answers.DATA).read_bytes()
+    assert (tmp_path / "out" / DATA).read_bytes() == (draft / DATA).read_bytes()
 
 
 def test_large_runs_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import graphlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import onnx
 
 from mirage_cli.errors import ModelError
+from mirage_cli.frontends.onnx_nodes import all_nodes
 
 MOST_NODES = 1 << 17  #: of a model whose functions are written out; those of large language models have 2^14
 Key: TypeAlias = tuple[str, str, str]  # domain, name, overload
@@ -46,19 +47,10 @@ def check(model: onnx.ModelProto, path: str) -> None:
 def _calls(nodes: Iterable[onnx.NodeProto], bodies: Mapping[Key, object]) -> tuple[int, Counter[Key]]:
     """(nodes that are no calls, how often each function is called), those of sub-graphs among them."""
     own, called = 0, Counter[Key]()
-    for node in _all_nodes(nodes):
+    for node in all_nodes(nodes):
         key = (node.domain, node.op_type, node.overload)
         if key in bodies:
             called[key] += 1
         else:
             own += 1
     return own, called
-
-
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes and those of their sub-graphs; protobuf itself limits how deep these are."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _all_nodes(graph.node)

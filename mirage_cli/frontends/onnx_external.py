@@ -24,6 +24,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from mirage_cli.datafile import StoredTensor
 from mirage_cli.errors import ModelError
+from mirage_cli.frontends.onnx_nodes import graphs
 from mirage_cli.rawfile import DataFile
 
 
@@ -133,8 +134,7 @@ def node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
     """The tensors in attributes of nodes and in their sub-graphs."""
     for node in nodes:
         for attribute in node.attribute:
-            graphs = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
             yield from [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
-            for graph in graphs:
+            for graph in graphs(attribute):
                 yield from graph.initializer
                 yield from node_tensors(graph.node)

@@ -14,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from mirage_cli.errors import ModelError
+from mirage_cli.rawfile import without_waiting
 
 MAX_BYTES = 2**31 - 1  #: of a protobuf message
 CHUNK = 1 << 20  #: bytes of a stream that are read at a time
@@ -36,7 +37,7 @@ def read_bytes(path: str) -> bytes:
     if path == "-":
         return _all_of(sys.stdin.buffer)
     try:
-        with open(path, "rb", opener=_open_quickly) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError(
@@ -58,11 +59,6 @@ def _all_of(file: BinaryIO) -> bytes:
     while len(found) <= MAX_BYTES and (more := file.read(CHUNK)):
         found += more
     return bytes(found)
-
-
-def _open_quickly(path: str, flags: int) -> int:
-    """Open without waiting for a pipe's other end."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def parse(data: bytes, path: str) -> onnx.ModelProto:

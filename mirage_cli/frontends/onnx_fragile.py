@@ -9,12 +9,13 @@ They were found by giving operands without a type to every operator of every ver
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
 
 from mirage_cli.errors import ModelError
+from mirage_cli.frontends.onnx_nodes import all_nodes
 
 NEED_A_TYPE = ("RegexFullMatch", "EyeLike")
 _HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
@@ -22,18 +23,10 @@ _HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
 
 def check(proto: onnx.ModelProto, path: str) -> None:
     """Case 2: raise ModelError."""
-    for node in _all(node for nodes in (proto.graph.node, *(f.node for f in proto.functions)) for node in nodes):
+    for node in all_nodes(node for nodes in (proto.graph.node, *(f.node for f in proto.functions)) for node in nodes):
         told = next((a.i for a in node.attribute if a.name == "num_outputs"), None)
         if node.op_type == "Split" and told is not None and told != len(node.output):
             raise ModelError(f"{path}: node {node.name!r} splits into {told} outputs and has {len(node.output)}")
-
-
-def _all(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _all(graph.node)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 
 from mirage_cli.errors import ModelError
+from mirage_cli.frontends.onnx_nodes import graphs
 
 
 def check(proto: onnx.ModelProto, path: str) -> None:
@@ -48,5 +49,5 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Any]:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         for attribute in node.attribute:
             yield from (attribute.name, attribute.ref_attr_name)
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for graph in graphs(attribute):
                 yield from _of_graph(graph)

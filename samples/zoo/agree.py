@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mirage_cli import api, frontends, whole
-from mirage_cli.assemble import MODEL
 from mirage_cli.errors import MirageError
 from mirage_cli.example import example_inputs
-from mirage_cli.output import LIBRARY
+from mirage_cli.output import LIBRARY, MODEL
 from mirage_cli.runs import Job, run_job
 
 Record = dict[str, Any]
