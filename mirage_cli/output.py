@@ -16,14 +16,13 @@ import json
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from mirage_cli.errors import Busy, UsageError
-from mirage_cli.rawfile import without_waiting
+from mirage_cli.rawfile import regular_file
 
 MARK = "report.json"  #: what tells an output folder of ours
 PAGE = "report.html"  #: the same for people
@@ -38,10 +37,8 @@ _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)  #: what file syst
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a regular file, in hexadecimal digits. Raises OSError, also for what never ends."""
-    with open(path, "rb", opener=without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    """The sha256 of a regular file, in hexadecimal digits. Raises OSError, also for what may never end."""
+    with regular_file(path) as (file, _):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -12,6 +12,9 @@ import mmap
 import os
 import stat
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 CHUNK = 1 << 22  #: bytes that are read at a time
@@ -24,17 +27,29 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
+@contextmanager
+def regular_file(path: Path | str) -> Iterator[tuple[BufferedReader, int]]:
+    """A regular file that is open to be read, and its size in bytes. Raises OSError, also for what is no regular file: a
+    pipe or a device, which may have no end."""
+    with open(path, "rb", opener=without_waiting) as file:
+        yield file, _regular_size(file.fileno(), path)
+
+
+def _regular_size(fd: int, path: Path | str) -> int:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "expected a regular file, found another kind", str(path))
+    return status.st_size
+
+
 class DataFile:
     """A regular file that stays open, so that what is read later is what was checked."""
 
     def __init__(self, path: Path) -> None:
-        """Open it. Raises OSError, and ValueError for what is no regular file."""
+        """Open it. Raises OSError, also for what is no regular file."""
         self.fd = without_waiting(str(path), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         weakref.finalize(self, os.close, self.fd)
-        status = os.fstat(self.fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("expected a regular file")
-        self.size = status.st_size
+        self.size = _regular_size(self.fd, path)
         self.content: mmap.mmap | bytes = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ) if self.size else b""
 
     def sha256(self) -> str:

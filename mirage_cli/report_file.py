@@ -7,9 +7,7 @@ a file there, so that its readers need not ask again. Entries that this version 
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 
 from mirage_cli.errors import ModelError
 from mirage_cli.output import MARK, MUGRAPHS
-from mirage_cli.rawfile import without_waiting
+from mirage_cli.rawfile import regular_file
 from mirage_cli.report import SCHEMA_VERSION
 from mirage_cli.report_schema import SCHEMA
 
@@ -75,13 +73,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 def plain_text(path: Path, most: int) -> str:
     """The content of a regular file of at most `most` bytes. Raises OSError and ValueError."""
-    with open(path, "rb", opener=without_waiting) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
-        if status.st_size > most:
-            raise ValueError(f"it has {status.st_size} bytes, and at most {most} are read")
-        return file.read(status.st_size).decode()
+    with regular_file(path) as (file, size):
+        if size > most:
+            raise ValueError(f"it has {size} bytes, and at most {most} are read")
+        return file.read(size).decode()
 
 
 def _refuse(word: str) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from mirage_cli.errors import ModelError
-from mirage_cli.rawfile import without_waiting
+from mirage_cli.rawfile import regular_file
 
 MAX_BYTES = 2**31 - 1  #: of a protobuf message
 CHUNK = 1 << 20  #: bytes of a stream that are read at a time
@@ -37,13 +34,8 @@ def read_bytes(path: str) -> bytes:
     if path == "-":
         return _all_of(sys.stdin.buffer)
     try:
-        with open(path, "rb", opener=without_waiting) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError(
-                    f"{path}: expected a regular file, found {'a folder' if Path(path).is_dir() else 'another kind'}"
-                )
-            _check_length(path, status.st_size)
+        with regular_file(path) as (file, size):
+            _check_length(path, size)
             return file.read()
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
