@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mirage_cli import runtime
+from mirage_cli.errors import ModelError
 
-from .batch import Outcome, compared
+from .batch import ONLY_CPU, Outcome, compared, original
 from .choices import DTYPES, LONGEST, drawn, reduced, replayed
 from .drawn import VOCABULARY, program
 from .inputs import KINDS, draw
@@ -64,6 +67,20 @@ def test_a_wrong_answer_is_found() -> None:
     off = (right * (1 + 1e-5)).astype(np.float32)
     assert "rmse" in compared(v, [(off, own, right)], "random")
     assert "shape" in compared(v, [(off[:2], own, right)], "random")
+
+
+def test_originals_without_kernels_on_the_gpu_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def session(path: Path, library: Path | None, place: str) -> str:
+        if place == "cuda":
+            raise ModelError("no kernel")
+        return place
+
+    monkeypatch.setattr("tests.random_programs.batch.session", session)
+    outcome = Outcome()
+    assert original(Path("m.onnx"), "cuda", 1, outcome) == "cpu"
+    assert outcome.counts[ONLY_CPU] == 1
+    with pytest.raises(ModelError):
+        original(Path("m.onnx"), "cuda", 2, outcome)
 
 
 def test_what_fails_as_a_whole_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
