@@ -15,8 +15,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -32,11 +33,13 @@ from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BF16, F16, DType
 from mirage_cli.lax.fragment import partition
 from mirage_cli.lax.graph import Graph
+from mirage_cli.search.combine import two_kernels
 from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
+from mirage_cli.search.tiling import ranked
 from tests.codegen import kernels
 from tests.codegen.kernels import Case
-from tests.codegen.programs import Build, program
+from tests.codegen.programs import NAMED, SPLIT, TYPES, Build, program, random_build
 from tests.codegen.row_programs import random_rows, row_cases
 from tests.codegen.strip_programs import block_graphs, random_strip, strip_cases
 
@@ -76,25 +79,64 @@ def cases(number: int, seed: int, target: str) -> list[Case]:
 
 
 def engine_cases(number: int, seed: int, arch: str) -> list[Case]:
-    """Kernels of the engines that few random programs reach: strips, rows in clusters, groups of warps with TMA."""
-    kind, seed = number % 3, 1000 * seed + number
-    if kind == 0:
-        build, dtype = random_strip(seed)
-        p = program(build, dtype)
-        return list(strip_cases(f"strip{number}", p, arch, 2, seed, block_graphs(p)))
-    if kind == 1:
-        build, dtype = random_rows(seed)
-        return list(row_cases(f"rows{number}", program(build, dtype), arch, 2, seed))
-    p, machine, random = (
-        program(LARGE[number // 3 % len(LARGE)], (F16, BF16)[number // 3 % 2]),
-        load_target(arch),
-        Random(seed),
-    )
+    """Kernels of the engines and grids that few random programs reach: strips, rows in clusters, groups of warps with TMA,
+    reductions over blocks, and two kernels where the second combines what parts of a grid left."""
+    seed = 1000 * seed + number
+    return list(ENGINES[number % len(ENGINES)](number // len(ENGINES), seed, arch))
+
+
+def _strips(number: int, seed: int, arch: str) -> Iterator[Case]:
+    build, dtype = random_strip(seed)
+    p = program(build, dtype)
+    yield from strip_cases(f"strip{number}", p, arch, 2, seed, block_graphs(p))
+
+
+def _rows(number: int, seed: int, arch: str) -> Iterator[Case]:
+    if number % 2:  # rows that the blocks of a cluster share
+        shared = row_cases(f"rows{number}", program(_long_rows, TYPES[number // 2 % len(TYPES)]), arch, 60, seed)
+        yield from islice((c for c in shared if c.schedules[0].number("cluster") > 1), 2)
+        return
+    build, dtype = random_rows(seed)
+    yield from row_cases(f"rows{number}", program(build, dtype), arch, 2, seed)
+
+
+def _groups(number: int, seed: int, arch: str) -> Iterator[Case]:
+    p, machine = program(LARGE[number % len(LARGE)], (F16, BF16)[number % 2]), load_target(arch)
     found = list(Searcher(SearchOptions()).with_schedules(40).search(p, machine).candidates)
     found = [c for c in found if c.schedules[0].engine == "warpgroup"]
-    chosen = random.sample(found, min(2, len(found)))
-    made = [Case(f"group{number}x{k}", p, c.graph, c.schedules, machine) for k, c in enumerate(chosen)]
-    return [c for c in made if c.renders()]
+    for k, c in enumerate(Random(seed).sample(found, min(2, len(found)))):
+        case = Case(f"group{number}x{k}", p, c.graph, c.schedules, machine)
+        if case.renders():
+            yield case
+
+
+def _split_blocks(number: int, seed: int, arch: str) -> Iterator[Case]:
+    p = program(NAMED[SPLIT[number % len(SPLIT)]], TYPES[number % len(TYPES)])
+    yield from kernels.cases(f"split{number}", p, arch, 2, seed, lambda g: bool(g.split))
+
+
+def _blocks(number: int, seed: int, arch: str) -> Iterator[Case]:
+    build, dtype = random_build(seed)
+    yield from kernels.cases(f"block{number}", program(build, dtype), arch, 2, seed)
+
+
+def _two(number: int, seed: int, arch: str) -> Iterator[Case]:
+    p, machine, random = program(NAMED[SPLIT[number % 2]], TYPES[number % len(TYPES)]), load_target(arch), Random(seed)
+    graphs = [b for b in Searcher(SearchOptions(candidates=1)).blocks(p)[0] if b.split]
+    for k, block in enumerate(random.sample(graphs, min(2, len(graphs)))):
+        graph = two_kernels(p, block, 2 + 2 * (k % 2))
+        choices = [random.choice(ranked(x.program, x.block, machine, 6)).schedule for x in graph.kernels]
+        case = Case(f"two{number}x{k}", p, graph, tuple(choices), machine)
+        if case.renders():
+            yield case
+
+
+ENGINES = (_strips, _rows, _groups, _split_blocks, _blocks, _two)
+
+
+def _long_rows(g: Graph, t: DType) -> Sequence[int]:
+    x = g.input("x", (5, 4104), t)
+    return [compose.softmax(g, compose.rms_norm(g, x, [1], 1e-5), [1])]
 
 
 def _large_linear(g: Graph, t: DType) -> Sequence[int]:
@@ -203,7 +245,7 @@ def on_gpu(found: Sequence[Case], folder: Path, arch: str, jobs: int, tools: int
     for c in built:
         seen[kind(c)] += 1
         jobs_left += [(c, t) for t in TOOLS if seen[kind(c)] <= tools]
-    with ThreadPoolExecutor(max(1, jobs // 2)) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         for (case, _), (what, problem) in zip(jobs_left, pool.map(tried, jobs_left), strict=True):
             counts[what] += 1
             if problem:
