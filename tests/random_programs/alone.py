@@ -248,6 +248,8 @@ def on_gpu(found: Sequence[Case], folder: Path, arch: str, jobs: int, tools: int
     with ThreadPoolExecutor(jobs) as pool:
         for (case, _), (what, problem) in zip(jobs_left, pool.map(tried, jobs_left), strict=True):
             counts[what] += 1
+            if counts.total() % 50 == 0:
+                print(f"{counts.total()} of {len(jobs_left)} runs", flush=True)
             if problem:
                 counts["problems"] += 1
                 print(f"{case.name} {what}: {problem[:1500]}", flush=True)
