@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from mirage_cli.errors import Refused
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BF16, F16
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.program import Input, Program
 from mirage_cli.search.cost import SMALL, Prediction, Ranked, batch_axes, bytes_once, floor_us, number
 from mirage_cli.search.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
@@ -21,6 +23,7 @@ from mirage_cli.search.target import Target
 
 PANEL = 64  #: positions of a contiguous axis come in multiples of this
 LEAST_ROWS = 64
+CHUNK = 8  #: elements of 16 bytes
 REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
 PRODUCER_REGISTERS = 40  #: of a thread of the warpgroup that brings tiles
 MOST_REGISTERS = 255
@@ -58,6 +61,38 @@ def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> s
         shared = sides if shared is None else shared & sides
     contiguous = {_contiguous(program, k) for k, v in enumerate(graph.outputs) if len(axes[v] - set(single)) > 1}
     return min((a for a in shared or () if a in graph.grid and a not in contiguous), default=None)
+
+
+def walk(program: Program, source: Input) -> tuple[int, list[tuple[str, Extent, Extent]]]:
+    """Where a value lies in its source: the first element; and axis, extent and elements between neighbours of each dimension
+    that is walked, innermost first. Raises Refused for a first element that depends on symbols."""
+    stride: Extent = 1
+    start, found = 0, list[tuple[str, Extent, Extent]]()
+    for s in reversed(source.access):
+        if s.offset:
+            moved = ex.product([stride, s.offset])
+            if not isinstance(moved, int):
+                raise Refused(f"{source.name} begins at a position that depends on symbols")
+            start += moved
+        extent = program.extent(s.axis) if s.axis is not None else 1
+        if s.axis is not None and extent != 1:
+            found.append((s.axis, extent, stride))
+        stride = ex.product([stride, s.extent])
+    return start, found
+
+
+def aligned(start: int, walked: Sequence[tuple[str, Extent, Extent]]) -> bool:
+    """Whether the first element and all rows begin at multiples of 16 bytes, as the copy engine needs it."""
+    factors = (s.factor if isinstance(s, Symbolic) else s for _, _, s in walked[1:])
+    return start % CHUNK == 0 and all(f % CHUNK == 0 for f in factors)
+
+
+def _brought(program: Program, value: str) -> bool:
+    """Whether the copy engine can bring tiles of a value."""
+    try:
+        return aligned(*walk(program, next(i for i in program.inputs if i.name == value)))
+    except Refused:
+        return False
 
 
 def _contiguous(program: Program, output: int) -> str | None:
@@ -105,6 +140,8 @@ def ranked(
     model = _Model(program, graph, target, rows, batch, sizes)
     source = {i.name: program.sources[i.source].dtype for i in program.inputs}
     if any(source[o.source_value or ""] not in (F16, BF16) for o in model.operands()):
+        return []
+    if not all(_brought(program, o.source_value or "") for o in model.operands()):
         return []
     small = _Model(program, graph, target, rows, batch, dict.fromkeys(program.symbols, SMALL))
     made = []

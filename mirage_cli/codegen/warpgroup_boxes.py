@@ -11,9 +11,9 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.search.mugraph import BODY, PROLOGUE
+from mirage_cli.search.warpgroup import aligned, walk
 
 MAX_RANK = 5
-CHUNK = 8  #: elements of 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,10 @@ def _number(e: Extent, text: Text) -> str:
 
 
 def tensor_map(plan: Plan, tile: Tile, shared: bool) -> Map:
-    """The map of a tile. Raises Refused where strides or places are no multiples of 16 bytes."""
+    """The map of a tile. Raises Refused where rows or the first element are at no multiples of 16 bytes."""
     source = next(i for i in plan.program.inputs if i.name == tile.value)
     ctype(tile.dtype)
-    stride: Extent = 1
-    start: Extent = 0
-    found: list[Dimension] = []
+    start, strides = walk(plan.program, source)
     parts = plan.cluster if shared else 1
     height = min(tile.rows, MAX_BOX)
     panels = tile.cols // PANEL
@@ -112,23 +110,12 @@ def tensor_map(plan: Plan, tile: Tile, shared: bool) -> Map:
             raise Refused(f"{tile.name}: {tile.rows} rows for {parts} blocks of a cluster")
     if tile.rows % height:
         raise Refused(f"{tile.name}: {tile.rows} rows")
-    for s in reversed(source.access):
-        if s.offset:
-            moved = ex.product([stride, s.offset])
-            if isinstance(moved, Symbolic) or isinstance(start, Symbolic):
-                raise Refused(f"{tile.name} begins at a position that depends on symbols")
-            start += moved
-        extent = plan.program.extent(s.axis) if s.axis is not None else 1
-        if s.axis is not None and extent != 1:
-            if s.axis in {d.axis for d in found}:
-                raise Refused(f"{tile.name} reads a diagonal")
-            box = {tile.inner: PANEL, tile.outer: height}.get(s.axis, 1)
-            found.append(Dimension(s.axis, extent, stride, box))
-        stride = ex.product([stride, s.extent])
+    if len({axis for axis, _, _ in strides}) < len(strides):
+        raise Refused(f"{tile.name} reads a diagonal")
+    boxes = {tile.inner: PANEL, tile.outer: height}
+    found = [Dimension(axis, extent, stride, boxes.get(axis, 1)) for axis, extent, stride in strides]
     if not 2 <= len(found) <= MAX_RANK or found[0].axis != tile.inner or found[0].stride != 1:
         raise Refused(f"{tile.name}: {len(found)} dimensions, or none that is contiguous")
-    for e in (start, *(d.stride for d in found[1:])):
-        factor = e.factor if isinstance(e, Symbolic) else e
-        if factor % CHUNK:
-            raise Refused(f"{tile.name}: rows do not begin at multiples of 16 bytes")
+    if not aligned(start, strides):
+        raise Refused(f"{tile.name}: rows do not begin at multiples of 16 bytes")
     return Map(tile, tuple(found), start, parts)

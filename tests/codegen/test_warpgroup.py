@@ -19,6 +19,7 @@ from mirage_cli.codegen.warpgroup_plan import Plan, plan
 from mirage_cli.errors import Refused, ToolMissing
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
 from mirage_cli.search import warpgroup
@@ -247,6 +248,17 @@ def test_no_schedules_for_few_rows() -> None:
         return [compose.linear(g, g.input("x", (16, 136), t), g.input("w", (136, 264), t))]
 
     assert not _ranked(few)
+
+
+def test_no_schedules_where_rows_do_not_begin_at_multiples_of_16_bytes() -> None:
+    """They would take the places of those of other engines."""
+
+    def square(g: Graph, t: DType) -> Sequence[int]:
+        n = symbol("n")
+        return [compose.matmul(g, g.input("x", (n, n), t), g.input("y", (n, 31), t))]
+
+    found = SEARCHER.search(program(square, F16), TARGET).candidates
+    assert {s.engine for c in found for s in c.schedules} == {"block"}
 
 
 # --- nvcc -----------------------------------------------------------------------------------------------------------------
