@@ -1,10 +1,12 @@
-"""Processors of this machine: NVIDIA GPUs as the driver's own tool reports them (no CUDA library is loaded), and the CPU."""
+"""Processors of this machine: NVIDIA GPUs as the driver's own tool reports them (nothing of CUDA is begun), and the CPU."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,13 @@ from mirage_cli.errors import ToolMissing, UsageError
 QUERY = ("uuid", "name", "driver_version", "compute_cap", "memory.total")
 STATE = ("clocks.sm", "clocks.max.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_throttle_reasons.active")
 TIMEOUT = 20
+LIBRARY = "libcuda.so.1"  #: the driver's
+OLDEST = {
+    11: "450",
+    12: "525",
+    13: "580",
+}  #: drivers by the major version of CUDA (CUDA Toolkit Release Notes, table 2)
+UPDATE = "update the NVIDIA driver (nvidia-smi shows its version), or use programs that are built with an older CUDA"
 _CPU_CACHE = 32 << 20  #: bytes, where the system does not tell
 _GPU_CACHE = 64 << 20  #: bytes; the second-level caches of Ampere and Hopper have 40 to 60 MiB
 
@@ -64,6 +73,34 @@ def architecture(number: int) -> str:
     if not devices():
         raise ToolMissing("no NVIDIA GPU was found", "name the architecture instead, for example --arch sm_90a")
     return device(number).architecture
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The CUDA that the driver is for, as its own library says; None without a driver."""
+    version = ctypes.c_int(0)
+    try:
+        failed = ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if failed or not version.value else (version.value // 1000, version.value % 1000 // 10)
+
+
+def driver() -> str:
+    """A sentence about the driver's version."""
+    found = driver_cuda()
+    return f"the NVIDIA driver is for CUDA {found[0]}.{found[1]}" if found else "there is no NVIDIA driver"
+
+
+def check_driver(what: str, version: str) -> None:
+    """Raise ToolMissing where the driver is too old for `what` (a compiler, a package), which is for CUDA `version`, such as
+    "13.0". A driver runs programs of newer minor versions too."""
+    needed, found = re.search(r"(\d+)(\.\d+)?", version), driver_cuda()
+    if needed is not None and found is not None and found[0] < int(needed[1]):
+        oldest = OLDEST.get(int(needed[1]))
+        raise ToolMissing(
+            f"{driver()}, too old for {what}, which is for CUDA {needed[0]}",
+            f"update the NVIDIA driver{f' to {oldest} or newer' if oldest else ''}, or use one for CUDA {found[0]}",
+        )
 
 
 def state(number: int) -> dict[str, str]:

@@ -29,6 +29,8 @@ def toolchain(options: Options) -> Toolchain:
         runtime.check_provider("cuda")
     if wants_cuda(options) and found.nvcc is None:
         raise ToolMissing("no nvcc was found", "pip install 'mirage-cli[nvcc]', or set CUDA_HOME; or use --target cpu")
+    if options.gpu is not None and found.nvcc is not None:
+        devices.check_driver("nvcc", found.nvcc.version)
     return found
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from mirage_cli import devices
 from mirage_cli.errors import MirageError, ToolMissing
 from mirage_cli.lax.dtypes import DType
+from mirage_cli.packages import imported
 from mirage_cli.runtime import element_name
 
 Work = Callable[[int], object]
-HINT = "pip install torch (a CUDA build), or: pip install 'mirage-cli[gpu]' (cupy)"
+HINT = "pip install torch (a build for the driver's CUDA), or: pip install 'mirage-cli[gpu]' (cupy)"
 POISON = 0xFF  #: a byte of which every floating-point element is NaN
 LEAD_BYTES = 512 << 20  #: read before a sample: the host has put all work on the stream when the first event comes, and
 #: the cache holds nothing of it
@@ -36,11 +37,11 @@ def opened(number: int) -> GpuBackend:
     for kind in (TorchBackend, CupyBackend):
         try:
             return kind(number)
-        except (ImportError, ToolMissing) as e:
-            problems.append(f"{kind.package}: {e}")
+        except ToolMissing as e:
+            problems.append(str(e))
         except Exception as e:
             raise kind.failure(e) from e
-    raise ToolMissing(f"timing on a GPU needs torch or cupy ({'; '.join(problems)})", HINT)
+    raise ToolMissing(f"timing on a GPU needs torch or cupy: {'; '.join(problems)}", HINT)
 
 
 class Tensors(Protocol):
@@ -149,9 +150,14 @@ class TorchBackend(GpuBackend):
     package = "torch"
 
     def __init__(self, number: int) -> None:
-        self.torch = importlib.import_module("torch")
-        if not self.torch.cuda.is_available():
-            raise ToolMissing("torch cannot use CUDA here", HINT)
+        self.torch = imported("torch", "timing on a GPU", HINT)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it says of a driver that does not fit is said below
+            usable = self.torch.cuda.is_available()
+        if not usable:
+            own = self.torch.version.cuda
+            built = f"it is built for CUDA {own}" if own else "it is built without CUDA"
+            raise ToolMissing(f"torch cannot use CUDA here ({built}, {devices.driver()})", HINT)
         self.device = self.torch.device("cuda", number)
         self.torch.cuda.set_device(self.device)
         self.timing = self.torch.cuda.Stream(self.device)
@@ -258,12 +264,12 @@ class CupyBackend(GpuBackend):
     package = "cupy"
 
     def __init__(self, number: int) -> None:
-        self.cupy = importlib.import_module("cupy")
+        self.cupy = imported("cupy", "timing on a GPU", HINT)
         try:
             self.cupy.cuda.Device(number).use()
             properties = self.cupy.cuda.runtime.getDeviceProperties(number)
         except Exception as e:  # as above
-            raise ToolMissing(f"cupy cannot use CUDA here: {e}", HINT) from None
+            raise ToolMissing(f"cupy cannot use CUDA here: {e} ({devices.driver()})", HINT) from None
         self.timing = self.cupy.cuda.Stream(non_blocking=True)
         self.name = f"cupy {self.cupy.__version__}"
         self.cache = int(properties.get("l2CacheSize", 0)) or devices.cache_bytes("cuda")

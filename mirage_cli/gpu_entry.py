@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mirage_cli import runtime
 from mirage_cli.accuracy import Accuracy, compare
 from mirage_cli.backends.spec import OperatorSpec
-from mirage_cli.errors import MirageError, Refused
+from mirage_cli.errors import Refused
 from mirage_cli.gpu_backends import POISON, GpuBackend, Memory
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
@@ -107,7 +107,7 @@ class Entry:
         place = self.workspace.pointer if self.workspace is not None else None
         code = self._kernel(self._in[number], self._out[number], place, self._extents, stream)
         if code != 0:
-            raise MirageError(f"{self.spec.op_type}: the kernel ended with CUDA error {code}")
+            raise runtime.cuda_failure(self._loaded, self.spec.op_type, code)
 
     def _function(self, suffix: str, result: type[Any], pointers: int) -> Any:
         try:

@@ -33,7 +33,7 @@ from mirage_cli.errors import InvalidGraph, MirageError, ModelError, Refused, Us
 from mirage_cli.lax import extents
 from mirage_cli.lax.program import program_from_json
 from mirage_cli.output import LIBRARY, MUGRAPHS
-from mirage_cli.runtime import check_library, element_name
+from mirage_cli.runtime import check_library, cuda_failure, element_name
 from mirage_cli.tensors import Found, Framework, Key
 
 DEVICE_ALIGNMENT = 16  #: bytes, of tensors in device memory
@@ -146,8 +146,9 @@ class Kernel:
         at = None if scratch is None else plan.scratch_address(scratch)
         code = plan.entry(plan.pack_inputs(*pointers), plan.pack_outputs(*results), at, plan.extents, last)
         if code:
-            kind = "error" if plan.stream is None else "CUDA error"
-            raise MirageError(f"{self.spec.op_type}: the kernel ended with {kind} {code}")
+            if plan.stream is not None:
+                raise cuda_failure(self._library, self.spec.op_type, code)
+            raise MirageError(f"{self.spec.op_type}: the kernel ended with error {code}")
         return outputs
 
     def _checked(self, plan: _Plan, pointers: list[int], out: Sequence[Any]) -> tuple[Any, ...]:

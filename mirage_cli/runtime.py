@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.errors import MirageError, ModelError, Refused, ToolMissing
+from mirage_cli import devices
+from mirage_cli.errors import MirageError, ModelError, OutOfResources, Refused, ToolMissing
 from mirage_cli.lax.dtypes import DType
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ONNX_BF16 = 16
 #: what to do where onnxruntime cannot use the GPU; both packages own the same folder, so one has to go first
 CUDA_PROVIDER_COMMAND = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
+#: CUDA errors that say what has to be done: the class of error, and the hint
+_CUDA_FAILURES: dict[int, tuple[type[MirageError], str]] = {
+    2: (OutOfResources, "other programs may hold the GPU's memory: nvidia-smi shows them"),
+    35: (ToolMissing, devices.UPDATE),
+    222: (ToolMissing, devices.UPDATE),
+} | dict.fromkeys((98, 209, 218), (Refused, "optimize again with --arch native on this machine, or with --arch sm_80"))
 #: The names that numpy, torch and cupy share for element types.
 _ELEMENT_NAMES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool",
@@ -117,10 +124,17 @@ def session(
     source = model if isinstance(model, bytes) else str(model)
     made = _loaded(source, options, wanted, _widened(source, library is not None) if provider == "cpu" else None)
     if _PROVIDERS[provider] not in made.get_providers():
-        raise ToolMissing(
-            f"onnxruntime could not start its provider for {provider}", "check the driver and CUDA versions"
-        )
+        versions = f" ({_cuda_versions()})" if provider == "cuda" else ""
+        raise ToolMissing(f"onnxruntime could not start its provider for {provider}{versions}", devices.UPDATE)
     return made
+
+
+def _cuda_versions() -> str:
+    """What onnxruntime was built for, and what the driver is for, of CUDA."""
+    import onnxruntime  # noqa: PLC0415
+
+    own = getattr(onnxruntime, "cuda_version", "") or "another version"
+    return f"it is built for CUDA {own}, {devices.driver()}"
 
 
 def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Callable[[], bytes | None] | None) -> Any:
@@ -235,3 +249,12 @@ def check_library(path: Path) -> Path:
         elif status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():
             warnings.warn(f"{path}: group {status.st_gid} may change {place}", stacklevel=2)
     return path
+
+
+def cuda_failure(library: ctypes.CDLL, name: str, code: int) -> MirageError:
+    """The error of the kernel `name` of a library whose entry point returned a cudaError_t, in the library's words."""
+    text = ctypes.create_string_buffer(f"CUDA error {code}".encode(), 1024)
+    if hasattr(library, "mirage_cuda_error"):
+        library.mirage_cuda_error(ctypes.c_int(code), text, ctypes.c_size_t(len(text)))
+    kind, hint = _CUDA_FAILURES.get(code, (MirageError, ""))
+    return kind(f"{name}: the kernel ended with {text.value.decode(errors='replace')}", hint)

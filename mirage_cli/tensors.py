@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mirage_cli import runtime
-from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.errors import Refused
 from mirage_cli.frontends.torchscript_module import to_array
+from mirage_cli.packages import imported
 
 ALIGNMENT = 64  #: bytes, of scratch memory in host memory; allocators on devices give more
 
@@ -268,10 +269,7 @@ def known(tensor: Any) -> Any:
         return np.from_dlpack(tensor)
     if device != 2:
         raise Refused(f"tensors on DLPack device {device} are not supported; 1 (CPU) and 2 (CUDA) are")
-    try:
-        import cupy  # noqa: PLC0415
-    except ImportError:
-        raise ToolMissing("cupy is needed for these tensors", "pip install 'mirage-cli[gpu]'") from None
+    cupy = imported("cupy", f"tensors of {type(tensor).__module__.partition('.')[0]}", "pip install 'mirage-cli[gpu]'")
     return cupy.from_dlpack(tensor)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from mirage_cli.backends.spec import OperatorSpec
-from mirage_cli.errors import ToolMissing, UsageError
+from mirage_cli.errors import UsageError
 from mirage_cli.lax import extents
+from mirage_cli.packages import imported
 from mirage_cli.runtime import element_name
 
 _NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)")
@@ -34,10 +35,7 @@ def register(kernel: Runs, name: str) -> Any:
     found = _NAME.fullmatch(name)
     if found is None:
         raise UsageError(f"expected the name of an operator such as 'mirage::norm', found {name!r}")
-    try:
-        import torch  # noqa: PLC0415
-    except ImportError:
-        raise ToolMissing("torch is needed for its operators", "pip install 'mirage-cli[torch]'") from None
+    torch = imported("torch", "its operators", "pip install 'mirage-cli[torch]'")
     namespace, operator = found[1], found[2]
     if hasattr(getattr(torch.ops, namespace), operator):
         raise UsageError(f"torch has an operator {name!r} already", "choose another name")

@@ -198,8 +198,8 @@ def tune(
     keep: Callable[[Sequence[Trial]], None] = lambda trials: None,
 ) -> Tuned:
     """Try candidates (by their hashes; the model's own choice first), beginning with what is `known` of them. The bench
-    may start while the first ones are built. `keep` is given all trials after each batch, and those that a failing bench
-    has left."""
+    may start while the first ones are built. `keep` is given every new trial at once: whatever ends a run, what it measured is
+    kept."""
     start = clock.now()
 
     def spent(share: float = 1.0) -> bool:
@@ -234,10 +234,9 @@ def tune(
             result = _first(built, bench)
             found.problem = bench.start() if result.problem.startswith(LOST) else ""
             if found.problem:
-                keep(found.trials)
                 return found
             found.trials.append(Trial(c, key, result))
-        keep(found.trials)
+            keep(found.trials[-1:])
     _finals(found, libraries, bench, spent())
     found.trials.sort(key=lambda t: t.key != own)
     return found

@@ -48,6 +48,7 @@ DIMS: tuple[Mapping[str, int], ...] = ({}, {"batch": 1, "sequence": 5}, {"batch"
 WARM = 0.25  #: share of a run before memory is watched
 GROWTH = 0.03  #: of memory behind that, which is no growth yet
 MEBI = 1 << 20
+_ARCH = {"cpu": (), "cuda": ("native",)}
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def graph_callee(provider: str) -> Callee:
     x, w = graph.new_input(dims=(16, 64), dtype=mi.float32), graph.new_input(dims=(64, 48), dtype=mi.float32)
     graph.mark_output(graph.softmax(graph.matmul(graph.rms_norm(x, (64,)), w)))
     target = "cuda" if provider == "cuda" else "cpu"
-    made = graph.superoptimize(target=[target], jobs=1)
+    made = graph.superoptimize(target=[target], arch=_ARCH[target], jobs=1)
     rng = np.random.default_rng(0)
     feeds = [[rng.standard_normal(s).astype(np.float32) for s in ((16, 64), (64, 48))] for _ in range(3)]
     return Callee("graph of Python", lambda: _kernel(made, feeds, provider), len(feeds))
@@ -336,7 +337,11 @@ def _optimized(name: str, work: Path, provider: str) -> Path:
     out = work / Path(name).name
     if not out.exists():
         mi.optimize(
-            str(ROOT / f"{name}.onnx"), str(out), target=["cpu", "cuda"] if provider == "cuda" else ["cpu"], force=True
+            str(ROOT / f"{name}.onnx"),
+            str(out),
+            target=["cpu", "cuda"] if provider == "cuda" else ["cpu"],
+            arch=_ARCH[provider],
+            force=True,
         )
     return out
 

@@ -49,9 +49,10 @@ def jobs(cxx: Tool, fragment: str) -> list[CompileJob]:
     ]
 
 
-def library_job(cxx: Tool, cuda: bool) -> CompileJob:
-    """The compilation of library.cpp, which holds the operators' tables."""
-    flags = ("-fno-exceptions", "-fno-rtti", *(("-DMIRAGE_WITH_CUDA",) if cuda else ()))
+def library_job(cxx: Tool, archs: Sequence[str]) -> CompileJob:
+    """The compilation of library.cpp, which holds the operators' tables; `archs` are those of its CUDA kernels, if any."""
+    cuda = ("-DMIRAGE_WITH_CUDA", f"-DMIRAGE_ARCHS={', '.join(archs)}") if archs else ()
+    flags = ("-fno-exceptions", "-fno-rtti", *cuda)
     return _job(cxx, "library", "library.cpp", "build/library.o", flags)
 
 

@@ -140,7 +140,7 @@ class _Build:
         (self.src / TABLES).write_text(text, encoding="utf-8")
         (self.folder / HEADER).write_text(header, encoding="utf-8")
         cuda_used = any(map(self.has_cuda, operators))
-        table = cpu.library_job(self.toolchain.cxx, cuda_used)
+        table = cpu.library_job(self.toolchain.cxx, self.options.archs if cuda_used else ())
         kernels = [job for op in operators for job in self.jobs[op.id]]
         # Of objects with the same inline function the first counts: lowest instruction set first (see cpu.py).
         order = {f".{isa}.o": rank for rank, isa in enumerate(cpu.isas())}

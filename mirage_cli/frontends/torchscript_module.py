@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.errors import ModelError, ToolMissing, UsageError
+from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.packages import imported
 
 SUFFIXES = (".pt", ".ts")
 INSTALL = "pip install 'mirage-cli[torch]'"
@@ -28,11 +29,7 @@ TYPES = {
 
 def import_torch() -> Any:
     """The package torch. Raises ToolMissing with the command that installs it."""
-    try:
-        import torch  # noqa: PLC0415
-    except ImportError:
-        raise ToolMissing("torch is needed to read TorchScript models and is not installed", INSTALL) from None
-    return torch
+    return imported("torch", "TorchScript models", INSTALL)
 
 
 def open_module(torch: Any, path: str, device: str = "cpu") -> Any:

@@ -11,12 +11,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from mirage_cli.errors import ModelError, ToolMissing, UsageError
+from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends.onnx_ops.registry import ELEMENT_TYPES
 from mirage_cli.frontends.torchscript_module import first_lines
 from mirage_cli.graphs.kernel_graph import KernelGraph
 from mirage_cli.graphs.recording import Operation, Tensor
 from mirage_cli.lax import extents as ex
+from mirage_cli.packages import imported
 
 
 def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None) -> KernelGraph:
@@ -42,10 +43,7 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None) -> 
 
     Raises ToolMissing without torch, UsageError for what is no module, ModelError for one that torch cannot export.
     """
-    try:
-        import torch  # noqa: PLC0415
-    except ImportError:
-        raise ToolMissing("torch is needed for from_torch", "pip install 'mirage-cli[torch]'") from None
+    torch = imported("torch", "from_torch", "pip install 'mirage-cli[torch]'")
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"from_torch: expected a torch.nn.Module, found {type(module).__name__}")
     given = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)

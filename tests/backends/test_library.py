@@ -76,7 +76,7 @@ def test_header_compiles(built: BuildResult, cxx: Toolchain) -> None:
             subprocess.run(command, check=True)
 
 
-@pytest.mark.parametrize("header", ["entry.h", "ort_abi.h", "ort_shapes.hpp", "ort_ops.hpp"])
+@pytest.mark.parametrize("header", ["entry.h", "ort_abi.h", "ort_shapes.hpp", "ort_ops.hpp", "cuda_error.hpp"])
 @pytest.mark.parametrize("defines", [[], ["-DMIRAGE_WITH_CUDA"]])
 def test_headers_compile_alone(cxx: Toolchain, header: str, defines: list[str], tmp_path: Path) -> None:
     (tmp_path / "probe.cpp").write_text(f'#include "mirage/{header}"\n')

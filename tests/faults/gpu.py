@@ -1,16 +1,19 @@
 """Trouble with a real GPU while candidates are tried: what a run says, keeps and takes up again.
 
-    python -m tests.faults.gpu [--gpu 0] [--model FILE]
+    python -m tests.faults.gpu [--gpu 0] [--model FILE] [--only WORDS]
 
-Needs what `mirage optimize --gpu` needs, with torch. In turns: nothing wrong; a candidate whose kernel traps; the process
-that times killed; the memory of the device taken by another process, before and while candidates are tried; no visible
-device. Each with a cache of its own, and a run without trouble after it.
+Needs what `mirage optimize --gpu` needs, with torch. In turns: nothing wrong; a candidate whose kernel traps; one whose
+kernel never ends; the process that times killed in the middle of a check; the memory of the device taken by another
+process, before and while candidates are tried; no visible device; two runs at once on one device with one cache, and
+into one folder. Each with a cache of its own, and a run without trouble after it. `python -m tests.faults.kills --gpu 0`
+kills whole runs that tune.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -24,16 +27,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import pipeline, tuning_build
+from mirage_cli import pipeline, tuning_bench, tuning_build
 from mirage_cli.codegen.source import Rendered
 from mirage_cli.errors import MirageError
 from mirage_cli.options import Options
 from mirage_cli.plan import rendered
+from mirage_cli.tuning_bench import IsolatedBench
 
-MODEL = Path(__file__).resolve().parents[2] / "samples" / "operators" / "rmsnorm_linear_fp16.onnx"
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "samples" / "operators" / "rmsnorm_linear_fp16.onnx"
+CANDIDATES, SECONDS = 12, 40.0  #: tried by a run, allowed for it
+CHECK_SECONDS = 10.0  #: in the place of mirage's own, for what never ends
 FILL = """
 import sys, torch
-free, _ = torch.cuda.mem_get_info({gpu})
 held, size = [], 1 << 30
 while size >= 1 << 20:
     try:
@@ -52,8 +58,8 @@ def nothing(gpu: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def trap(gpu: int) -> Iterator[None]:
-    """The kernels of the second candidate trap."""
+def spoiled(statement: str) -> Iterator[None]:
+    """The kernels of the second candidate begin with a statement."""
     made = 0
 
     def source(*arguments: Any, **named: Any) -> Rendered:
@@ -63,65 +69,67 @@ def trap(gpu: int) -> Iterator[None]:
         if made != 2:
             return found
         body = found.text.index("{", found.text.rindex("__global__")) + 1
-        return replace(found, text=f'{found.text[:body]} asm volatile("trap;");{found.text[body:]}')
+        return replace(found, text=f"{found.text[:body]} {statement} {found.text[body:]}")
 
     with unittest.mock.patch.object(tuning_build, "rendered", source):
         yield
 
 
 @contextlib.contextmanager
-def killed(gpu: int) -> Iterator[None]:
-    """The process that holds the device is killed five seconds after it has begun."""
-    done = threading.Event()
-
-    def kill() -> None:
-        while not done.wait(0.2):
-            found = children()
-            if found:
-                done.wait(5.0)
-                for number in found:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(number, signal.SIGKILL)
-                return
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
+def endless(gpu: int) -> Iterator[None]:
+    """A kernel never ends; a check is given little time."""
+    short = unittest.mock.patch.object(tuning_bench, "CHECK_SECONDS", CHECK_SECONDS)
+    with short, spoiled("while (true) __nanosleep(1000);"):
         yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def children() -> list[int]:
-    """The processes that multiprocessing has started from this one."""
-    import multiprocessing
-
-    return [p.pid for p in multiprocessing.active_children() if p.pid is not None]
 
 
 @contextlib.contextmanager
-def full(gpu: int, wait: float = 0.0) -> Iterator[None]:
-    """Another process takes all memory of the device, some seconds after the block begins."""
+def at_check(number: int, act: Callable[[IsolatedBench], object]) -> Iterator[None]:
+    """Something happens when candidate `number` is about to be checked."""
+    count, check = 0, IsolatedBench.check
+
+    def counted(bench: IsolatedBench, library: Path) -> str:
+        nonlocal count
+        count += 1
+        if count == number:
+            act(bench)
+        return check(bench, library)
+
+    with unittest.mock.patch.object(IsolatedBench, "check", counted):
+        yield
+
+
+@contextlib.contextmanager
+def killed(gpu: int) -> Iterator[None]:
+    """The process that holds the device is killed while it checks the third candidate."""
+
+    def kill(bench: IsolatedBench) -> None:
+        worker = bench._resident._worker
+        assert worker is not None and worker.process.pid is not None
+        threading.Timer(0.05, os.kill, (worker.process.pid, signal.SIGKILL)).start()
+
+    with at_check(3, kill):
+        yield
+
+
+@contextlib.contextmanager
+def full(gpu: int, later: bool = False) -> Iterator[None]:
+    """Another process takes all memory of the device, at once or when the third candidate is to be checked."""
     filler: list[subprocess.Popen[str]] = []
 
-    def fill() -> None:
-        time.sleep(wait)
-        code = FILL.format(gpu=gpu)
+    def fill(*_: object) -> None:
         pipe = subprocess.PIPE
-        child = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
+        child = subprocess.Popen([sys.executable, "-c", FILL.format(gpu=gpu)], stdin=pipe, stdout=pipe, text=True)
         filler.append(child)
         assert child.stdout is not None
         child.stdout.readline()
 
-    thread = threading.Thread(target=fill)
-    thread.start()
-    if not wait:
-        thread.join()
+    if not later:
+        fill()
     try:
-        yield
+        with at_check(3, fill) if later else contextlib.nullcontext():
+            yield
     finally:
-        thread.join()
         for child in filler:
             child.kill()
             child.wait()
@@ -130,37 +138,39 @@ def full(gpu: int, wait: float = 0.0) -> Iterator[None]:
 @contextlib.contextmanager
 def hidden(gpu: int) -> Iterator[None]:
     """No device is visible."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    try:
+    with unittest.mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": ""}):
         yield
-    finally:
-        del os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 TROUBLES: dict[str, Callable[[int], Any]] = {
     "nothing": nothing,
-    "a candidate traps": trap,
+    "a candidate traps": lambda gpu: spoiled('asm volatile("trap;");'),
+    "a candidate never ends": endless,
     "its process is killed": killed,
+    "memory full later": lambda gpu: full(gpu, later=True),
     "memory full from the start": full,
-    "memory full later": lambda gpu: full(gpu, 6.0),
     "no visible device": hidden,
 }
 
 
 def optimize(model: Path, folder: Path, gpu: int) -> str:
     """A run that tunes; what there is to tell of it."""
-    options = Options(gpu=gpu, force=True, cache=str(folder / "cache"), tune_candidates=12, tune_budget=40.0)
+    options = Options(gpu=gpu, force=True, cache=str(folder / "cache"), tune_candidates=CANDIDATES, tune_budget=SECONDS)
     start = time.monotonic()
     try:
         report = pipeline.optimize(str(model), folder / "out", options).to_json()
     except MirageError as error:
         return f"{type(error).__name__} ({error.code}, exit {error.exit_code}): {str(error)[:300]} [{error.hint[:80]}]"
-    seconds = time.monotonic() - start
+    return told(report, time.monotonic() - start)
+
+
+def told(report: Any, seconds: float) -> str:
+    """What a report says of its one fragment."""
     (fragment,) = report["fragments"]
     t = fragment["tuning"]
     candidates = t.get("candidates", [])
     timed = sum(c["measured_us"] is not None for c in candidates)
-    lost = [c["problem"] for c in candidates if "problem" in c]
+    lost = [c["problem"] for c in candidates if "problem" in c and not c["problem"].startswith("refused")]
     cached = sum(bool(c.get("cached")) for c in candidates)
     said = (
         f"{seconds:.0f} s, {fragment['status']}, {timed} of {len(candidates)} candidates have a time, {cached} cached"
@@ -169,18 +179,48 @@ def optimize(model: Path, folder: Path, gpu: int) -> str:
     return said + "".join(f"\n    {x[:200]}" for x in [t.get("problem", ""), *lost[:3]] if x)
 
 
+def at_once(model: Path, folder: Path, gpu: int) -> list[str]:
+    """Two runs at the same time with one cache, into folders of their own, and then into one; then one run alone."""
+    command = [sys.executable, "-m", "mirage_cli", "optimize", str(model), "--gpu", str(gpu), "--force", "--json"]
+    command += ["--cache", str(folder / "cache"), "--tune-candidates", str(CANDIDATES), "--tune-budget", str(SECONDS)]
+
+    def runs(*outs: str) -> list[str]:
+        start = time.monotonic()
+        pipe = subprocess.PIPE
+        children = [
+            subprocess.Popen([*command, "-o", str(folder / out)], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+            for out in outs
+        ]
+        answers = [(c, *c.communicate()) for c in children]
+        seconds = time.monotonic() - start
+        return [
+            f"exit code {c.returncode}: "
+            + (told(json.loads(out), seconds) if c.returncode == 0 else (out + err).strip()[-300:])
+            for c, out, err in answers
+        ]
+
+    return [*runs("a", "b"), *runs("c", "c"), *runs("a")]
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--only", default="", help="the troubles that have this in their names")
     asked = parser.parse_args()
     for name, trouble in TROUBLES.items():
+        if asked.only not in name:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             with trouble(asked.gpu):
                 print(f"{name}: {optimize(asked.model, Path(folder), asked.gpu)}", flush=True)
             if name != "nothing":
                 print(f"  afterwards: {optimize(asked.model, Path(folder), asked.gpu)}", flush=True)
+    if asked.only in "two runs at once":
+        with tempfile.TemporaryDirectory() as folder:
+            for line in at_once(asked.model, Path(folder), asked.gpu):
+                print(f"two runs at once: {line}", flush=True)
 
 
 if __name__ == "__main__":

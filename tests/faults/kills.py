@@ -1,6 +1,6 @@
 """Kill runs of `optimize` at random moments and look at what they leave.
 
-    python -m tests.faults.kills [--count 100] [--seed 0] [--workers 2] [--model FILE] [--verify]
+    python -m tests.faults.kills [--count 100] [--seed 0] [--workers 2] [--model FILE] [--verify] [--gpu N]
 
 A run is stopped at a moment that is drawn evenly from the phases of a run and then from its time, over an existing output
 folder and over none: its whole process group by SIGKILL, its first process only, one of its workers only, or its process
@@ -8,6 +8,9 @@ group by SIGTERM or SIGINT. Afterwards the folder is absent, the old one or the 
 with 130 and leaves nothing beside the folder; one that lost a worker goes on to the end. No process stays. The next run
 completes, writes the bytes of an undisturbed run, takes every plan that the stopped one had made from the cache, and leaves
 nothing behind.
+
+With --gpu runs measure candidates there, and are killed while they do. What such a run writes depends on times: a folder is
+judged by its report, and the next run has to take every time that the killed one had kept.
 """
 
 from __future__ import annotations
@@ -34,10 +37,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.faults.state import files, litter, standing
+from mirage_cli.environment import OBJECTS, RESULTS, TUNINGS
+from mirage_cli.tuning_cache import Measurement, TuningCache
+from tests.faults.state import complete, files, litter, standing
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "samples" / "operators" / "mlp_fp32.onnx"
+GPU_MODEL = ROOT / "samples" / "operators" / "rmsnorm_linear_fp16.onnx"
+TUNING = ("tune", "measure")  #: stages of a run that measures on a GPU
 KINDS = ("group", "parent", "worker", "SIGTERM", "SIGINT")
 MARK = "MIRAGE_KILLS"  #: a variable that all processes of a run have
 PLANNED = re.compile(r"search and prove: \S+ x\d+: ")  #: a fragment is planned
@@ -65,6 +72,8 @@ class Outcome:
     found: str = ""
     planned: int = 0  #: fragments that were planned before the kill
     cached: int = 0  #: of these, taken from the cache by the next run
+    timed: int = 0  #: candidates of which the cache held a time, or a fault, after the kill
+    taken: int = 0  #: of these, taken by the next run
     lasted: float = 0.0  #: seconds until the last process had ended
     problems: list[str] = dataclasses.field(default_factory=list)
 
@@ -72,16 +81,16 @@ class Outcome:
 class Place:
     """The folder of one kill: cache, output, temporary files."""
 
-    def __init__(self, root: Path, model: Path, jobs: int) -> None:
+    def __init__(self, root: Path, model: Path, jobs: int, options: Sequence[str] = ("--target", "cpu")) -> None:
         self.root, self.out, self.cache = root, root / "place" / "out", root / "cache"
-        self.model, self.jobs = model, jobs
+        self.model, self.jobs, self.options = model, jobs, options
         for name in ("place", "state", "tmp", "cache"):
             (root / name).mkdir(parents=True, mode=0o700)
 
     def start(self, mark: str, *more: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """A run of optimize that tells what it does."""
         arguments = ["optimize", str(self.model), "-o", str(self.out), "--cache", str(self.cache), "-v"]
-        arguments += ["--target", "cpu", "--force", "--jobs", str(self.jobs), *more]
+        arguments += [*self.options, "--force", "--jobs", str(self.jobs), *more]
         changes = {"XDG_STATE_HOME": str(self.root / "state"), "TMPDIR": str(self.root / "tmp"), MARK: mark}
         return subprocess.Popen(
             [sys.executable, "-m", "mirage_cli", *arguments],
@@ -109,6 +118,15 @@ class Place:
         """The report of what is there."""
         return json.loads((self.out / "report.json").read_text(encoding="utf-8"))
 
+    def measured(self) -> set[str]:
+        """The candidates of which the cache holds a measurement."""
+        look = self.root / "look"  # looking at it may repair it
+        shutil.rmtree(look, ignore_errors=True)
+        if not (self.cache / TUNINGS).is_dir():
+            return set()
+        shutil.copytree(self.cache / TUNINGS, look)
+        return {r.candidate for r in TuningCache(look).rows() if isinstance(r.value, Measurement)}
+
 
 def _usual_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -121,14 +139,14 @@ def phase_of(line: str) -> str:
     return line.partition("] ")[2].partition(":")[0].partition(" (")[0].strip() or "end"
 
 
-def moments(lines: Sequence[Line], random: random.Random) -> Iterator[Moment]:
-    """Moments without end, spread over the phases of a run with these lines."""
+def moments(lines: Sequence[Line], random: random.Random, only: Sequence[str] = ()) -> Iterator[Moment]:
+    """Moments without end, spread over the phases of a run with these lines, or over some `only`."""
     gaps: dict[str, list[Moment]] = {}
     begun, phase = 0.0, "start"
     for count, (seconds, line) in enumerate(lines):
         gaps.setdefault(phase, []).append(Moment(phase, count, seconds - begun))
         begun, phase = seconds, phase_of(line)
-    phases = list(gaps)
+    phases = [p for p in gaps if not only or p in only]
     while True:
         random.shuffle(phases)
         for name in phases:
@@ -167,21 +185,27 @@ def stop(child: subprocess.Popen[str], kind: str, mark: str, random: random.Rand
 class Program:
     """What all kills share: an undisturbed run's lines and output, an older output."""
 
-    def __init__(self, folder: Path, model: Path, jobs: int) -> None:
-        self.folder, self.model, self.jobs = folder, model, jobs
-        place = Place(folder / "first", model, jobs)
+    def __init__(self, folder: Path, model: Path, jobs: int, gpu: int | None = None) -> None:
+        self.folder, self.model, self.jobs, self.gpu = folder, model, jobs, gpu
+        self.options = ("--target", "cpu") if gpu is None else ("--gpu", str(gpu), "--tune-candidates", "8")
+        place = Place(folder / "first", model, jobs, self.options)
         place.complete("--skip", "*")
         self.old = files(place.out)
         shutil.copytree(place.out, folder / "old")
         self.lines = place.complete()
         self.new = files(place.out)
+        self.cache, self.state = place.cache, place.root / "state"
         assert self.new != self.old
 
     def kill(self, number: int, kind: str, moment: Moment, over: bool, verify: bool, seed: int) -> Outcome:
         """Stop a run at a moment, run again, and tell."""
-        place = Place(self.folder / f"kill{number}", self.model, self.jobs)
+        place = Place(self.folder / f"kill{number}", self.model, self.jobs, self.options)
         if over:
             shutil.copytree(self.folder / "old", place.out)
+        if self.gpu is not None:  # plans are known, and in every other run the compiled candidates
+            shutil.copytree(self.state, place.root / "state", dirs_exist_ok=True)
+            for name in (RESULTS, OBJECTS)[: 1 + number % 2]:
+                shutil.copytree(self.cache / name, place.cache / name)
         outcome = Outcome(kind, moment.phase, "old" if over else "absent")
         code, lines = self._stopped(place, moment, outcome, random.Random(f"{seed} {number}"))
         outcome.planned = sum(bool(PLANNED.search(line)) for line in lines)
@@ -189,18 +213,23 @@ class Program:
         needed = kind == "worker" and code == COMPILE_FAILED and "was ended by signal 9" in "".join(lines)
         if any("Traceback" in line for line in lines) and not needed:
             outcome.problems.append("".join(lines))
-        known = {"old": self.old, "new": self.new}
-        outcome.found = standing(place.out, known)
+        outcome.found = self._standing(place)
         if not (needed and outcome.found == outcome.before):
             self._judge(place, outcome, code)
+        measured = place.measured()
         place.complete()
         report = place.report()
+        candidates = [c for f in report["fragments"] for c in f.get("tuning", {}).get("candidates", ())]
+        outcome.timed = len(measured)
+        outcome.taken = len(measured & {c["candidate"] for c in candidates if c["cached"]})
+        if outcome.taken < outcome.timed:
+            outcome.problems.append(f"{outcome.timed} candidates were measured, {outcome.taken} were cached")
         cached = sum(bool(f["search"].get("cached")) for f in report["fragments"])
         outcome.cached = min(cached, outcome.planned)
         if outcome.cached < outcome.planned and kind != "worker":
             outcome.problems.append(f"{outcome.planned} fragments were planned, {cached} were cached")
-        if standing(place.out, known) != "new":
-            outcome.problems.append(f"the next run: {standing(place.out, known)}")
+        if self._standing(place) != "new":
+            outcome.problems.append(f"the next run: {self._standing(place)}")
         left = litter(place.root / "place", place.cache, place.root / "state")
         left += [p.name for p in (place.root / "tmp").iterdir() if p.name.startswith("mirage-")]
         if left:
@@ -211,6 +240,11 @@ class Program:
                 outcome.problems.append("verify fails")
         shutil.rmtree(place.root)
         return outcome
+
+    def _standing(self, place: Place) -> str:
+        """What the output folder of a place is."""
+        found = standing(place.out, {"old": self.old, "new": self.new})
+        return "new" if self.gpu is not None and found.startswith("half-written") and complete(place.out) else found
 
     def _stopped(self, place: Place, moment: Moment, outcome: Outcome, random: random.Random) -> tuple[int, list[str]]:
         """(exit code, lines) of a run that is stopped."""
@@ -277,7 +311,7 @@ def run(
     program: Program, count: int, seed: int, workers: int, verify: bool = False, until: float = math.inf
 ) -> list[Outcome]:
     """Kills at seeded moments; none begins after `until`, a moment of the monotonic clock."""
-    drawn = moments(program.lines, random.Random(seed))
+    drawn = moments(program.lines, random.Random(seed), () if program.gpu is None else TUNING)
     asked = [(k, KINDS[k % len(KINDS)], next(drawn), k // len(KINDS) % 2 == 0) for k in range(count)]
 
     def one(k: int, kind: str, moment: Moment, over: bool) -> Outcome | None:
@@ -306,6 +340,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 f"{kind:8} {len(own):3} runs: folder {said}; {planned} plans made before, {cached} of them from the cache"
                 f" afterwards; the last process ended after {lasted:.1f} s; {sum(len(o.problems) for o in own)} problems"
             )
+            timed, taken = sum(o.timed for o in own), sum(o.taken for o in own)
+            if timed:
+                lines.append(f"{'':8} {timed} candidates measured before, {taken} of them from the cache afterwards")
     phases = Counter(o.phase for o in outcomes)
     lines.append("moments: " + ", ".join(f"{n} in {phase}" for phase, n in sorted(phases.items())))
     return "\n".join(lines)
@@ -319,17 +356,19 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--jobs", type=int, default=2, help="of each run")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no kill begins")
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--verify", action="store_true", help="run mirage verify after each")
+    parser.add_argument("--gpu", type=int, help="measure on this GPU, and kill runs while they do")
     asked = parser.parse_args()
+    model = asked.model or (MODEL if asked.gpu is None else GPU_MODEL)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
-        program = Program(Path(name), asked.model, asked.jobs)
+        program = Program(Path(name), model, asked.jobs, asked.gpu)
         outcomes = run(program, asked.count, asked.seed, asked.workers, asked.verify, start + asked.seconds)
     print(table(outcomes))
     problems = sum(len(o.problems) for o in outcomes)
-    print(f"{len(outcomes)} kills of {asked.model.name} in {time.monotonic() - start:.0f} s, {problems} problems")
+    print(f"{len(outcomes)} kills of {model.name} in {time.monotonic() - start:.0f} s, {problems} problems")
     return int(problems > 0)
 
 

@@ -27,8 +27,12 @@ def standing(out: Path, known: Mapping[str, Mapping[str, str]]) -> str:
     return f"half-written: {sorted(found)}"
 
 
+def complete(out: Path) -> bool:
+    """Whether an output folder is whole, whatever it holds: its report names the files that are there."""
+    return _reported(out, files(out))
+
+
 def _reported(out: Path, found: Mapping[str, str]) -> bool:
-    """Whether the report is whole and names the files that are there."""
     try:
         report = json.loads((out / "report.json").read_text(encoding="utf-8"))
         page = (out / "report.html").read_text(encoding="utf-8")

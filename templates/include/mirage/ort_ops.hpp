@@ -14,6 +14,9 @@
 #endif
 
 #include "mirage/ort_shapes.hpp"
+#if defined(MIRAGE_WITH_CUDA)
+#include "mirage/cuda_error.hpp"
+#endif
 
 namespace mirage {
 
@@ -99,12 +102,10 @@ __attribute__((destructor)) inline void clear_workspaces() { WorkspaceCache::cle
 extern "C" {
 int cudaMallocAsync(void** pointer, size_t bytes, void* stream);
 int cudaFreeAsync(void* pointer, void* stream);
-int cudaGetDevice(int* device);
 int cudaDeviceGetDefaultMemPool(void** pool, int device);
 int cudaMemPoolGetAttribute(void* pool, int attribute, void* value);
 int cudaMemPoolSetAttribute(void* pool, int attribute, void* value);
 int cudaGetLastError(void);
-const char* cudaGetErrorString(int error);
 }
 
 // Lets the device's memory pool keep what workspaces need between synchronisations; otherwise every run asks the driver
@@ -283,7 +284,9 @@ private:
         const int freed = workspace != nullptr ? cudaFreeAsync(workspace, stream) : 0;
         if (code == 0) code = freed;
         if (code == 0) return nullptr;
-        return error(ort::fail, "CUDA error %d: %s", code, cudaGetErrorString(code));
+        Message message;
+        add_cuda_error(message, code);
+        return error(ort::fail, "%s", message.text);
     }
 #else
     ort::Status* run_cuda(const ort::KernelContext*, const void* const*, void* const*, const int64_t*) const {

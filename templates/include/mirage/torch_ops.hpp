@@ -33,6 +33,7 @@ struct Kernels {
     WorkspaceSize* cpu_workspace;
     CudaKernel* cuda;
     WorkspaceSize* cuda_workspace;
+    void (*cuda_error)(int code, char* text, size_t bytes);
 };
 
 // ---- loading -------------------------------------------------------------------------------------------------------
@@ -124,6 +125,7 @@ inline void load(const Entry* entries, Kernels* kernels, int count) {
         symbol(&kernels[i].cpu_workspace, entry.cpu_workspace);
         symbol(&kernels[i].cuda, entry.cuda);
         symbol(&kernels[i].cuda_workspace, entry.cuda_workspace);
+        symbol(&kernels[i].cuda_error, "mirage_cuda_error");
         if (api.library_def(fragment, entry.schema) != 0) continue;  // another folder's library has the same fragment
         if (kernels[i].cpu != nullptr) api.library_impl(cpu, entry.op->name, entry.call_cpu);
         if (kernels[i].cuda != nullptr) api.library_impl(cuda, entry.op->name, entry.call_cuda);
@@ -332,8 +334,12 @@ private:
             return false;
         }
         const int code = kernels.cuda(in_data, out_data, memory, extents, stream);
-        if (code != 0) message.add("CUDA error %d", code);
-        return code == 0;
+        if (code == 0) return true;
+        char text[512];
+        snprintf(text, sizeof text, "CUDA error %d", code);
+        if (kernels.cuda_error != nullptr) kernels.cuda_error(code, text, sizeof text);
+        message.add("%s", text);
+        return false;
     }
 };
 
