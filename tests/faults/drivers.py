@@ -36,6 +36,8 @@ def told(name, call):
         print(f"{name}: it runs")
     except mi.MirageError as error:
         print(f"{name}: {type(error).__name__} ({error.code}): {error} [{error.hint}]")
+    except Exception as error:  # torch's own
+        print(f"{name}: {type(error).__name__}: {str(error)[:200]}")
 
 def kernel():
     import torch
