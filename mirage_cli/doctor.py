@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import __version__, devices, environment, runtime
+from mirage_cli import __version__, devices, environment, isolation, packages, runtime
 from mirage_cli.backends import toolchain
 from mirage_cli.backends.toolchain import Tool
 from mirage_cli.errors import MirageError, ToolMissing
+from mirage_cli.isolation import Lost
 from mirage_cli.options import Options
 
 MODULES = {"cupy": "pip install 'mirage-cli[gpu]'", "torch": "pip install 'mirage-cli[torch]'"}  #: optional packages
@@ -82,7 +83,8 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at this machine. Compilers are tried on small programs; GPUs are asked for through the driver's tool."""
+    """Look at this machine. Compilers are tried on small programs, optional packages imported in a process of their own; GPUs
+    are asked for through the driver's tool, and the driver for its version."""
     gpus = devices.devices()
     items = (
         Item("mirage", True, f"{__version__} on Python {platform.python_version()}, {platform.platform()}"),
@@ -154,15 +156,27 @@ def _gpus(gpus: Sequence[devices.Device]) -> Item:
     if not gpus:
         return Item("GPU", False, "none: the driver's nvidia-smi is absent or shows no device")
     found = [f"{g.number}: {g.name}, {g.memory}, compute capability {g.capability}, driver {g.driver}" for g in gpus]
-    usable = any(float(re.sub(r"[^\d.]", "", g.capability) or 0) >= 8 for g in gpus)
-    return Item("GPU", usable, "; ".join(found) + ("" if usable else "; compute capability 8.0 or newer is needed"))
+    if not any(float(re.sub(r"[^\d.]", "", g.capability) or 0) >= 8 for g in gpus):
+        return Item("GPU", False, "; ".join([*found, "compute capability 8.0 or newer is needed"]))
+    try:
+        nvcc = toolchain.find_nvcc()
+    except ToolMissing:
+        return Item("GPU", True, "; ".join(found))
+    try:
+        devices.check_driver("nvcc", nvcc.version)
+    except ToolMissing as error:
+        return Item("GPU", False, "; ".join([*found, str(error)]), error.hint)
+    return Item("GPU", True, "; ".join(found))
 
 
 def _module(name: str, command: str) -> Item:
     if importlib.util.find_spec(name) is None:
         return Item(name, False, "not installed (optional)", command)
     owners = importlib.metadata.packages_distributions().get(name, [name])
-    return Item(name, True, _version(owners[0]))
+    version = _version(owners[0])
+    ((_, found),) = isolation.each(packages.problem, [(name,)], 1, apart=True)
+    problem = found.reason if isinstance(found, Lost) else found
+    return Item(name, not problem, f"{version}, {problem}" if problem else version, command if problem else "")
 
 
 def _version(distribution: str) -> str:

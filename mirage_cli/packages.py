@@ -21,3 +21,12 @@ def imported(name: str, purpose: str, hint: str) -> Any:
         found = error
     said = (str(found).strip().splitlines() or [""])[0]
     raise ToolMissing(f"{name} is needed for {purpose}; importing it fails: {type(found).__name__}: {said}", hint)
+
+
+def problem(name: str) -> str:
+    """Why a package cannot be imported; nothing where it can."""
+    try:
+        imported(name, "this", "")
+    except ToolMissing as error:
+        return str(error).partition("; ")[2] or "not installed"
+    return ""

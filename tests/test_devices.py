@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,3 +117,48 @@ def test_the_largest_cache(tmp_path: Path) -> None:
     assert devices.cache_bytes("cpu", tmp_path) == 24 << 20
     assert devices.cache_bytes("cpu", tmp_path / "absent") == 32 << 20
     assert devices.cache_bytes("cuda") >= 50 << 20
+
+
+# ---- the driver's version --------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """In the place of the driver's library."""
+
+    def __init__(self, version: int, failed: int = 0) -> None:
+        self.version, self.failed = version, failed
+
+    def cuDriverGetVersion(self, found: Any) -> int:
+        ctypes.cast(found, ctypes.POINTER(ctypes.c_int))[0] = self.version
+        return self.failed
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "said"),
+    [
+        (Driver(12080), (12, 8), "the NVIDIA driver is for CUDA 12.8"),
+        (Driver(0), None, "there is no NVIDIA driver"),
+        (Driver(12080, 999), None, "there is no NVIDIA driver"),
+        (object(), None, "there is no NVIDIA driver"),
+    ],
+)
+def test_what_cuda_the_driver_is_for(
+    monkeypatch: pytest.MonkeyPatch, library: Any, version: tuple[int, int] | None, said: str
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert (devices.driver_cuda(), devices.driver()) == (version, said)
+
+
+def test_no_library_of_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "LIBRARY", "libcuda-that-is-nowhere.so")
+    assert devices.driver_cuda() is None
+    devices.check_driver("nvcc", "nvcc 13.0.88")
+
+
+def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "driver_cuda", lambda: (12, 4))
+    for version in ("nvcc 12.0.1", "12.9", "nvcc 11.8.89", "of unknown version"):
+        devices.check_driver("nvcc", version)
+    with pytest.raises(ToolMissing, match=r"for CUDA 12\.4, too old for nvcc, which is for CUDA 13\.0") as told:
+        devices.check_driver("nvcc", "nvcc 13.0.88")
+    assert told.value.hint == "update the NVIDIA driver to 580 or newer, or use one for CUDA 12"

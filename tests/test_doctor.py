@@ -24,6 +24,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     monkeypatch.setattr(toolchain, "find_cxx", lambda: Tool(("g++",), "g++ 12", "PATH"))
     monkeypatch.setattr(toolchain, "find_nvcc", lambda: Tool(("nvcc",), "nvcc 13.0", "PATH"))
     monkeypatch.setattr(devices, "devices", lambda: [GPU])
+    monkeypatch.setattr(devices, "driver_cuda", lambda: (13, 0))
     monkeypatch.setattr(runtime, "providers", lambda: ("cpu", "cuda"))
     monkeypatch.setattr(environment, "cache_folder", lambda options: tmp_path)
     return monkeypatch
@@ -76,6 +77,27 @@ def test_a_gpu_that_is_too_old(machine: pytest.MonkeyPatch) -> None:
     found = doctor.examine()
     assert not found.item("GPU").ok
     assert "8.0 or newer" in found.item("GPU").found
+
+
+def test_a_driver_that_is_too_old(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(devices, "driver_cuda", lambda: (12, 2))
+    found = doctor.examine()
+    assert "the NVIDIA driver is for CUDA 12.2, too old for nvcc, which is for CUDA 13.0" in found.item("GPU").found
+    assert "GPU: update the NVIDIA driver to 580 or newer, or use one for CUDA 12" in found.text()
+    assert not possible(found, "optimize --gpu")
+    machine.setattr(devices, "driver_cuda", lambda: (13, 0))
+    assert possible(doctor.examine(), "optimize --gpu")
+
+
+def test_a_package_that_is_broken(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text("raise AttributeError('built for another numpy')")
+    (tmp_path / "torch.py").write_text("")
+    machine.syspath_prepend(str(tmp_path))
+    found = doctor.examine()
+    assert found.item("torch").ok
+    said = "of unknown version, importing it fails: AttributeError: built for another numpy"
+    assert (found.item("cupy").ok, found.item("cupy").found) == (False, said)
+    assert not possible(found, "cupy arrays")
 
 
 def test_onnxruntime_that_cannot_be_imported(machine: pytest.MonkeyPatch) -> None:
