@@ -12,7 +12,8 @@ from mirage_cli.lax.program import Program
 from mirage_cli.plan import FragmentPlan, PlanOptions, plan_fragment
 from mirage_cli.search.search import Standing
 
-Job = tuple[str, str, Program, int]  #: identifier, name, program, operators that it replaces
+#: identifier, name, program, operators that it replaces, what the numbers of weights do not exceed (`SearchOptions.largest`)
+Job = tuple[str, str, Program, int, tuple[tuple[int, float], ...]]
 
 
 def each(
@@ -26,7 +27,7 @@ def each(
     """(number of the job, its plan or why there is none), known ones first, the others as they end. New ones are kept; `told`
     hears how far searches are, with the job's number."""
     store = kept if earlier.lasting(options) and not debug.asked() else None
-    names = [earlier.plan_key(*job, options) if store is not None else "" for job in jobs]
+    names = [earlier.plan_key(*job[:4], _own(options, job)) if store is not None else "" for job in jobs]
     missing = []
     for k, (name, job) in enumerate(zip(names, jobs, strict=True)):
         found = None if store is None else earlier.find_plan(store, name, job[2])
@@ -35,7 +36,7 @@ def each(
         else:
             yield k, found
     options = shared_out(options, len(missing), workers)
-    calls = [(*jobs[k], options) for k in missing]
+    calls = [(*jobs[k][:4], _own(options, jobs[k])) for k in missing]
 
     def hear(n: int, standing: Standing) -> None:
         if told is not None:
@@ -47,6 +48,11 @@ def each(
         if store is not None and not isinstance(plan, Lost):
             store.put(names[k], earlier.plan_to_json(plan))
         yield k, plan
+
+
+def _own(options: PlanOptions, job: Job) -> PlanOptions:
+    """The options with which a fragment is planned."""
+    return replace(options, search=replace(options.search, largest=job[4]))
 
 
 def shared_out(options: PlanOptions, fragments: int, workers: int) -> PlanOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.grown import grown_tensors
 from mirage_cli.isolation import Lost
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import from_numpy
+from mirage_cli.lax.dtypes import F16, from_numpy
 from mirage_cli.lax.fragment import LaxFragment
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import FragmentPlan
@@ -185,6 +186,20 @@ class Work:
         """The model's own weights among the sources of the first occurrence."""
         program = self.occurrences[0].fragment.program
         return {k: imported.constant(s.name) for k, s in enumerate(program.sources) if s.constant}
+
+    def largest(self, imported: Imported) -> tuple[tuple[int, float], ...]:
+        """For 16-bit weights that elementwise operators read (such as gains): the source's number, and a power of two that no
+        magnitude in them exceeds, at any occurrence."""
+        p = self.program
+        read = {x for n in p.nodes if n.op != "contract" for x in n.inputs}
+        sources = sorted({i.source for i in p.inputs if i.name in read and p.sources[i.source].constant})
+        found = []
+        for k in (k for k in sources if p.sources[k].dtype == F16):
+            weights = [imported.constant(o.fragment.program.sources[k].name) for o in self.occurrences]
+            tops = [float(np.abs(w).max(initial=0)) for w in weights]
+            if np.isfinite(tops).all() and max(tops) > 0:
+                found.append((k, 2.0 ** math.ceil(math.log2(max(tops)))))
+        return tuple(found)
 
 
 def group(

@@ -22,6 +22,7 @@ from mirage_cli.search.combine import two_kernels
 from mirage_cli.search.contains import Containment, contains
 from mirage_cli.search.cost import SMALL, Ranked, floor_us
 from mirage_cli.search.form import search_form
+from mirage_cli.search.headroom import with_headroom
 from mirage_cli.search.kernels import Part, link, one_kernel
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
@@ -45,7 +46,7 @@ class SearchOptions:
     graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically, with `alone` what they always are;
     `jobs` processes close mappings at a time, which changes nothing but the time. `apart` keeps that many schedules of every
     engine and varies the kernels of a graph one at a time: more to measure, the same best. `engines` may make kernels beside
-    the engine `block`."""
+    the engine `block`. `largest` says of weights, by source, which number no magnitude in them exceeds."""
 
     max_kernels: int = 4
     max_ops: int = 24
@@ -57,6 +58,7 @@ class SearchOptions:
     apart: bool = False
     alone: bool = False
     engines: tuple[str, ...] = ENGINES
+    largest: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -255,7 +257,26 @@ class Searcher:
                     self._note(best_us=min((c.predicted_us for c in found), default=None))
         found.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))
+        if target.kind == "cuda":
+            found = list(self._with_headroom(program, found, total))
         return SearchResult(program, found, total, self)
+
+    def _with_headroom(
+        self, program: Program, found: Sequence[Candidate], total: SearchStatistics
+    ) -> Iterator[Candidate]:
+        """The candidates, so changed that products of 16-bit operands overflow only where the program's do."""
+        known: dict[KernelGraph, KernelGraph | str] = {}
+        for c in found:
+            if c.graph not in known:
+                try:
+                    known[c.graph] = with_headroom(program, c.graph, dict(self.options.largest))
+                except Refused as e:
+                    known[c.graph] = str(e)
+            graph = known[c.graph]
+            if isinstance(graph, str):
+                total.refused.append(graph)
+            else:
+                yield replace(c, graph=graph)
 
     def _count(self, program: Program, total: SearchStatistics, counted: set[str], whole: bool = False) -> None:
         key = program.key()

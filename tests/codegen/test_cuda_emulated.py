@@ -13,7 +13,7 @@ from mirage_cli.codegen.passes import Passes
 from mirage_cli.codegen.tile import Barrier, TileProgram
 from mirage_cli.lax.dtypes import BF16, F16, F32
 
-from . import kernels
+from . import gains, kernels
 from .kernels import Case
 from .programs import NAMED, SPLIT, program, random_build
 
@@ -56,11 +56,13 @@ def test_tiles_are_not_left(all_cases: list[Case], tmp_path: Path) -> None:
 
 
 def test_memory_plan_and_barriers_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
-    texts = {c.name: kernels.emulated(c, separate=False) for c in all_cases}
+    gained = gains.block()
+    texts = {c.name: kernels.emulated(c, separate=False) for c in [*all_cases, gained]}
     harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
     assert kernels.run(harness, all_cases, LAZY) == []
     assert kernels.run(harness, all_cases, BACKWARDS) == []
     assert kernels.edges(harness, all_cases[::4], LAZY, EDGES) == []
+    assert gains.problem(harness, gained) == ""
 
 
 @pytest.mark.parametrize("name", ["attention", "rms_linear", "softmax"])

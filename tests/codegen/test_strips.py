@@ -30,7 +30,7 @@ from mirage_cli.search.mugraph import graph_from_json, graph_to_json
 from mirage_cli.search.schedule import Schedule, schedule_from_json
 from mirage_cli.search.target import load_target
 
-from . import kernels
+from . import gains, kernels
 from .kernels import Case, single
 from .programs import program
 from .strip_programs import (
@@ -69,10 +69,14 @@ def _random(seeds: Sequence[int]) -> Iterator[Case]:
         yield from strip_cases(f"random{seed}of", p, "sm_90a", 1, seed, block_graphs(p))
 
 
-def _problems(found: Sequence[Case], folder: Path, separate: bool, modes: Sequence[str]) -> list[str]:
+def _problems(
+    found: Sequence[Case], folder: Path, separate: bool, modes: Sequence[str], gained: Sequence[Case] = ()
+) -> list[str]:
     flags = [*QUICK, *(kernels.ADDRESSES if separate else ())]
-    harness = kernels.build({c.name: kernels.emulated(c, separate) for c in found}, folder, flags, cuda=True)
+    texts = {c.name: kernels.emulated(c, separate) for c in (*found, *gained)}
+    harness = kernels.build(texts, folder, flags, cuda=True)
     edges = [] if separate else kernels.edges(harness, found[::6], LAZY, EDGES)
+    edges += [f"{c.name}: {x}" for c in gained if (x := gains.problem(harness, c))]
     return [x for mode in modes for x in kernels.run(harness, found, mode)] + edges
 
 
@@ -86,7 +90,7 @@ def test_strips_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -
     """Tiles lie in the ring, and what groups merge lies where it was."""
     assert {c.name.rpartition("of")[0] for c in all_cases} == {*NAMED, ""}
     assert {bool(c.graph.kernels[0].block.split) for c in all_cases} == {False, True}
-    assert _problems(all_cases, tmp_path, False, (LAZY, BACKWARDS)) == []
+    assert _problems(all_cases, tmp_path, False, (LAZY, BACKWARDS), [gains.strip()]) == []
 
 
 def test_strips_keep_to_their_tiles(all_cases: list[Case], tmp_path: Path) -> None:
