@@ -187,9 +187,14 @@ def run_job(job: CheckJob) -> FloatCheck | None:
         kernel = Kernel(job.library, job.spec)
     if not kernel.has("cpu"):
         return None
+
+    def called(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+        with runtime.unclean_memory():
+            return list(kernel.run([*arrays, *extra_arrays(job, symbols)]))
+
     return check(
         job.program,
-        lambda arrays, symbols: kernel.run([*arrays, *extra_arrays(job, symbols)]),
+        called,
         original_runner(job),
         job.constants,
         job.seed,

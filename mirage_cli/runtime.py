@@ -10,12 +10,13 @@ further up are not looked at.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,6 +231,27 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
     made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return made
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+_M_PERTURB = -6  #: of mallopt, see malloc.h
+_ONES = 0x100  #: what makes malloc fill memory with bytes of ones
+
+
+@contextlib.contextmanager
+def unclean_memory() -> Iterator[None]:
+    """Meanwhile memory that C's malloc gives holds bytes of ones, which are NaN in all types of floats, and no zeros as fresh
+    memory does, so that a kernel that reads what nothing has written gives wrong answers. Only glibc can do so."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(_M_PERTURB, _ONES)
+    try:
+        yield
+    finally:
+        mallopt(_M_PERTURB, 0)
 
 
 # ---- libraries -------------------------------------------------------------------------------------------------------

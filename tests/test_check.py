@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from mirage_cli import check as checks
+from mirage_cli import runtime
 from mirage_cli.check import Runner, check
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BF16, BOOL, F16, F32, I64, DType
@@ -177,3 +181,40 @@ def test_the_seed_decides() -> None:
     first, again, other = (checks.inputs(fragment, "random", seed, {}, {}) for seed in (1, 1, 2))
     assert all(np.array_equal(first[k], again[k]) for k in first)
     assert not any(np.array_equal(first[k], other[k]) for k in first)
+
+
+def test_kernels_do_not_find_zeros_in_memory_that_they_have_not_written() -> None:
+    with runtime.unclean_memory():
+        assert set(_fresh(1 << 20)) == {0xFF}
+    assert set(_fresh(1 << 20)) != {0xFF}
+
+
+def _fresh(size: int) -> bytes:
+    """What C's memory of this size holds when it is given."""
+    c = ctypes.CDLL(None)
+    c.aligned_alloc.restype = ctypes.c_void_p
+    at = c.aligned_alloc(ctypes.c_size_t(128), ctypes.c_size_t(size))
+    try:
+        return ctypes.string_at(at, size)
+    finally:
+        c.free(ctypes.c_void_p(at))
+
+
+def test_checked_kernels_are_called_so(monkeypatch: pytest.MonkeyPatch, norm: Program) -> None:
+    """The outputs of a kernel that adds what it finds in its memory are not right."""
+
+    class Found:
+        def __init__(self, *_: object) -> None: ...
+
+        def has(self, place: str) -> bool:
+            return place == "cpu"
+
+        def run(self, arrays: Arrays) -> tuple[NDArray[Any], ...]:
+            (made,) = _reference(arrays, {"rows": arrays[0].shape[0]})
+            return (made + np.frombuffer(_fresh(1 << 20), np.float32)[0],)
+
+    job = checks.CheckJob(norm, cast(Any, SimpleNamespace(symbols=("rows",))), Path(), b"", (), {}, (), 1, {})
+    monkeypatch.setattr(checks, "Kernel", Found)
+    monkeypatch.setattr(checks, "original_runner", lambda job: _reference)
+    found = checks.run_job(job)
+    assert found is not None and not found.passed

@@ -74,7 +74,7 @@ class CudaEmitter(FragmentEmitter):
             case Load():
                 return self.load(n, phase, self.t.buffers[n.buffer].name)
             case Init(name, value):
-                return self.init(self.t.buffers[name], value)
+                return self.init(self.t.buffers[name], value, phase)
             case Compute():
                 return self.compute(n, phase)
             case Contract():
@@ -164,10 +164,10 @@ class CudaEmitter(FragmentEmitter):
             weight = f" * m_exp_difference({low}, {high})"
         return self.gather(b, n.source, "float x = 0.0f;", "x += {};", b, weight)
 
-    def init(self, b: Buffer, value: float) -> dict[str, Any]:
+    def init(self, b: Buffer, value: float, phase: str) -> dict[str, Any]:
         if b.place == FRAGMENT:
             return {"kind": "lines", "lines": [f"{b.name}.fill({c_float(value)});"]}
-        line = f"{b.name}[{self.index(b, EPILOGUE)}] = {c_float(value)};"
+        line = f"{b.name}[{self.index(b, phase)}] = {c_float(value)};"
         return self.loop(b.axes, [line])
 
     def compute(self, n: Compute, phase: str) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class CudaEmitter(FragmentEmitter):
         value = self.expression(n.expr, phase, out, stored)
         kind = {"sum": "Sum", "max": "Max"}[n.kind]
         value = f"{guard} ? {value} : {kind}::none()" if guard else value
-        target = f"{n.buffer}[{self.index(b, EPILOGUE)}]"
+        target = f"{n.buffer}[{self.index(b, phase)}]"
         put = f"{target} {'+' if n.add else ''}= x;" if n.kind == "sum" else f"{target} = x;"
         base = {"op": kind, "value_lines": out.lines, "value": value, "put": put}
         if f is not None:

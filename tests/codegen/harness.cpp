@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <vector>
+#include <malloc.h>
 #include <sys/mman.h>
 #if defined(HARNESS_CUDA) || defined(HARNESS_DEVICE)
 #include "cuda_runtime.h"
@@ -95,6 +96,9 @@ static int on_gpu(Run* run, std::vector<void*> in, std::vector<void*>& out, cons
 
 int main(int count, char** arguments) {
     if (count != 3) return 2;
+#if defined(M_PERTURB)
+    mallopt(M_PERTURB, 0x100);  // memory from malloc holds ones, no zeros
+#endif
 #if defined(HARNESS_CUDA)
     emulator::machine.backwards = std::strchr(arguments[2], 'b') != nullptr;
     emulator::machine.lazy = std::strchr(arguments[2], 'l') != nullptr;

@@ -252,7 +252,7 @@ def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bo
     (folder / "table.inc").write_text("\n".join(table) + "\n")
     (folder / "harness.cpp").write_text((HERE / "harness.cpp").read_text())
     kind = ["-DHARNESS_CUDA"] if cuda else []
-    flags = [f for f in flags if f not in OPTIONAL or _knows(f)]
+    flags = [f for f in flags if f not in OPTIONAL or knows(f)]
     command = ["g++", *flags, *include, "-I.", *kind, "harness.cpp", *files, "-o", "harness"]
     made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[:8000]
@@ -260,7 +260,8 @@ def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bo
 
 
 @functools.cache
-def _knows(flag: str) -> bool:
+def knows(flag: str) -> bool:
+    """Whether g++ takes a flag."""
     command = ["g++", flag, "-x", "c++", "-fsyntax-only", "/dev/null"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 

@@ -68,6 +68,11 @@ def _softmax(g: Graph, t: DType) -> Sequence[int]:
     return [compose.softmax(g, g.map("mul", g.input("x", (7, 65), t), g.input("s", (65,), t)), [1])]
 
 
+def _total(g: Graph, t: DType) -> Sequence[int]:
+    """A sum over rows whose number is a symbol, each of which is normalised."""
+    return [g.reduce("sum", compose.softmax(g, g.input("x", (symbol("rows"), 5), t), [1]), [0])]
+
+
 def _attention(g: Graph, t: DType, keys: Extent = 37, masked: str = "") -> Sequence[int]:
     q, k, v = (g.input(n, (2, e, 16), t) for n, e in (("q", 5), ("k", keys), ("v", keys)))
     scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), 0.25)
@@ -132,6 +137,7 @@ NAMED: dict[str, Build] = {
     "rms_linear": _rms_linear,
     "layer_norm_gelu": _layer_norm_gelu,
     "softmax": _softmax,
+    "total": _total,
     "attention": _attention,
     "attention_causal": lambda g, t: _attention(g, t, masked="causal"),
     "attention_boolean": lambda g, t: _attention(g, t, masked="boolean"),

@@ -1,8 +1,9 @@
 """Random changes of rendered sources: what a code generator, or somebody who edits a folder, could get wrong.
 
 `mirage verify` renders every source again and compares bytes, so that any change is found. `python -m
-tests.codegen.source_mutants --count N` leaves that comparison out: each changed CPU kernel is compiled and judged by the
-float check alone, as `verify` judges the kernels of a library.
+tests.codegen.source_mutants --place cpu|cuda --count N` leaves that comparison out: each changed kernel is compiled, run
+(CUDA kernels in the emulator) and judged by the float check alone, as `verify` judges the kernels of a library. Of those
+that it does not tell from the kernel it is asked why (`mutant_verdicts.py`).
 """
 
 from __future__ import annotations
@@ -11,38 +12,17 @@ import argparse
 import functools
 import os
 import re
-import subprocess
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
-from mirage_cli import check
-from mirage_cli.codegen import render
-from mirage_cli.errors import Refused
-from mirage_cli.lax.dtypes import F16, F32
-
-from . import kernels
-from .kernels import Case
-from .programs import NAMED, program
-
-SECONDS = 10.0  #: after which a kernel that goes on is stopped
-OUTCOMES = ("does not compile", "stopped", "other answers", "same answers")
-
-
-class Mutant(NamedTuple):
-    """A changed source: what kind of change (one of `KINDS`), what was done, the text."""
-
-    kind: str
-    what: str
-    text: str
-
+from .mutant_verdicts import OUTCOMES, SAME_ANSWERS, Base, Mutant, bases, explained, outcome
 
 Rule = tuple[str, Callable[[re.Match[str]], str]]
 
@@ -106,6 +86,11 @@ def mutants(text: str) -> Iterator[Mutant]:
             yield Mutant("exchange", f"line {k + 1}: {a.strip()} behind {b.strip()}", "\n".join(swapped))
 
 
+def line_of(mutant: Mutant) -> int:
+    """The number of the line that a change begins in."""
+    return int(mutant.what.split(":")[0].removeprefix("line "))
+
+
 @functools.cache
 def mutants_of(text: str) -> dict[str, list[Mutant]]:
     """The changes of a source by kind."""
@@ -113,66 +98,6 @@ def mutants_of(text: str) -> dict[str, list[Mutant]]:
     for m in mutants(text):
         found.setdefault(m.kind, []).append(m)
     return found
-
-
-# --- what the float check says --------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Base:
-    """A kernel, and the cases of the float check: what float64 and the kernel itself make of the inputs."""
-
-    case: Case
-    text: str
-    checks: tuple[check.Case, ...]
-
-
-def build(text: str, name: str, folder: Path) -> Path | None:
-    """A harness with one kernel; None where it does not compile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    first = '#include "mirage/cpu/tile.hpp"\n#include <cstdlib>\n'
-    (folder / "kernel.cpp").write_text(f"{first}{text}")
-    (folder / "table.inc").write_text(f"KERNEL({name})\n")
-    flags = ["-std=c++17", "-O1", "-w", f"-I{render.include_dir()}", "-I."]
-    command = ["g++", *flags, str(kernels.HERE / "harness.cpp"), "kernel.cpp", "-o", "harness"]
-    made = subprocess.run(command, cwd=folder, capture_output=True, check=False)
-    return folder / "harness" if made.returncode == 0 else None
-
-
-def base(name: str, folder: Path, dtype: str = "f32") -> Base:
-    """A kernel of a named program."""
-    p = program(NAMED[name], F32 if dtype == "f32" else F16)
-    (case,) = kernels.cases(f"{name.replace('_', '')}{dtype}", p, "cpu", 1, seed=3)
-    text = case.render().text
-    harness = build(text, case.name, folder / case.name)
-    assert harness is not None
-    found = tuple(c for c in check.cases(p, runner(case, harness), {}, 5) if isinstance(c, check.Case))
-    return Base(case, text, found)
-
-
-def runner(case: Case, harness: Path) -> check.Runner:
-    """Calls a kernel in a process of its own. Raises Refused where that does not end as it should."""
-
-    def run(
-        arrays: Sequence[check.NDArray[check.Any]], symbols: check.Mapping[str, int]
-    ) -> list[check.NDArray[check.Any]]:
-        sized = replace(case, sizes=tuple(symbols.items()))
-        found = kernels.call(harness, sized, arrays, seconds=SECONDS)
-        if isinstance(found, str):
-            raise Refused(found)
-        return found
-
-    return run
-
-
-def outcome(base: Base, mutant: Mutant, folder: Path) -> str:
-    """One of `OUTCOMES` for a changed kernel."""
-    harness = build(mutant.text, base.case.name, folder)
-    if harness is None:
-        return OUTCOMES[0]
-    try:
-        found = check.judge(base.case.program, runner(base.case, harness), base.checks)
-    except Refused:
-        return OUTCOMES[1]
-    return OUTCOMES[3] if found.passed else OUTCOMES[2]
 
 
 def stream(texts: Sequence[str], seed: int) -> Iterator[tuple[int, Mutant]]:
@@ -185,47 +110,52 @@ def stream(texts: Sequence[str], seed: int) -> Iterator[tuple[int, Mutant]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge many changed kernels by the float check alone, and print those that it does not tell from the kernel."""
+    """Judge many changed kernels by the float check alone, and print those that it does not tell from the kernel, and why."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.codegen.source_mutants")
+    parser.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="what kernels are for (default: cpu)")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=1e9, help="no kernel is begun after this time")
-    parser.add_argument("--programs", nargs="*", default=list(NAMED))
+    parser.add_argument("--only", default="", metavar="TEXT", help="only kernels whose name has it")
     o = parser.parse_args(arguments)
     start = time.perf_counter()
     counts: Counter[tuple[str, str]] = Counter()
-    survivors: list[str] = []
+    whys: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(o.jobs) as pool:
         root = Path(temporary)
-        jobs = [(n, root, t) for n in o.programs for t in ("f32", "f16")]
-        bases = list(pool.map(lambda job: base(*job), jobs))
-        found = stream([b.text for b in bases], o.seed)
+        originals = bases(o.place, root, pool, o.only)
+        print(f"{len(originals)} kernels, {time.perf_counter() - start:.0f} s", flush=True)
+        found = stream([b.text for b in originals], o.seed)
         chosen = [next(found) for _ in range(o.count)]
-        same_bytes = sum(m.text == bases[k].text for k, m in chosen)
 
-        def tried(job: tuple[int, tuple[int, Mutant]]) -> str:
+        def tried(job: tuple[int, tuple[int, Mutant]]) -> tuple[str, str]:
             number, (k, mutant) = job
             if time.perf_counter() - start > o.seconds:
-                return ""
-            folder = root / f"m{number}"
-            result = outcome(bases[k], mutant, folder)
-            for path in folder.iterdir():
-                path.unlink()
-            return result
+                return "", ""
+            return judged(originals[k], mutant, root / f"m{number}")
 
-        for (k, mutant), result in zip(chosen, pool.map(tried, enumerate(chosen)), strict=True):
+        for (k, mutant), (result, why) in zip(chosen, pool.map(tried, enumerate(chosen)), strict=True):
             counts[mutant.kind, result] += bool(result)
-            if result == OUTCOMES[3]:
-                survivors.append(f"{bases[k].case.name}: {mutant.kind}: {mutant.what}")
-    print("\n".join(sorted(survivors)))
+            if why:
+                whys[why.split(":")[0]] += 1
+                print(f"{originals[k].case.name}: {mutant.kind}: {mutant.what}: {why}", flush=True)
     print("| change | " + " | ".join(OUTCOMES) + " |\n|---|" + "---|" * len(OUTCOMES))
     for kind in (*KINDS, "all"):
         row = [sum(n for (k, r), n in counts.items() if kind in (k, "all") and r == result) for result in OUTCOMES]
         if any(row):
             print(f"| {kind} | " + " | ".join(map(str, row)) + " |")
-    print(f"{same_bytes} of {len(chosen)} have the source's own bytes; {time.perf_counter() - start:.0f} s")
+    print("of the same answers " + ", ".join(f"{n} {why}" for why, n in sorted(whys.items())))
+    print(f"{time.perf_counter() - start:.0f} s")
     return 0
+
+
+def judged(base: Base, mutant: Mutant, folder: Path) -> tuple[str, str]:
+    """What becomes of a changed kernel, and why where it is not told from the kernel."""
+    result = outcome(base, mutant, folder)
+    why = explained(base, mutant, folder) if result == SAME_ANSWERS else ""
+    shutil.rmtree(folder)
+    return result, why
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from .working import supported
 EXTENTS = (1, 7, 40, 65)  #: of symbols
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 TOGETHER = 6  #: kernels that nvcc compiles as one source
+CLEAN = (*kernels.CPU_FLAGS, "-Wno-unused-variable", "-Wno-unused-parameter")  #: what cancels in a program is not read
 SECONDS = 120.0  #: for one kernel under a tool
 
 
@@ -185,7 +186,7 @@ def on_cpu(numbers: Sequence[int], seed: int) -> tuple[int, list[str]]:
     isas = supported()
     release = [f for f in FLAGS if f != "-fvisibility=hidden"]
     with tempfile.TemporaryDirectory() as folder:
-        clean = kernels.build(texts, Path(folder) / "clean", [*kernels.CPU_FLAGS, *kernels.SANITIZERS], cuda=False)
+        clean = kernels.build(texts, Path(folder) / "clean", [*CLEAN, *kernels.SANITIZERS], cuda=False)
         problems = kernels.run(clean, found)
         isa = isas[numbers[0] % len(isas)]
         fast = kernels.build(texts, Path(folder) / "fast", [*release, *ISA_FLAGS[isa]], cuda=False)
@@ -198,7 +199,7 @@ def on_cpu(numbers: Sequence[int], seed: int) -> tuple[int, list[str]]:
 def on_gpu(found: Sequence[Case], folder: Path, arch: str, jobs: int, tools: int) -> Counter[str]:
     """Compile kernels with nvcc, run them, and the first `tools` of each kind under compute-sanitizer; what was seen."""
     counts: Counter[str] = Counter()
-    common = ["nvcc", "-std=c++17", "-O3", *arch_flags([arch]), f"-I{render.include_dir()}", "-I."]
+    common = ["nvcc", "-std=c++17", "-O3", "-lineinfo", *arch_flags([arch]), f"-I{render.include_dir()}", "-I."]
     objects = dict[str, str]()
 
     def compiled(several: Sequence[Case]) -> list[str]:

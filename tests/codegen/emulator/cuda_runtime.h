@@ -344,6 +344,7 @@ inline void run_grid(unsigned blocks, unsigned threads, int shared_bytes, unsign
         for (unsigned b = 0; b < cluster; ++b) machine.blocks.push_back({first + b * stride, false, 0});
         ASAN_UNPOISON_MEMORY_REGION(memory.data(), memory.size());
         std::memset(memory.data(), 0xff, memory.size());  // what is read before it is written is not a number
+        for (const Block& b : machine.blocks) ASAN_POISON_MEMORY_REGION(b.memory + machine.size, stride - machine.size);
         machine.revealed = !dependent;
         if (dependent) {
             for (Array& a : machine.hidden) std::memset(a.at, 0xff, a.size);
