@@ -98,7 +98,7 @@ def bring(options: Options, file: str) -> Answer:
     """Add the tunings of a document (`-`: standard input). Raises ModelError for one that is not well-formed."""
     cache = _tunings(folder(options))
     if not cache.usable:
-        raise UsageError(f"{cache.root} cannot be used as a cache", "name another folder with --cache")
+        raise UsageError(f"{cache.root} cannot be used as a cache: {cache.problem}", "name another folder with --cache")
     taken, left = cache.merge(imported(_read(file), file))
     return Answer({"taken": taken, "left": left}, [f"{taken} tunings taken, {left} left: what is here says as much"])
 

@@ -8,6 +8,7 @@ system without locks nothing is swept.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -32,8 +33,14 @@ def put(path: Path, *content: bytes, keep: bool = False) -> None:
             if not keep:
                 os.replace(name, path)
                 return
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.link(name, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links: of two processes at this moment the last one wins
+                if not path.exists():
+                    os.replace(name, path)
+                    return
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name)
@@ -151,6 +158,16 @@ def waited(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def locks(folder: Path) -> bool:
+    """Whether processes can keep each other out of files of a folder (of bytes of them, as databases do)."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+    return True
 
 
 def _removed(path: Path, fd: int) -> None:

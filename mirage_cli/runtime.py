@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import stat
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ONNX_BF16 = 16
 #: what to do where onnxruntime cannot use the GPU; both packages own the same folder, so one has to go first
 CUDA_PROVIDER_COMMAND = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
+CUDA_LIBRARIES_COMMAND = "pip install 'onnxruntime-gpu[cuda,cudnn]'"  #: what onnxruntime's provider needs beside itself
 #: CUDA errors that say what has to be done: the class of error, and the hint
 _CUDA_FAILURES: dict[int, tuple[type[MirageError], str]] = {
     2: (OutOfResources, "other programs may hold the GPU's memory: nvidia-smi shows them"),
@@ -125,17 +127,39 @@ def session(
     source = model if isinstance(model, bytes) else str(model)
     made = _loaded(source, options, wanted, _widened(source, library is not None) if provider == "cpu" else None)
     if _PROVIDERS[provider] not in made.get_providers():
-        versions = f" ({_cuda_versions()})" if provider == "cuda" else ""
-        raise ToolMissing(f"onnxruntime could not start its provider for {provider}{versions}", devices.UPDATE)
+        raise _not_started(str(getattr(onnxruntime, "cuda_version", "")))
     return made
 
 
-def _cuda_versions() -> str:
-    """What onnxruntime was built for, and what the driver is for, of CUDA."""
-    import onnxruntime  # noqa: PLC0415
+def _not_started(version: str) -> ToolMissing:
+    """Why onnxruntime, built for a version of CUDA, has started without a GPU: the driver, or libraries that are missing."""
+    try:
+        devices.check_driver("onnxruntime", version)
+    except ToolMissing as error:
+        return error
+    built = f"built for CUDA {version}" if version else "of an unknown CUDA"
+    return ToolMissing(
+        f"onnxruntime ({built}; {devices.driver()}) could not start its provider for cuda", CUDA_LIBRARIES_COMMAND
+    )
 
-    own = getattr(onnxruntime, "cuda_version", "") or "another version"
-    return f"it is built for CUDA {own}, {devices.driver()}"
+
+def _cuda_code(error: Exception) -> int | None:
+    """The cudaError_t that an exception of onnxruntime tells of."""
+    found = re.search(r"CUDA failure (\d+)", str(error))
+    if found is not None:
+        return int(found[1])
+    return 2 if "cudaErrorMemoryAllocation" in str(error) else None
+
+
+def _first(error: Exception) -> str:
+    """What onnxruntime says of a CUDA failure, without the places in its own sources."""
+    return re.sub(r"(?s)^.*?(CUDA failure \d+: [^;\n]*?)\s*(;.*)?$", r"\1", str(error))
+
+
+def _cuda_error(message: str, code: int | None) -> MirageError:
+    """The error for a cudaError_t, with what has to be done about it."""
+    kind, hint = _CUDA_FAILURES.get(code or 0, (MirageError, ""))
+    return kind(message, hint)
 
 
 def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Callable[[], bytes | None] | None) -> Any:
@@ -143,11 +167,14 @@ def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Call
     import onnxruntime  # noqa: PLC0415
 
     try:
-        return onnxruntime.InferenceSession(source, options, providers=providers)
+        # with its fallback onnxruntime takes the CPU for a GPU that fails, and prints so on standard output
+        return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no common base
         other = spare() if spare is not None and "NOT_IMPLEMENTED" in str(error) else None
         if other is None:
             name = "the model" if isinstance(source, bytes) else source
+            if (found := _cuda_code(error)) is not None:
+                raise _cuda_error(f"onnxruntime cannot start its provider for cuda: {_first(error)}", found) from error
             raise ModelError(f"onnxruntime {onnxruntime.__version__} cannot load {name}: {error}") from error
     if isinstance(source, str):
         folder = str(Path(source).absolute().parent)
@@ -182,7 +209,7 @@ def run(session: Any, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[A
             name: from_ort(value) for name, value in zip(names, session.run_with_ort_values(names, feeds), strict=True)
         }
     except Exception as error:  # as above
-        raise MirageError(f"onnxruntime failed: {error}") from error
+        raise _cuda_error(f"onnxruntime failed: {error}", _cuda_code(error)) from error
 
 
 def to_ort(array: NDArray[Any]) -> Any:
@@ -278,5 +305,4 @@ def cuda_failure(library: ctypes.CDLL, name: str, code: int) -> MirageError:
     text = ctypes.create_string_buffer(f"CUDA error {code}".encode(), 1024)
     if hasattr(library, "mirage_cuda_error"):
         library.mirage_cuda_error(ctypes.c_int(code), text, ctypes.c_size_t(len(text)))
-    kind, hint = _CUDA_FAILURES.get(code, (MirageError, ""))
-    return kind(f"{name}: the kernel ended with {text.value.decode(errors='replace')}", hint)
+    return _cuda_error(f"{name}: the kernel ended with {text.value.decode(errors='replace')}", code)

@@ -109,6 +109,11 @@ class Tuned:
     problem: str = ""
 
     @property
+    def lost(self) -> bool:
+        """Whether something is not known of a candidate, by whosever fault."""
+        return bool(self.problem) or any(t.result.problem.startswith(LOST) for t in self.trials)
+
+    @property
     def tried(self) -> int:
         """How many candidates could be rendered."""
         return sum(not t.result.problem.startswith(REFUSED) for t in self.trials)
@@ -259,12 +264,14 @@ def _first(built: Built, bench: Bench) -> Measurement:
 
 
 def _finals(found: Tuned, libraries: Mapping[str, Path], bench: Bench, spent: bool) -> None:
-    """The second round: the best few that were built now, in turns and with more samples."""
+    """The second round: the best few that were built now, in turns and with more samples. What is lost in it keeps the time of
+    the first round."""
     best = [t for t in found.ranking[:FINALISTS] if t.key in libraries]
     if len(best) < 2 or spent:
         return
     for t, result in zip(best, bench.time([libraries[t.key] for t in best], THOROUGH), strict=True):
-        t.result = result
+        if not result.problem.startswith(LOST):
+            t.result = result
 
 
 def model_error(own_us: Sequence[float], tuned_us: Sequence[float]) -> float:

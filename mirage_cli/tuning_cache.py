@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from mirage_cli import __version__
+from mirage_cli import __version__, placed
 from mirage_cli.errors import ModelError, OutOfResources
 
 FILE = "tunings.sqlite3"
@@ -190,20 +190,20 @@ def _shown(x: Any) -> str:
 
 class TuningCache:
     """The tunings in a folder, which is made with access for its owner alone. A folder that belongs to or is writable by
-    others is not used. Trouble with the file is a warning: a cache that cannot be read holds nothing."""
+    others is not used, nor is one on a file system without locks. Trouble with the file is a warning: a cache that cannot be
+    read holds nothing. `problem` says why it is not used, if so."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.path = root, root / FILE
-        self.usable = False
-        try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = root.stat()
-        except OSError as error:
-            _warn(f"tuning cache {root}: {error.strerror or error}")
-            return
-        self.usable = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-        if not self.usable:
-            _warn(f"tuning cache {root} belongs to or is writable by others: not used")
+        self._patience = BUSY_SECONDS
+        self.problem = _problem(root)
+        if self.problem:
+            _warn(f"tuning cache {root}: {self.problem}: not used")
+
+    @property
+    def usable(self) -> bool:
+        """Whether anything is read or kept here."""
+        return not self.problem
 
     def fetch(self, where: Where) -> dict[str, Measurement | Settled]:
         """The valid rows for a program by candidate, `SETTLED` among them."""
@@ -288,16 +288,20 @@ class TuningCache:
         for last in (False, True):
             try:
                 with contextlib.closing(self._open()) as db, db:
-                    return action(db)
+                    found = action(db)
+                self._patience = BUSY_SECONDS
+                return found
             except (sqlite3.Error, UnicodeDecodeError) as error:
                 if last or _code(error) not in _CORRUPT:
+                    if _code(error) == sqlite3.SQLITE_BUSY:
+                        self._patience = 0.0  # not as long for each row, while that process goes on
                     _warn(f"tuning cache {self.path}: {error}; not used")
                     return otherwise
                 self._move_aside(str(error))
         return otherwise
 
     def _open(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS)
+        db = sqlite3.connect(self.path, timeout=self._patience)
         db.text_factory = lambda data: data.decode("utf-8", "replace")
         try:
             version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -324,6 +328,18 @@ class TuningCache:
             for extra in self.root.glob(f"{FILE}-*"):
                 extra.unlink(missing_ok=True)
             _warn(f"tuning cache {self.path} is damaged ({reason}): moved to {aside.name}, begun anew")
+
+
+def _problem(root: Path) -> str:
+    """Why a folder, made where it is missing, cannot be used; nothing where it can."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.stat()
+    except OSError as error:
+        return str(error.strerror or error)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        return "it belongs to or is writable by others"
+    return "" if placed.locks(root) else "its file system has no locks, which keep processes apart"
 
 
 def _row(fields: Sequence[Any]) -> Row | None:

@@ -180,7 +180,7 @@ def _measured(w: Work, stage: Stage) -> Found:
     finally:
         bench.close()
     keep(tuned.trials)
-    if stage.cache is not None and not tuned.problem:
+    if stage.cache is not None and not tuned.lost:
         stage.cache.store([Row(where.columns, SETTLED, {"name": w.name}, stage.asked)])
     return Found(where, tuned, tuned.problem, clock.now() - start)
 

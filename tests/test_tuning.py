@@ -36,7 +36,7 @@ def time(us: float, samples: int = QUICK) -> Measurement:
 class Machine:
     """Builder, bench and clock: a build takes 10 s, a check 1 s, a time 2 s; `us` says what candidates take, `wrong` which
     of them give wrong answers, `broken` which do not build, `refused` which are not rendered, `trapping` which cost the
-    bench its process, `deadly` which end it for good."""
+    bench its process, `lost` which do so when they are timed again, `deadly` which end it for good."""
 
     us: Mapping[str, float]
     pool: Mapping[str, Candidate]
@@ -44,6 +44,7 @@ class Machine:
     broken: Sequence[str] = ()
     refused: Sequence[str] = ()
     trapping: Sequence[str] = ()
+    lost: Sequence[str] = ()
     deadly: Sequence[str] = ()
     problem: str = ""
     seconds: float = 0.0
@@ -80,7 +81,9 @@ class Machine:
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
         self.seconds += 2
         self.log.append(("time", *(p.name for p in libraries), samples))
-        return [time(self.us[p.name], samples) for p in libraries]
+        lost = Measurement(None, problem=f"{LOST} timed: it trapped")
+        again = samples == THOROUGH
+        return [lost if again and p.name in self.lost else time(self.us[p.name], samples) for p in libraries]
 
 
 def run(machine: Machine, limits: Limits, known: Mapping[str, Measurement] | None = None) -> tuning.Tuned:
@@ -231,6 +234,7 @@ def test_a_kernel_that_traps_costs_its_own_result_only() -> None:
     assert {t.key: t.result.problem for t in found.trials if t.result.us is None} == {
         "k1": f"{LOST} checked: it trapped"
     }
+    assert found.lost
 
 
 def test_a_gpu_that_is_lost_leaves_what_was_measured() -> None:
@@ -242,6 +246,15 @@ def test_a_gpu_that_is_lost_leaves_what_was_measured() -> None:
     tried = [t.key for t in found.trials]
     assert "k5" not in tried and len(tried) == len(found.ranking) > 0
     assert given == tried
+
+
+def test_what_is_lost_when_it_is_timed_again_keeps_its_first_time() -> None:
+    pool = pool_of(4)
+    found = run(Machine(dict.fromkeys(pool, 9.0), pool, lost=["k1", "k2"]), Limits(4, 0.0, 8))
+    assert {t.key: (t.us, t.result.samples) for t in found.trials} == {
+        k: (9.0, QUICK if k in ("k1", "k2") else THOROUGH) for k in pool
+    }
+    assert not found.lost
 
 
 def test_trials_are_handed_on_one_by_one() -> None:

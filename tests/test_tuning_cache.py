@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -202,13 +204,30 @@ def test_a_file_that_cannot_be_written_is_a_warning(cache: TuningCache) -> None:
 def test_another_process_that_holds_the_file_is_waited_for(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.store([row()])
     monkeypatch.setattr("mirage_cli.tuning_cache.BUSY_SECONDS", 0.05)
+    cache = TuningCache(cache.root)
     holder = sqlite3.connect(cache.path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    with pytest.warns(UserWarning, match="locked"):
-        assert cache.fetch(WHERE) == {}
+    waits = list[float]()
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: (waits.append(timeout), connect(path, timeout))[1])
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="locked"):
+            assert cache.fetch(WHERE) == {}
     holder.execute("COMMIT")
     holder.close()
     assert cache.fetch(WHERE) == {"c1": TIME}  # and it was not taken for damaged
+    cache.fetch(WHERE)
+    assert waits == [0.05, 0.0, 0.0, 0.05], "once, as long as it is held"
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    with pytest.warns(UserWarning, match="its file system has no locks"):
+        cache = TuningCache(tmp_path)
+    assert (cache.store([row()]), cache.fetch(WHERE), list(tmp_path.iterdir())) == (False, {}, [])
 
 
 # --- documents --------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class Gpu:
     problem: str = ""
     wrong: tuple[int, ...] = ()
     lost_at: int = 1000  #: the library with which the GPU goes
+    alone: bool = False  #: whether it comes back
 
     about: tuple[Any, ...] = ()
 
@@ -66,7 +67,7 @@ class Gpu:
 
     def check(self, library: Path) -> str:
         if int(library.name) == self.lost_at:
-            self.problem = "the GPU is lost"
+            self.problem = "" if self.alone else "the GPU is lost"
             return f"{LOST} checked: its process ended with SIGABRT"
         return "wrong: rmse" if int(library.name) in self.wrong else ""
 
@@ -247,6 +248,19 @@ def test_a_gpu_that_is_lost_leaves_times_for_the_next_run(work: Work, stage: Sta
     choose([work], stage, silent)
     assert work.tuning["tried"] == 6
     assert sum(c["cached"] for c in work.tuning["candidates"] if c["measured_us"]) == 4
+    assert SETTLED in {r.candidate for r in stage.cache.rows()}
+
+
+def test_a_candidate_that_was_lost_is_tried_again(work: Work, stage: Stage, gpu: Gpu) -> None:
+    gpu.lost_at, gpu.alone = 4, True
+    choose([work], stage, silent)
+    assert (work.tuning["tried"], work.tuning.get("problem", "")) == (6, "")
+    assert stage.cache is not None
+    assert SETTLED not in {r.candidate for r in stage.cache.rows()}
+    gpu.lost_at, gpu.timed, gpu.built = 1000, 0, 100
+    choose([work], stage, silent)
+    fresh = [c for c in work.tuning["candidates"] if not c["cached"]]
+    assert (work.tuning["tried"], len(fresh), gpu.timed) == (6, 1, 1)
     assert SETTLED in {r.candidate for r in stage.cache.rows()}
 
 

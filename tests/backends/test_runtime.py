@@ -1,12 +1,15 @@
-"""Kernels called on arrays, and which libraries are loaded."""
+"""Kernels called on arrays, which libraries are loaded, and what is said of GPUs that onnxruntime cannot use."""
+
+from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mirage_cli import runtime
-from mirage_cli.errors import MirageError, ModelError, Refused, ToolMissing
+from mirage_cli import devices, runtime
+from mirage_cli.errors import MirageError, ModelError, OutOfResources, Refused, ToolMissing
 from mirage_cli.kernel import Kernel
 from mirage_cli.runtime import check_library
 
@@ -56,3 +59,66 @@ def test_sessions(library: Path, tmp_path: Path) -> None:
     made = runtime.session(make_model(AFFINE), library)
     with pytest.raises(MirageError, match="onnxruntime failed"):
         runtime.run(made, {"wrong": random(1, 4)})
+
+
+# ---- GPUs that fail --------------------------------------------------------------------------------------------------
+FULL = """[ONNXRuntimeError] : 1 : FAIL : /src/cuda_call.cc:154 CudaCall(ERRTYPE) [with ERRTYPE = cudaError]
+CUDA failure 2: out of memory ; GPU=0 ; hostname=vm ; file=/src/cuda_execution_provider.cc ; expr=cudaSetDevice(0);
+"""
+
+
+class Onnxruntime:
+    """A session that says what a GPU made of it."""
+
+    def __init__(self, fault: str = "", providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> None:
+        self.fault, self.found = fault, providers
+
+    def __call__(self, source: Any, options: Any, providers: Any, enable_fallback: int = 1) -> Onnxruntime:
+        assert not enable_fallback, "the CPU in the place of a GPU"
+        if self.fault:
+            raise RuntimeError(self.fault)
+        return self
+
+    def get_providers(self) -> tuple[str, ...]:
+        return self.found
+
+    def get_outputs(self) -> list[Any]:
+        return []
+
+    get_inputs = get_outputs
+
+    def run(self, *_: Any) -> None:
+        raise RuntimeError("Status Message: CUDA error cudaErrorMemoryAllocation:out of memory")
+
+
+def started(monkeypatch: pytest.MonkeyPatch, made: Onnxruntime, driver: tuple[int, int] | None = (13, 0)) -> Any:
+    import onnxruntime
+
+    monkeypatch.setattr(runtime, "check_provider", lambda provider: None)
+    monkeypatch.setattr(devices, "driver_cuda", lambda: driver)
+    monkeypatch.setattr(onnxruntime, "cuda_version", "13.0", raising=False)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", made)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
+    return runtime.session(b"", provider="cuda")
+
+
+def test_a_gpu_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OutOfResources) as told:
+        started(monkeypatch, Onnxruntime(FULL))
+    assert str(told.value) == "onnxruntime cannot start its provider for cuda: CUDA failure 2: out of memory"
+    assert "nvidia-smi" in told.value.hint
+    with pytest.raises(
+        OutOfResources, match="onnxruntime failed: Status Message: CUDA error cudaErrorMemoryAllocation"
+    ):
+        runtime.run(Onnxruntime(), {})
+
+
+def test_a_driver_that_is_too_old_for_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ToolMissing, match=r"for CUDA 12\.2, too old for onnxruntime, which is for CUDA 13\.0"):
+        started(monkeypatch, Onnxruntime(), (12, 2))
+    with pytest.raises(ToolMissing) as told:
+        started(monkeypatch, Onnxruntime())
+    said = "onnxruntime (built for CUDA 13.0; the NVIDIA driver is for CUDA 13.0) could not start its provider for cuda"
+    assert (str(told.value), told.value.hint) == (said, runtime.CUDA_LIBRARIES_COMMAND)
+    both = Onnxruntime(providers=("CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert started(monkeypatch, both) is both

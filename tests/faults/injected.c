@@ -1,4 +1,5 @@
-/* Preloaded into a process: the n-th call of the file system below a folder fails, or ends the process.
+/* Preloaded into a process: the n-th call of the file system below a folder fails, or ends the process; or all calls of
+ * some kinds fail, as on a file system that lacks them.
  *
  * Calls are counted when their path, or the file behind their descriptor, lies below the folder. Only a process that calls
  * inject() is concerned; what it starts is not. */
@@ -23,6 +24,7 @@ static char last[256];
 static atomic_long counted;
 static long first_failing;
 static int failing_errno, failing_on;
+static char lacking[256];
 
 /* From now on call number n fails with the error (0: the process is killed before it); with `on` all later ones do too. */
 void inject(const char *below, long n, int error, int on) {
@@ -31,9 +33,15 @@ void inject(const char *below, long n, int error, int on) {
   atomic_store(&counted, 0);
 }
 
+/* From now on all calls of these kinds (" flock fcntl ": names in spaces; `create` is an open to write) fail with the error. */
+void lack(const char *below, const char *kinds, int error) {
+  snprintf(lacking, sizeof lacking, "%s", kinds);
+  inject(below, 0, error, 0);
+}
+
 /* No call fails any more; how many were counted. */
 long injected(void) {
-  folder[0] = 0;
+  folder[0] = lacking[0] = 0;
   return atomic_load(&counted);
 }
 
@@ -56,8 +64,18 @@ static int behind(int fd, const char *name) {
   return below(path);
 }
 
+static int lacks(const char *call) {
+  char word[64];
+  snprintf(word, sizeof word, " %s ", call);
+  if (!strstr(lacking, word)) return 0;
+  atomic_fetch_add(&counted, 1);
+  errno = failing_errno;
+  return 1;
+}
+
 static int fails(int concerned, const char *call, const char *path) {
   if (!folder[0] || !concerned) return 0;
+  if (lacking[0]) return lacks(call);
   long number = atomic_fetch_add(&counted, 1) + 1;
   if (number < first_failing || (number > first_failing && !failing_on)) return 0;
   if (!failing_errno) raise(SIGKILL);
@@ -73,6 +91,7 @@ static int fails(int concerned, const char *call, const char *path) {
     if (folder[0] && fails(concerned, #name, path)) return -1;       \
     return real arguments;                                           \
   }
+#define OPENING(name) (lacking[0] && flags & (O_WRONLY | O_RDWR | O_CREAT | O_TRUNC) ? "create" : name)
 #define OPENS(name)                                                        \
   int name(const char *path, int flags, ...) {                             \
     REAL(name);                                                            \
@@ -80,7 +99,7 @@ static int fails(int concerned, const char *call, const char *path) {
     va_start(more, flags);                                                 \
     mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0; \
     va_end(more);                                                          \
-    if (folder[0] && fails(below(path), #name, path)) return -1;           \
+    if (folder[0] && fails(below(path), OPENING(#name), path)) return -1;  \
     return real(path, flags, mode);                                        \
   }
 #define OPENS_AT(name)                                                     \
@@ -90,8 +109,20 @@ static int fails(int concerned, const char *call, const char *path) {
     va_start(more, flags);                                                 \
     mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0; \
     va_end(more);                                                          \
-    if (folder[0] && fails(behind(at, path), #name, path)) return -1;      \
+    if (folder[0] && fails(behind(at, path), OPENING(#name), path)) return -1; \
     return real(at, path, flags, mode);                                    \
+  }
+#define LOCKS(name)                                                        \
+  int name(int fd, int command, ...) {                                     \
+    REAL(name);                                                            \
+    va_list more;                                                          \
+    va_start(more, command);                                               \
+    void *argument = va_arg(more, void *);                                 \
+    va_end(more);                                                          \
+    int locks = command == F_SETLK || command == F_SETLKW;                 \
+    locks = locks && ((struct flock *)argument)->l_type != F_UNLCK;        \
+    if (folder[0] && locks && fails(behind(fd, 0), #name, 0)) return -1;   \
+    return real(fd, command, argument);                                    \
   }
 
 OPENS(open)
@@ -107,6 +138,8 @@ WRAP(int, ftruncate64, (int fd, off64_t size), (fd, size), behind(fd, 0), 0)
 WRAP(int, fsync, (int fd), (fd), behind(fd, 0), 0)
 WRAP(int, fdatasync, (int fd), (fd), behind(fd, 0), 0)
 WRAP(int, flock, (int fd, int operation), (fd, operation), behind(fd, 0), 0)
+LOCKS(fcntl)
+LOCKS(fcntl64)
 WRAP(int, mkdir, (const char *path, mode_t mode), (path, mode), below(path), path)
 WRAP(int, rmdir, (const char *path), (path), below(path), path)
 WRAP(int, unlink, (const char *path), (path), below(path), path)

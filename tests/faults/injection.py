@@ -93,15 +93,17 @@ class Arena:
         arguments = ["optimize", str(self.model), "-o", str(self.out), "--cache", str(self.cache), "--json"]
         return [*arguments, "--target", "cpu", "--force", "--jobs", "1", *options]
 
-    def run(self, arguments: Sequence[str], call: int = 0, error: int = 0, on: bool = False) -> Ended:
-        """A run of mirage in a child, in which a call fails (0: none)."""
+    def run(
+        self, arguments: Sequence[str], call: int = 0, error: int = 0, on: bool = False, lack: Sequence[str] = ()
+    ) -> Ended:
+        """A run of mirage in a child, in which a call fails (0: none), or all calls of the kinds that a folder `lack`s."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reading)
             try:
                 with os.fdopen(writing, "w") as answer:
-                    json.dump(dataclasses.asdict(self._run(arguments, call or 1 << 60, error, on)), answer)
+                    json.dump(dataclasses.asdict(self._run(arguments, call or 1 << 60, error, on, lack)), answer)
             finally:
                 os._exit(0)
         os.close(writing)
@@ -110,13 +112,17 @@ class Arena:
         _, status = os.waitpid(child, 0)
         return Ended(None, calls=call) if os.WIFSIGNALED(status) else Ended(**json.loads(text))
 
-    def _run(self, arguments: Sequence[str], call: int, error: int, on: bool) -> Ended:
+    def _run(self, arguments: Sequence[str], call: int, error: int, on: bool, lack: Sequence[str]) -> Ended:
         from mirage_cli.main import cli
 
         output, told = io.StringIO(), io.StringIO()
         library = ctypes.CDLL(os.environ[INJECTED])
         library.injected_call.restype = ctypes.c_char_p
-        library.inject(str(self.root).encode(), ctypes.c_long(call), error, int(on))
+        if lack:
+            folder, kinds, name = lack
+            library.lack(str(self.root / folder).encode(), f" {kinds} ".encode(), getattr(errno, name))
+        else:
+            library.inject(str(self.root).encode(), ctypes.c_long(call), error, int(on))
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(told):
             code = cli.run(list(arguments))
         calls = library.injected()

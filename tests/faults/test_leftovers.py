@@ -158,6 +158,16 @@ def test_files_appear_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"12")
 
 
+def test_files_on_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(os, "link", fail)
+    for content in (b"1", b"2"):
+        placed.put(tmp_path / "a", content, keep=True)
+    assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"1")
+
+
 def test_parts_that_nobody_works_on_are_swept(tmp_path: Path) -> None:
     (tmp_path / "dead.part").write_text("")
     (tmp_path / "mirage-dead.part" / "x").mkdir(parents=True)

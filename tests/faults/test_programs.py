@@ -25,7 +25,7 @@ linux = pytest.mark.skipif(sys.platform != "linux" or shutil.which("gcc") is Non
 @pytest.mark.parametrize(
     "options",
     [
-        ["--situations", "import", "--every", "17", "--faults", "ENOSPC+,KILL"],
+        ["--situations", "import", "--every", "29", "--faults", "ENOSPC+,KILL"],
         ["--situations", "warm", "--every", "140", "--faults", "KILL", "--model", str(MODEL)],
     ],
 )
@@ -37,6 +37,16 @@ def test_calls_that_fail(options: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("; 0 problems\n")
     assert "KILL: killed" in done.stdout
+
+
+@linux
+def test_a_file_system_without_locks() -> None:
+    command = [sys.executable, "-m", "tests.faults.surroundings", "--situations", "import", "--only", "no locks"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no locks: usage (1 calls failed)" in done.stdout and "its file system has no locks" in done.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
