@@ -179,27 +179,23 @@ def told(report: Any, seconds: float) -> str:
     return said + "".join(f"\n    {x[:200]}" for x in [t.get("problem", ""), *lost[:3]] if x)
 
 
-def at_once(model: Path, folder: Path, gpu: int) -> list[str]:
-    """Two runs at the same time with one cache, into folders of their own, and then into one; then one run alone."""
+def processes(model: Path, folder: Path, gpu: int, *outs: str) -> list[str]:
+    """Runs in processes of their own at the same time, with one cache; what there is to tell of each."""
     command = [sys.executable, "-m", "mirage_cli", "optimize", str(model), "--gpu", str(gpu), "--force", "--json"]
     command += ["--cache", str(folder / "cache"), "--tune-candidates", str(CANDIDATES), "--tune-budget", str(SECONDS)]
-
-    def runs(*outs: str) -> list[str]:
-        start = time.monotonic()
-        pipe = subprocess.PIPE
-        children = [
-            subprocess.Popen([*command, "-o", str(folder / out)], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
-            for out in outs
-        ]
-        answers = [(c, *c.communicate()) for c in children]
-        seconds = time.monotonic() - start
-        return [
-            f"exit code {c.returncode}: "
-            + (told(json.loads(out), seconds) if c.returncode == 0 else (out + err).strip()[-300:])
-            for c, out, err in answers
-        ]
-
-    return [*runs("a", "b"), *runs("c", "c"), *runs("a")]
+    start = time.monotonic()
+    pipe = subprocess.PIPE
+    children = [
+        subprocess.Popen([*command, "-o", str(folder / out)], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+        for out in outs
+    ]
+    answers = [(c, *c.communicate()) for c in children]
+    seconds = time.monotonic() - start
+    return [
+        f"exit code {c.returncode}: "
+        + (told(json.loads(out), seconds) if c.returncode == 0 else (out + err).strip()[-300:])
+        for c, out, err in answers
+    ]
 
 
 def main() -> None:
@@ -216,11 +212,13 @@ def main() -> None:
             with trouble(asked.gpu):
                 print(f"{name}: {optimize(asked.model, Path(folder), asked.gpu)}", flush=True)
             if name != "nothing":
-                print(f"  afterwards: {optimize(asked.model, Path(folder), asked.gpu)}", flush=True)
+                (said,) = processes(asked.model, Path(folder), asked.gpu, "out")
+                print(f"  afterwards: {said}", flush=True)
     if asked.only in "two runs at once":
         with tempfile.TemporaryDirectory() as folder:
-            for line in at_once(asked.model, Path(folder), asked.gpu):
-                print(f"two runs at once: {line}", flush=True)
+            for outs in (("a", "b"), ("c", "c"), ("a",)):  # folders of their own, the same one, one run alone
+                for line in processes(asked.model, Path(folder), asked.gpu, *outs):
+                    print(f"two runs at once: {line}", flush=True)
 
 
 if __name__ == "__main__":
