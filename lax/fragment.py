@@ -24,11 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
 from mirage_cli.lax.canonical import canonical
+from mirage_cli.lax.facts import Facts
 from mirage_cli.lax.instantiate import instantiate
 from mirage_cli.lax.key import key
 from mirage_cli.lax.kinds import kind
@@ -84,70 +86,19 @@ def whole_program(graph: g.Graph, names: Mapping[int, str]) -> Program:
     return canonical(instantiate(graph, graph.outputs, inputs, dict(names)))
 
 
-class _Partitioner:
+class _Partitioner(Facts):
     def __init__(self, graph: g.Graph, names: Mapping[int, str], complete: bool = False) -> None:
-        self.graph, self.names, self.complete = graph, names, complete
-        self.live = set(graph.cone(graph.outputs))
-        self.users = [[u for u in users if u in self.live] for users in graph.consumers()]
-        self.results = set(graph.outputs)
-        self.depth = self._depth()
-        self.heavy = [d > 0 for d in self.depth]
-        self.behind = self._behind()
-        self.stored: set[int] = set()
+        super().__init__(graph, names)
+        self.complete = complete
+        self._chained: dict[int, list[int]] = {}
+        self._begins: dict[tuple[int, bool], bool] = {}
+        self._boundaries: dict[int, list[int]] = {}
 
-    # --- what a value is ----------------------------------------------------------------------------------------------
-    def step(self, v: int) -> g.Step:
-        return self.graph.steps[v]
-
-    def is_view(self, v: int) -> bool:
-        return isinstance(self.step(v), (*g.VIEWS, g.Cast))
-
-    def base(self, v: int) -> int:
-        """The value behind views."""
-        while self.is_view(v):
-            v = self.graph.inputs[v][0]
-        return v
-
-    def is_contraction(self, v: int) -> bool:
-        return isinstance(self.step(v), g.Contract)
-
-    def is_source(self, v: int) -> bool:
-        return isinstance(self.step(v), g.Input | g.Opaque)
-
-    def is_constant(self, v: int) -> bool:
-        step = self.step(self.base(v))
-        return isinstance(step, g.Fill) or (isinstance(step, g.Input) and step.constant)
-
-    def computed(self, v: int) -> bool:
-        """Whether `v` is a tensor of the model and more than a view of what is there."""
-        return v in self.names and not self.is_source(self.base(v)) and not self.is_constant(v)
-
-    def _depth(self) -> list[int]:
-        """For each value the longest way over contractions to it (not looking behind what is not read)."""
-        depth: list[int] = []
-        for v, step in enumerate(self.graph.steps):
-            inherited = max((depth[i] for i in self.graph.inputs[v]), default=0)
-            depth.append(0 if isinstance(step, g.Opaque) else inherited + isinstance(step, g.Contract))
-        return depth
-
-    def _behind(self) -> list[int]:
-        """For each value a bit for every value that it depends on, itself included."""
-        behind: list[int] = []
-        for v in range(len(self.graph.steps)):
-            bits = 1 << v
-            for i in self.graph.inputs[v]:
-                bits |= behind[i]
-            behind.append(bits)
-        return behind
-
-    def crosses(self, v: int) -> bool:
-        """Whether `v` is still needed after a stored value that was computed from it (a residual stream): it has to be
-        kept all the while, so it is stored rather than computed again."""
-        ends = [e for e in self.stored if e != v and self.behind[e] >> v & 1]
-        return any(self.behind[t] >> e & 1 for t in self.readers(v) for e in ends if t != e)
-
-    def elements(self, v: int) -> ex.Extent:
-        return ex.product(self.graph.dims(v))
+    def store(self, values: Iterable[int]) -> None:
+        """Store values too; where fragments begin is then found out again."""
+        super().store(values)
+        self._begins.clear()
+        self._boundaries.clear()
 
     # --- the whole ----------------------------------------------------------------------------------------------------
     def run(self) -> Partition:
@@ -158,13 +109,11 @@ class _Partitioner:
             if c not in absorbed:
                 end = self.end_of(c)
                 ends.setdefault(end, []).append(c)
-                self.stored.add(end)
+                self.store([end])
         if self.complete:
-            self.stored |= {
-                v for v in self.results if v in self.names and not self.is_source(v) and not self.is_constant(v)
-            }
-        self.stored |= {v for v in self.results if not self.stored & {v, self.base(v)} and self.computed(v)}
-        self.stored |= {p for v in self.stored for p in self.parts(v) if not self.stored & {p, self.base(p)}}
+            self.store(v for v in self.results if v in self.names and not self.is_source(v) and not self.is_constant(v))
+        self.store([v for v in self.results if not self.stored & {v, self.base(v)} and self.computed(v)])
+        self.store([p for p in self.parts(self.stored) if not self.stored & {p, self.base(p)}])
         self.settle(ends)
         result = Partition()
         done: set[int] = set()
@@ -182,10 +131,10 @@ class _Partitioner:
             found: set[int] = set()
             for end in [*ends, *(v for v in self.stored if v not in ends)]:
                 found |= {v for v in self.boundary(end) if not self.is_source(v)}
-            found |= {p for v in found for p in self.parts(v)}
+            found |= self.parts(found)
             if found <= self.stored:
                 return
-            self.stored |= found
+            self.store(found)
 
     def add(self, result: Partition, end: int, done: set[int]) -> None:
         """Make the fragment that ends at `end`, simpler if the whole cannot be expressed; else say why not."""
@@ -207,6 +156,12 @@ class _Partitioner:
     # --- rule 1: contractions of contractions ------------------------------------------------------------------------------
     def chained(self, c: int) -> list[int]:
         """The contractions that `c` computes with itself."""
+        if c not in self._chained:
+            self._chained[c] = self.find_chained(c)
+        return self._chained[c]
+
+    def find_chained(self, c: int) -> list[int]:
+        """The same, for the first time."""
         step = self.step(c)
         assert isinstance(step, g.Contract)
         found: list[int] = []
@@ -316,22 +271,30 @@ class _Partitioner:
 
     def next_end(self, current: int, c: int) -> int | None:
         """The nearest value through which everything computed from `current` passes, over elementwise steps only."""
-        region, pending = {current}, list(self.users[current])
+        region = {current}
+        left = {
+            current: len(self.users[current])
+        }  #: values whose readers are not all in the region, and how many are not
+        pending = list(self.users[current])  # a heap: sorted as it is
         while pending:
-            t = min(pending)
-            pending = [u for u in pending if u != t]
+            t = heappop(pending)
+            if t in region:
+                continue
             if not self.absorbable(t, region, c):
                 return None
             region.add(t)
-            pending += [u for u in self.users[t] if u not in region and u not in pending]
-            if all(self.closed(v, region) for v in region if v != t):
+            for i in set(self.graph.inputs[t]) & left.keys():
+                left[i] -= 1
+                if not left[i] and i not in self.results:
+                    del left[i]
+            left[t] = len(self.users[t])
+            for u in self.users[t]:
+                heappush(pending, u)
+            if left.keys() == {t}:
                 return t
             if len(region) > MAX_STEPS:
                 return None
         return None
-
-    def closed(self, v: int, region: set[int]) -> bool:
-        return v not in self.results and all(u in region for u in self.users[v])
 
     def absorbable(self, t: int, region: set[int], c: int) -> bool:
         """Whether a step can be computed where the contraction's result is."""
@@ -343,20 +306,12 @@ class _Partitioner:
         if all(self.elements(i) != self.elements(t) for i in self.graph.inputs[t] if i in region):
             return False  # it repeats the result: computing that once costs less than once for each copy
         for i in self.graph.inputs[t]:
-            if i in region or not self.heavy[i] or self.known(i):
+            if i in region or self.light_from_stored(i):
                 continue
             behind = self.contractions_behind(i)
             if self.elements(i) != self.elements(t) or not self.same_operand([c], behind):
                 return False
         return True
-
-    def known(self, v: int) -> bool:
-        """Whether a heavy value is computed from what is stored already, without another contraction."""
-        if v in self.stored:
-            return True
-        if self.is_contraction(v) or self.is_source(v):
-            return False
-        return all(self.known(i) or not self.heavy[i] for i in self.graph.inputs[v])
 
     def same_operand(self, a: Iterable[int], b: Iterable[int]) -> bool:
         """Whether contractions read one common operand (chained ones: at their start)."""
@@ -364,17 +319,32 @@ class _Partitioner:
 
     def roots(self, contractions: Iterable[int]) -> set[int]:
         found: set[int] = set()
-        for c in contractions:
+        seen: set[int] = set()
+        todo = list(contractions)
+        while todo:
+            c = todo.pop()
+            if c in seen:
+                continue
+            seen.add(c)
             inner = self.chained(c)
             for i in self.graph.inputs[c]:
                 if self.is_constant(i):
                     continue
-                found |= self.roots(inner) if inner and self.heavy[i] and i not in self.stored else {self.base(i)}
+                if inner and self.heavy[i] and i not in self.stored:
+                    todo += inner
+                else:
+                    found.add(self.base(i))
         return found
 
     # --- rule 3: what a fragment reads ---------------------------------------------------------------------------------------
     def boundary(self, end: int) -> list[int]:
         """The values at which the fragment of `end` begins."""
+        if end not in self._boundaries:
+            self._boundaries[end] = self.find_boundary(end)
+        return self._boundaries[end]
+
+    def find_boundary(self, end: int) -> list[int]:
+        """The same, for the first time since something was stored."""
         found: dict[int, None] = {}
         seen: set[tuple[int, bool]] = set()
         light = all(self.light_from_stored(i) for i in self.graph.inputs[end]) and not self.is_contraction(end)
@@ -393,6 +363,12 @@ class _Partitioner:
 
     def begins(self, v: int, contracted: bool) -> bool:
         """Whether a fragment reads `v` from memory rather than compute it."""
+        if (v, contracted) not in self._begins:
+            self._begins[v, contracted] = self.find_begins(v, contracted)
+        return self._begins[v, contracted]
+
+    def find_begins(self, v: int, contracted: bool) -> bool:
+        """The same, for the first time since something was stored."""
         step = self.step(v)
         if v in self.stored or self.is_source(v):
             return True
@@ -410,35 +386,26 @@ class _Partitioner:
             return step.op not in ("sigmoid", "silu", "gelu", "gelu_tanh")
         return False
 
-    def readers(self, v: int) -> list[int]:
-        """The steps that read a value, itself or a view of it."""
-        return [t for u in self.users[v] for t in (self.readers(u) if self.is_view(u) else [u])]
-
-    def parts(self, v: int) -> list[int]:
-        """What is computed to store `v`: the parts of a concatenation that no program reads across its joints (new keys
-        behind a cache), else `v` itself."""
-        base = self.base(v)
-        if not isinstance(self.step(base), g.Concat) or self.equal_parts(base):
-            return [v]
-        return [p for i in self.graph.inputs[base] if self.computed(i) for p in self.parts(i)]
+    def parts(self, values: Iterable[int]) -> set[int]:
+        """What is computed to store values: the parts of concatenations that no program reads across their joints (new keys
+        behind a cache), else a value itself."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        todo = list(values)
+        while todo:
+            v = todo.pop()
+            base = self.base(v)
+            if not isinstance(self.step(base), g.Concat) or self.equal_parts(base):
+                found.add(v)
+            elif base not in seen:
+                seen.add(base)
+                todo += [i for i in self.graph.inputs[base] if self.computed(i)]
+        return found
 
     def equal_parts(self, v: int) -> bool:
         step = self.step(v)
         assert isinstance(step, g.Concat)
         return len({self.graph.dims(i)[step.dim] for i in self.graph.inputs[v]}) == 1
-
-    def light_from_stored(self, v: int) -> bool:
-        """Whether no contraction lies between the stored values and `v`."""
-        if v in self.stored or not self.heavy[v]:
-            return True
-        if self.is_contraction(v):
-            return False
-        return all(self.light_from_stored(i) for i in self.graph.inputs[v])
-
-    def has_reduction(self, v: int) -> bool:
-        """Whether a normalisation lies between the stored values and `v`."""
-        stops = {x for x in self.stored if x != v}
-        return any(isinstance(self.step(x), g.Reduce) for x in self.graph.cone([v], stops) if x not in stops)
 
     # --- rule 4 and making fragments -----------------------------------------------------------------------------------------
     def worth_storing(self, v: int, boundary: Iterable[int] | None = None) -> bool:
@@ -451,7 +418,7 @@ class _Partitioner:
 
     def sizes_stored(self, end: int) -> LaxFragment:
         """The fragment that reads what would be computed for it from symbols that no shape of what it reads has."""
-        begin = self.boundary(end)
+        begin = set(self.boundary(end))
         given = {n for v in begin for e in self.graph.dims(v) for n in ex.names(e)}
         tainted: set[int] = set()
         for v in self.graph.cone([end], begin):
@@ -483,12 +450,15 @@ class _Partitioner:
         if unnamed:
             raise Refused("it reads a value that is no tensor of the model")
         steps = self.graph.cone([end], boundary)
+        begin = set(boundary)
         if len(steps) > MAX_STEPS:
             raise Refused(f"it would have {len(steps)} steps, more than {MAX_STEPS}")
-        program = canonical(instantiate(self.graph, [end], boundary, dict(self.names)))
+        program = canonical(
+            instantiate(self.graph, [end], boundary, {v: self.names[v] for v in steps if v in self.names})
+        )
         if not self.complete and (not program.nodes or not program.outputs[0].access):
             raise Refused("there is nothing to compute")
         by_name = {self.names[v]: v for v in boundary}
         inputs = tuple(by_name[s.name] for s in program.sources)
-        inner = tuple(v for v in steps if v not in boundary)
+        inner = tuple(v for v in steps if v not in begin)
         return LaxFragment(kind(program), program, inputs, (end,), inner, key(program))

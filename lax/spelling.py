@@ -269,6 +269,7 @@ def _sums(graph: Graph) -> tuple[Graph, list[int]]:
         for v, users in enumerate(readers)
         if _is_sum(graph, v) and len(users) == 1 and v not in graph.outputs and _is_sum(graph, users[0])
         if graph.dims(users[0]) == graph.dims(v)
+        and graph.inputs[users[0]].count(v) == 1  # x + x doubles with each step
     }
     into, new = Graph(), list[int]()
     for v, inputs in enumerate(graph.inputs):
@@ -292,4 +293,11 @@ def _is_sum(graph: Graph, v: int) -> bool:
 
 def _terms(graph: Graph, v: int, inner: set[int]) -> list[int]:
     """The terms of a sum, over sums that only it reads."""
-    return [t for i in graph.inputs[v] for t in (_terms(graph, i, inner) if i in inner else [i])]
+    found, todo = list[int](), list(reversed(graph.inputs[v]))
+    while todo:
+        i = todo.pop()
+        if i in inner:
+            todo += reversed(graph.inputs[i])
+        else:
+            found.append(i)
+    return found

@@ -69,6 +69,8 @@ def unread_flops(imported: Imported, node: ir.Node) -> int:
     """Multiply-adds of a convolution or a matrix product that is not read; 0 for other operators or unknown dimensions."""
     if node.op_type not in (*_CONVOLUTIONS, *_PRODUCTS) or node.domain not in ("", "ai.onnx"):
         return 0
+    if len(node.inputs) < 2:
+        return 0
     first, second, made = (_dims(imported, v) for v in (*node.inputs[:2], node.outputs[0]))
     if not first or not second or made is None:  # no product has operands without dimensions
         return 0

@@ -171,13 +171,18 @@ def rounding(check: Mapping[str, Any]) -> str:
     return text + edges(check.get("edges"))
 
 
+def _error(value: float | None) -> str:
+    """An error of a report, where one that is not finite is null."""
+    return "infinite" if value is None else f"{value:.1e}"
+
+
 def edges(found: Mapping[str, Any] | None) -> str:
     """What inputs at the edges of numbers showed, in sentences to follow another; nothing without any."""
     if not found:
         return ""
     text = (
         f" Of {counted(len(found['kinds']), 'kind')} of inputs at the edges of numbers "
-        f"the worst was: {found['worst']} (error {found['error']:.1e}, original {found['original_error']:.1e})."
+        f"the worst was: {found['worst']} (error {_error(found['error'])}, original {_error(found['original_error'])})."
     )
     better = ", ".join(found["better"])
     return text + (f" Better than the original, which overflows, on: {better}." if better else "")

@@ -45,7 +45,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> I
     proto = checked(proto, path, notes)
     model = to_ir(proto, files, path)
     fix_dimensions(model, options)
-    simplify(model, notes)
+    simplify(model, notes, path)
     reading = read_graph(model)
     notes += [f"{s} is taken to be {n} or more: the model fails below that" for s, n in sorted(reading.least.items())]
     graph, new = one_spelling(reading.graph)

@@ -1,9 +1,12 @@
 """Nodes at which onnx's own shape inference, which is C++, ends the process instead of raising an error.
 
 1. RegexFullMatch and EyeLike read the type of their operand without asking whether there is one;
-2. Split writes as many results as `num_outputs` says less than it has outputs.
+2. Split writes as many results as `num_outputs` says less than it has outputs;
+3. GatherND and LayerNormalization read dimensions that are none where `batch_dims` is negative, or `axis` needs more than
+   32 bits.
 
-They were found by giving operands without a type to every operator of every version (onnx 1.23).
+They were found by giving every operator of every version operands without a type, and attributes and operands of extreme
+values (onnx 1.23).
 """
 
 from __future__ import annotations
@@ -18,15 +21,24 @@ from mirage_cli.errors import ModelError
 from mirage_cli.frontends.onnx_nodes import all_nodes
 
 NEED_A_TYPE = ("RegexFullMatch", "EyeLike")
+#: what attributes that name dimensions may be: from, to
+_DIMENSIONS = {("GatherND", "batch_dims"): (0, 1 << 15), ("LayerNormalization", "axis"): (-(1 << 15), 1 << 15)}
+_ANY = (-(1 << 63), 1 << 63)
 _HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
 
 
 def check(proto: onnx.ModelProto, path: str) -> None:
-    """Case 2: raise ModelError."""
+    """Cases 2 and 3: raise ModelError."""
     for node in all_nodes(node for nodes in (proto.graph.node, *(f.node for f in proto.functions)) for node in nodes):
         told = next((a.i for a in node.attribute if a.name == "num_outputs"), None)
         if node.op_type == "Split" and told is not None and told != len(node.output):
             raise ModelError(f"{path}: node {node.name!r} splits into {told} outputs and has {len(node.output)}")
+        for attribute in node.attribute:
+            low, high = _DIMENSIONS.get((node.op_type, attribute.name), _ANY)
+            if not low <= attribute.i < high:
+                raise ModelError(
+                    f"{path}: node {node.name!r} has {attribute.name} = {attribute.i}, which is no dimension"
+                )
 
 
 @contextlib.contextmanager

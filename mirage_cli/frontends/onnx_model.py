@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
-from onnx import version_converter
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
 from mirage_cli.dims import check_inputs, check_known, check_rank
 from mirage_cli.errors import ModelError, UsageError
-from mirage_cli.frontends import onnx_calls, onnx_fragile, sizes
+from mirage_cli.frontends import onnx_calls, onnx_convert, onnx_fragile, onnx_inline, sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx_external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx_tensors import store_what_is_cut_at
@@ -53,11 +52,7 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
     if opset >= OLDEST_OPSET:
         return proto
     notes.append(f"converted from opset {opset} to opset {OLDEST_OPSET}")
-    try:
-        newer = version_converter.convert_version(small, OLDEST_OPSET)
-    except Exception as error:  # the converter raises whatever its adapters do
-        raise ModelError(f"{path}: opset {opset} cannot be converted to {OLDEST_OPSET}: {error}") from None
-    return _with_weights_of(proto, newer)
+    return _with_weights_of(proto, onnx_convert.converted(small, OLDEST_OPSET, path))
 
 
 def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
@@ -174,12 +169,10 @@ def to_ir(proto: onnx.ModelProto, files: DataFiles, path: str) -> ir.Model:
     external = [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
     weights = {tensor.name: files.tensor(tensor) for tensor in external}
     try:
-        model = ir.serde.deserialize_model(proto)
+        with _quiet():  # names are not to be trusted on a terminal
+            model = ir.serde.deserialize_model(proto)
     except Exception as wrapped:  # onnx-ir wraps whatever goes wrong
-        error: BaseException = wrapped
-        while error.__cause__ is not None:
-            error = error.__cause__
-        raise ModelError(f"{path}: the model cannot be read: {error}") from None
+        raise ModelError(f"{path}: the model cannot be read: {_cause(wrapped)}") from None
     for name, tensor in weights.items():
         model.graph.initializers[name].const_value = tensor
     for name, value in list(model.graph.initializers.items()):
@@ -188,6 +181,13 @@ def to_ir(proto: onnx.ModelProto, files: DataFiles, path: str) -> ir.Model:
         if proto.ir_version < 4 and value in model.graph.inputs:
             model.graph.inputs.remove(value)
     return model
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error that others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 # --- what the user says about dimensions ------------------------------------------------------------------------------
@@ -258,18 +258,21 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 
 
 # --- simplifying ------------------------------------------------------------------------------------------------------
-def simplify(model: ir.Model, notes: list[str]) -> None:
-    """Inline functions, fold constants and infer shapes, in place; every node gets a name of its own."""
+def simplify(model: ir.Model, notes: list[str], path: str) -> None:
+    """Inline functions, fold constants and infer shapes, in place; every node gets a name of its own.
+
+    Raises ModelError for calls that do not fit their functions, and for a constant outside of 64 bits.
+    """
     with _quiet(), _without_defaults(model):
-        _inline(model)
+        _inline(model, path)
         with onnx_fragile.hidden(model):
-            _fold_and_infer(model, notes)
+            _fold_and_infer(model, notes, path)
         store_what_is_cut_at(model)
         _name_nodes(model)
         passes.NameFixPass()(model)
 
 
-def _fold_and_infer(model: ir.Model, notes: list[str]) -> None:
+def _fold_and_infer(model: ir.Model, notes: list[str], path: str) -> None:
     try:
         optimizer.fold_constants(
             model,
@@ -280,7 +283,10 @@ def _fold_and_infer(model: ir.Model, notes: list[str]) -> None:
         )
     except Exception as error:  # raises what operators do; nodes are replaced one at a time: the model is whole
         notes.append(f"constants are folded in part only: {error}")
-    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    try:
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    except OverflowError:  # the number of elements of a tensor that is declared to be huge
+        raise ModelError(f"{path}: a constant of the model needs more than 64 bits") from None
     passes.RemoveUnusedNodesPass()(model)
     # without data propagation: it writes a ConstantOfShape of any size out as a list
     passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
@@ -301,7 +307,7 @@ def _without_defaults(model: ir.Model) -> Iterator[None]:
             model.graph.register_initializer(value)
 
 
-def _inline(model: ir.Model) -> None:
+def _inline(model: ir.Model, path: str) -> None:
     """Replace calls of model-local functions by their nodes."""
     for function in model.functions.values():
         for domain, version in model.opset_imports.items():
@@ -311,8 +317,10 @@ def _inline(model: ir.Model) -> None:
             for output in node.outputs:
                 if output.shape is not None and not output.shape.is_static():
                     output.shape = None
-    if model.functions:
-        passes.InlinePass()(model)
+    try:
+        onnx_inline.inline(model)
+    except Exception as wrapped:  # onnx-ir raises whatever its steps do
+        raise ModelError(f"{path}: calls of the model's functions cannot be written out: {_cause(wrapped)}") from None
 
 
 def _may_fold(node: ir.Node) -> bool | None:
@@ -340,17 +348,9 @@ def _is_small_fill(node: ir.Node) -> bool:
 
 def _name_nodes(model: ir.Model) -> None:
     """Names that are not empty and differ over all graphs of the model."""
-    used: set[str] = set()
-    last: dict[str, int] = {}  # where to go on: a model may give one name to all of its nodes
+    names = onnx_inline.Names()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        base = node.name or f"node_{node.op_type}"
-        name, count = base, last.get(base, 0)
-        while name in used:
-            count += 1
-            name = f"{base}_{count}"
-        last[base] = count
-        used.add(name)
-        node.name = name
+        node.name = names.new(node.name or f"node_{node.op_type}")
 
 
 @contextlib.contextmanager

@@ -32,10 +32,17 @@ def _of_model(proto: onnx.ModelProto) -> Iterator[Any]:
 
 def _of_graph(graph: onnx.GraphProto) -> Iterator[Any]:
     yield graph.name
-    yield from (tensor.name for tensor in graph.initializer)
+    yield from _of_tensors(graph.initializer)
     for values in (graph.input, graph.output, graph.value_info):
         yield from _of_values(values)
     yield from _of_nodes(graph.node)
+
+
+def _of_tensors(tensors: Iterable[onnx.TensorProto]) -> Iterator[Any]:
+    for tensor in tensors:
+        yield tensor.name
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
 
 
 def _of_values(values: Iterable[onnx.ValueInfoProto]) -> Iterator[Any]:
@@ -49,5 +56,6 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Any]:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         for attribute in node.attribute:
             yield from (attribute.name, attribute.ref_attr_name)
+            yield from _of_tensors([*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors])
             for graph in graphs(attribute):
                 yield from _of_graph(graph)

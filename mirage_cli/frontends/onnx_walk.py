@@ -365,6 +365,8 @@ class _Walk:
             if value is None or value.name is None or value.name not in self.values:
                 continue
             tensor = self.graph.tensors[self.values[value.name]]
+            if any(isinstance(e, int) and e >= sizes.LARGEST for e in tensor.dims):
+                return
             shape = [e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims]
             types[value.name] = onnx.helper.make_tensor_type_proto(_ONNX_TYPES[tensor.dtype], shape)
             fixed = value.const_value if not value.is_graph_input() else None

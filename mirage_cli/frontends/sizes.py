@@ -227,7 +227,12 @@ def parse(text: str) -> Size:
     name = re.sub(r"\s+", "", text)
     if _polynomial(name) is not None:  # `a b` is not `ab`, nor `1 2` the number 12
         name = re.sub(r"\s+", "_", text)
-    return named(name.replace("*", _TIMES).replace("(", "[").replace(")", "]"))
+    name = name.replace("*", _TIMES).replace("(", "[").replace(")", "]")
+    again = named(name)
+    stays = (_polynomial(name) or again) == again and not (name.isascii() and name.isdigit())
+    return (
+        again if stays else named(f"[{name}]")
+    )  # what it would be read as, by this function and others, is not itself
 
 
 def _polynomial(text: str) -> Size | None:
@@ -276,7 +281,10 @@ def _parse_atom(tokens: list[str]) -> Size:
             raise ValueError(token)
         return size
     if token.isdigit():
-        return int(token)
+        number = int(token)
+        if number >= LARGEST:
+            raise ValueError(token)
+        return number
     if token[0].isalpha() or token[0] == "_":
         return named(token)
     raise ValueError(token)

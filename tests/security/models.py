@@ -138,6 +138,109 @@ def many_functions(count: int) -> onnx.ModelProto:
     return model(calls, functions=made)
 
 
+def many_calls(count: int) -> onnx.ModelProto:
+    """One function called many times: all that it makes has the same names."""
+    names = ["x", *(f"t{k}" for k in range(count - 1)), "y"]
+    body = function("f0", [node("Neg", ["a"], ["m"], name="n"), node("Relu", ["m"], ["b"], name="n")])
+    return model([node("f0", [a], [b], domain="f") for a, b in itertools.pairwise(names)], functions=[body])
+
+
+def uncalled(count: int) -> onnx.ModelProto:
+    """Functions that the graph does not call, each of which calls the next one twice."""
+    made = doubling(count)
+    del made.graph.node[:]
+    made.graph.node.append(node("Relu", ["x"], ["y"]))
+    return made
+
+
+def fanned(count: int) -> onnx.ModelProto:
+    """One value that everything reads."""
+    made = [node("Mul", ["s", f"x{k}"], [f"y{k}"]) for k in range(count)]
+    values = [info(f"{v}{k}") for v in "xy" for k in range(count)]
+    return model([node("Relu", ["x"], ["s"]), *made], [info("x"), *values[:count]], values[count:])
+
+
+def branches(count: int) -> onnx.ModelProto:
+    """Conditions, each with two graphs that read what the one before has given."""
+    nodes, last = [], "x"
+    for k in range(count):
+        parts = {
+            f"{w}_branch": helper.make_graph([node(o, [last], [f"{w}{k}"])], w, [], [info(f"{w}{k}")])
+            for w, o in (("then", "Relu"), ("else", "Neg"))
+        }
+        nodes.append(node("If", ["c"], [f"t{k}"], **parts))
+        last = f"t{k}"
+    return model([*nodes, node("Relu", [last], ["y"])], [info("x"), info("c", [], TensorProto.BOOL)])
+
+
+def _squares(
+    nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], inputs: Sequence[str] = ("x",)
+) -> onnx.ModelProto:
+    """A model on matrices of 4 x 4, with a weight `w`."""
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    return model(nodes, [info(n, (4, 4)) for n in inputs], [info(n, (4, 4)) for n in outputs], [weight])
+
+
+def _steps(first: str, count: int) -> list[tuple[str, str]]:
+    """(name, next name) of a chain."""
+    return list(itertools.pairwise([first, *(f"{first}{k}" for k in range(count))]))
+
+
+def behind_a_product(count: int) -> onnx.ModelProto:
+    """A chain of elementwise operators behind a product that is a result too."""
+    steps = _steps("s", count)
+    return _squares(
+        [node("MatMul", ["x", "w"], ["s"]), *(node("Relu", [a], [b]) for a, b in steps)], ["s", steps[-1][1]]
+    )
+
+
+def doubled(count: int) -> onnx.ModelProto:
+    """The same with values that are each the double of the one before: 2^count ways through the graph."""
+    steps = _steps("s", count)
+    return _squares(
+        [node("MatMul", ["x", "w"], ["s"]), *(node("Add", [a, a], [b]) for a, b in steps)], ["s", steps[-1][1]]
+    )
+
+
+def skips(count: int) -> onnx.ModelProto:
+    """Sums of neighbours of which the later ones read the earlier ones again, in reverse."""
+    steps = _steps("x", count)
+    nodes = [node("Add", [a, steps[count - 1 - k][0] if 2 * k > count else a], [b]) for k, (a, b) in enumerate(steps)]
+    return _squares(nodes, [steps[-1][1]])
+
+
+def transposed(count: int) -> onnx.ModelProto:
+    """Views of views."""
+    steps = _steps("x", count)
+    views = [
+        node("Transpose", [a], [b], perm=[1, 0]) if k % 2 else node("Slice", [a, "one", "end", "one"], [b])
+        for k, (a, b) in enumerate(steps)
+    ]
+    weights = [ints("one", [1]), ints("end", [1 << 30])]
+    nodes = [*views, node("Relu", [steps[-1][1]], ["y"])]
+    return model(nodes, [info("x", (count + 4, count + 4))], [info("y", ("a", "b"))], weights)
+
+
+def products(count: int) -> onnx.ModelProto:
+    """A chain of products with one weight."""
+    steps = _steps("x", count)
+    return _squares([node("MatMul", [a, "w"], [b]) for a, b in steps], [steps[-1][1]])
+
+
+def read_by_all(count: int) -> onnx.ModelProto:
+    """A product that many operators read, whose results meet again."""
+    made = [f"y{k}" for k in range(count)]
+    nodes = [node("MatMul", ["x", "w"], ["s"]), *(node("Mul", ["s", f"x{k}"], [y]) for k, y in enumerate(made))]
+    return _squares([*nodes, node("Sum", made, ["y"])], ["y"], ["x", *(f"x{k}" for k in range(count))])
+
+
+def concatenated(count: int) -> onnx.ModelProto:
+    """A tensor that grows at its end."""
+    steps = _steps("x", count)
+    nodes = [node("Concat", [a, "x"], [b], axis=0) for a, b in steps]
+    return model(nodes, [info("x", (4, 4))], [info(steps[-1][1], ("n", 4))])
+
+
 def symbols(text: str) -> onnx.ModelProto:
     """An input whose dimension is written as `text`."""
     return model([node("Relu", ["x"], ["y"])], [info("x", [text, 4])], [info("y", [text, 4])])

@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from mirage_cli.errors import ModelError
 from mirage_cli.frontends import onnx_file
 from mirage_cli.options import Options
 from tests.security import models as m
+from tests.security.work import counted
 
 HUGE = 1 << 40
 LIMIT = 1 << 30  #: bytes that a process of these tests may allocate
@@ -127,23 +127,36 @@ def test_dimensions_are_read_as_small_polynomials_or_as_names(text: str, tmp_pat
     assert inspection.inspect(str(saved(m.symbols(text), tmp_path)), Options()).document["model"]["nodes"] == 1
 
 
-@pytest.mark.parametrize("make", [m.chain, m.wide, m.many_imports, m.same_names, m.many_functions])
-def test_time_grows_with_the_file(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
-    """Three times as many nodes, inputs, weights, names or functions take about three times as long; nine is quadratic.
+GROWING = [
+    m.chain,
+    m.wide,
+    m.many_imports,
+    m.same_names,
+    m.many_functions,
+    m.many_calls,
+    m.uncalled,
+    m.fanned,
+    m.branches,
+]
+GROWING += [m.behind_a_product, m.doubled, m.skips, m.transposed, m.products, m.read_by_all]
 
-    Counted in the process's own time, the shorter of two."""
 
-    def seconds(count: int) -> float:
+@pytest.mark.parametrize("make", GROWING)
+def test_work_grows_with_the_file(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
+    """Three times as many nodes, inputs, weights, names or functions are about three times the work; nine is quadratic."""
+
+    def inspected(count: int) -> int:
         path = saved(make(count), tmp_path)
-        taken = []
-        for _ in range(2):
-            start = time.process_time()
-            inspection.inspect(str(path), Options())
-            taken.append(time.process_time() - start)
-        return min(taken)
+        return counted(lambda: inspection.inspect(str(path), Options()))
 
-    seconds(10)  # what is imported and made once
-    assert seconds(900) < 6 * seconds(300) + 0.2
+    inspected(3)  # what is imported and made once
+    assert inspected(120) < 5 * inspected(40)
+
+
+@pytest.mark.parametrize("make", [m.chain, m.behind_a_product, m.doubled, m.skips, m.concatenated])
+def test_chains_of_any_length(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
+    """No walk over a graph recurses: Python allows for a thousand calls within each other."""
+    inspection.inspect(str(saved(make(3 if make is m.concatenated else 1100), tmp_path)), Options())
 
 
 def test_files_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
