@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ToolMissing,
         UnsupportedFormat,
         UsageError,
+        WrongTensor,
     )
     from mirage_cli.graph_kernel import GraphKernel, load_kernel
     from mirage_cli.graphs.from_torch import from_torch
@@ -53,6 +54,7 @@ __all__ = [
     "ToolMissing",
     "UnsupportedFormat",
     "UsageError",
+    "WrongTensor",
     "bench",
     "bfloat16",
     "bool_",

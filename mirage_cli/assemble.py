@@ -123,8 +123,9 @@ def write_report(summary: Report, draft: Path, folder: str = "DIR") -> str:
 
 def add_times(folder: Path, device: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """Put what was measured on a device, as elements of `measured` by the fragments' ids, into report.json and report.html
-    of an output folder, in place of what that device measured before. Raises Busy when a run writes the folder."""
-    with claimed(folder):
+    of an output folder, in place of what that device measured before; files that others put there stay. Raises Busy when a
+    run writes the folder."""
+    with claimed(folder, replacing=False):
         data = report_file.read(folder)
         for f in data["fragments"]:
             if f["id"] in rows:
@@ -137,8 +138,9 @@ def _written(data: Mapping[str, Any], folder: Path, draft: Path, called: str) ->
     """report.json and report.html in the draft, of the muGraph files of a folder that will be `called` so; the page with
     its slots, and the drawings."""
     graphs: dict[str, dict[str, Any]] = {}
-    for path in sorted((folder / MUGRAPHS).glob("*.json")):
-        stored = json.loads(path.read_text(encoding="utf-8"))
+    ours = [name for name in data["files"] if name.startswith(f"{MUGRAPHS}/") and name.endswith(".json")]
+    for name in sorted(ours):
+        stored = json.loads((folder / name).read_text(encoding="utf-8"))
         graphs[stored["id"]] = stored
     drawn = {identifier: pictures(stored) for identifier, stored in graphs.items()}
     write_text(draft / MARK, as_text(data))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mirage_cli import kernel as kernels
 from mirage_cli import placed, report_file, steps, tensors, torch_operator
 from mirage_cli import report as reports
-from mirage_cli.errors import ModelError, Refused, UsageError
+from mirage_cli.errors import ModelError, UsageError, WrongTensor
 from mirage_cli.kernel import Kernel
 from mirage_cli.output import MODEL, claimed, replaced
 from mirage_cli.report import Report
@@ -63,7 +63,7 @@ class GraphKernel:
     def __call__(self, *args: Any, inputs: Sequence[Any] | None = None, out: Any = None) -> Any:
         """The output, a tuple when there are several, of tensors given one by one or as `inputs`.
 
-        `out` is what to write to: a tensor, or one for each output. Raises Refused, naming the tensor, what was expected
+        `out` is what to write to: a tensor, or one for each output. Raises WrongTensor, naming the tensor, what was expected
         and what was found, for one that does not fit, and MirageError when a kernel fails.
         """
         if inputs is not None:
@@ -79,12 +79,12 @@ class GraphKernel:
         """The same for lists of tensors: a tuple of all outputs."""
         if len(inputs) != self._count:
             names = ", ".join(map(str, self.spec.inputs)) or "none"
-            raise Refused(f"{len(inputs)} inputs, expected {self._count}: {names}")
+            raise WrongTensor(f"{len(inputs)} inputs, expected {self._count}: {names}")
         if self._alone is not None:
             run, order = self._alone
             return run([inputs[k] for k in order], out)
         if out is not None and len(out) != len(self._results):
-            raise Refused(f"{len(out)} outputs, expected {len(self._results)}")
+            raise WrongTensor(f"{len(out)} outputs, expected {len(self._results)}")
         given = dict(zip(self._results, out or (), strict=False))
         values = [*map(tensors.known, inputs), *([None] * (self._size - self._count))]
         if self._weights:

@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from mirage_cli import mugraph_file, tensors, torch_operator
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
-from mirage_cli.errors import InvalidGraph, MirageError, ModelError, Refused, UsageError
+from mirage_cli.errors import InvalidGraph, MirageError, ModelError, Refused, UsageError, WrongTensor
 from mirage_cli.lax import extents
 from mirage_cli.lax.program import program_from_json
 from mirage_cli.output import LIBRARY, MUGRAPHS
@@ -82,7 +82,7 @@ class Kernel:
     def __call__(self, *args: Any, inputs: Sequence[Any] | None = None, out: Any = None) -> Any:
         """The output, a tuple when there are several, of tensors given one by one or as `inputs`.
 
-        `out` is what to write to: a tensor, or one for each output. Raises Refused, naming the tensor, what was expected
+        `out` is what to write to: a tensor, or one for each output. Raises WrongTensor, naming the tensor, what was expected
         and what was found, for one that does not fit, and MirageError when the kernel fails.
         """
         if inputs is not None:
@@ -152,7 +152,7 @@ class Kernel:
         return outputs
 
     def _checked(self, plan: _Plan, pointers: list[int], out: Sequence[Any]) -> tuple[Any, ...]:
-        """The caller's own outputs. Raises Refused where one does not fit, or shares memory with another tensor."""
+        """The caller's own outputs. Raises WrongTensor where one does not fit, or shares memory with another tensor."""
         try:
             key, results = plan.framework.look(out)
         except AttributeError:
@@ -165,7 +165,7 @@ class Kernel:
             for other, (start, length) in enumerate(taken):
                 if start < at + size and at < start + length:
                     names = [t.name for t in (*self.spec.inputs, *self.spec.outputs)]
-                    raise Refused(
+                    raise WrongTensor(
                         f"{self.spec.op_type}: output '{self.spec.outputs[k].name}' shares memory with '{names[other]}'"
                     )
             taken.append((at, size))
@@ -174,18 +174,18 @@ class Kernel:
     def _check_outputs(self, plan: _Plan, out: Sequence[Any]) -> None:
         name = self.spec.op_type
         if len(out) != len(self.spec.outputs):
-            raise Refused(f"{name}: {len(out)} outputs, expected {len(self.spec.outputs)}")
+            raise WrongTensor(f"{name}: {len(out)} outputs, expected {len(self.spec.outputs)}")
         for tensor, given, shape in zip(self.spec.outputs, out, plan.shapes, strict=True):
             if tensors.framework_of(given) is not plan.framework:
                 found = type(given).__name__
-                raise Refused(f"{name}: output '{tensor.name}' is of type {found}, expected {plan.framework.name}")
+                raise WrongTensor(f"{name}: output '{tensor.name}' is of type {found}, expected {plan.framework.name}")
             problem = _unfit(plan.framework.describe(given), element_name(tensor.dtype), plan.where, shape)
             if problem is not None:
-                raise Refused(f"{name}: output '{tensor.name}' {problem}")
+                raise WrongTensor(f"{name}: output '{tensor.name}' {problem}")
 
     # --- the first call with some shapes ------------------------------------------------------------------------------
     def _planned(self, inputs: Sequence[Any], framework: Framework, key: Key) -> _Plan:
-        """The plan for tensors like these, remembered. Raises Refused where one does not fit."""
+        """The plan for tensors like these, remembered. Raises WrongTensor where one does not fit."""
         if any(tensors.framework_of(t) is not framework for t in inputs):
             raise self._mixed(inputs)
         plan = self._plan(inputs, framework)
@@ -202,7 +202,7 @@ class Kernel:
         for tensor, f in zip(spec.inputs, found, strict=True):
             problem = _unfit(f, element_name(tensor.dtype))
             if problem is not None:
-                raise Refused(f"{spec.op_type}: input '{tensor.name}' {problem}")
+                raise WrongTensor(f"{spec.op_type}: input '{tensor.name}' {problem}")
         like, on_host = inputs[0], found[0].place == "cpu"
         place = framework.place(like)
         shapes = [tuple(extents.value(d, symbols) for d in t.dims) for t in spec.outputs]
@@ -215,7 +215,7 @@ class Kernel:
             entry = self._function("_cpu" if on_host else "", ctypes.c_int, 5)
             count = self._function("_workspace_cpu" if on_host else "_workspace", ctypes.c_int64, 1)(values)
         if count < 0:
-            raise Refused(f"{spec.op_type}: the kernel refused these shapes")
+            raise WrongTensor(f"{spec.op_type}: the kernel refused these shapes")
         scratch, scratch_address = framework.scratch(like, count) if count else (None, place.address)
         dense = [*zip(spec.inputs, (f.shape for f in found), strict=True), *zip(spec.outputs, shapes, strict=True)]
         return _Plan(
@@ -256,17 +256,17 @@ class Kernel:
             raise self._mixed(())
         return found, framework
 
-    def _mixed(self, inputs: Sequence[Any]) -> Refused:
+    def _mixed(self, inputs: Sequence[Any]) -> WrongTensor:
         kinds = [(tensors.framework_of(t), t) for t in inputs]
         where = {f"{type(t).__name__}" if f is None else f"{f.name} on {f.describe(t).place}" for f, t in kinds}
         found = ", ".join(sorted(where)) or "no inputs"
-        return Refused(f"{self.spec.op_type}: inputs must share one framework and device, found {found}")
+        return WrongTensor(f"{self.spec.op_type}: inputs must share one framework and device, found {found}")
 
-    def _unaligned(self, pointers: Sequence[int], results: Sequence[int]) -> Refused:
+    def _unaligned(self, pointers: Sequence[int], results: Sequence[int]) -> WrongTensor:
         named = [(f"input '{t.name}'", p) for t, p in zip(self.spec.inputs, pointers, strict=True)]
         named += [(f"output '{t.name}'", p) for t, p in zip(self.spec.outputs, results, strict=True)]
         who = next(name for name, p in named if p % DEVICE_ALIGNMENT)
-        return Refused(f"{self.spec.op_type}: {who} is not aligned to {DEVICE_ALIGNMENT} bytes; copy it")
+        return WrongTensor(f"{self.spec.op_type}: {who} is not aligned to {DEVICE_ALIGNMENT} bytes; copy it")
 
 
 def load_kernel(folder: str | PathLike[str], identifier: str | None = None, threads: int | None = None) -> Kernel:

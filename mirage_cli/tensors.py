@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mirage_cli import runtime
-from mirage_cli.errors import Refused
+from mirage_cli.errors import WrongTensor
 from mirage_cli.frontends.torchscript_module import to_array
 from mirage_cli.packages import imported
 
@@ -61,7 +61,7 @@ class Framework(ABC):
 
     @abstractmethod
     def describe(self, tensor: Any) -> Found:
-        """A tensor in words. Raises Refused for one in memory of another kind."""
+        """A tensor in words. Raises WrongTensor for one in memory of another kind."""
 
     @abstractmethod
     def place(self, tensor: Any) -> Place:
@@ -144,7 +144,7 @@ class _Torch(Framework):
 
     def describe(self, tensor: Any) -> Found:
         if tensor.device.type not in ("cpu", "cuda"):
-            raise Refused(f"tensors on {tensor.device} are not supported")
+            raise WrongTensor(f"tensors on {tensor.device} are not supported")
         dense = tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
         return Found(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), str(tensor.device), dense)
 
@@ -258,17 +258,17 @@ def _framework(kind: type) -> Framework | None:
 def known(tensor: Any) -> Any:
     """The tensor itself, or for one of another library a numpy or cupy array of the same memory.
 
-    Raises Refused for what is no tensor, or is on a device that kernels do not run on; ToolMissing without cupy.
+    Raises WrongTensor for what is no tensor, or is on a device that kernels do not run on; ToolMissing without cupy.
     """
     if framework_of(tensor) is not None:
         return tensor
     if not hasattr(tensor, "__dlpack_device__"):
-        raise Refused(f"{type(tensor).__name__} is not an array; pass numpy, torch, cupy or DLPack tensors")
+        raise WrongTensor(f"{type(tensor).__name__} is not an array; pass numpy, torch, cupy or DLPack tensors")
     device = int(tensor.__dlpack_device__()[0])
     if device == 1:
         return np.from_dlpack(tensor)
     if device != 2:
-        raise Refused(f"tensors on DLPack device {device} are not supported; 1 (CPU) and 2 (CUDA) are")
+        raise WrongTensor(f"tensors on DLPack device {device} are not supported; 1 (CPU) and 2 (CUDA) are")
     cupy = imported("cupy", f"tensors of {type(tensor).__module__.partition('.')[0]}", "pip install 'mirage-cli[gpu]'")
     return cupy.from_dlpack(tensor)
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli import benchmark, devices, fragment_models, measure, pipeline, report_file, runtime
+from mirage_cli import benchmark, devices, fragment_models, measure, output, pipeline, report_file, runtime
 from mirage_cli.benchmark import BenchOptions, bench_folder
 from mirage_cli.contestant import Place
 from mirage_cli.errors import ModelError, ToolMissing, UsageError
@@ -68,6 +68,9 @@ def test_everything_is_compared_and_timed(optimized: Optimized) -> None:
 def test_times_are_put_into_the_report(copied: Optimized) -> None:
     folder = copied(SAMPLE)
     before, files = report_file.read(folder), sorted(p.name for p in folder.parent.iterdir())
+    notes = [folder / "README", folder / "mugraphs" / "notes.json"]  # the user's own, which stay
+    for path in notes:
+        path.write_text("mine")
     for _ in range(2):  # what a device measured before is replaced
         found = bench_folder(folder, replace(QUICK, record=True))
     assert found.notes == (f"recorded in {folder}/report.json and {folder}/report.html",)
@@ -78,6 +81,9 @@ def test_times_are_put_into_the_report(copied: Optimized) -> None:
     assert before["fragments"][0].pop("measured") == []
     assert after == before, "nothing else is changed"
     assert sorted(p.name for p in folder.parent.iterdir()) == files, "nothing is left beside the folder"
+    assert [path.read_text() for path in notes] == ["mine", "mine"]
+    with pytest.raises(UsageError, match="files that mirage did not write"):
+        output.check_target(folder)
     page = (folder / "report.html").read_text()
     assert f">measured on {devices.processor()}<" in page, "without sizes: they are those of the report"
     assert "mirage, measured on" in page, "on the roofline too"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.errors import InvalidGraph, Refused, WrongTensor
 from mirage_cli.lax import extents
 from mirage_cli.lax.dtypes import BY_NAME, DType
 from mirage_cli.lax.extents import Extent
@@ -104,12 +104,12 @@ class OperatorSpec:
         return tuple(steps)
 
     def solve(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """The symbols' values for given input shapes; Refused names the input that does not fit.
+        """The symbols' values for given input shapes; WrongTensor names the input that does not fit.
 
         The same computation as in ort_shapes.hpp, for callers that use the C entry points.
         """
         if len(shapes) != len(self.inputs):
-            raise Refused(f"{self.op_type}: {len(shapes)} inputs, expected {len(self.inputs)}")
+            raise WrongTensor(f"{self.op_type}: {len(shapes)} inputs, expected {len(self.inputs)}")
         for i, tensor in enumerate(self.inputs):
             if len(shapes[i]) != len(tensor.dims):
                 raise self._mismatch(i, shapes[i], {})
@@ -126,11 +126,13 @@ class OperatorSpec:
                 raise self._mismatch(i, shapes[i], values)
         return values
 
-    def _mismatch(self, index: int, found: Sequence[int], values: Mapping[str, int]) -> Refused:
+    def _mismatch(self, index: int, found: Sequence[int], values: Mapping[str, int]) -> WrongTensor:
         tensor = self.inputs[index]
         known = ", ".join(f"{name} = {value}" for name, value in values.items())
         expected = f"[{', '.join(map(str, tensor.dims))}]" + (f" with {known}" if known else "")
-        return Refused(f"{self.op_type}: input {index} '{tensor.name}' has shape {list(found)}, expected {expected}")
+        return WrongTensor(
+            f"{self.op_type}: input {index} '{tensor.name}' has shape {list(found)}, expected {expected}"
+        )
 
 
 def operator_spec(identifier: str, data: Mapping[str, Any], has_cuda: bool = False) -> OperatorSpec:

@@ -21,7 +21,7 @@ import mirage_cli as mi
 from mirage_cli import tensors
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.errors import MirageError, ModelError, Refused, UsageError
+from mirage_cli.errors import MirageError, ModelError, Refused, UsageError, WrongTensor
 from mirage_cli.kernel import MAX_PLANS, Kernel, load_kernel
 from mirage_cli.lax.dtypes import F32
 from tests.optimized import Optimized
@@ -146,8 +146,9 @@ def test_inputs_that_do_not_fit(library: Path, x: Any, reason: str) -> None:
     kernel = Kernel(library, AFFINE)
     kernel(np.zeros((3, 4), np.float32))
     for _ in range(2):  # what is refused is not remembered as fitting
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(WrongTensor, match=reason) as caught:
             kernel(x)
+        assert caught.value.exit_code == 2
 
 
 def test_outputs_that_do_not_fit(library: Path) -> None:
@@ -165,7 +166,7 @@ def test_outputs_that_do_not_fit(library: Path) -> None:
         (x, "output 'y' shares memory with 'x'"),
     ):
         for _ in range(2):
-            with pytest.raises(Refused, match=reason):
+            with pytest.raises(WrongTensor, match=reason):
                 kernel(x, out=out)
     with pytest.raises(Refused, match="shares memory with 'x'"):
         kernel(memory[1:4], out=memory[3:6])
