@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from mirage_cli import runtime, windows
 from mirage_cli.accuracy import DRAWS, FEW, ILL_CONDITIONED, Accuracy, Sample, judged
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
-from mirage_cli.edges import ENDS, HUGE, NOT_FINITE, SPIKES, TINY, edges
+from mirage_cli.edges import ENDS, HUGE, NOT_FINITE, SPIKES, TINY, draw, edges
 from mirage_cli.errors import MirageError, Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.kernel import Kernel
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Float64
-from mirage_cli.lax.program import Program, Source, evaluate_program
+from mirage_cli.lax.program import Program, evaluate_program
 
 Arrays = dict[int, NDArray[Any]]
 Limits = Mapping[str, tuple[int, int | None]]  #: least and greatest value by symbol
@@ -46,7 +46,6 @@ EDGES = 20  #: cases at the edges of numbers, at most
 LEAST_EDGES = 6  #: how many of them there are whatever they cost
 EDGE_WORK = 4e8  #: multiply-adds of all of them together
 _WINDOW = 2e7  #: multiply-adds above which a part of a result is compared
-_SCALES = {"random": 1.0, "longer": 1.0, "large": 30.0, "tiny": 1e-4, "zero": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,21 +146,6 @@ def inputs(
         k: constants[k] if k in constants else draw(s, [ex.value(e, symbols) for e in s.dims], case, random)
         for k, s in enumerate(program.sources)
     }
-
-
-def draw(source: Source, dims: Sequence[int], case: str, random: np.random.Generator) -> NDArray[Any]:
-    """A random array for one source: normal numbers (scaled by the case), small integers, or truth values that leave no
-    row without a true one."""
-    shape = tuple(dims)
-    if source.dtype.kind == "bool":
-        truth = random.random(shape) < 0.7
-        if truth.ndim:
-            truth[..., :1] = True
-        return np.asarray(truth)
-    if source.dtype.kind == "int":
-        return random.integers(0, 4, shape).astype(runtime.numpy_type(source.dtype))
-    values = random.standard_normal(shape) * (_SCALES[case] if not source.constant else 1.0)
-    return np.asarray(values).astype(runtime.numpy_type(source.dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mirage_cli import runtime
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F32, DType, from_numpy
 from mirage_cli.lax.ops.registry import OPS
-from mirage_cli.lax.program import Program, read
+from mirage_cli.lax.program import Program, Source, read
 
 Array: TypeAlias = NDArray[Any]
 #: of a row: its values, and what chance there is; the result is converted to the row's type
@@ -39,6 +40,9 @@ SAFE = 2.0**60  #: the square of this, summed over a row, is a float32
 PLACES = 4  #: how many rows of an input show one variant
 ROWS = 64  #: into how many rows an input is cut that nothing is reduced of
 _LADDER = (0.0, 1e-30, 1e-8, 1e-3, 0.5, 1.0, 4.0, 9.0, 20.0, 60.0, 88.5, 104.0, 1e4)
+
+
+_SCALES = {"random": 1.0, "longer": 1.0, "large": 30.0, "tiny": 1e-4, "zero": 0.0}  #: of random numbers, by case
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,31 @@ def edges(program: Program, arrays: Sequence[Array], symbols: Mapping[str, int],
         kinds.append(_changed(facts, kind, sources, variants, arrays, symbols, random))
     for turn in zip_longest(*kinds):
         yield from (e for e in turn if e is not None)
+
+
+# --- ordinary inputs --------------------------------------------------------------------------------------------------
+def draw(source: Source, dims: Sequence[int], case: str, random: np.random.Generator) -> NDArray[Any]:
+    """A random array for one source: normal numbers (scaled by the case), small integers, or truth values that leave no
+    row without a true one."""
+    shape = tuple(dims)
+    if source.dtype.kind == "bool":
+        truth = random.random(shape) < 0.7
+        if truth.ndim:
+            truth[..., :1] = True
+        return np.asarray(truth)
+    if source.dtype.kind == "int":
+        return random.integers(0, 4, shape).astype(runtime.numpy_type(source.dtype))
+    values = random.standard_normal(shape) * (_SCALES[case] if not source.constant else 1.0)
+    return np.asarray(values).astype(runtime.numpy_type(source.dtype))
+
+
+def large(program: Program, arrays: Sequence[Array], symbols: Mapping[str, int], seed: int) -> Iterator[Edge]:
+    """Those of the changed inputs that hold numbers larger than usual."""
+    facts, random = Facts(program), np.random.default_rng([seed, len(program.nodes)])
+    yield from _huge(facts, arrays)
+    for kind, sources, variants in _plan(facts, arrays):
+        if kind == SPIKES:
+            yield from _changed(facts, kind, sources, variants, arrays, symbols, random)
 
 
 # --- what the operators of a program are ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from mirage_cli import check, patch, runtime
+from mirage_cli import edges, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.errors import ModelError
 from mirage_cli.frontends.imported import Imported
@@ -117,7 +117,7 @@ class FragmentModel:
                     found[name] = self.given[i]
                 elif i not in self.constants:
                     source = Source(tensor.name, shape, tensor.dtype)
-                    found[name] = check.draw(source, shape, "random", random)
+                    found[name] = edges.draw(source, shape, "random", random)
                 elif not self.stores_weights:
                     found[name] = self.weight(i, k)
         return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from mirage_cli import __version__, debug, ranges
+from mirage_cli import __version__, debug, ranges, rounding
 from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.source import Memory, Rendered, source
 from mirage_cli.dims import Range
@@ -314,7 +314,7 @@ def planned(
     identifier: str, program: Program, candidate: Candidate, target: Target, operators: int, options: PlanOptions
 ) -> TargetPlan:
     """A candidate rendered and proved. Raises Refused or InvalidGraph when it cannot be rendered, CheckFailed when the
-    proof fails."""
+    proof fails, or operands of CUDA's products overflow where the original's do not."""
     graph = _fused(candidate.graph, options)
     made = rendered(identifier, program, graph, candidate.schedules, target, options.passes)
     title = f"{identifier}, {target.name}"
@@ -324,6 +324,10 @@ def planned(
     verdict = verify(program, graph, tiles, options.seed, options.confidence)
     if not verdict.passed:
         raise CheckFailed(f"the proof failed: {verdict.reason}")
+    if target.kind == "cuda":
+        problem = rounding.overflow(program, graph, tiles, dict(options.search.largest), options.seed)
+        if problem:
+            raise CheckFailed(problem)
     return TargetPlan(
         target.name,
         target.shared_bytes,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli import check as checks
-from mirage_cli import gpu_backends
+from mirage_cli import edges, gpu_backends
 from mirage_cli.check import CheckJob, FloatCheck, Runner
 from mirage_cli.gpu import GpuTimer, sets_for
 from mirage_cli.gpu_entry import Entry, Sets
@@ -70,7 +70,7 @@ class Measured:
                 tensor.draw(given.seed + k)
                 continue
             for number in range(self.sets):
-                drawn = constant if constant is not None else checks.draw(sources[k], tensor.shape, "random", random)
+                drawn = constant if constant is not None else edges.draw(sources[k], tensor.shape, "random", random)
                 tensor.put(number, drawn)
         arrays = [t.get(0) for t in self.inputs[: len(sources)]]
         self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original)

@@ -57,51 +57,59 @@ class _Terms:
     those that the program itself multiplies, and rounds before."""
 
     def __init__(self, program: Program, largest: Largest) -> None:
-        self.program, self.largest = program, largest
+        self._largest = dict(enumerate(s.dtype.largest for s in program.sources)) | dict(largest)
         self._known: dict[tuple[Any, ...], int] = {}
-        self._bounds: list[float | None] = []
-        self._parts: list[tuple[int, ...]] = []
-        self._ops: list[str] = []
+        self._made: list[tuple[str, Fraction | float | None, tuple[int, ...]]] = []
+        self._bounds: dict[int, float | None] = {}
+        self.own: set[int] = set()
         values = {i.name: self.source(i.source) for i in program.inputs}
         for n in program.nodes:
-            values[n.name] = self.of(n.op, [values[i] for i in n.inputs], n.value, n.axis)
-        self.own = {values[i] for n in program.nodes if n.op == "contract" for i in n.inputs}
+            term = values[n.name] = self.of(n.op, [values[i] for i in n.inputs], n.value, n.axis)
+            if n.op == "contract" and n.dtype is not None and _narrow(n.dtype):
+                self.own.update(values[i] for i in n.inputs)
+                # tensors of the model's type: either they are in its range, or the original overflows
+                self._bounds |= dict.fromkeys((term, *(values[i] for i in n.inputs)), n.dtype.largest)
+        for i in program.inputs:
+            self._bounds.pop(values[i.name], None)
 
     def source(self, number: int) -> int:
         """A tensor that the program reads."""
-        return self._number(("source", number), self.largest.get(number, self.program.sources[number].dtype.largest))
+        return self._number("source", None, None, (number,))
 
     def of(self, op: str, args: Sequence[int], value: Fraction | float | None = None, label: str | None = None) -> int:
         """The value of an operator."""
         parts = list(args)
         if op in ("add", "mul"):
-            flat = [x for a in args for x in (self._parts[a] if self._ops[a] == op else (a,))]
+            flat = [x for a in args for x in (self._made[a][2] if self._made[a][0] == op else (a,))]
             parts = flat if len(flat) <= MOST_PARTS else parts
-        if op == "sum" and self._ops[parts[0]] == "sum":
+        if op == "sum" and self._made[parts[0]][0] == "sum":
             return parts[0]
         if op in ("add", "mul", "contract"):
             parts.sort()
-        bounds = [self._bounds[a] for a in parts]
-        return self._number((op, value, label, *parts), self._bound(op, value, bounds), tuple(parts))
+        return self._number(op, value, label, tuple(parts))
 
     def bound(self, term: int) -> float | None:
         """A number that no magnitude of a value exceeds, if it is made of tensors by sums and products alone."""
+        if term not in self._bounds:
+            self._bounds[term] = self._bound(*self._made[term])
         return self._bounds[term]
 
-    def _bound(self, op: str, value: Fraction | float | None, bounds: Sequence[float | None]) -> float | None:
-        known = [b for b in bounds if b is not None]
+    def _bound(self, op: str, value: Fraction | float | None, parts: Sequence[int]) -> float | None:
+        if op == "source":
+            return self._largest[parts[0]]
         if op == "const" and value is not None:
             return abs(float(value))
-        if len(known) < len(bounds) or op not in ("add", "sub", "mul", "neg", "abs"):
+        bounds = [self.bound(p) for p in parts] if op in ("add", "sub", "mul", "neg", "abs") else [None]
+        known = [b for b in bounds if b is not None]
+        if len(known) < len(bounds):
             return None
         return math.prod(known) if op == "mul" else math.fsum(known)
 
-    def _number(self, key: tuple[Any, ...], bound: float | None, parts: tuple[int, ...] = ()) -> int:
+    def _number(self, op: str, value: Fraction | float | None, label: str | None, parts: tuple[int, ...]) -> int:
+        key = (op, value, label, parts)
         if key not in self._known:
             self._known[key] = len(self._known)
-            self._bounds.append(bound)
-            self._parts.append(parts)
-            self._ops.append(key[0])
+            self._made.append((op, value, parts))
         return self._known[key]
 
 

@@ -25,6 +25,7 @@ AFFORDABLE = 4e8  #: nanoseconds that one evaluation of program and kernels may 
 PATIENT = 2e9  #: the same where real extents are asked for
 ENOUGH = 0.25  #: share of it that fewer positions may take
 HOPELESS = 5.0  #: a stand-in above this many times the affordable is not evaluated
+FEW = 8  #: positions of an independent axis that are enough to see one of them overflow
 WIDE = 64  #: positions that are kept of an axis which blocks hold whole
 
 
@@ -51,6 +52,15 @@ def points(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], real: b
     if real:
         return [_fewer(Point(program, graph, s, not s), tiles, PATIENT, PATIENT) for s in values]
     return [replace(p, real=p.real and not p.symbols) for p in (_point(program, graph, tiles, s) for s in values)]
+
+
+def shortest(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> Point:
+    """The shortest extents on which every branch of the schedule still runs, with few positions of independent axes; symbols
+    small."""
+    symbols = assignments(program, graph, tiles)[1] if program.symbols else {}
+    sizes = _sizes(program, graph, tiles, symbols, 1)
+    sizes |= {a: min(sizes[a], FEW) for a in independent_axes(program, graph)}
+    return Point(*resized(program, graph, sizes), symbols, False)
 
 
 def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> list[dict[str, int]]:

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli import check, runtime
+from mirage_cli import runtime
 from mirage_cli.accuracy import compare
 from mirage_cli.codegen import engines, render, source, strip_base
 from mirage_cli.codegen.memory import live_ranges
@@ -30,7 +30,7 @@ from mirage_cli.codegen.request import Spelled
 from mirage_cli.codegen.strip import StripProgram
 from mirage_cli.codegen.strip_values import Memory
 from mirage_cli.codegen.tile import RING, TileProgram
-from mirage_cli.edges import HUGE, NOT_FINITE, SPIKES
+from mirage_cli.edges import HUGE, NOT_FINITE, SPIKES, draw
 from mirage_cli.edges import edges as edge_inputs
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents
@@ -102,7 +102,7 @@ class Case:
         random = np.random.default_rng(int.from_bytes(self.name.encode(), "little") % 2**32)
         arrays = []
         for s in self.program.sources:
-            a = check.draw(s, [extents.value(e, self.symbols) for e in s.dims], "random", random)
+            a = draw(s, [extents.value(e, self.symbols) for e in s.dims], "random", random)
             arrays.append((a * 0.5).astype(a.dtype) if s.dtype.is_float else a)
         return arrays
 

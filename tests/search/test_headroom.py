@@ -115,18 +115,18 @@ def test_what_the_model_rounds_itself_is_left_alone() -> None:
 
     p = made(build)
     rows = {i.name for i in p.inputs if p.sources[i.source].dims == (ROWS, WIDE)}
-    graphs = blocks(p, lambda b: any(_reads(b, i) & rows for i in _products(b)))
+    graphs = blocks(p, lambda b: any(reads(b, i) & rows for i in products(b)))
     assert graphs
     for graph in graphs:
         assert with_headroom(p, graph, {}) == graph
 
 
-def _products(b: BlockGraph) -> list[str]:
+def products(b: BlockGraph) -> list[str]:
     """Computed operands."""
     return [i for o in b.ops if o.op == "contract" for i in o.inputs if b.op(i).op == "thread"]
 
 
-def _reads(b: BlockGraph, value: str) -> set[str | None]:
+def reads(b: BlockGraph, value: str) -> set[str | None]:
     """The inputs of the program that a value's operands are."""
     return {b.op(i).source_value for i in b.op(value).inputs}
 
