@@ -57,6 +57,7 @@ cases: $(STAMP) ## Search and prove the published cases; CASES="NAME ..." for so
 kills: $(STAMP) ## Kill 100 runs at random moments, then fail each call of the file system in turn (docs/reliability.md)
 	$(BIN)/python -m tests.faults.kills --count 100
 	$(BIN)/python -m tests.faults.injection
+	$(BIN)/python -m tests.faults.surroundings
 
 guarantee: $(STAMP) ## Compare closures with all block graphs of small programs (an hour; docs/search.md)
 	$(BIN)/python -m tests.search.guarantee --tensors 1 --operators 4 --steps 5

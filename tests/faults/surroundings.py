@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ class Surroundings:
     error: str
     ends: str = "done"
     imports: str = "done"
+    fresh: bool = False  #: whether the user's secret has to be made
 
 
 SURROUNDINGS = (
@@ -44,10 +46,10 @@ SURROUNDINGS = (
     Surroundings("locks not supported", "", LOCKS, "EOPNOTSUPP", imports="usage"),
     Surroundings("flock alone not known", "", "flock", "ENOSYS"),
     Surroundings("no exchange of names", "", "renameat2", "EINVAL"),
-    Surroundings("no hard links", "", "link linkat", "EPERM"),
+    Surroundings("no hard links", "", "link linkat", "EPERM", fresh=True),
     Surroundings("cache on a full disk", "cache", WRITES, "ENOSPC", imports="usage"),
     Surroundings("cache to be read only", "cache", CHANGES, "EROFS", imports="usage"),
-    Surroundings("state to be read only", "state", CHANGES, "EROFS"),
+    Surroundings("state to be read only", "state", CHANGES, "EROFS", fresh=True),
     Surroundings("output to be read only", "place", CHANGES, "EROFS", "usage"),
     Surroundings("output on a full disk", "place", WRITES, "ENOSPC", "out-of-resources"),
     Surroundings("temporary files to be read only", "tmp", CHANGES, "EROFS", "usage"),
@@ -57,6 +59,9 @@ SURROUNDINGS = (
 def tried(bench: Bench, given: Surroundings) -> tuple[str, list[str]]:
     """(how a run in these surroundings ended and what it said, what was wrong with it or with the next one)."""
     arena = bench.arena()
+    if given.fresh:
+        shutil.rmtree(arena.root / "state")
+        (arena.root / "state").mkdir(mode=0o700)
     ended = arena.run(bench.arguments(arena), lack=(given.folder, given.kinds, given.error))
     outcome = ended.error or "done"
     problems = bench.told(arena, ended, given.error)
