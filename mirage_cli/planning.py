@@ -12,7 +12,7 @@ from mirage_cli.lax.program import Program
 from mirage_cli.plan import FragmentPlan, PlanOptions, plan_fragment
 from mirage_cli.search.search import Standing
 
-#: identifier, name, program, operators that it replaces, what the numbers of weights do not exceed (`SearchOptions.largest`)
+#: identifier, name, program, operators that it replaces, `SearchOptions.largest`
 Job = tuple[str, str, Program, int, tuple[tuple[int, float], ...]]
 
 

@@ -63,8 +63,10 @@ def _half(x: Array) -> Array:
 def overflow(
     program: Program, graph: KernelGraph, tiles: Sequence[Tiles], largest: Mapping[int, float], seed: int
 ) -> str:
-    """On which inputs a muGraph of float16 products overflows where its program does not, in words; or nothing. `largest` are
-    what the numbers of weights do not exceed, by source."""
+    """On which inputs a muGraph of float16 products overflows where its program does not, in words; or nothing. `largest` says
+    of some sources what no magnitude in them exceeds."""
+    types = [s.dtype for s in program.sources]
+    largest = {k: min(top, types[k].largest) for k, top in largest.items()}
     if {n.dtype for k in graph.kernels for n in k.block.ops if n.op == "contract"} != {F16}:
         return ""
     point = shortest(program, graph, tiles)
@@ -73,7 +75,8 @@ def overflow(
     arrays = _drawn(point.program, point.symbols, largest, seed)
     cases = [("random", arrays)]
     cases += [(e.kind, e.arrays) for e in large(point.program, arrays, point.symbols, seed)]
-    for kind, given in cases:
+    for kind, made in cases:
+        given = [np.clip(a, -largest[k], largest[k]) if k in largest else a for k, a in enumerate(made)]
         found = _compared(point.program, point.graph, tiles, point.symbols, given)
         if found:
             return f"operands that are rounded to float16 before a product overflow ({kind} inputs): {found}"
@@ -87,8 +90,8 @@ def _drawn(
     random, made = np.random.default_rng(seed), []
     for k, source in enumerate(program.sources):
         a = draw(source, [ex.value(e, symbols) for e in source.dims], "random", random)
-        top = min(largest.get(k, 0.0), source.dtype.largest)
-        made.append(np.copysign(top, a).astype(a.dtype) if k in largest else a)
+        known = source.constant and k in largest
+        made.append(np.copysign(largest[k], a).astype(a.dtype) if known else a)
     return tuple(made)
 
 

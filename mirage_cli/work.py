@@ -20,9 +20,10 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.grown import grown_tensors
 from mirage_cli.isolation import Lost
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax import graph as g
 from mirage_cli.lax.dtypes import F16, from_numpy
 from mirage_cli.lax.fragment import LaxFragment
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.program import Program, Source
 from mirage_cli.plan import FragmentPlan
 from mirage_cli.regions import Facts, Region, Regions
 
@@ -188,18 +189,32 @@ class Work:
         return {k: imported.constant(s.name) for k, s in enumerate(program.sources) if s.constant}
 
     def largest(self, imported: Imported) -> tuple[tuple[int, float], ...]:
-        """For 16-bit weights that elementwise operators read (such as gains): the source's number, and a power of two that no
-        magnitude in them exceeds, at any occurrence."""
+        """For sources of products of float16 that elementwise operators read (such as gains): the source's number, and what no
+        magnitude in it exceeds at any occurrence. Of weights a power of two, of float16 in a wider type its largest number."""
         p = self.program
+        if not any(n.op == "contract" and n.dtype == F16 for n in p.nodes):
+            return ()
         read = {x for n in p.nodes if n.op != "contract" for x in n.inputs}
-        sources = sorted({i.source for i in p.inputs if i.name in read and p.sources[i.source].constant})
         found = []
-        for k in (k for k in sources if p.sources[k].dtype == F16):
-            weights = [imported.constant(o.fragment.program.sources[k].name) for o in self.occurrences]
-            tops = [float(np.abs(w).max(initial=0)) for w in weights]
-            if np.isfinite(tops).all() and max(tops) > 0:
-                found.append((k, 2.0 ** math.ceil(math.log2(max(tops)))))
+        for k in sorted({i.source for i in p.inputs if i.name in read and p.sources[i.source].dtype.is_float}):
+            tops = [_largest(o.fragment.program.sources[k], imported) for o in self.occurrences]
+            known = [t for t in tops if t is not None]
+            if len(known) == len(tops):
+                found.append((k, max(known)))
         return tuple(found)
+
+
+def _largest(source: Source, imported: Imported) -> float | None:
+    """What no magnitude in a source exceeds, where that says more than its type."""
+    if source.constant:
+        top = float(np.abs(imported.constant(source.name)).max(initial=0))
+        return 2.0 ** math.ceil(math.log2(top)) if 0 < top < np.inf else None
+    graph, v = imported.graph, imported.values.get(source.name)
+    while v is not None and isinstance(graph.steps[v], (*g.VIEWS, g.Cast)):
+        (v,) = graph.inputs[v]
+        if graph.dtype(v) == F16:
+            return F16.largest
+    return None
 
 
 def group(

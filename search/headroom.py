@@ -25,7 +25,7 @@ from mirage_cli.search.mugraph import ThreadNode as Node
 #: exact than the accuracy rule allows
 MOST_BITS = 4
 MOST_PARTS = 64  #: factors or terms up to which a product or sum is one list
-Largest: TypeAlias = Mapping[int, float]  #: of weights, by source: a number that no magnitude in it exceeds
+Largest: TypeAlias = Mapping[int, float]  #: by source, where it is known: a number that no magnitude in it exceeds
 
 
 def with_headroom(program: Program, graph: KernelGraph, largest: Largest) -> KernelGraph:

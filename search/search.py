@@ -46,7 +46,7 @@ class SearchOptions:
     graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically, with `alone` what they always are;
     `jobs` processes close mappings at a time, which changes nothing but the time. `apart` keeps that many schedules of every
     engine and varies the kernels of a graph one at a time: more to measure, the same best. `engines` may make kernels beside
-    the engine `block`. `largest` says of weights, by source, which number no magnitude in them exceeds."""
+    the engine `block`. `largest` says of some sources, by number, what no magnitude in them exceeds."""
 
     max_kernels: int = 4
     max_ops: int = 24

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli import frontends, suite_cases
 from mirage_cli import work as works
@@ -36,6 +36,36 @@ def test_gains_are_below_a_power_of_two(gain: list[float], top: float, tmp_path:
 @pytest.mark.parametrize("gain", [[0.0, -0.0], [np.nan, 1.0], [np.inf, 1.0]])
 def test_of_these_gains_nothing_is_said(gain: list[float], tmp_path: Path) -> None:
     assert _largest(F16, gain, tmp_path) == []
+
+
+def test_float32_that_holds_float16_is_in_its_range(tmp_path: Path) -> None:
+    """The norm is computed in float32, as exporters write it; another reader makes the Cast a tensor of its own."""
+    model = suite_cases.norm_mlp_down("small", 2, 8, 16).model(F16, 0)
+    graph = model.graph
+    for node in graph.node:
+        node.input[:] = ["wide" if x == "x" else x for x in node.input]
+    wide = [
+        helper.make_node("Neg", ["x"], ["less"]),
+        helper.make_node("Cast", ["less"], ["wide"], to=TensorProto.FLOAT),
+    ]
+    back = next(n for n in graph.node if n.op_type == "Div")
+    narrow = helper.make_node("Cast", [back.output[0]], ["narrow"], to=TensorProto.FLOAT16)
+    for node in graph.node:
+        node.input[:] = ["narrow" if x == back.output[0] and node is not back else x for x in node.input]
+    for name in {x for n in graph.node for x in n.input if x.startswith("c_")}:
+        stored = next(t for t in graph.initializer if t.name == name)
+        stored.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(stored).astype(np.float32), name))
+    place = list(graph.node).index(back) + 1
+    nodes = [*wide, *graph.node[:place], narrow, *graph.node[place:]]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.output.add().CopyFrom(helper.make_tensor_value_info("wide", TensorProto.FLOAT, (2, 8)))
+    onnx.save(model, tmp_path / "m.onnx")
+    imported = frontends.load(str(tmp_path / "m.onnx"))
+    found = works.group(partition(imported.graph, works.tensor_names(imported)).fragments, imported)
+    work = next(w for w in found if any(n.op == "contract" for n in w.program.nodes) and len(w.program.sources) == 4)
+    tops = {work.program.sources[k].dtype: top for k, top in work.largest(imported)}
+    assert tops == {F32: F16.largest, F16: 2.0}
 
 
 def test_of_float32_nothing_need_be_known(tmp_path: Path) -> None:
