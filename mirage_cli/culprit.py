@@ -22,7 +22,7 @@ Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; rais
 @dataclass(frozen=True, slots=True)
 class Case:
     """A patched model (its external data not loaded), its file and library, inputs, the original's outputs and those of
-    a float64 run; `redraw` makes the inputs and outputs of further draws, from 1 on."""
+    a float64 run; `redraw` makes the inputs and outputs of further draws, from 1 on; a run has `seconds` (0: no limit)."""
 
     model: onnx.ModelProto
     path: Path
@@ -31,6 +31,7 @@ class Case:
     original: Arrays
     exact: Arrays | None
     redraw: Callable[[int], tuple[Arrays, Arrays, Arrays | None]] | None = None
+    seconds: float = 0
 
     def compared(self, found: Arrays, run: Callable[[Arrays], Arrays]) -> list[whole.Compared]:
         """Outputs by the accuracy rule; `run` makes those for the inputs of another draw."""
@@ -60,10 +61,11 @@ class Case:
             return True
 
 
-def original_outputs(original: Imported, inputs: Arrays) -> Arrays:
-    """What the original makes of inputs, in the program that it was made for. Raises MirageError."""
+def original_outputs(original: Imported, inputs: Arrays, seconds: float = 0) -> Arrays:
+    """What the original makes of inputs, in the program that it was made for; onnxruntime in `seconds` at most (0: no limit).
+    Raises MirageError."""
     if original.script is None:
-        return runs.run_job(Job(original.path, inputs))
+        return runs.run_job(Job(original.path, inputs, seconds=seconds))
     return runs.run_script(ScriptJob(original.path, inputs, output_names(original)))
 
 
@@ -155,5 +157,5 @@ def tensors(case: Case, names: Sequence[str]) -> Arrays:
     probe.CopyFrom(case.model)
     there = {o.name for o in probe.graph.output}
     probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in wanted if n not in there)
-    made = runs.run_job(Job(probe.SerializeToString(), case.inputs, None, case.path.parent))
+    made = runs.run_job(Job(probe.SerializeToString(), case.inputs, None, case.path.parent, case.seconds))
     return found | {n: made[n] for n in wanted}

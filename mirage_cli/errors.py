@@ -109,6 +109,14 @@ class OutOfResources(MirageError):
     exit_code = 5
 
 
+class OutOfTime(MirageError):
+    """A run of a model took longer than it may."""
+
+    code = "out-of-time"
+    exit_code = 5
+    hint = "give it more time: --timeout SECONDS"
+
+
 class InternalError(MirageError):
     """A defect of this program; the message says where the log is."""
 

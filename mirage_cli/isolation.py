@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def each(
     max_memory: int = 0,
     apart: bool = False,
     told: Callable[[int, Any], None] | None = None,
+    seconds: float = 0,
 ) -> Iterator[tuple[int, Any]]:
     """(number of the job, its result or Lost) as jobs end.
 
@@ -65,7 +67,8 @@ def each(
     sends a message.
 
     `function` and arguments must be importable and picklable. With one worker and no `max_memory` (bytes of address
-    space for each worker) the calls are made here, unless they have to be `apart`.
+    space for each worker) the calls are made here, unless they have to be `apart`. A call in a worker that takes longer
+    than `seconds` (0: no limit) is ended with its process.
     """
     if max_memory == 0 and not apart and (workers <= 1 or len(jobs) <= 1):
         for k, args in enumerate(jobs):
@@ -77,10 +80,12 @@ def each(
         for _ in range(min(max(workers, 1), len(jobs))):
             _Worker(function, max_memory, told is not None).start(pending.pop(), running)
         while running:
-            for ready in wait(list(running)):
+            spoken = wait(list(running), min(w.left(seconds) for w in running.values()) if seconds else None)
+            late = [c for c, w in running.items() if seconds and c not in spoken and not w.left(seconds)]
+            for ready in [*spoken, *late]:
                 assert isinstance(ready, Connection)
                 worker = running[ready]
-                number, result = worker.result()
+                number, result = worker.ended(seconds) if ready in late else worker.result()
                 if isinstance(result, _Message):
                     if told is not None:
                         told(number, result.content)
@@ -186,9 +191,10 @@ class _Worker:
             self.process.start()
         theirs.close()
         self.number = -1
+        self.begun = 0.0
 
     def start(self, job: tuple[int, Sequence[Any]], running: dict[Connection, _Worker]) -> None:
-        self.number = job[0]
+        self.number, self.begun = job[0], time.monotonic()
         running[self.connection] = self
         try:
             self.connection.send(job[1])
@@ -204,6 +210,15 @@ class _Worker:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             guess = " (out of memory?)" if code == -signal.SIGKILL else ""
             return self.number, _Died(f"its process ended with {how}{guess}")
+
+    def left(self, seconds: float) -> float:
+        """What is left of the time of the call."""
+        return max(0.0, self.begun + seconds - time.monotonic())
+
+    def ended(self, seconds: float) -> tuple[int, Any]:
+        """End the process, whose call takes longer than it may."""
+        self.kill()
+        return self.number, _Died(f"it took longer than {seconds:g} s")
 
     def end(self) -> None:
         self.connection.close()

@@ -20,7 +20,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +368,7 @@ class _Recheck:
             kernels = kernels if uses else []
         jobs: list[Task] = [self.library, *(job for _, job in kernels)] if uses else []
         if case is not None and uses:
-            jobs.append(Job(str(self.folder / self.name), case.inputs, self.library))
+            jobs.append(Job(str(case.path), case.inputs, self.library, seconds=case.seconds))
         self.progress.stage("check", len(jobs))
         done = self.separate(jobs)
         if uses and not self.rebuilt:
@@ -386,23 +386,23 @@ class _Recheck:
 
     def case(self, model: onnx.ModelProto, imported: Imported, original: Imported | None) -> Case | None:
         """Inputs, what the original makes of them, and a float64 run; the model without the library is judged here."""
-        path, read = self.folder / self.name, imported if original is None else original
+        path, read, limit = self.folder / self.name, imported if original is None else original, self.options.timeout
         sizes = self.sizes(imported)  # options that do not fit the model are the user's error and no finding
 
         def inline(inputs: Arrays) -> Arrays:
-            return runs.run_job(Job(str(path), inputs))
+            return runs.run_job(Job(str(path), inputs, seconds=limit))
 
         def drawn(k: int) -> tuple[Arrays, Arrays, Arrays | None]:
             inputs = example_inputs(imported.model, sizes, self.seed + k)
-            own = inline(inputs) if original is None else culprit.original_outputs(original, inputs)
+            own = inline(inputs) if original is None else culprit.original_outputs(original, inputs, limit)
             try:
-                return inputs, own, whole.float64_run(read, inputs)
+                return inputs, own, whole.float64_run(read, inputs, limit)
             except MirageError as error:
                 self.result.notes.append(f"outputs are compared with the original's only: {error}")
                 return inputs, own, None
 
         try:
-            case = Case(model, path, self.library, *drawn(0), drawn)
+            case = Case(model, path, self.library, *drawn(0), drawn, limit)
             if original is not None:
                 self.judge("without the library", case.compared(inline(case.inputs), inline))
             return case
@@ -487,10 +487,12 @@ class _Recheck:
     # --- processes ------------------------------------------------------------------------------------------------------
     def separate(self, tasks: Sequence[Task]) -> list[Any]:
         """Results (or Lost) of what runs code of the library, in a process of its own."""
-        return runs.separate(tasks, lambda task: self.progress.step(getattr(task, "name", "compare")))
+        step = self.progress.step
+        return runs.separate(tasks, lambda task: step(getattr(task, "name", "compare")), self.options.timeout)
 
     def run(self, job: Job) -> Arrays:
         """The outputs of a model. Raises MirageError."""
+        job = replace(job, seconds=self.options.timeout)
         (found,) = [runs.run_job(job)] if self.survived else self.separate([job])
         if isinstance(found, isolation.Lost):
             raise MirageError(found.reason)

@@ -17,22 +17,24 @@ from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.frontends import torchscript_file, torchscript_module
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
+_MORE = 20.0  #: seconds to start a process and to load a model; runs of onnxruntime end themselves in time
 _SEPARATE = 1 << 46  #: bytes of address space: as good as no limit, but it asks for a process
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A run of a model in onnxruntime on the CPU, in a form that another process can take; `data` is the folder of the
-    external data of a model given as bytes."""
+    external data of a model given as bytes, and `seconds` what it may take (0: no limit)."""
 
     model: str | bytes
     inputs: Mapping[str, NDArray[Any]]
     library: Path | None = None
     data: Path | None = None
+    seconds: float = 0
 
 
 def run_job(job: Job) -> Arrays:
-    """The outputs by name; a large model is run piece by piece. Raises ModelError, MirageError."""
+    """The outputs by name; a large model is run piece by piece. Raises ModelError, OutOfTime, MirageError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         large = _large(job)
@@ -40,7 +42,7 @@ def run_job(job: Job) -> Arrays:
             return large
         session = runtime.session(job.model, job.library, provider="cpu", data=job.data)
     expect_inputs({i.name for i in session.get_inputs()}, job.inputs)
-    return runtime.run(session, job.inputs)
+    return runtime.run(session, job.inputs, job.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _large(job: Job) -> Arrays | None:
         return None
     weights = {t.name for t in model.graph.initializer}
     expect_inputs({v.name for v in model.graph.input} - weights, job.inputs)
-    return pieces.run(model, folder, job.inputs, job.library)
+    return pieces.run(model, folder, job.inputs, job.library, seconds=job.seconds)
 
 
 def expect_inputs(known: set[str], given: Mapping[str, NDArray[Any]]) -> None:
@@ -133,10 +135,12 @@ def perform(task: Task) -> str | FloatCheck | Arrays | None:
     return check.run_job(task) if isinstance(task, CheckJob) else run_job(task)
 
 
-def separate(tasks: Sequence[Task], done: Callable[[Task], None] = lambda task: None) -> list[Any]:
-    """The results (or Lost) of tasks, done one after the other in a process of their own: what crashes it is lost alone."""
+def separate(tasks: Sequence[Task], done: Callable[[Task], None] = lambda task: None, seconds: float = 0) -> list[Any]:
+    """The results (or Lost) of tasks, done one after the other in a process of their own: what crashes it, or takes longer
+    than `seconds` (0: no limit), is lost alone."""
     found: dict[int, Any] = {}
-    for k, result in isolation.each(perform, [(task,) for task in tasks], 1, _SEPARATE):
+    longest = seconds and seconds + _MORE
+    for k, result in isolation.each(perform, [(task,) for task in tasks], 1, _SEPARATE, seconds=longest):
         found[k] = result
         done(tasks[k])
     return [found[k] for k in range(len(tasks))]

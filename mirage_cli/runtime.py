@@ -16,6 +16,7 @@ import math
 import os
 import re
 import stat
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli import devices
-from mirage_cli.errors import MirageError, ModelError, OutOfResources, Refused, ToolMissing
+from mirage_cli.errors import MirageError, ModelError, OutOfResources, OutOfTime, Refused, ToolMissing
 from mirage_cli.lax.dtypes import DType
 
 if TYPE_CHECKING:
@@ -198,18 +199,40 @@ def _widened(source: str | bytes, library: bool) -> Callable[[], bytes | None]:
     return make
 
 
-def run(session: Any, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The outputs of a session by name; bfloat16 travels as `ml_dtypes.bfloat16`, which onnxruntime cannot."""
+def run(session: Any, inputs: Mapping[str, NDArray[Any]], seconds: float = 0) -> dict[str, NDArray[Any]]:
+    """The outputs of a session by name; bfloat16 travels as `ml_dtypes.bfloat16`, which onnxruntime cannot.
+
+    A run that takes longer than `seconds` (0: no limit) is ended between two of its operators, with OutOfTime.
+    """
     names = [output.name for output in session.get_outputs()]
+    with _ended_after(seconds) as options:
+        try:
+            if all("bfloat16" not in value.type for value in (*session.get_inputs(), *session.get_outputs())):
+                return dict(zip(names, session.run(names, dict(inputs), options), strict=True))
+            feeds = {name: to_ort(array) for name, array in inputs.items()}
+            made = session.run_with_ort_values(names, feeds, options)
+            return {name: from_ort(value) for name, value in zip(names, made, strict=True)}
+        except Exception as error:  # as above
+            if options.terminate:
+                raise OutOfTime(f"it took longer than {seconds:g} s") from None
+            raise _cuda_error(f"onnxruntime failed: {error}", _cuda_code(error)) from error
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float) -> Iterator[Any]:
+    """Options of a run of onnxruntime that end it when its time is over."""
+    import onnxruntime  # noqa: PLC0415
+
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4
+    timer = threading.Timer(seconds, setattr, (options, "terminate", True))
+    timer.daemon = True
+    if seconds:
+        timer.start()
     try:
-        if all("bfloat16" not in value.type for value in (*session.get_inputs(), *session.get_outputs())):
-            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-        feeds = {name: to_ort(array) for name, array in inputs.items()}
-        return {
-            name: from_ort(value) for name, value in zip(names, session.run_with_ort_values(names, feeds), strict=True)
-        }
-    except Exception as error:  # as above
-        raise _cuda_error(f"onnxruntime failed: {error}", _cuda_code(error)) from error
+        yield options
+    finally:
+        timer.cancel()
 
 
 def to_ort(array: NDArray[Any]) -> Any:

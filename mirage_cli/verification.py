@@ -31,7 +31,7 @@ class VerifyOptions:
     `seed` gives random points and inputs, `confidence` the bits of the proofs, `dim` and `shape` (as in `Options`) the
     sizes at which whole models are run. `bisect` looks for the operator that makes outputs differ, `save_failing` is a
     folder for what is needed to see the difference again. `jobs` proofs run at a time. `trust_library` loads the library
-    of a folder that somebody else wrote.
+    of a folder that somebody else wrote. `timeout` is what one run of a model may take, in seconds (0: no limit).
     """
 
     seed: int = 1
@@ -42,6 +42,7 @@ class VerifyOptions:
     save_failing: str | None = None
     jobs: int = 1
     trust_library: bool = False
+    timeout: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

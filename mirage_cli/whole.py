@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from onnx.reference import ReferenceEvaluator
 
 from mirage_cli import runtime
 from mirage_cli.accuracy import DRAWS, Accuracy, Sample, compare, judged
-from mirage_cli.errors import Refused, UsageError
+from mirage_cli.errors import OutOfTime, Refused, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
@@ -43,9 +44,10 @@ APART_AT_MOST = 16.0  #: the maximum, as a multiple of that
 
 
 # --- the float64 run --------------------------------------------------------------------------------------------------
-def float64_run(imported: Imported, inputs: Mapping[str, Array]) -> Arrays:
-    """The outputs of a model in float64, by name. Raises Refused, with the reason, where that cannot be done."""
-    run = _Run(imported, inputs)
+def float64_run(imported: Imported, inputs: Mapping[str, Array], seconds: float = 0) -> Arrays:
+    """The outputs of a model in float64, by name. Raises Refused, with the reason, where that cannot be done, and OutOfTime
+    where it takes longer than `seconds` (0: no limit)."""
+    run = _Run(imported, inputs, time.monotonic() + seconds if seconds else math.inf)
     names = [v.name or "" for v in imported.model.graph.outputs]
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -55,8 +57,8 @@ def float64_run(imported: Imported, inputs: Mapping[str, Array]) -> Arrays:
 class _Run:
     """One evaluation; values are dropped after their last use."""
 
-    def __init__(self, imported: Imported, inputs: Mapping[str, Array]) -> None:
-        self.imported, self.graph = imported, imported.graph
+    def __init__(self, imported: Imported, inputs: Mapping[str, Array], until: float = math.inf) -> None:
+        self.imported, self.graph, self.until = imported, imported.graph, until
         self.inputs = inputs
         self.symbols = _symbols(imported.graph, inputs)
         self.order = self.graph.cone(self.graph.outputs)
@@ -68,6 +70,7 @@ class _Run:
         last = {a: v for v in self.order for a in (v, *self.graph.inputs[v])}
         last.update(dict.fromkeys(self.graph.outputs, -1))
         for v in self.order:
+            _check_time(self.until)
             self.values[v] = self.value(v)
             for a in {v, *self.graph.inputs[v]}:
                 if last[a] == v:
@@ -126,7 +129,9 @@ class _Run:
         )
         model = helper.make_model(helper.make_graph([proto], "node", given, made), opset_imports=opsets)
         try:
-            found = dict(zip(names, ReferenceEvaluator(model).run(None, feeds), strict=True))
+            found = dict(zip(names, _evaluator(self.until)(model).run(None, feeds), strict=True))
+        except OutOfTime:
+            raise
         except Exception as error:  # the evaluator raises whatever its operators do
             raise Refused(f"{node.op_type} {node.name!r} has no float64 value: {error}") from None
         return [np.asarray(found[n]) if n else np.zeros(()) for n in proto.output]
@@ -143,6 +148,24 @@ class _Run:
         if v not in self.values:
             self.values[v] = self.value(v)  # a constant that only this node reads
         return self.values[v] if dtype.is_float else self.values[v].astype(runtime.numpy_type(dtype))
+
+
+def _check_time(until: float) -> None:
+    if time.monotonic() > until:
+        raise OutOfTime("its float64 run took too long")
+
+
+def _evaluator(until: float) -> type[ReferenceEvaluator]:
+    """An evaluator that ends at some time: it makes sub-graphs, such as bodies of loops, evaluators of its own kind."""
+
+    class Timed(ReferenceEvaluator):
+        """Looks at the clock before every run."""
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            _check_time(until)
+            return super().run(*args, **kwargs)
+
+    return Timed
 
 
 def _symbols(graph: g.Graph, inputs: Mapping[str, Array]) -> dict[str, int]:

@@ -28,6 +28,9 @@ from mirage_cli.errors import CheckFailed
     "--save-failing", metavar="DIR", type=click.Path(), help="Keep what failed: inputs, outputs, smallest model."
 )
 @click.option("--trust-library", is_flag=True, help="Load the library of a folder that somebody else made.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Longest time of one run of a model, 0: none [600]."
+)
 @common.settings_options(
     "confidence",
     "dim",
@@ -43,6 +46,7 @@ def verify(
     bisect: bool,
     save_failing: str | None,
     trust_library: bool,
+    timeout: float | None,
     **given: Any,
 ) -> int:
     """Prove the muGraphs of the output folder DIR again and compare its model with the original in ONNX Runtime, or
@@ -54,7 +58,7 @@ def verify(
         raise click.UsageError("ORIGINAL PATCHED need --library LIB, the operators of PATCHED.", context)
     if len(paths) == 1 and library is not None:
         raise click.UsageError("--library belongs to ORIGINAL PATCHED; a folder has its own.", context)
-    values = common.given_values(given)
+    values = common.given_values(given) | ({} if timeout is None else {"timeout": timeout})
     from mirage_cli import recheck
 
     options = recheck.VerifyOptions(bisect=bisect, save_failing=save_failing, trust_library=trust_library, **values)

@@ -173,6 +173,21 @@ def branches(count: int) -> onnx.ModelProto:
     return model([*nodes, node("Relu", [last], ["y"])], [info("x"), info("c", [], TensorProto.BOOL)])
 
 
+def looping(times: int) -> onnx.ModelProto:
+    """A loop that doubles its input so many times."""
+    body = helper.make_graph(
+        [node("Identity", ["c"], ["d"]), node("Add", ["s", "s"], ["t"])],
+        "body",
+        [info("i", (), INT64), info("c", (), TensorProto.BOOL), info("s")],
+        [info("d", (), TensorProto.BOOL), info("t")],
+    )
+    weights = [
+        numpy_helper.from_array(np.array(times, np.int64), "m"),
+        numpy_helper.from_array(np.array(True), "go"),
+    ]
+    return model([node("Loop", ["m", "go", "x"], ["y"], body=body)], weights=weights)
+
+
 def _squares(
     nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], inputs: Sequence[str] = ("x",)
 ) -> onnx.ModelProto:
