@@ -99,8 +99,6 @@ class Refused(MirageError):
 class WrongTensor(UsageError, Refused):
     """A tensor that a kernel was given does not fit: its shape, type, place or layout."""
 
-    code = "usage"
-
 
 class OutOfResources(MirageError):
     """The machine has no memory or disk space left for the run, or its disk fails."""
