@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from mirage_cli import runtime
 from mirage_cli.errors import ModelError
 
+from . import racecheck
+from .alone import engine_cases
 from .batch import ONLY_CPU, Outcome, compared, original
 from .choices import DTYPES, LONGEST, drawn, reduced, replayed
 from .drawn import VOCABULARY, program
@@ -95,6 +97,19 @@ def test_what_fails_as_a_whole_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -
     outcome = tried({f"p{k}": drawn(k, 0, "float32")[0] for k in range(3)}, "base", 0, KINDS)
     assert outcome.problems == {"p1": ["ValueError: no"]}
     assert outcome.counts["programs"] == 2
+
+
+def test_only_what_blocks_of_a_cluster_exchange_is_forgiven_by_racecheck() -> None:
+    known = """= Error: Race reported between Write access at mirage::store_shared(unsigned int, float)+0xcf0 in a.cuh:64
+=     and Read access at mirage::load_of_block(int, unsigned int)+0x42d0 in a.cuh:72 [2976 hazards]"""
+    assert racecheck.exchange_only(known)
+    assert not racecheck.exchange_only(known.replace("load_of_block", "load_matrices"))
+    assert not racecheck.exchange_only("")
+
+
+def test_strips_whose_groups_have_different_numbers_of_turns_are_known() -> None:
+    found = {c.name: racecheck.misread(c) for c in engine_cases(6, 11, "sm_90a")}
+    assert found == {"strip1x0": True, "strip1x1": False}  # one iteration for two groups of warps, and for one
 
 
 def test_choices_are_played_again_and_made_fewer() -> None:
