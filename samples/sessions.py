@@ -78,9 +78,12 @@ class Case:
         if self.provider == "cuda":
             providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0", **(cuda or {})}))
         source = self.model if model is None else model
-        return onnxruntime.InferenceSession(
+        made = onnxruntime.InferenceSession(
             source if isinstance(source, bytes) else str(source), options or self.options(), providers=providers
         )
+        if self.provider == "cuda" and "CUDAExecutionProvider" not in made.get_providers():
+            raise SystemExit("onnxruntime cannot use CUDA here: it would take the CPU")
+        return made
 
 
 Way = Callable[[Case], Iterator[tuple[int, Arrays]]]

@@ -56,14 +56,16 @@ def test_wrong_and_failing_answers_are_found() -> None:
     assert found.problems == ["failing: ValueError: no more"] and found.failed()
 
 
+@pytest.mark.parametrize("column", [1, 2, 3])
 @pytest.mark.parametrize(("slope", "failed"), [(0, False), (1, True)])
-def test_growing_memory_is_a_failure(slope: int, failed: bool) -> None:
-    rows = [(float(t), 200 * threads.MEBI + slope * t * threads.MEBI, 0) for t in range(120)]
-    found = threads.Result(seconds=120.0, memory=rows)
+def test_growing_memory_is_a_failure(column: int, slope: int, failed: bool) -> None:
+    sizes = [[(200 + slope * t * (k == column)) * threads.MEBI for k in (1, 2, 3)] for t in range(120)]
+    found = threads.Result(seconds=120.0, memory=[(float(t), a, b, c) for t, (a, b, c) in enumerate(sizes)])
     assert found.failed() == failed
-    assert found.grown(1)[2] == pytest.approx(60 * slope)
+    assert ("GROWS" in "".join(found.lines())) == failed
+    assert found.grown(column)[2] == pytest.approx(60 * slope)
 
 
 def test_warming_up_is_no_growth() -> None:
-    rows = [(float(t), min(t, 20) * 10 * threads.MEBI, 0) for t in range(120)]
+    rows = [(float(t), min(t, 20) * 10 * threads.MEBI, 0, 0) for t in range(120)]
     assert not threads.Result(seconds=120.0, memory=rows).failed()
