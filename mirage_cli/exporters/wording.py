@@ -129,7 +129,7 @@ def speed(report: Mapping[str, Any]) -> str:
 def _model(report: Mapping[str, Any]) -> str:
     """For which target times are predicted, where the report says so."""
     kinds = [f.get("predictions", {}) for f in report["fragments"] if f["status"] == "replaced"]
-    names = {(p.get("cuda") or p["cpu"])["target"] for p in kinds if p}
+    names = {p["target"] for kind in kinds if (p := kind.get("cuda") or kind.get("cpu"))}
     return f" of {names.pop()}" if len(names) == 1 else ""
 
 

@@ -6,6 +6,8 @@ what is around them is enough.
 
 from __future__ import annotations
 
+from typing import cast
+
 import onnx
 
 from mirage_cli import isolation
@@ -14,7 +16,7 @@ from mirage_cli.errors import MirageError, ModelError
 
 def converted(model: onnx.ModelProto, opset: int, path: str) -> onnx.ModelProto:
     """The model in this opset. Raises ModelError."""
-    ((_, found),) = isolation.each(_convert, [(model.SerializeToString(), opset)], 1, apart=True)
+    found = apart(model.SerializeToString(), opset)
     if isinstance(found, isolation.Lost):
         old = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), None)
         raise ModelError(f"{path}: opset {old} cannot be converted to {opset}: {found.reason}")
@@ -22,8 +24,14 @@ def converted(model: onnx.ModelProto, opset: int, path: str) -> onnx.ModelProto:
     return newer
 
 
-def _convert(data: bytes, opset: int) -> bytes:
-    """The same on bytes. Raises MirageError."""
+def apart(data: bytes, opset: int) -> bytes | isolation.Lost:
+    """The same on bytes, in a process that ends then."""
+    ((_, found),) = isolation.each(convert, [(data, opset)], 1, apart=True)
+    return cast("bytes | isolation.Lost", found)
+
+
+def convert(data: bytes, opset: int) -> bytes:
+    """The same in this process. Raises MirageError."""
     from onnx import version_converter  # noqa: PLC0415
 
     try:

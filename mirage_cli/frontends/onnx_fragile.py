@@ -3,7 +3,8 @@
 1. RegexFullMatch and EyeLike read the type of their operand without asking whether there is one;
 2. Split writes as many results as `num_outputs` says less than it has outputs;
 3. GatherND and LayerNormalization read dimensions that are none where `batch_dims` is negative, or `axis` needs more than
-   32 bits.
+   32 bits;
+4. GatherND and Slice do so too where a dimension is negative.
 
 They were found by giving every operator of every version operands without a type, and attributes and operands of extreme
 values (onnx 1.23).
@@ -12,13 +13,13 @@ values (onnx 1.23).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import onnx
 import onnx_ir as ir
 
 from mirage_cli.errors import ModelError
-from mirage_cli.frontends.onnx_nodes import all_nodes
+from mirage_cli.frontends.onnx_nodes import all_nodes, graphs
 
 NEED_A_TYPE = ("RegexFullMatch", "EyeLike")
 #: what attributes that name dimensions may be: from, to
@@ -39,6 +40,25 @@ def check(proto: onnx.ModelProto, path: str) -> None:
                 raise ModelError(
                     f"{path}: node {node.name!r} has {attribute.name} = {attribute.i}, which is no dimension"
                 )
+
+
+def without_negative_dimensions(proto: onnx.ModelProto) -> None:
+    """Case 4: let dimensions that are declared to be negative be unknown."""
+    functions = [node for function in proto.functions for node in function.node]
+    inner = [g for n in (*all_nodes(proto.graph.node), *all_nodes(functions)) for a in n.attribute for g in graphs(a)]
+    for graph in (proto.graph, *inner):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value < 0:
+                    dim.ClearField("dim_value")
+
+
+def may_infer(node: onnx.NodeProto, known: Container[str]) -> bool:
+    """Whether inference may be asked about a node alone, when the types of the `known` tensors are given to it: those of what
+    its sub-graphs read are not."""
+    own, *inner = all_nodes([node])
+    typed = own.op_type not in NEED_A_TYPE or (bool(own.input) and own.input[0] in known)
+    return typed and all(n.op_type not in NEED_A_TYPE for n in inner)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
     _check_sizes(proto, path)
     onnx_calls.check(proto, path)
     onnx_fragile.check(proto, path)
+    onnx_fragile.without_negative_dimensions(proto)
     small = skeleton(proto)
     try:
         onnx.checker.check_model(small)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
 
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.frontends import onnx_known, sizes
+from mirage_cli.frontends import onnx_fragile, onnx_known, sizes
 from mirage_cli.frontends.onnx_known import Known
 from mirage_cli.frontends.onnx_ops import READERS
 from mirage_cli.frontends.onnx_ops.registry import ELEMENT_TYPES, Call, Results
@@ -372,9 +372,11 @@ class _Walk:
             fixed = value.const_value if not value.is_graph_input() else None
             if fixed is not None and fixed.size <= onnx_known.MAX_ELEMENTS:
                 data[value.name] = ir.serde.serialize_tensor(fixed)
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+        schema, proto = onnx.defs.get_schema(node.op_type, version, node.domain), ir.serde.serialize_node(node)
+        if not onnx_fragile.may_infer(proto, types):
+            return
         try:
-            found = onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data)
+            found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
         except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
             return
         for output in node.outputs:

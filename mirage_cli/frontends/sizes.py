@@ -240,6 +240,8 @@ def _polynomial(text: str) -> Size | None:
     try:
         tokens = list(_tokens(text)) if len(text) <= LONGEST else []
         size = _parse_sum(tokens)
+        if isinstance(size, int) and abs(size) >= LARGEST:
+            return None
     except (ValueError, IndexError, RecursionError):
         return None
     return None if tokens else size
@@ -281,10 +283,7 @@ def _parse_atom(tokens: list[str]) -> Size:
             raise ValueError(token)
         return size
     if token.isdigit():
-        number = int(token)
-        if number >= LARGEST:
-            raise ValueError(token)
-        return number
+        return int(token)
     if token[0].isalpha() or token[0] == "_":
         return named(token)
     raise ValueError(token)

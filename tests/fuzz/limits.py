@@ -10,6 +10,16 @@ from pathlib import Path
 from typing import Any
 
 
+class Converter:
+    """onnx's converter, for a process that stays: one for each model would take most of the time."""
+
+    def convert(self, data: bytes, opset: int) -> bytes:
+        """The model in another opset. Raises MirageError."""
+        from mirage_cli.frontends import onnx_convert
+
+        return onnx_convert.convert(data, opset)
+
+
 class TooSlow(Exception):
     """An input took longer than is allowed."""
 

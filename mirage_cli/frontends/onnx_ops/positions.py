@@ -36,7 +36,8 @@ def walk(call: Call, i: int) -> Walk | None:
 
 
 def walks(call: Call, i: int) -> list[Walk | None]:
-    """What each of the tensors walks that lie one after the other along the last dimension of input `i`.
+    """What each of the tensors walks that lie one after the other along the last dimension of input `i`; one None where they
+    are not known apart.
 
     Raises Refused when there is no such input or its last extent is symbolic.
     """
@@ -51,7 +52,7 @@ def walks(call: Call, i: int) -> list[Walk | None]:
     if not isinstance(count, int):
         raise Refused(f"{count} indices for each element")
     parts = g.inputs[v] if g.steps[v] == steps.Concat(last) else (v,)
-    return [walk_of(g, part) for part in parts] if len(parts) == count else [None] * count
+    return [walk_of(g, part) for part in parts] if len(parts) == count else [None]
 
 
 def _stored(call: Call, i: int) -> NDArray[np.int64] | None:
