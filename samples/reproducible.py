@@ -6,25 +6,31 @@ those of another machine, such as one with another Python:
 
     python -m samples.reproducible rmsnorm_linear_fp32 llama_fp32 --target cpu
     python -m samples.reproducible --all --jobs 8 --digests here.json
+
+Two machines have to agree on `model.onnx`, `mugraphs/` and `src/`; the library is the same with the same compilers only.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 SAMPLES = Path(__file__).resolve().parent
 REPORT = "report.json"
+#: What is the same whatever the compilers are.
+PROMISED = ("model.onnx", "mugraphs/", "src/")
 #: What differs from run to run in report.json: times, what came from the cache, and the two options that change no result.
 LEFT_OUT = ("seconds", "cached", "jobs", "cache")
 #: numpy's choice of instructions, as it is on processors that have less.
@@ -77,8 +83,13 @@ class Outcome:
     problem: str = ""
 
 
-def optimize(model: Path, options: Sequence[str], around: Surroundings, place: Path, cache: Path) -> Outcome:
-    """Run `mirage optimize` on a model in a folder `place` of its own, in a process of its own."""
+def optimize(
+    model: Path, options: Sequence[str], around: Surroundings, place: Path, cache: Path, turn: int = 0
+) -> Outcome:
+    """Run `mirage optimize` on a model in a folder `place` of its own, in a process of its own.
+
+    Where that has one processor, it is the one whose `turn` it is, so that models that run at once do not share one.
+    """
     place.mkdir(parents=True)
     kept = ["--cache", str(cache)] if around.cached else ["--no-cache"]
     command = [
@@ -96,7 +107,7 @@ def optimize(model: Path, options: Sequence[str], around: Surroundings, place: P
         [*command, *kept, *options, *around.options, "--quiet"],
         cwd=place,
         env={**os.environ, **state, **around.variables},
-        preexec_fn=_one_processor if around.one_processor else None,
+        preexec_fn=functools.partial(_one_processor, turn) if around.one_processor else None,
         umask=around.umask,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -108,8 +119,9 @@ def optimize(model: Path, options: Sequence[str], around: Surroundings, place: P
     return Outcome(digests(place / around.out))
 
 
-def _one_processor() -> None:
-    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+def _one_processor(turn: int) -> None:
+    found = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, [found[turn % len(found)]])
 
 
 def _search_path() -> str:
@@ -142,14 +154,14 @@ def differing(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
-def check(model: Path, options: Sequence[str], places: Path) -> tuple[dict[str, str], list[str]]:
+def check(model: Path, options: Sequence[str], places: Path, turn: int = 0) -> tuple[dict[str, str], list[str]]:
     """(digests of the files of the first surroundings, a line for each difference of the others)."""
     cache = places / "cache"
     cache.mkdir(mode=0o700, parents=True)
     first: Mapping[str, str] = {}
     problems = []
     for name, around in SURROUNDINGS.items():
-        found = optimize(model, options, around, places / name, cache)
+        found = optimize(model, options, around, places / name, cache, turn)
         first = first or found.files
         if found.problem:
             problems.append(f"{model.stem}, {name}: {found.problem}")
@@ -159,11 +171,12 @@ def check(model: Path, options: Sequence[str], places: Path) -> tuple[dict[str, 
 
 
 def against(here: Mapping[str, Mapping[str, str]], there: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """A line for each file that another machine has made otherwise, of the models that both have."""
+    """A line for each promised file that another machine has made otherwise, of the models that both have."""
     return [
         f"{model}: {file} differs"
         for model in sorted(here.keys() & there.keys())
         for file in differing(here[model], there[model])
+        if file.startswith(PROMISED)
     ]
 
 
@@ -189,24 +202,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = [w for t in given.target for w in ("--target", t)] + [w for a in given.arch for w in ("--arch", a)]
     found: dict[str, dict[str, str]] = {}
     problems: list[str] = []
+    there = json.loads(given.against.read_text(encoding="utf-8")) if given.against else {}
     with tempfile.TemporaryDirectory(prefix="mirage-") as folder, ThreadPoolExecutor(given.jobs) as pool:
-        chosen = models(given.names)
-        runs = [pool.submit(check, path, options, Path(folder) / path.stem) for path in chosen]
-        for path, run in zip(chosen, runs, strict=True):
-            found[path.stem], told = run.result()
+        runs = {
+            pool.submit(check, path, options, Path(folder) / path.stem, turn): path.stem
+            for turn, path in enumerate(models(given.names))
+        }
+        for run in as_completed(runs):
+            name = runs[run]
+            found[name], told = run.result()
+            told += against({name: found[name]}, there)
             problems += told
-            print(f"{path.stem}: {len(found[path.stem])} files, {len(told)} differences", flush=True)
-    if given.digests:
-        given.digests.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if given.against:
-        problems += against(found, json.loads(given.against.read_text(encoding="utf-8")))
-    for line in problems:
-        print(line)
+            print("\n".join([f"{name}: {len(found[name])} files, {len(told)} differences", *told]), flush=True)
+            shutil.rmtree(Path(folder) / name, ignore_errors=True)
+            if given.digests:
+                _write(given.digests, found)
     count = sum(map(len, found.values()))
     print(
         f"{len(found)} models in {len(SURROUNDINGS)} surroundings, {count} files each time: {len(problems)} differences"
     )
     return 1 if problems else 0
+
+
+def _write(path: Path, found: Mapping[str, Mapping[str, str]]) -> None:
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

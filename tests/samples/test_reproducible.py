@@ -27,7 +27,9 @@ def test_surroundings_differ() -> None:
 def test_what_differs_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def optimize(model: Path, options: object, around: object, place: Path, cache: Path) -> reproducible.Outcome:
+    def optimize(
+        model: Path, options: object, around: object, place: Path, cache: Path, turn: int
+    ) -> reproducible.Outcome:
         if place.name == "again":
             return reproducible.Outcome(problem="it went wrong")
         return reproducible.Outcome({"model.onnx": place.name, "src/a.cpp": "1"})
@@ -44,7 +46,13 @@ def test_what_differs_is_told(
 
 def test_files_that_one_folder_lacks_differ() -> None:
     assert differing({"a": "1", "b": "2"}, {"a": "1", "c": "2"}) == ["b", "c"]
-    assert against({"m": {"a": "1"}}, {"m": {"a": "1"}, "n": {"a": "2"}}) == []
+    assert against({"m": {"src/a": "1"}}, {"m": {"src/a": "1", "src/b": "2"}, "n": {"src/a": "2"}}) == [
+        "m: src/b differs"
+    ]
+
+
+def test_other_compilers_make_other_libraries() -> None:
+    assert against({"m": {"libmirage.so": "1"}}, {"m": {"libmirage.so": "2"}}) == []
 
 
 def test_times_are_left_out() -> None:
