@@ -29,6 +29,7 @@ from typing import Any
 
 SAMPLES = Path(__file__).resolve().parent
 REPORT = "report.json"
+MOST = 8  #: places of a report that are named
 #: What is the same whatever the compilers are.
 PROMISED = ("model.onnx", "mugraphs/", "src/")
 #: What differs from run to run in report.json: times, what came from the cache, and the two options that change no result.
@@ -77,10 +78,11 @@ SURROUNDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The digests of the files of one output folder, or what went wrong."""
+    """The digests of the files of one output folder and its report, or what went wrong."""
 
     files: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
+    report: Any = None
 
 
 def optimize(
@@ -116,7 +118,8 @@ def optimize(
     )
     if done.returncode:
         return Outcome(problem=done.stderr.strip() or f"it ended with {done.returncode}")
-    return Outcome(digests(place / around.out))
+    out = place / around.out
+    return Outcome(digests(out), report=timeless(json.loads((out / REPORT).read_text(encoding="utf-8"))))
 
 
 def _one_processor(turn: int) -> None:
@@ -154,20 +157,32 @@ def differing(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
+def leaves(first: Any, second: Any, path: str = "") -> list[str]:
+    """The places at which two JSON documents differ, such as `fragments.0.status`."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        keys: Sequence[Any] = sorted(first.keys() | second.keys())
+        return [w for k in keys for w in leaves(first.get(k), second.get(k), f"{path}.{k}")]
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        return [w for k, pair in enumerate(zip(first, second, strict=True)) for w in leaves(*pair, f"{path}.{k}")]
+    return [] if first == second else [path.removeprefix(".")]
+
+
 def check(model: Path, options: Sequence[str], places: Path, turn: int = 0) -> tuple[dict[str, str], list[str]]:
     """(digests of the files of the first surroundings, a line for each difference of the others)."""
     cache = places / "cache"
     cache.mkdir(mode=0o700, parents=True)
-    first: Mapping[str, str] = {}
+    first = Outcome()
     problems = []
     for name, around in SURROUNDINGS.items():
         found = optimize(model, options, around, places / name, cache, turn)
-        first = first or found.files
+        first = first if first.files else found
         if found.problem:
             problems.append(f"{model.stem}, {name}: {found.problem}")
         else:
-            problems += [f"{model.stem}, {name}: {file} differs" for file in differing(first, found.files)]
-    return dict(first), problems
+            where = {REPORT: f" at {', '.join(leaves(first.report, found.report)[:MOST])}"}
+            told = (f"{file} differs{where.get(file, '')}" for file in differing(first.files, found.files))
+            problems += [f"{model.stem}, {name}: {line}" for line in told]
+    return dict(first.files), problems
 
 
 def against(here: Mapping[str, Mapping[str, str]], there: Mapping[str, Mapping[str, str]]) -> list[str]:

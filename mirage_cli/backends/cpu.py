@@ -18,6 +18,8 @@ FLAGS = (
     "-fvisibility=hidden",
     "-Wall",
 )
+#: The same for what holds no loop over elements: it compiles in half the time and is called as fast.
+TABLE_FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in FLAGS)
 #: Instruction sets from the lowest up, as templates/include/mirage/ort_ops.hpp counts them.
 ISA_FLAGS = {
     "base": (),
@@ -44,7 +46,13 @@ def isas() -> tuple[str, ...]:
 def jobs(cxx: Tool, fragment: str) -> list[CompileJob]:
     """The compilations of ID.cpp."""
     return [
-        _job(cxx, fragment, f"{fragment}.cpp", f"build/{fragment}.{isa}.o", (*ISA_FLAGS[isa], f"-DMIRAGE_ISA={isa}"))
+        _job(
+            cxx,
+            fragment,
+            f"{fragment}.cpp",
+            f"build/{fragment}.{isa}.o",
+            (*FLAGS, *ISA_FLAGS[isa], f"-DMIRAGE_ISA={isa}"),
+        )
         for isa in isas()
     ]
 
@@ -52,7 +60,7 @@ def jobs(cxx: Tool, fragment: str) -> list[CompileJob]:
 def library_job(cxx: Tool, archs: Sequence[str]) -> CompileJob:
     """The compilation of library.cpp, which holds the operators' tables; `archs` are those of its CUDA kernels, if any."""
     cuda = ("-DMIRAGE_WITH_CUDA", f"-DMIRAGE_ARCHS={', '.join(archs)}") if archs else ()
-    flags = ("-fno-exceptions", "-fno-rtti", *cuda)
+    flags = (*TABLE_FLAGS, "-fno-exceptions", "-fno-rtti", *cuda)
     return _job(cxx, "library", "library.cpp", "build/library.o", flags)
 
 
@@ -67,5 +75,5 @@ def link_command(cxx: Tool, objects: Sequence[str], library: str) -> tuple[str, 
 
 
 def _job(cxx: Tool, fragment: str, source: str, made: str, flags: Sequence[str]) -> CompileJob:
-    command = (*cxx.command, *cxx.compile_flags, *FLAGS, *flags, "-Iinclude", "-c", source, "-o", made)
+    command = (*cxx.command, *cxx.compile_flags, *flags, "-Iinclude", "-c", source, "-o", made)
     return CompileJob(fragment, source, made, command, cxx.version)

@@ -29,11 +29,11 @@ USUAL_CUDA = "/usr/local/cuda"
 VERSION_SECONDS = 60.0  # for a compiler to say what it is
 PROBE_SECONDS = 300.0  # at its first call zig compiles its standard library
 _CXX_PROBE = """#include <atomic>
-#include <cmath>
+#include <cstdlib>
 template <class T> struct S { static inline std::atomic<int> x{0}; };
 template <auto value> constexpr int f() { if constexpr (value > 0) return 1; else return 0; }
 static_assert(f<1>() == 1, "C++17");
-extern "C" int probe() { return S<int>::x + int(std::sqrt(0.0)); }
+extern "C" int probe() { return S<int>::x + std::abs(-1); }
 """
 _CUDA_PROBE = """#include <cuda_fp16.h>
 __global__ void kernel(half* x) { *x = __float2half(1.0f); }

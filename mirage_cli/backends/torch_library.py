@@ -41,7 +41,7 @@ def build(folder: Path, operators: Sequence[OperatorSpec], cxx: Tool, timeout: f
     src = folder / "src"
     with_cpu, with_cuda = ({op.id for op in operators if (src / f"{op.id}{s}").is_file()} for s in (".cpp", ".cu"))
     (src / SOURCE).write_text(source(operators, with_cpu, with_cuda), encoding="utf-8")
-    command = (*cxx.command, *cxx.compile_flags, *cpu.FLAGS, "-fno-rtti", "-Iinclude", "-shared", SOURCE)
+    command = (*cxx.command, *cxx.compile_flags, *cpu.TABLE_FLAGS, "-fno-rtti", "-Iinclude", "-shared", SOURCE)
     command = (*command, *cxx.link_flags, "-ldl", "-o", f"../{LIBRARY}")
     with (src / "build.sh").open("a", encoding="utf-8") as script:
         script.write(f"{shlex.join(command)}\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samples import reproducible
-from samples.reproducible import SURROUNDINGS, against, check, differing, main, models, timeless
+from samples.reproducible import SURROUNDINGS, against, check, differing, leaves, main, models, timeless
 
 
 def test_surroundings_do_not_matter(tmp_path: Path) -> None:
@@ -53,6 +53,13 @@ def test_files_that_one_folder_lacks_differ() -> None:
 
 def test_other_compilers_make_other_libraries() -> None:
     assert against({"m": {"libmirage.so": "1"}}, {"m": {"libmirage.so": "2"}}) == []
+
+
+def test_places_of_reports_that_differ_are_named() -> None:
+    one = {"a": [{"b": 1, "c": 2}], "d": 0}
+    assert leaves(one, one) == []
+    assert leaves(one, {"a": [{"b": 1, "c": 3}], "e": 0}) == ["a.0.c", "d", "e"]
+    assert leaves(one, {"a": [], "d": 0}) == ["a"]
 
 
 def test_times_are_left_out() -> None:

@@ -1,7 +1,6 @@
 // Scalar functions of the operator registry, over float; branch-free where a compiler should vectorise them.
 // Everything lives in an inline namespace named after the instruction set, because one program holds several versions.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -15,6 +14,13 @@
 #define MIRAGE_VECTOR_LOOP _Pragma("GCC ivdep")
 #else
 #define MIRAGE_VECTOR_LOOP
+#endif
+// Constants and functions of <cmath> as the compilers' builtins: that header takes as long to read as a kernel to compile.
+#ifndef INFINITY
+#define INFINITY (__builtin_inff ())
+#endif
+#ifndef NAN
+#define NAN (__builtin_nanf (""))
 #endif
 #define MIRAGE_INLINE [[maybe_unused]] static inline __attribute__((always_inline))
 
@@ -178,12 +184,12 @@ MIRAGE_INLINE float m_erf(float x) {
     const float small = x + x * p, large = 1.0f - m_exp(q);
     return x != x ? x : (a < 1.0f ? small : with_sign(a > 4.0f ? 1.0f : large, x));
 }
-MIRAGE_INLINE float m_log(float x) { return std::log(x); }
+MIRAGE_INLINE float m_log(float x) { return __builtin_logf(x); }
 MIRAGE_INLINE float m_sqrt(float x) { return __builtin_sqrtf(x); }
 MIRAGE_INLINE float m_rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
-MIRAGE_INLINE float m_sin(float x) { return std::sin(x); }
-MIRAGE_INLINE float m_cos(float x) { return std::cos(x); }
-MIRAGE_INLINE float m_pow(float x, float y) { return std::pow(x, y); }
+MIRAGE_INLINE float m_sin(float x) { return __builtin_sinf(x); }
+MIRAGE_INLINE float m_cos(float x) { return __builtin_cosf(x); }
+MIRAGE_INLINE float m_pow(float x, float y) { return __builtin_powf(x, y); }
 MIRAGE_INLINE float m_floor(float x) { return __builtin_floorf(x); }
 MIRAGE_INLINE float m_ceil(float x) { return __builtin_ceilf(x); }
 MIRAGE_INLINE float m_rint(float x) { return __builtin_rintf(x); }
@@ -205,7 +211,7 @@ MIRAGE_INLINE float m_gelu(float x) { return 0.5f * x * (1.0f + m_erf(x * 0.7071
 MIRAGE_INLINE float m_gelu_tanh(float x) {
     return 0.5f * x * (1.0f + m_tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
 }
-MIRAGE_INLINE float m_softplus(float x) { return (x > 0.0f ? x : 0.0f) + std::log1p(m_exp(-m_abs(x))); }
+MIRAGE_INLINE float m_softplus(float x) { return (x > 0.0f ? x : 0.0f) + __builtin_log1pf(m_exp(-m_abs(x))); }
 MIRAGE_INLINE float m_softsign(float x) { return x / (1.0f + m_abs(x)); }
 // x / y, and 0 where that is not a number (a softmax row without any key), unless x alone is none
 MIRAGE_INLINE float m_div0(float x, float y) {
