@@ -59,9 +59,10 @@ EDGE_FACTOR = (
 SYMBOLS = {"rows": 19, "keys": 37}
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 CPU_FLAGS = ("-std=c++17", "-O1", "-g1", *WARNINGS)
-EMULATOR_FLAGS = ("-std=c++17", "-O1", "-g1", "-Wno-unknown-pragmas", "-ftrivial-auto-var-init=pattern")
+#: -O0, here and with sanitizers: these kernels run for milliseconds and compile for seconds
+EMULATOR_FLAGS = ("-std=c++17", "-O0", "-Wno-unknown-pragmas", "-ftrivial-auto-var-init=pattern")
 OPTIONAL = ("-ftrivial-auto-var-init=pattern",)  #: flags of newer compilers
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZERS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 ADDRESSES = ("-fsanitize=address", "--param", "asan-stack=0")  #: for fibers, whose stacks the sanitizer does not know
 
 

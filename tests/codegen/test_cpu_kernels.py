@@ -45,7 +45,7 @@ def test_sanitizers_have_nothing_to_report(every: list[Case], tmp_path: Path) ->
     assert len(every) >= 2 * len(NAMED) + RANDOM
     some = every[::3]
     texts = {c.name: c.render().text for c in some}
-    harness = kernels.build(texts, tmp_path, [*kernels.CPU_FLAGS, "-O0", *kernels.SANITIZERS], cuda=False)
+    harness = kernels.build(texts, tmp_path, [*kernels.CPU_FLAGS, *kernels.SANITIZERS], cuda=False)
     assert kernels.run(harness, some) == []
 
 

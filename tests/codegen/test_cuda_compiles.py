@@ -100,11 +100,12 @@ def _fragments(target: str) -> Iterator[tuple[str, Program]]:
             yield name, program(build, F16)
 
 
-def compiled(nvcc: toolchain.Tool, text: str, folder: Path, *targets: str) -> str:
-    """What the compiler says of a source; fails when it says no or warns."""
+def compiled(nvcc: toolchain.Tool, text: str, folder: Path, *targets: str, made: str = "-c") -> str:
+    """What the compiler says of a source; fails when it says no or warns. `made` is what it makes: of `-cubin` and `-ptx`,
+    which leave out the host's part, the former is for one target."""
     (folder / "all.cu").write_text(text)
     command = [*nvcc.command, *nvcc.compile_flags, *OPTIONS, *arch_flags(targets), f"-I{render.include_dir()}"]
-    command += ["-c", "all.cu", "-o", "all.o"]
+    command += [made, "all.cu", "-o", "all.o"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:8000]
     return done.stderr
@@ -118,7 +119,7 @@ def test_kernels_of_samplescompiled(target: str, nvcc: toolchain.Tool, tmp_path:
     lines = [f'#include "{header}"' for header in INCLUDES]
     for case in found:
         lines += [f"namespace of_{case.name} {{", case.render().text, "}"]
-    said = compiled(nvcc, "\n".join(lines), tmp_path, target)
+    said = compiled(nvcc, "\n".join(lines), tmp_path, target, made="-cubin")
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
     assert len(registers) == sum(len(c.graph.kernels) for c in found)
     assert max(registers) < 255
@@ -137,4 +138,4 @@ def test_one_source_serves_two_architectures(engine: str, nvcc: toolchain.Tool, 
 
 @pytest.mark.parametrize("header", sorted(p.name for p in (render.include_dir() / "mirage" / "cuda").iterdir()))
 def test_header_compiles_alone(header: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
-    compiled(nvcc, f'#include "mirage/cuda/{header}"\n', tmp_path, "sm_80")
+    compiled(nvcc, f'#include "mirage/cuda/{header}"\n', tmp_path, "sm_80", made="-ptx")

@@ -28,7 +28,6 @@ from . import kernels
 from .kernels import Case, single
 from .programs import program
 
-QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
 SIZES = (0, 1, 7, 129)
 KEYS = Symbolic(1, ("keys",))
 
@@ -111,7 +110,7 @@ def on_gpu() -> list[Case]:
 
 def test_cuda_kernels_at_odd_sizes(on_gpu: list[Case], tmp_path: Path) -> None:
     texts = {c.name: kernels.emulated(c, separate=False) for c in on_gpu}
-    harness = kernels.build(texts, tmp_path, QUICK, cuda=True)
+    harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
     assert kernels.run(harness, [at for c in on_gpu for at in _at(c, SIZES)]) == []
     for order in ("l", "b"):  # copies arrive late, threads run backwards
         assert kernels.run(harness, [at for c in on_gpu for at in _at(c, (7, 129))], order) == []

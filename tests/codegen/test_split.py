@@ -27,7 +27,6 @@ from .strip_programs import HOPPER, block_graphs
 Floats = NDArray[np.float32]
 ROWS, DEPTH, COLUMNS = 19, 272, 24
 LARGEST = float(np.finfo(np.float32).max)
-QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
 
 
 def _linear(g: Graph, t: DType) -> Sequence[int]:
@@ -63,7 +62,7 @@ def _tiles(p: Program, b: BlockGraph) -> tuple[tuple[str, int], ...]:
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = {name: kernels.emulated(c, False) for name, c in _cases().items()}
     assert all("contract" in text for text in texts.values())
-    return kernels.build(texts, tmp_path_factory.mktemp("split"), QUICK, cuda=True)
+    return kernels.build(texts, tmp_path_factory.mktemp("split"), kernels.EMULATOR_FLAGS, cuda=True)
 
 
 def _result(harness: Path, name: str, *arrays: Floats) -> Floats:

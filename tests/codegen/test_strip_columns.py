@@ -22,8 +22,6 @@ from .kernels import Case, single
 from .programs import Build, program
 from .strip_programs import HOPPER, TRIES, block_graphs, drawn
 
-QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
-
 
 def _latent(g: Graph, t: DType, batch: int, queries: int, width: int, rope: int, keys: int) -> Sequence[int]:
     """Latent attention: the first part of the keys is the values, the second is stored the other way round."""
@@ -68,7 +66,7 @@ def _shared(name: str, seed: int) -> Case:
 def test_shared_columns_are_right(separate: bool, tmp_path: Path) -> None:
     """In two orders of threads, and with every buffer alone between bytes that nobody may touch."""
     found = [_shared(name, 5 + separate) for name in list(SMALL)[:: 1 + separate]]
-    flags = [*QUICK, *(kernels.ADDRESSES if separate else ())]
+    flags = [*kernels.EMULATOR_FLAGS, *(kernels.ADDRESSES if separate else ())]
     harness = kernels.build({c.name: kernels.emulated(c, separate) for c in found}, tmp_path, flags, cuda=True)
     assert [x for mode in ("l", "b") for x in kernels.run(harness, found, mode)] == []
 
@@ -85,7 +83,7 @@ def test_four_warps_multiply_together(name: str, split: bool, together: int, tmp
     case = Case(name, p, single(p, block), (s,), HOPPER)
     text = kernels.emulated(case, split)
     assert text.count("strip_contract_together<") == together
-    flags = [*QUICK, *(kernels.ADDRESSES if split else ())]
+    flags = [*kernels.EMULATOR_FLAGS, *(kernels.ADDRESSES if split else ())]
     harness = kernels.build({name: text}, tmp_path, flags, cuda=True)
     assert [x for mode in ("l", "b") for x in kernels.run(harness, [case], mode)] == []
 

@@ -50,7 +50,6 @@ LAZY, BACKWARDS = "l", "b"
 EDGES = 9  #: inputs at the edges of numbers for each of some kernels
 MANY = int(os.environ.get("MIRAGE_MANY", "0"))
 GOLDEN = Path(__file__).parent / "golden"
-QUICK = tuple(f.replace("-O1", "-O0") for f in kernels.EMULATOR_FLAGS if f != "-g1")
 WAITS = (r"wait_together<GROUP>\(1 \+ group\)", r"__syncthreads\(\)", r"cluster_\w+\(\)", r"copy_wait<\d+>\(\)")
 LEAST = -(2.0 - 2.0**-7) * 2.0**127  #: of bfloat16
 WAIT = re.compile(rf"^ *((?:{'|'.join(WAITS)}|wait_for_earlier\(\));)$", re.M)
@@ -72,7 +71,7 @@ def _random(seeds: Sequence[int]) -> Iterator[Case]:
 def _problems(
     found: Sequence[Case], folder: Path, separate: bool, modes: Sequence[str], gained: Sequence[Case] = ()
 ) -> list[str]:
-    flags = [*QUICK, *(kernels.ADDRESSES if separate else ())]
+    flags = [*kernels.EMULATOR_FLAGS, *(kernels.ADDRESSES if separate else ())]
     texts = {c.name: kernels.emulated(c, separate) for c in (*found, *gained)}
     harness = kernels.build(texts, folder, flags, cuda=True)
     edges = [] if separate else kernels.edges(harness, found[::6], LAZY, EDGES)
@@ -110,7 +109,9 @@ def test_rows_without_any_key(tmp_path: Path) -> None:
     p = program(NAMED["additive"], BF16)
     found = [*strip_cases("masked", p, "sm_90a", 2, 5, block_graphs(p))]
     assert len(found) == 2
-    harness = kernels.build({c.name: kernels.emulated(c, False) for c in found}, tmp_path, QUICK, cuda=True)
+    harness = kernels.build(
+        {c.name: kernels.emulated(c, False) for c in found}, tmp_path, kernels.EMULATOR_FLAGS, cuda=True
+    )
     for case in found:
         arrays = case.inputs()
         (k,) = [k for k, a in enumerate(arrays) if a.shape == (5, 72)]
