@@ -28,6 +28,7 @@ FINITE = 0
 LOST = 64.0  #: units in the last place that a value may be off where the original overflows and has no error to compare with
 ILL_CONDITIONED = 10.0  #: the factor for inputs made to be extreme, on which the order of a sum alone decides the error
 FEW = 64  #: numbers in an output that are too few to tell luck from accuracy
+DIGITS = 3  #: of an error in reports
 DRAWS = 16  #: draws of the inputs that such an output is judged over
 #: results, what the original makes of the same inputs, and the float64 run
 Sample: TypeAlias = tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]]
@@ -62,6 +63,11 @@ class Accuracy:
             f"max {self.max_error:.2e} (original {self.original_max_error:.2e})"
         )
         return f"{text}: {self.note}" if self.note else text
+
+
+def told(error: float) -> float:
+    """An error as reports tell it, to `DIGITS` digits: what follows depends on how numpy rounds on a processor."""
+    return float(f"{error:.{DIGITS - 1}e}")
 
 
 def judged(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli import runtime, windows
-from mirage_cli.accuracy import DRAWS, FEW, ILL_CONDITIONED, Accuracy, Sample, judged
+from mirage_cli.accuracy import DRAWS, FEW, ILL_CONDITIONED, Accuracy, Sample, judged, told
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.edges import ENDS, HUGE, NOT_FINITE, SPIKES, TINY, draw, edges
 from mirage_cli.errors import MirageError, Refused
@@ -63,8 +63,8 @@ class Edges:
         return {
             "kinds": list(self.kinds),
             "worst": self.worst,
-            "error": self.accuracy.rmse,
-            "original_error": self.accuracy.original_rmse,
+            "error": told(self.accuracy.rmse),
+            "original_error": told(self.accuracy.original_rmse),
             "better": list(self.better),
         }
 
@@ -89,10 +89,10 @@ class FloatCheck:
             "target": "cpu",
             "passed": self.passed,
             "case": self.case,
-            "error": self.worst.rmse,
-            "original_error": self.worst.original_rmse,
-            "max_error": self.worst.max_error,
-            "original_max_error": self.worst.original_max_error,
+            "error": told(self.worst.rmse),
+            "original_error": told(self.worst.original_rmse),
+            "max_error": told(self.worst.max_error),
+            "original_max_error": told(self.worst.original_max_error),
             "note": self.worst.note,
         } | ({"edges": self.edges.to_json()} if self.edges is not None else {})
 

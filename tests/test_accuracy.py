@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirage_cli.accuracy import FEW, ILL_CONDITIONED, SMALL, Sample, compare, judged
+from mirage_cli.accuracy import FEW, ILL_CONDITIONED, SMALL, Sample, compare, judged, told
 from mirage_cli.lax.dtypes import BF16, F16, F32, I64, DType
 
 Floats = NDArray[np.float64]
@@ -220,3 +220,9 @@ def test_what_the_original_lacks_is_within_some_units() -> None:
         original = np.where(np.arange(8) == 3, np.inf, 1.0)
         assert compare(result, original, np.ones(8), F16).passed is passed
         assert compare(result[3:4], original[3:4], np.ones(1), F16).passed is passed
+
+
+def test_errors_are_told_to_three_digits() -> None:
+    just_above = float(np.nextafter(1.23456e-8, 1.0))
+    assert [told(x) for x in (0.0, 1.23456e-8, just_above, 9.996, INF)] == [0.0, 1.23e-8, 1.23e-8, 10.0, INF]
+    assert np.isnan(told(NAN))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mirage_cli import check as checks
 from mirage_cli import runtime
+from mirage_cli.accuracy import told
 from mirage_cli.check import Runner, check
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BF16, BOOL, F16, F32, I64, DType
@@ -50,8 +51,8 @@ def test_a_right_kernel_passes(norm: Program) -> None:
     assert found.worst is not None
     assert 0 < found.worst.rmse < 1e-6
     assert found.case in checks.PLAIN
-    assert found.to_json()["error"] == found.worst.rmse
-    assert found.to_json()["original_error"] == found.worst.original_rmse
+    assert found.to_json()["error"] == told(found.worst.rmse)
+    assert found.to_json()["original_error"] == told(found.worst.original_rmse)
 
 
 def test_every_case_is_tried(norm: Program) -> None:
