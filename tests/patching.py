@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mirage_cli import patch
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.work import regions_of
+from tests import alone
 
 Tensor = NDArray[Any]
 
@@ -20,10 +21,8 @@ Tensor = NDArray[Any]
 def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """The outputs in onnxruntime, without any library."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(inputs)))
+    return list(alone.session(model, options).run(None, dict(inputs)))
 
 
 def patched(imported: Imported, *places: tuple[str, Sequence[str], Sequence[str]]) -> onnx.ModelProto:

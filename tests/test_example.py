@@ -3,12 +3,12 @@
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from mirage_cli.errors import UsageError
 from mirage_cli.example import Arrays, example_inputs, usual
+from tests import alone
 from tests.optimized import SAMPLES, Optimized
 
 Dims = list[int | str | None]
@@ -33,7 +33,7 @@ def identity(name: str) -> list[onnx.NodeProto]:
 def test_samples_run_on_them(path) -> None:  # type: ignore[no-untyped-def]
     proto = onnx.load(path)
     inputs = example_inputs(proto, {}, 1)
-    session = onnxruntime.InferenceSession(str(path))
+    session = alone.session(path)
     assert [i.name for i in session.get_inputs()] == list(inputs)
     for found in session.run(None, inputs):
         assert np.isfinite(np.asarray(found, dtype=np.float64)).all()

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -18,6 +17,7 @@ from mirage_cli.frontends.imported import Options
 from mirage_cli.lax.fragment import partition
 from mirage_cli.regions import Regions
 from mirage_cli.work import group, regions_of, tensor_names
+from tests import alone
 from tests.frontends.models import noise, parsed, read
 from tests.patching import operators, patched, run
 
@@ -352,7 +352,7 @@ def test_weights_are_stored_as_they_were(tmp_path: Path, external: bool) -> None
     (w,) = stored.graph.initializer
     assert (w.data_location == TensorProto.EXTERNAL) == external
     onnx.checker.check_model(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    session = alone.session(tmp_path / "model.onnx")
     x = noise(2, 64)
     assert np.allclose(session.run(None, {"x": x})[0], run(parsed(text, w=noise(64, 64)), {"x": x})[0], rtol=1e-5)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 from mirage_cli.frontends import onnx as front_end
 from mirage_cli.frontends.imported import Imported, Options
+from tests import alone
 from tests.frontends import evaluation
 
 Tensor = NDArray[Any]
@@ -36,10 +36,7 @@ def read(model: onnx.ModelProto, options: Options | None = None) -> Imported:
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """The outputs in onnxruntime."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(inputs)))
+    return list(alone.session(model).run(None, dict(inputs)))
 
 
 def agrees(model: onnx.ModelProto, **inputs: Any) -> Imported:

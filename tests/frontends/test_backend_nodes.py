@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime
 import pytest
 from onnx import version_converter
 from onnx.backend.test.case.test_case import TestCase
 
 from mirage_cli.frontends.onnx_model import OLDEST_OPSET
 from mirage_cli.frontends.onnx_ops import READERS
+from tests import alone
 from tests.frontends import node_cases
 from tests.frontends.node_cases import PASSED, STORED, WRONG
 
@@ -152,11 +152,9 @@ def valid_before(case: TestCase) -> list[tuple[int, onnx.ModelProto]]:
 
 def onnxruntime_outputs(model: onnx.ModelProto, case: TestCase) -> list[Any] | None:
     """The outputs on the case's inputs; None where onnxruntime has no such operator for the CPU."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     inputs = [node_cases.array(x) for x in case.data_sets[0][0]]
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = alone.session(model)
         names = [value.name for value in session.get_inputs()]
         return list(session.run(None, dict(zip(names, inputs, strict=True))))
     except Exception:  # onnxruntime's errors have no common base class

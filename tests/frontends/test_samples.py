@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
@@ -19,6 +18,7 @@ from mirage_cli import frontends
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax.dtypes import from_numpy
 from samples.inputs import example_inputs
+from tests import alone
 from tests.frontends import evaluation
 
 Tensor = NDArray[Any]
@@ -37,7 +37,7 @@ def onnxruntime_values(imported: Imported, names: list[str], inputs: dict[str, T
     model = ir.to_proto(imported.model)
     declared = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in declared)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = alone.session(model)
     return list(session.run(names, inputs))
 
 
@@ -49,7 +49,7 @@ def test_graph_agrees_with_onnxruntime(path: Path) -> None:
     assert len(opaque) <= 10
     stand_ins = dict(zip(opaque, onnxruntime_values(imported, opaque, inputs), strict=True)) if opaque else {}
     found = evaluation.run(imported, inputs, stand_ins)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = alone.session(path)
     expected = session.run(None, inputs)
     assert [value.name for value in session.get_outputs()] == [value.name for value in imported.model.graph.outputs]
     tolerance = TOLERANCE[path.stem.rpartition("_")[2]]

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from tests import alone
 from tests.metamorphic.fragments import MODELS, difference, found, sample
 
 LEVELS = onnxruntime.GraphOptimizationLevel
@@ -29,8 +30,7 @@ CASES = [
 def test_optimized_models_have_the_same_fragments(name: str, level: str, tmp_path: Path) -> None:
     path = tmp_path / "optimized.onnx"
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     options.graph_optimization_level = LEVELS.ORT_ENABLE_BASIC if level == "basic" else LEVELS.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(path)
-    onnxruntime.InferenceSession(str(MODELS / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
+    alone.session(MODELS / f"{name}.onnx", options)
     assert difference(found(sample(name)), found(onnx.load(path))) == ""

@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from samples import catalog, operators  # noqa: E402
 from samples.inputs import example_inputs, padding_mask, score_mask  # noqa: E402
+from tests import alone  # noqa: E402
 
 MODELS = sorted(name for sample in catalog.SAMPLES.values() for name in sample.files)
 SMALL = sorted(f"{name}_{dtype}.onnx" for name in operators.OPERATORS for dtype in operators.DTYPES)
@@ -36,7 +37,7 @@ def run(path: Path, inputs: dict[str, NDArray[Any]] | None = None) -> Outputs:
     opset = onnx.load(path).opset_import[0].version
     if opset > 22 and not COMPOSITE_SUPPORT:
         pytest.skip(f"onnxruntime {onnxruntime.__version__} has no opset {opset}")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = alone.session(path)
     return list(session.run(None, example_inputs(path) if inputs is None else inputs))
 
 
@@ -105,7 +106,7 @@ def test_llama_variants_agree(variant: str) -> None:
 def test_decode_step_continues_the_prompt() -> None:
     ids = example_inputs(catalog.MODELS / "llama_fp32.onnx")["input_ids"]
     expected, decode = outputs(catalog.MODELS / "llama_fp32.onnx")[0], catalog.MODELS / "llama_decode_dynamic_fp32.onnx"
-    session = onnxruntime.InferenceSession(str(decode), providers=["CPUExecutionProvider"])
+    session = alone.session(decode)
     caches = [value.name for value in session.get_inputs() if value.name.startswith("past")]
     past = {name: np.zeros((1, 2, 0, 16), np.float32) for name in caches}
     for step in range(ids.shape[1]):
