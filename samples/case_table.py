@@ -13,11 +13,11 @@ from pathlib import Path
 
 from mirage_cli.lax.program import Program
 from mirage_cli.search.contains import contains
-from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.search import Searcher
 from mirage_cli.search.target import Target, load_target
 from mirage_cli.search.tiling import ranked
 from mirage_cli.search.verify import verify
-from samples.cases import CASES, Case, program
+from samples.cases import CASES, Case, program, search_options
 from samples.golden import GOLDEN, Golden
 
 TARGET = "sm_90a"
@@ -59,7 +59,8 @@ class Row:
 
 def measured(case: Case) -> Row:
     """Search a case, prove its best muGraph and look for the golden ones. Raises ValueError when nothing is found."""
-    p, searcher, target = program(case), Searcher(SearchOptions()), load_target(TARGET)
+    p, target = program(case), load_target(TARGET)
+    searcher = Searcher(search_options(case, p))
     start = time.process_time()
     result = searcher.search(p, target)
     seconds = time.process_time() - start

@@ -20,8 +20,10 @@ from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx import from_proto
 from mirage_cli.lax.fragment import whole_program
 from mirage_cli.lax.program import Program
+from mirage_cli.search.search import SearchOptions
 from mirage_cli.work import tensor_names
 from samples import operators
+from samples.inputs import MEAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,12 @@ def program(case: Case) -> Program:
     """The whole model as one program in normal form. Raises Refused when it cannot be expressed."""
     imported = from_proto(model(case), Options(), case.name)
     return whole_program(imported.graph, tensor_names(imported))
+
+
+def search_options(case: Case, p: Program) -> SearchOptions:
+    """How a case's program is searched: the gains of norms are weights in models, and below 2."""
+    gains = {v.name for v in model(case).graph.input if any(e.key == MEAN for e in v.metadata_props)}
+    return SearchOptions(largest=tuple((k, 2.0) for k, s in enumerate(p.sources) if s.name in gains))
 
 
 if __name__ == "__main__":

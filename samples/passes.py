@@ -28,7 +28,7 @@ from mirage_cli.search.target import Target, load_target
 from mirage_cli.search.tiling import blocks_ranked
 from mirage_cli.search.unfuse import unfused
 from mirage_cli.suite_report import between
-from samples.cases import CASES, program
+from samples.cases import CASES, program, search_options
 
 TARGET = "sm_90a"
 FOLDER = Path(__file__).resolve().parent / "operators"
@@ -99,7 +99,8 @@ def programs(sample: str) -> Iterator[tuple[str, Program]]:
 def measured(name: str, p: Program, target: Target) -> Row:
     """The figures of a program's best muGraph that the engine `block` renders, which has these passes. Raises Refused when
     it renders none."""
-    for candidate in Searcher(SearchOptions()).search(p, target).candidates:
+    options = search_options(CASES[name], p) if name in CASES else SearchOptions()
+    for candidate in Searcher(options).search(p, target).candidates:
         graph = candidate.graph
         ways = [blocks_ranked(k.program, k.block, target, 1) for k in graph.kernels]
         if not all(ways):

@@ -26,10 +26,10 @@ from mirage_cli.lax.program import Program
 from mirage_cli.search import stand_in
 from mirage_cli.search.evaluate import Tiles
 from mirage_cli.search.mugraph import KernelGraph
-from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.search import Searcher
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import Verdict, verify
-from samples.cases import CASES, program
+from samples.cases import CASES, program, search_options
 
 HEADER = (
     "case",
@@ -84,7 +84,7 @@ def alone(
 def row(name: str) -> str:
     """The table's row of a case."""
     p = program(CASES[name])
-    result = Searcher(SearchOptions()).search(p, load_target("sm_90a"))
+    result = Searcher(search_options(CASES[name], p)).search(p, load_target("sm_90a"))
     best = result.candidates[0]
     tiles = [s.as_tiles() for s in best.schedules]
     inputs = sum(math.prod(ex.value(e, {}) for e in s.dims) for s in p.sources)

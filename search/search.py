@@ -34,6 +34,7 @@ from mirage_cli.search.tiling import ENGINES, SPLITS, ranked
 from mirage_cli.search.workers import Workers
 
 FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be worth storing
+NEAR_FLOOR = 2  #: the same where the best way has no room for its operands
 MARGIN = 1.2  #: how much better than one kernel several have to be predicted: the model is not more exact than that
 MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
@@ -152,6 +153,8 @@ class Searcher:
         self._tell, self._standing = tell, Standing()
         self._blocks: dict[str, tuple[list[BlockGraph], SearchStatistics]] = {}
         self._options: dict[tuple[str, str], list[_Option]] = {}
+        self._largest: dict[str, float] = {}
+        self._short: set[tuple[str, str]] = set()  #: of those, where the best was left out for lack of room
         self._workers = Workers(options.jobs)
 
     def with_schedules(self, count: int) -> Searcher:
@@ -228,11 +231,13 @@ class Searcher:
     def search(self, program: Program, target: Target) -> SearchResult:
         """Kernel graphs for a program on a target, cheapest first, with the statistics of the search."""
         total, counted = SearchStatistics(), set[str]()
+        self._largest = {program.sources[k].name: top for k, top in self.options.largest}
         forms = variants(program)
         floor = min(floor_us(p, target, dict(self.options.sizes)) for p in forms)
         ways = self._ways(program, target, self.options.max_kernels)
         self._count(program, total, counted, whole=True)
-        found = [self._candidate(o, floor) for o in ways]
+        roomy = self._roomy(program, target, total)
+        found = [c for o in ways for c in roomy(self._candidate(o, floor))]
         self._note(best_us=min((c.predicted_us for c in found), default=None))
         budget = total.values + MAX_CUT_VALUES
 
@@ -250,33 +255,38 @@ class Searcher:
 
         for form in forms[::-1]:
             best = min((c.order[0] for c in found), default=math.inf)
-            if best - self._floor(form, target) > FAR_FROM_FLOOR * target.launch_us:
+            short = (program.key(), target.name) in self._short
+            if best - self._floor(form, target) > (NEAR_FLOOR if short else FAR_FROM_FLOOR) * target.launch_us:
                 branches = Branches(form, self.options.max_kernels, bound, scores)
                 for parts in branches.run(best / MARGIN, lambda: total.values > budget):
-                    found += (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
+                    made = (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
+                    found += (c for m in made for c in roomy(m))
                     self._note(best_us=min((c.predicted_us for c in found), default=None))
         found.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))
-        if target.kind == "cuda":
-            found = list(self._with_headroom(program, found, total))
         return SearchResult(program, found, total, self)
 
-    def _with_headroom(
-        self, program: Program, found: Sequence[Candidate], total: SearchStatistics
-    ) -> Iterator[Candidate]:
-        """The candidates, so changed that products of 16-bit operands overflow only where the program's do."""
-        known: dict[KernelGraph, KernelGraph | str] = {}
-        for c in found:
+    def _roomy(
+        self, program: Program, target: Target, total: SearchStatistics
+    ) -> Callable[[Candidate], Iterator[Candidate]]:
+        """What gives a candidate for CUDA, so changed that 16-bit operands overflow only where the program's do; or none."""
+        known: dict[KernelGraph, KernelGraph | None] = {}
+
+        def roomy(c: Candidate) -> Iterator[Candidate]:
+            if target.kind != "cuda":
+                yield c
+                return
             if c.graph not in known:
+                known[c.graph] = None
                 try:
                     known[c.graph] = with_headroom(program, c.graph, dict(self.options.largest))
                 except Refused as e:
-                    known[c.graph] = str(e)
+                    total.refused.append(str(e))
             graph = known[c.graph]
-            if isinstance(graph, str):
-                total.refused.append(graph)
-            else:
+            if graph is not None:
                 yield replace(c, graph=graph)
+
+        return roomy
 
     def _count(self, program: Program, total: SearchStatistics, counted: set[str], whole: bool = False) -> None:
         key = program.key()
@@ -309,8 +319,23 @@ class Searcher:
             one = [_Option(one_kernel(program, g), (r,)) for g in graphs for r in self._ranked(program, g, target)]
             split = sorted((o for o in one if o.graph.kernels[0].block.split), key=lambda o: o.order)
             one = [o for o in one if target.kind == "cuda" or not o.graph.kernels[0].block.split]
-            self._options[key] = sorted([*one, *self._combined(program, target, one, split)], key=lambda o: o.order)
+            every = [*one, *self._combined(program, target, one, split)]
+            if target.kind == "cuda":
+                known = {g: self._has_room(program, g) for g in dict.fromkeys(o.graph for o in every)}
+                if every and not known[min(every, key=lambda o: o.order).graph]:
+                    self._short.add(key)
+                every = [o for o in every if known[o.graph]] or every  # what is left of no part is told of the whole
+            self._options[key] = sorted(every, key=lambda o: o.order)
         return [o for o in self._options[key] if len(o.ranks) <= max_kernels]
+
+    def _has_room(self, program: Program, graph: KernelGraph) -> bool:
+        """Whether the operands of a part's products have room in their type, or can be given it."""
+        largest = {k: self._largest[s.name] for k, s in enumerate(program.sources) if s.name in self._largest}
+        try:
+            with_headroom(program, graph, largest)
+        except Refused:
+            return False
+        return True
 
     def _ranked(self, program: Program, graph: BlockGraph, target: Target) -> list[Ranked]:
         options = self.options

@@ -16,21 +16,22 @@ from mirage_cli.search.search import Searcher, SearchOptions, SearchResult
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import verify
 from samples.case_table import ALL, BEGIN, DOCS, END
-from samples.cases import program
+from samples.cases import program, search_options
 
 AGAIN = "run: python samples/cases.py --table --write"
 MOST_VALUES = 10_000  #: values of all closures of a case; one core takes a millisecond for each
 
 
 @functools.cache
-def searched(p: Program) -> SearchResult:
+def searched(p: Program, options: SearchOptions) -> SearchResult:
     """Several cases of the papers are one program."""
-    return Searcher(SearchOptions()).search(p, load_target("sm_90a"))
+    return Searcher(options).search(p, load_target("sm_90a"))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_best_mugraph_of_a_case_is_proved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = searched(program(ALL[name]))
+    p = program(ALL[name])
+    result = searched(p, search_options(ALL[name], p))
     assert result.candidates, result.statistics.refused
     assert result.statistics.values <= MOST_VALUES
     best = result.candidates[0]
