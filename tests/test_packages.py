@@ -17,6 +17,13 @@ BROKEN = {
 }
 
 
+def forget(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let modules be imported anew, and as they were after the test."""
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize(("source", "said"), BROKEN.items())
 def test_a_package_that_cannot_be_imported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, said: str
@@ -39,7 +46,7 @@ def test_a_package_that_is_absent_or_fine() -> None:
 def test_a_broken_torch_gives_way_to_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.9: cannot open')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    forget(monkeypatch, "torch")
     monkeypatch.setattr(devices, "device", lambda number: None)
 
     class Cupy(gpu_backends.CupyBackend):
@@ -55,8 +62,7 @@ def test_a_torch_of_another_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (tmp_path / "torch.py").write_text(code)
     (tmp_path / "cupy.py").write_text("raise ImportError('libcuda.so.1: no such file')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("torch", "cupy"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    forget(monkeypatch, "torch", "cupy")
     monkeypatch.setattr(devices, "device", lambda number: None)
     monkeypatch.setattr(devices, "driver_cuda", lambda: (12, 2))
     with pytest.raises(ToolMissing) as told:
