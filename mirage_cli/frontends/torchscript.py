@@ -67,8 +67,9 @@ def _asked(path: str, module: Any, options: Options) -> tuple[Mapping[str, Seque
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """The exporter may print on standard output."""
+def _silent(torch: Any) -> Iterator[None]:
+    """The exporter may print on standard output: from Python, and from C++ when it fails."""
+    torch._C._jit_set_onnx_log_output_stream("stderr")
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
@@ -95,7 +96,7 @@ def _export(
 ) -> onnx.ModelProto:
     """The ONNX model of a marked module. Raises ModelError naming what the exporter cannot express."""
     try:
-        with warnings.catch_warnings(), _silent(), torchscript_operators.more_operators(torch, seen):
+        with warnings.catch_warnings(), _silent(torch), torchscript_operators.more_operators(torch, seen):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 marked.module,

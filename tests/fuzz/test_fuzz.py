@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from mirage_cli.errors import ModelError
-from tests.fuzz import guided, limits, targets
+from tests.fuzz import guided, limits, targets, torchscript
 from tests.optimized import Optimized
 
 #: mutations of a target; what takes long gets fewer
@@ -56,6 +56,14 @@ def test_changed_inputs_are_read_or_refused(place: targets.Place, name: str) -> 
                 error.add_note(f"input {number} of {name}: {data[:2000]!r}")
                 raise
     assert read, "no mutation gets past the first check"
+
+
+def test_torchscript_programs_are_read_or_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    rng, became = Random(0), set()
+    for _ in range(8):
+        became.add(torchscript.attempt(torch, torchscript.program(rng), ("3x4", "4x3"), tmp_path))
+    assert became == {"no program", "model-unreadable", "read"}
 
 
 def test_mutations_depend_on_their_generator_alone(place: targets.Place) -> None:
