@@ -21,6 +21,7 @@ from typing import Any
 from mirage_cli import inspection
 from mirage_cli.errors import MirageError
 from mirage_cli.options import Options
+from tests.fuzz import limits
 
 NUMBERS = (
     "0",
@@ -65,6 +66,7 @@ TYPES = (
     "99",
     "None",
 )
+SECONDS, BYTES = 30.0, 2 << 30  #: of processor time, and beyond what the process has, for one program
 #: patterns of calls: T a tensor, N a number, L a list, D a type
 CALLS = (
     *(
@@ -205,8 +207,9 @@ def main() -> int:
         for number in range(given.count):
             code, shapes = program(rng), (rng.choice(SHAPES), rng.choice(SHAPES))
             try:
-                became[attempt(torch, code, shapes, Path(place))] += 1
-            except Exception:
+                with limits.time(SECONDS), limits.memory(BYTES):  # of what a program makes when it runs, too
+                    became[attempt(torch, code, shapes, Path(place))] += 1
+            except (Exception, limits.TooSlow):
                 faults += 1
                 print(f"FAULT {number}: {shapes}\n{code}{traceback.format_exc()[-900:]}", flush=True)
     print(f"{given.count} programs: {dict(became)}, {faults} faults")
