@@ -101,8 +101,8 @@ def _fragments(target: str) -> Iterator[tuple[str, Program]]:
 
 
 def compiled(nvcc: toolchain.Tool, text: str, folder: Path, *targets: str, made: str = "-c") -> str:
-    """What the compiler says of a source; fails when it says no or warns. `made` is what it makes: of `-cubin` and `-ptx`,
-    which leave out the host's part, the former is for one target."""
+    """What the compiler says of a source; fails when it says no or warns. `made` is what it makes; `-fatbin` and `-ptx` leave
+    out the part of the host."""
     (folder / "all.cu").write_text(text)
     command = [*nvcc.command, *nvcc.compile_flags, *OPTIONS, *arch_flags(targets), f"-I{render.include_dir()}"]
     command += [made, "all.cu", "-o", "all.o"]
@@ -119,7 +119,7 @@ def test_kernels_of_samplescompiled(target: str, nvcc: toolchain.Tool, tmp_path:
     lines = [f'#include "{header}"' for header in INCLUDES]
     for case in found:
         lines += [f"namespace of_{case.name} {{", case.render().text, "}"]
-    said = compiled(nvcc, "\n".join(lines), tmp_path, target, made="-cubin")
+    said = compiled(nvcc, "\n".join(lines), tmp_path, target, made="-fatbin")
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
     assert len(registers) == sum(len(c.graph.kernels) for c in found)
     assert max(registers) < 255
