@@ -20,6 +20,7 @@ from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Program
 
 LIMIT = 1 << 60  #: degrees and bits from which on no bound is worth having; larger ones count as this
+LEAST_LOG2 = -1024.0  #: chances below 2 to this power are told as this one, a chance of 0 too
 NONE: frozenset[Hashable] = frozenset()
 
 
@@ -201,8 +202,8 @@ class Degrees:
 
 
 def log2(chance: float) -> float:
-    """log2 of what bounds a probability, at most 0."""
-    return min(0.0, math.log2(chance)) if chance > 0 else -math.inf
+    """log2 of what bounds a probability, between `LEAST_LOG2` and 0."""
+    return max(LEAST_LOG2, min(0.0, math.log2(chance))) if chance > 0 else LEAST_LOG2
 
 
 def log_sum(x: float, y: float) -> float:

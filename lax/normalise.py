@@ -5,7 +5,7 @@
 2. Reciprocals and reciprocal roots are quotients, 1 / (1 + exp(-x)) is sigmoid(x), x * sigmoid(x) is silu(x), neg is a
    factor.
 3. A reduction over an axis that its operand lacks is a multiple (by the extent, a number or an `extent` node), the same
-   extreme, or, for a softmax, a constant.
+   extreme, or, for a softmax, exp(x - x): 1, but NaN where x is not finite.
 4. Choices between equal values and logic on constants are resolved.
 """
 
@@ -147,7 +147,9 @@ class _Normaliser:
             case "stable_exp":
                 x = self.plain(args[0])
                 over = tuple(a for a in n.over if a in self.axes[x])
-                return _Ratio(ONE, self.emit(n.op, [x], replace(n, over=over))) if over else _Ratio(ONE)
+                if over:
+                    return _Ratio(ONE, self.emit(n.op, [x], replace(n, over=over)))
+                return _Ratio(ONE, self.emit("exp", [self.emit("sub", [x, x])]))
             case _:
                 return self.opaque(n, args)
 

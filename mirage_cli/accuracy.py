@@ -5,15 +5,16 @@ place of the output's type at the tensor's scale (`SMALL_FACTOR` below `SMALL` e
 are not finite is the same, unless the original's come from an overflow that the result avoids: then it is better, and within
 `LOST` units.
 
-An output of less than `FEW` numbers may be near to float64 by luck: where it does not pass, it is judged together with those
-of more draws of the inputs (`judged`).
+One draw of the inputs may find the original near to float64 by luck: an output may have few numbers, or errors of few (those
+of exp(x) are those of the largest results), or errors that are one (that of a norm's mean shifts a whole row). What does not
+pass is judged together with more draws (`judged`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +28,10 @@ ULPS = 2.0
 FINITE = 0
 LOST = 64.0  #: units in the last place that a value may be off where the original overflows and has no error to compare with
 ILL_CONDITIONED = 10.0  #: the factor for inputs made to be extreme, on which the order of a sum alone decides the error
-FEW = 64  #: numbers in an output that are too few to tell luck from accuracy
 DIGITS = 3  #: of an error in reports
-DRAWS = 16  #: draws of the inputs that such an output is judged over
+DRAWS = 16  #: draws of the inputs over which an output is judged that does not pass
+IN_A_ROW = 4  #: draws that fail one after the other, which is no bad luck any more
+T = TypeVar("T")
 #: results, what the original makes of the same inputs, and the float64 run
 Sample: TypeAlias = tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]]
 
@@ -78,14 +80,70 @@ def judged(
     mixed: bool = False,
     spoiled: bool = False,
 ) -> Accuracy:
-    """`compare` for one draw of the inputs; an output of few numbers that does not pass, for all of its draws together:
-    `more` makes the others, of the same shapes."""
+    """`compare` for one draw of the inputs; where that does not pass, for all draws together: `more` makes the others, of the
+    same shapes. Every draw counts as much as the others, whatever the size of its numbers."""
     found = compare(*sample, dtype, factor, mixed, spoiled)
-    if found.passed or more is None or sample[2].size >= FEW or not np.isfinite(found.rmse):
+    if found.passed or more is None or not np.isfinite(found.rmse):
         return found
-    draws = [s for s in (sample, *more()) if s[2].shape == sample[2].shape]
-    result, original, reference = (np.stack([d[k] for d in draws]) for k in range(3))
-    return compare(result, original, reference, dtype, factor, mixed, spoiled)
+    draws = [sample]
+    for s in more():
+        if s[2].shape == sample[2].shape:
+            draws.append(s)
+            if len(draws) == IN_A_ROW and not any(compare(*d, dtype, factor, mixed, spoiled).passed for d in draws):
+                return found
+    over = compare(*together(draws, dtype), dtype, factor, mixed, spoiled)
+    if not over.passed:
+        return found
+    unit = (
+        _size(sample) if all(_ordinary(d, dtype) for d in draws) else 1.0
+    )  # figures are at the size of the first draw
+    return replace(
+        over,
+        rmse=over.rmse * unit,
+        original_rmse=over.original_rmse * unit,
+        max_error=over.max_error * unit,
+        original_max_error=over.original_max_error * unit,
+    )
+
+
+def together(draws: Sequence[Sample], dtype: DType) -> Sample:
+    """Draws as one sample, in which each counts as much as the others where none has numbers that are too large or small to
+    be scaled."""
+    if all(_ordinary(d, dtype) for d in draws):
+        draws = [_of_size_one(d) for d in draws]
+    r, o, t = (np.concatenate([np.ravel(d[k]) for d in draws]) for k in range(3))
+    return r, o, t
+
+
+def kept(made: Iterable[T]) -> Callable[[], Iterator[T]]:
+    """What gives the same things again and again, each of which is made once, when it is first asked for."""
+    source, known = iter(made), list[T]()
+
+    def again() -> Iterator[T]:
+        yield from known
+        for x in source:
+            known.append(x)
+            yield x
+
+    return again
+
+
+def _ordinary(sample: Sample, dtype: DType) -> bool:
+    """Whether a multiple of a sample is as accurate: nothing overflows, nothing is so small that it loses digits."""
+    r, o, t = (np.abs(np.asarray(a, dtype=np.float64)) for a in sample)
+    inside = all(bool((a < dtype.largest).all()) for a in (r, o, t))  # no NaN either
+    return inside and _rms(t) * dtype.epsilon > max(dtype.normal, _flushed(dtype))
+
+
+def _of_size_one(sample: Sample) -> Sample:
+    """A sample divided by the size of its true numbers."""
+    r, o, t = (np.asarray(a, dtype=np.float64) / _size(sample) for a in sample)
+    return r, o, t
+
+
+def _size(sample: Sample) -> float:
+    """The power of two that is next to the size of the true numbers."""
+    return float(2.0 ** np.round(np.log2(_rms(np.abs(sample[2])))))
 
 
 def compare(

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from mirage_cli import runtime, windows
-from mirage_cli.accuracy import DRAWS, FEW, ILL_CONDITIONED, Accuracy, Sample, judged, told
+from mirage_cli.accuracy import DRAWS, ILL_CONDITIONED, Accuracy, Sample, judged, kept, told
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.edges import ENDS, HUGE, NOT_FINITE, SPIKES, TINY, draw, edges
 from mirage_cli.errors import MirageError, Refused
@@ -45,6 +46,8 @@ LONG_WORK = 2e6  #: multiply-adds of the largest operator
 EDGES = 20  #: cases at the edges of numbers, at most
 LEAST_EDGES = 6  #: how many of them there are whatever they cost
 EDGE_WORK = 4e8  #: multiply-adds of all of them together
+#: operators at which onnxruntime (1.31) ends the process if an axis has no elements
+FATAL_IF_EMPTY = frozenset({"Einsum"})
 _WINDOW = 2e7  #: multiply-adds above which a part of a result is compared
 
 
@@ -204,10 +207,14 @@ def extra_arrays(job: CheckJob, symbols: Mapping[str, int]) -> list[NDArray[Any]
 
 
 def original_runner(job: CheckJob, provider: str = "cpu", device: int = 0) -> Runner:
-    """The original nodes in onnxruntime, as they stand in the model."""
+    """The original nodes in onnxruntime, as they stand in the model. The runner raises Refused for arrays that would end the
+    process."""
     session = runtime.session(job.model, provider=provider, optimize=False, device=device, exact=True)
+    fatal = FATAL_IF_EMPTY & {n.op_type for n in onnx.load_model_from_string(job.model).graph.node}
 
     def original(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+        if fatal and any(a.size == 0 for a in arrays):
+            raise Refused(f"onnxruntime divides by zero in {min(fatal)} where a tensor is empty")
         found = runtime.run(session, dict(zip(job.names, [*arrays, *extra_arrays(job, symbols)], strict=True)))
         return [found[o.name] for o in job.program.outputs]
 
@@ -218,7 +225,7 @@ def original_runner(job: CheckJob, provider: str = "cpu", device: int = 0) -> Ru
 class Case:
     """Inputs of a program in the order of its sources, what its symbols are, and for each output what the original made
     of them and the float64 result: of the whole program, or of its `windows` one after the other. `number` is the place among
-    the draws of a check; of outputs of few numbers `again` makes more draws of the same case."""
+    the draws of a check; `again` makes more draws of the same case."""
 
     name: str
     arrays: tuple[NDArray[Any], ...]
@@ -231,21 +238,16 @@ class Case:
 
     def compared(self, program: Program, results: Sequence[Any], kernel: Runner | None = None) -> Accuracy:
         """The first accuracy that does not pass, else the one with the largest error beside the original's. With the kernel
-        that made the results, outputs of few numbers that do not pass are judged over more draws."""
+        that made the results, outputs that do not pass are judged over more draws."""
         own = [self.sample(program, results, k) for k in range(len(self.wanted))]
         factor = None if self.name in PLAIN else ILL_CONDITIONED
-        more: list[tuple[Case, Sequence[Any]]] = []
-
-        def drawn() -> list[tuple[Case, Sequence[Any]]]:
-            if not more and kernel is not None and self.again is not None:
-                more.extend((c, list(kernel(c.arrays, c.symbols))) for c in self.again())
-            return more
-
+        again = () if kernel is None or self.again is None else self.again()
+        drawn = kept((c, list(kernel(c.arrays, c.symbols))) for c in again if kernel is not None)
         found = [
             judged(
                 sample,
                 program.outputs[k % len(program.outputs)].dtype,
-                lambda k=k: [c.sample(program, made, k) for c, made in drawn()],  # type: ignore[misc]
+                lambda k=k: (c.sample(program, made, k) for c, made in drawn()),  # type: ignore[misc]
                 factor,
                 self.name in (HUGE, SPIKES, TINY, ENDS),
                 self.name == NOT_FINITE,
@@ -313,8 +315,7 @@ def cases(
             for k in range(1, DRAWS):
                 yield from map(made, islice(draws(program, constants, seed + k, limits, names), number, number + 1))
 
-        few = any(w.size < FEW for w in case.wanted)
-        yield replace(case, number=number, again=again if few else None)
+        yield replace(case, number=number, again=again)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; rais
 @dataclass(frozen=True, slots=True)
 class Case:
     """A patched model (its external data not loaded), its file and library, inputs, the original's outputs and those of
-    a float64 run; `redraw` makes the inputs and outputs of further draws, from 1 on; a run has `seconds` (0: no limit)."""
+    a float64 run; `redraw` makes the inputs and outputs of further draws, from 1 on; a run has `seconds` (0: no limit);
+    `read` is the model that the float64 run is of."""
 
     model: onnx.ModelProto
     path: Path
@@ -32,6 +33,7 @@ class Case:
     exact: Arrays | None
     redraw: Callable[[int], tuple[Arrays, Arrays, Arrays | None]] | None = None
     seconds: float = 0
+    read: Imported | None = None
 
     def compared(self, found: Arrays, run: Callable[[Arrays], Arrays]) -> list[whole.Compared]:
         """Outputs by the accuracy rule; `run` makes those for the inputs of another draw."""
@@ -42,7 +44,11 @@ class Case:
             inputs, original, exact = redraw(k)
             return run(inputs), original, exact
 
-        return whole.compare_outputs(found, self.original, self.exact, None if redraw is None else again)
+        return whole.compare_outputs(found, self.original, self.exact, None if redraw is None else again, self.rounded)
+
+    def rounded(self) -> Arrays | None:
+        """The outputs of a run that rounds every tensor of 16 bits to its type; none where that makes no difference."""
+        return None if self.read is None else whole.rounded_run(self.read, self.inputs, self.seconds)
 
     def operators(self) -> list[onnx.NodeProto]:
         """The nodes that the library computes."""

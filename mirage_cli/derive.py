@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends.imported import Imported
+from mirage_cli.lax import graph as g
 from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.instantiate import instantiate
 from mirage_cli.lax.program import Program
@@ -25,7 +26,9 @@ def stated(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) ->
     if len(set(boundary)) != len(boundary):
         raise InvalidGraph(f"two of the tensors {', '.join(inputs)} are one")
     names = dict(zip(boundary, inputs, strict=True)) | {known[n]: n for n in outputs if known[n] not in boundary}
-    program = canonical(instantiate(imported.graph, [known[n] for n in outputs], boundary, names))
+    # nodes may read more than their result depends on: a choice between equal values has a condition
+    more = {v: s.name for v, s in enumerate(imported.graph.steps) if isinstance(s, g.Input) and v not in boundary}
+    program = canonical(instantiate(imported.graph, [known[n] for n in outputs], [*boundary, *more], more | names))
     return ordered(program, inputs)
 
 

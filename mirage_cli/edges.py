@@ -37,6 +37,7 @@ TOGETHER, ALONE = (
     1e4,
 )  #: what all inputs are multiplied with in "huge", and one of them: scores are 1e4 times as large
 SAFE = 2.0**60  #: the square of this, summed over a row, is a float32
+COUNT = 2.0**29  #: an integer that several of are no more than a type of 32 bits holds
 PLACES = 4  #: how many rows of an input show one variant
 ROWS = 64  #: into how many rows an input is cut that nothing is reduced of
 _LADDER = (0.0, 1e-30, 1e-8, 1e-3, 0.5, 1.0, 4.0, 9.0, 20.0, 60.0, 88.5, 104.0, 1e4)
@@ -109,18 +110,25 @@ class Facts:
                 if n.op == "const" and n.value is not None and math.isfinite(n.value)
             }
         )
-        self.scores = self._scores()
+        nodes = program.nodes
+        self.scores = self._behind([x for n in nodes if n.op in ("stable_exp", "max") and n.over for x in n.inputs])
+        #: sources that reach a sum, or an operator that computes with them, by elementwise operators alone
+        self.summed = self._behind(
+            [x for n in nodes if n.op in ("sum", "contract") for x in n.inputs], ("exp", "stable_exp")
+        )
+        self.computed = self._behind(
+            [x for n in nodes if n.op in ("add", "sub", "mul", "sum", "contract") for x in n.inputs]
+        )
 
-    def _scores(self) -> frozenset[int]:
-        """The sources that reach a maximum, or an exponential beside one, by elementwise operators alone."""
+    def _behind(self, todo: list[str], ends: Sequence[str] = ()) -> frozenset[int]:
+        """The sources of values, behind elementwise operators and exponentials that are not among `ends`."""
         made = {n.name: n for n in self.program.nodes}
         read = {i.name: i.source for i in self.program.inputs}
-        todo = [x for n in self.program.nodes if n.op in ("stable_exp", "max") and n.over for x in n.inputs]
         found: set[int] = set()
         for name in todo:  # grows
             if name in read:
                 found.add(read[name])
-            elif not (made[name].over and made[name].op != "stable_exp"):
+            elif made[name].op not in ends and not (made[name].over and made[name].op != "stable_exp"):
                 todo += [x for x in made[name].inputs if x not in todo]
         return frozenset(found)
 
@@ -149,9 +157,13 @@ def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int
     floats = [k for k in given if types[k].is_float and arrays[k].size]
     truths = [k for k in given if types[k].kind == "bool" and arrays[k].size]
     masks = [k for k in floats if k in facts.scores]
-    if masks:
-        yield MASKED, masks, [partial(_all, low=low) for low in (-np.inf, None)] + [_same, _lower_half]
-        yield SINGLE, masks, [partial(_one, at=at, low=low) for at in (-1, 0, 1) for low in (-np.inf, None)]
+    for some, least in (
+        ([k for k in masks if k not in facts.summed], None),
+        ([k for k in masks if k in facts.summed], -SAFE),
+    ):
+        if some:
+            yield MASKED, some, [partial(_all, low=low) for low in (-np.inf, least)] + [_same, _lower_half]
+            yield SINGLE, some, [partial(_one, at=at, low=low) for at in (-1, 0, 1) for low in (-np.inf, least)]
     if truths:
         yield MASKED, truths, [partial(_truth, value=v) for v in (False, True)]
         yield SINGLE, truths, [partial(_but_one, at=at, value=v) for at in (-1, 0) for v in (False, True)]
@@ -164,7 +176,13 @@ def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int
     if facts.compares:
         yield TIES, floats, [partial(_limits, values=[0.0, *facts.limits])]
     integers = [k for k in given if types[k].kind == "int" and arrays[k].size]
-    yield INTEGERS, integers, [_largest, _least, _inexact]
+    limits = [k for k in integers if k not in facts.computed]
+    yield INTEGERS, limits, [_largest, _least, _inexact]
+    yield (
+        INTEGERS,
+        [k for k in integers if k not in limits],
+        [partial(_all, low=s * COUNT) for s in (1, -1)] + [_inexact],
+    )
     yield NOT_FINITE, floats, [partial(_placed, value=v) for v in (np.nan, np.inf, -np.inf)] + [_same]
 
 

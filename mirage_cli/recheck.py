@@ -402,7 +402,7 @@ class _Recheck:
                 return inputs, own, None
 
         try:
-            case = Case(model, path, self.library, *drawn(0), drawn, limit)
+            case = Case(model, path, self.library, *drawn(0), drawn, limit, read)
             if original is not None:
                 self.judge("without the library", case.compared(inline(case.inputs), inline))
             return case

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirage_cli.accuracy import FEW, ILL_CONDITIONED, SMALL, Sample, compare, judged, told
+from mirage_cli.accuracy import ILL_CONDITIONED, SMALL, Sample, compare, judged, told
 from mirage_cli.lax.dtypes import BF16, F16, F32, I64, DType
 
 Floats = NDArray[np.float64]
@@ -192,7 +192,7 @@ def test_the_smallest_numbers() -> None:
         assert not compare(tiny * 0, tiny * 64, tiny * 64, dtype).passed
 
 
-def test_few_numbers_are_judged_over_more_draws() -> None:
+def test_what_does_not_pass_is_judged_over_more_draws() -> None:
     def draw(error: float, own: float, count: int = 2) -> Sample:
         return _off(count, error), _off(count, own), _true(count)
 
@@ -200,9 +200,26 @@ def test_few_numbers_are_judged_over_more_draws() -> None:
     assert not judged(lucky, F32).passed
     assert judged(lucky, F32, lambda: [draw(1e-3, 1e-3)] * 15).passed
     assert not judged(lucky, F32, lambda: [draw(1e-2, 1e-3)] * 15).passed
-    assert not judged(draw(1e-3, 1e-9, FEW), F32, lambda: [draw(1e-3, 1e-3, FEW)] * 15).passed
+    assert not judged(lucky, F32, lambda: [lucky] * 3 + [draw(1e-3, 1e-3)] * 12).passed  # no luck four times in a row
+    many = draw(1e-3, 1e-9, SMALL)
+    assert judged(many, F32, lambda: [draw(1e-3, 1e-3, SMALL)] * 15).passed
     infinite = (np.full(2, INF), *lucky[1:])
     assert not judged(infinite, F32, lambda: [draw(1e-3, 1e-3)] * 15).passed
+
+
+def test_errors_of_few_numbers_are_judged_over_more_draws() -> None:
+    """One result of a thousand is large, as of an exponential: its error alone is that of the output."""
+
+    def draw(error: float, own: float, size: float = 1e4) -> Sample:
+        true = np.full(SMALL, 1e-3)
+        true[7] = size
+        return true * (1 + error), true * (1 + own), true
+
+    lucky = draw(1e-5, 1e-9)
+    assert not judged(lucky, F32).passed
+    assert judged(lucky, F32, lambda: [draw(1e-5, 1e-5)] * 15).passed
+    assert not judged(lucky, F32, lambda: [draw(1e-5, 1e-6)] * 15).passed
+    assert judged(lucky, F32, lambda: [draw(1e-5, 1e-5, 1.0)] * 15).passed  # every draw counts as much as the others
 
 
 def test_overflows_on_the_way_give_infinity_or_nan() -> None:

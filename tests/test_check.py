@@ -11,13 +11,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
 from mirage_cli import check as checks
 from mirage_cli import runtime
 from mirage_cli.accuracy import told
+from mirage_cli.backends.spec import OperatorSpec
 from mirage_cli.check import Runner, check
+from mirage_cli.errors import Refused
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BF16, BOOL, F16, F32, I64, DType
 from mirage_cli.lax.extents import symbol
@@ -113,6 +116,29 @@ def test_a_result_that_is_not_finite_fails(norm: Program) -> None:
     assert not found.passed
     assert found.worst is not None
     assert "not finite" in found.worst.note
+
+
+def test_originals_that_would_end_the_process_are_not_run() -> None:
+    """onnxruntime's Einsum divides by an extent of 0."""
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[2,n] x, float[3,n] y) => (float[2,3] z) {
+        z = Einsum <equation = "in,jn->ij"> (x, y)
+    }"""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        x, y = (g.input(name, (k, symbol("n")), t) for name, k in (("x", 2), ("y", 3)))
+        return [compose.linear(g, x, y, transposed=True)]
+
+    p = program(build, F32)
+    model = onnx.parser.parse_model(text).SerializeToString()
+    spec = OperatorSpec("0123456789abcdef", "linear_0123456789abcdef", (), (), ())
+    job = checks.CheckJob(
+        replace(p, outputs=(replace(p.outputs[0], name="z"),)), spec, Path(), model, ("x", "y"), {}, (), 1, {}
+    )
+    original = checks.original_runner(job)
+    x, y = (np.ones((k, 4), np.float32) for k in (2, 3))
+    assert original([x, y], {"n": 4})[0].tolist() == [[4.0] * 3] * 2
+    with pytest.raises(Refused, match="Einsum"):
+        original([x[:, :0], y[:, :0]], {"n": 0})
 
 
 def test_weights_are_the_models_own() -> None:

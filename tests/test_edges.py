@@ -275,6 +275,25 @@ def test_queries_and_keys_are_no_masks() -> None:
     assert (False,) * 6 + (True,) in rows
 
 
+def test_masks_that_are_summed_and_integers_that_are_computed_with() -> None:
+    """The squares of a mask's least number are no float32, and the sum of the largest integers is no integer."""
+
+    def normed(g: Graph, t: DType) -> Sequence[int]:
+        return [compose.softmax(g, compose.rms_norm(g, g.input("x", (9, 37), t), [1], 1e-5), [1])]
+
+    _, found = _edges(program(normed, F32))
+    least = {float(e.arrays[0][np.isfinite(e.arrays[0])].min()) for e in found if e.kind == edges.MASKED}
+    assert min(least) == -edges.SAFE
+
+    def counted(g: Graph, t: DType) -> Sequence[int]:
+        n, m = (g.input(name, (5,), I64) for name in "nm")
+        return [g.cast(g.map("add", n, m), t)]
+
+    _, found = _edges(program(counted, F32))
+    largest = max(int(np.abs(a).max()) for e in found if e.kind == edges.INTEGERS for a in e.arrays)
+    assert largest == edges.COUNT
+
+
 def test_each_edge_changes_what_it_is_about() -> None:
     p = program(_scores(False), F16)
     arrays, found = _edges(p)

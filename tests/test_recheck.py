@@ -14,7 +14,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from mirage_cli.errors import ModelError, UsageError
+from mirage_cli import derive, frontends
+from mirage_cli.errors import InvalidGraph, ModelError, UsageError
+from mirage_cli.frontends.onnx import from_proto
 from mirage_cli.recheck import Verification, VerifyOptions, verify_folder, verify_pair
 from mirage_cli.recheck_folder import constants
 from tests.optimized import Optimized, sample
@@ -91,6 +93,20 @@ def test_a_model_passes_and_every_fragment_is_named(optimized: Optimized) -> Non
     for check in ("model", "function", "original", "kernel"):
         assert {f.where for f in found.of(check)} == names
     assert {f.where for f in found.of("proof")} == {f["mugraph"]["file"] for f in replaced}
+
+
+def test_nodes_that_read_more_than_their_result_depends_on() -> None:
+    """A choice between equal values has a condition, of an input and of a weight; one that matters is named."""
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[3,4] x, float[3,4] y) => (float[3,4] z) {
+        b = Less(y, w) c = Where(b, x, x) z = Exp(c)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(4, dtype=np.float32), "w"))
+    imported = from_proto(proto, frontends.Options({}, {}))
+    program = derive.stated(imported, ["x"], ["z"])
+    assert [n.op for n in program.nodes] == ["exp"]
+    with pytest.raises(InvalidGraph, match="the nodes read"):
+        derive.stated(imported, ["x"], ["b"])
 
 
 def test_without_the_original_the_functions_take_its_place(copied: Optimized) -> None:

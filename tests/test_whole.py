@@ -10,7 +10,7 @@ from mirage_cli.errors import ModelError, Refused, UsageError
 from mirage_cli.example import example_inputs
 from mirage_cli.frontends.onnx import from_proto
 from mirage_cli.runs import Job, library_sources, run_job
-from mirage_cli.whole import compare_outputs, float64_run
+from mirage_cli.whole import compare_outputs, float64_run, rounded_run
 from tests.optimized import Optimized, sample
 
 MODELS = (
@@ -69,6 +69,31 @@ def test_inputs_of_another_shape_are_an_error() -> None:
     for inputs in ({}, {"x": np.zeros(4, np.float32)}):
         with pytest.raises(UsageError, match="'x'"):
             float64_run(imported, inputs)
+
+
+def test_roundings_that_onnxruntime_leaves_out() -> None:
+    """A float16 between two float32: its CPU computes both operators in float32, a kernel that reads it gets float16."""
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[1,64] x) => (float[1,64] y) {
+        h = Cast <to = 10> (x) t = Tanh(h) w = Cast <to = 1> (t) y = Exp(w)
+    }"""
+    imported = from_proto(onnx.parser.parse_model(text), frontends.Options({}, {}))
+    x = np.linspace(-2, 2, 64, dtype=np.float32)[None]
+    exact, rounded = float64_run(imported, {"x": x}), rounded_run(imported, {"x": x})
+    assert rounded is not None
+    wanted = np.exp(np.tanh(x.astype(np.float16)).astype(np.float64))
+    np.testing.assert_allclose(rounded["y"], wanted, rtol=1e-3)
+    assert np.abs(rounded["y"] - exact["y"]).max() > 1e-4
+    own = {"y": exact["y"].astype(np.float32)}
+    found = {"y": rounded["y"].astype(np.float32)}
+    (bad,) = compare_outputs(found, own, exact)
+    (good,) = compare_outputs(found, own, exact, rounded=lambda: rounded)
+    assert (bad.accuracy.passed, good.accuracy.passed) == (False, True)
+    assert "roundings" in str(good)
+    far = {"y": found["y"] + np.float32(0.01)}
+    assert not compare_outputs(far, own, exact, rounded=lambda: rounded)[0].accuracy.passed
+    assert (
+        rounded_run(from_proto(two_products(4), frontends.Options({}, {})), {"x": np.eye(4, dtype=np.float32)}) is None
+    )
 
 
 def test_nodes_that_are_not_read_are_evaluated_by_the_onnx_package() -> None:

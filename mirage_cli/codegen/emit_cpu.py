@@ -30,6 +30,8 @@ from mirage_cli.lax.extents import Extent
 from mirage_cli.search.cost import CostModel
 from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE
 
+PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
+
 
 class CpuEmitter(Emitter):
     """Prints the nodes of one kernel as dictionaries for `kernel.cpp.j2`.
@@ -178,7 +180,10 @@ class CpuEmitter(Emitter):
         def count(a: str) -> dict[str, str]:
             return {"axis": a, "count": self.valid(a, phase)}
 
-        inner = bool(n.domain) and n.domain[-1][0] in n.over
+        inner, sizes = bool(n.domain) and n.domain[-1][0] in n.over, dict(n.domain)
+        if summed and sizes[n.domain[-1][0]] < PARTS:  # short runs would be added to a total one after the other
+            summed.append(summed.pop(summed.index(max(summed, key=sizes.__getitem__))))
+            inner = inner or sizes[summed[-1]] >= PARTS
         row = self.contiguous(n.expr, summed[-1]) if inner and not out.lines else None
         return {
             "kind": "reduce_inner" if inner or not kept else "reduce_outer",

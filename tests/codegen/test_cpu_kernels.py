@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +16,7 @@ from mirage_cli.backends.library import build_library
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.kernel import Kernel
 from mirage_cli.lax import compose
-from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.dtypes import BF16, F16, F32, I64, DType
 from mirage_cli.lax.graph import Graph
 
 from . import kernels
@@ -72,6 +73,21 @@ def test_what_is_chosen_by_a_comparison(tmp_path: Path) -> None:
     flags = [f for f in FLAGS if f != "-fvisibility=hidden"]
     harness = kernels.build({case.name: case.render().text}, tmp_path, [*flags, *ISA_FLAGS["avx2"]], cuda=False)
     assert kernels.run(harness, [case]) == []
+
+
+def test_sums_run_along_the_long_axis(tmp_path: Path) -> None:
+    """Sums of two along the short one would be added to one number, one after the other."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        n = g.cast(g.input("n", (201,), I64), t)
+        x = g.map("mul", g.input("x", (2, 201), t), n)
+        return [g.map("mul", compose.layer_norm(g, x, [0, 1], 1e-2), g.input("gain", (2, 201), t))]
+
+    found = list(kernels.cases("short", program(build, F32), "cpu", 3, kind=lambda b: not b.loop))
+    texts = {c.name: c.render().text for c in found}
+    assert all("reduce<Sum>(201" in text for text in texts.values())
+    assert not any(re.search(r"i_b < 201; \+\+i_b\)\s+total = ", text) for text in texts.values())
+    assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS, cuda=False), found) == []
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 
 from mirage_cli.lax import compose
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.bound import Arguments, Bound, Degree, Degrees, difference, program_degrees
+from mirage_cli.lax.bound import LEAST_LOG2, Arguments, Bound, Degree, Degrees, difference, program_degrees
 from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.field import LOWEST, PRIME_COUNT
@@ -175,7 +175,7 @@ def test_the_bound_is_the_sum_of_its_parts() -> None:
     assert 2.0 ** Bound(5, 0.0, 3, 0.0, 100, 3, 8).log2 == pytest.approx(wanted)
     assert 2.0 ** Bound(5, 0.0, 3, 0.0, 1, 3, 1).log2 == pytest.approx(chance**3)
     assert 2.0 ** Bound(5, 90.0, 0, 0.0, 0, 1).log2 == pytest.approx(chance + 3 / PRIME_COUNT)
-    assert Bound(0, 29.0, 0, 0.0, 0, 3).log2 == -math.inf  # a constant below 2**29 has no such prime factor
+    assert Bound(0, 29.0, 0, 0.0, 0, 3).log2 == 3 * LEAST_LOG2  # a constant below 2**29 has no such prime factor
     assert Bound(LOWEST, 0.0, 0, 0.0, 0, 3).log2 == 0.0
 
 

@@ -242,6 +242,12 @@ def test_softmax_along_an_axis_that_was_lost() -> None:
     np.testing.assert_allclose(value, np.full((3, 4), 0.25), rtol=1e-12)
 
 
+def test_softmax_over_one_element_is_nan_where_it_is_not_finite() -> None:
+    p = normal(lambda g: compose.softmax(g, g.input("x", (4, 1), F32), [1]))
+    (value,) = in_floats(p, {"t0": np.array([[2.0], [np.nan], [np.inf], [-1e4]])})
+    np.testing.assert_array_equal(value, [[1.0], [np.nan], [np.nan], [1.0]])
+
+
 def test_mean_over_a_symbolic_axis() -> None:
     def build(g: Graph) -> int:
         return compose.layer_norm(g, g.input("x", (3, symbol("n")), F32), [1], 0.5)

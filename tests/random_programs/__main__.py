@@ -23,6 +23,8 @@ from .inputs import KINDS
 from .sketch import model
 from .working import fails, supported, timed, tried
 
+EVERY = 20.0  #: seconds between two lines that say how far a run is
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try many programs; 1 if anything is wrong with one of them."""
@@ -34,16 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first batch")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, help="inputs")
     parser.add_argument("--seconds", type=float, default=1e9, help="no batch is begun after this time")
+    parser.add_argument("--verify", type=int, default=4, help="each so many batches one is verified (0: none)")
     parser.add_argument("--cuda", nargs="*", default=[], metavar="ARCH", help="kernels for these, run on the GPU")
     parser.add_argument("--only", type=int, help="this program alone, made smaller if it fails")
     parser.add_argument("--shrink", type=int, default=3, help="how many failing programs are made smaller")
     o = parser.parse_args(arguments)
     if o.only is not None:
-        return 0 if explained(o.only, o.batch, o.seed, o.kinds, True) else 1
+        return 0 if explained(o.only, o.batch, o.seed, o.kinds, bool(o.shrink)) else 1
     start, total, wrong = time.perf_counter(), Outcome(), list[int]()
     batches = range(o.first, o.first + -(-o.count // o.batch))
     until = time.time() + o.seconds
-    jobs = [(b, o.batch, o.seed, o.kinds, o.cuda, until) for b in batches]
+    jobs = [(b, o.batch, o.seed, o.kinds, o.cuda, bool(o.verify) and b % o.verify == 0, until) for b in batches]
+    told = start
     for k, found in isolation.each(timed, jobs, o.jobs, apart=True):
         if isinstance(found, isolation.Lost):
             print(f"batch {batches[k]}: {found.reason}", flush=True)
@@ -52,15 +56,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         total.add(found)
         for name, problems in found.problems.items():
             wrong.append(int(name[1:]))
-            print(f"{name}: " + "; ".join(p[:300] for p in problems[:3]), flush=True)
-        if k % 10 == 9:
-            print(f"{total.counts['programs']} programs, {time.perf_counter() - start:.0f} s", flush=True)
+            more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
+            print(f"{name}: " + "; ".join(p[:230] for p in problems[:2]) + more, flush=True)
+        if found.counts and time.perf_counter() - told > EVERY:
+            told = time.perf_counter()
+            print(f"{said(total)}, {told - start:.0f} s", flush=True)
     for number in wrong[: o.shrink]:
         explained(number, o.batch, o.seed, o.kinds, True)
     for name, n in sorted(total.counts.items()):
         print(f"{n:>12,}  {name}")
-    print(f"{len(total.problems)} programs with problems, {time.perf_counter() - start:.0f} s")
+    print(f"{said(total)}, {time.perf_counter() - start:.0f} s")
     return 1 if total.problems else 0
+
+
+def said(total: Outcome) -> str:
+    """How far a run is."""
+    c = total.counts
+    return f"{c['programs']} programs, {c['programs verified']} verified, {len(total.problems)} with problems"
 
 
 def explained(number: int, size: int, seed: int, kinds: Sequence[str], shrink: bool) -> bool:

@@ -5,7 +5,7 @@ Every function takes the operands as arrays (floats in float64) and the node's a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import erf
 from typing import Any
 
@@ -44,9 +44,11 @@ def _log_softmax(x: Array, axis: int = -1) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)))
 
 
-def _layer_norm(x: Array, gain: Array, bias: Array | None = None, axis: int = -1, epsilon: float = 1e-5) -> Array:
+def _layer_norm(
+    x: Array, gain: Array, bias: Array | None = None, axis: int = -1, epsilon: float = 1e-5, mean: Array | None = None
+) -> Array:
     over = tuple(range(axis % x.ndim, x.ndim))
-    centred = x - x.mean(axis=over, keepdims=True)
+    centred = x - (x.mean(axis=over, keepdims=True) if mean is None else mean)
     normal = centred / np.sqrt((centred * centred).mean(axis=over, keepdims=True) + epsilon)
     return np.asarray(normal * gain if bias is None else normal * gain + bias)
 
@@ -178,3 +180,12 @@ MEANINGS: dict[str, Meaning] = {
     "Gather": lambda x, indices, axis=0: np.take(x, indices, axis),
     "Trilu": lambda x, k, upper=1: np.triu(x, int(k)) if upper else np.tril(x, int(k)),
 }
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+def meant(op: str, operands: Sequence[Array], attributes: Mapping[str, Any]) -> list[Array]:
+    """What the outputs of a node are."""
+    if op == "Cast":
+        return [operands[0].astype(np.float64 if attributes["to"] in FLOATS else attributes["to"])]
+    made = MEANINGS[op](*operands, **attributes)
+    return made if isinstance(made, list) else [np.asarray(made)]

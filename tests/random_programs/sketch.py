@@ -14,7 +14,8 @@ from onnx import helper, numpy_helper
 
 from mirage_cli import runtime
 
-from .meaning import MEANINGS
+from .meaning import meant
+from .rounding import rounded
 
 Array = NDArray[Any]
 Dim = int | str  #: a number, or the name of a symbol
@@ -84,21 +85,19 @@ class Program:
         """A tensor's shape where the symbol is `n`."""
         return tuple(n if isinstance(d, str) else d for d in v.dims)
 
-    def evaluate(self, arrays: Mapping[str, Array], typed: bool = False) -> list[Array]:
-        """What the outputs are for these inputs, in float64; `typed`: with every tensor rounded to its type."""
+    def evaluate(self, arrays: Mapping[str, Array], rounding: np.random.Generator | None = None) -> list[Array]:
+        """What the outputs are for these inputs, in float64; with `rounding`, what they are where every result of a node is
+        rounded to its type, up or down by chance."""
         values = {name: _wide(a) for name, (_, a) in self.constants.items()} | {k: _wide(a) for k, a in arrays.items()}
         with np.errstate(all="ignore"):
             for node in self.nodes:
                 operands = [values[i] for i in node.inputs]
-                if node.op == "Cast":
-                    to = node.attributes["to"]
-                    made = [operands[0].astype(np.float64 if to in FLOATS else to)]
+                if rounding is not None:
+                    made = rounded(node.op, operands, node.attributes, node.dtype, rounding)
                 else:
-                    found = MEANINGS[node.op](*operands, **node.attributes)
-                    made = found if isinstance(found, list) else [found]
+                    made = meant(node.op, operands, node.attributes)
                 for name, a in zip(node.outputs, made, strict=True):
-                    rounded = np.asarray(a).astype(runtime.numpy_dtype(node.dtype)) if typed else a
-                    values[name] = _wide(np.asarray(rounded))
+                    values[name] = _wide(np.asarray(a))
         return [values[v.name] for v in self.outputs]
 
 

@@ -133,6 +133,8 @@ def einsum(s: Sketch, x: Value) -> object:
         )
     )
     over = m if equation.endswith("bk") else k
+    if over == 0:
+        raise Unfit  # onnxruntime ends the process
     y = s.leaf(dims, 1 / math.sqrt(max(count(over), 1)))
     return s.node("Einsum", [x, y], made, size=x.size * 2, equation=equation)
 

@@ -28,22 +28,29 @@ def supported() -> tuple[str, ...]:
     return tuple(i for i in ISAS if {"avx2": "avx2", "avx512": "avx512dq"}.get(i, "") in {*flags, ""})
 
 
-def run_batch(number: int, size: int, seed: int, kinds: Sequence[str], archs: Sequence[str] = ()) -> Outcome:
+def run_batch(
+    number: int, size: int, seed: int, kinds: Sequence[str], archs: Sequence[str] = (), verified: bool = False
+) -> Outcome:
     """Batch `number`: programs of one element type, for one instruction set."""
     dtype, isas = DTYPES[number % len(DTYPES)], supported()
     names = {f"p{k}": k for k in range(number * size, (number + 1) * size)}
     programs = {name: drawn(k, seed, dtype)[0] for name, k in names.items()}
-    return tried(programs, isas[number % len(isas)], seed, kinds, archs)
+    return tried(programs, isas[number % len(isas)], seed, kinds, archs, verified)
 
 
 def tried(
-    programs: dict[str, Program], isa: str, seed: int, kinds: Sequence[str], archs: Sequence[str] = ()
+    programs: dict[str, Program],
+    isa: str,
+    seed: int,
+    kinds: Sequence[str],
+    archs: Sequence[str] = (),
+    verified: bool = False,
 ) -> Outcome:
     """The outcome for programs together; where that fails as a whole, one by one."""
     flags = {"base": FLAGS[isa]}  # the one set of the library, whatever it is
     with mock.patch.object(cpu, "ISA_FLAGS", flags), mock.patch.object(cpu, "isas", lambda: ("base",)):
         try:
-            found = batch.run(programs, kinds, seed, archs)
+            found = batch.run(programs, kinds, seed, archs, verified)
         except Exception as error:
             found = Outcome()
             if len(programs) == 1:
@@ -51,7 +58,7 @@ def tried(
                 found.wrong(name, f"{type(error).__name__}: {error}")
             else:
                 for name, p in programs.items():
-                    found.add(tried({name: p}, isa, seed, kinds, archs))
+                    found.add(tried({name: p}, isa, seed, kinds, archs, verified))
     if not any(k.startswith("programs for") for k in found.counts):
         found.counts[f"programs for {' '.join(archs) or isa}"] = len(programs)
     return found
@@ -69,6 +76,14 @@ def fails(number: int, choices: list[int], dtype: str, isa: str, seed: int, kind
     return outcome is not False
 
 
-def timed(number: int, size: int, seed: int, kinds: Sequence[str], archs: Sequence[str], until: float) -> Outcome:
+def timed(
+    number: int,
+    size: int,
+    seed: int,
+    kinds: Sequence[str],
+    archs: Sequence[str],
+    verified: bool,
+    until: float,
+) -> Outcome:
     """The outcome of a batch, empty where that time has passed."""
-    return run_batch(number, size, seed, kinds, archs) if time.time() < until else Outcome()
+    return run_batch(number, size, seed, kinds, archs, verified) if time.time() < until else Outcome()
