@@ -240,8 +240,8 @@ def _polynomial(text: str) -> Size | None:
     try:
         tokens = list(_tokens(text)) if len(text) <= LONGEST else []
         size = _parse_sum(tokens)
-        if isinstance(size, int) and abs(size) >= LARGEST:
-            return None
+        if (isinstance(size, int) and abs(size) >= LARGEST) or len(str(size)) > LONGEST:
+            return None  # it could not be read again from what is written for it
     except (ValueError, IndexError, RecursionError):
         return None
     return None if tokens else size

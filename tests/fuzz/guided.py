@@ -87,7 +87,9 @@ def work(name: str, seconds: int, number: int, folder: Path, out: Path | None) -
                 path.write_bytes(data)
                 path.with_suffix(".txt").write_text(where + "\n" + traceback.format_exc(), encoding="utf-8")
         if counts["runs"] % 64 == 0:
-            told.write_text(json.dumps(counts | {"seconds": time.process_time()}), encoding="utf-8")
+            draft = told.with_suffix(".part")  # this process may be ended at any time
+            draft.write_text(json.dumps(counts | {"seconds": time.process_time()}), encoding="utf-8")
+            draft.replace(told)
 
     def mutate(data: bytes, size: int, seed: int) -> bytes:
         rng = Random(seed)
