@@ -67,7 +67,9 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
         loop = shape.turns * max(turn, issue * max(1.0, together * s.warps / PARTS), read)
     ahead = together * shape.groups * (s.stages - 1) * shape.stage
     x = used * min(ahead, MOST_IN_FLIGHT) / (target.units * IN_FLIGHT)
-    reached = min(1.0, 1.02 * x / (1 + x**SHARPNESS) ** (1 / SHARPNESS))
+    reached = (
+        min(1.0, 1.02 * x / (1 + x**SHARPNESS) ** (1 / SHARPNESS)) if shape.stage else 1.0
+    )  # nothing is on its way
     memory = once * (shape.moved / max(1, shape.stage)) / (target.bandwidth * STREAM * reached) * 1e6
     memory *= 1 + SHALLOW / s.stages**2
     turns = shape.groups * shape.turns

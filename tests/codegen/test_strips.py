@@ -22,12 +22,15 @@ from numpy.typing import NDArray
 from mirage_cli.backends import toolchain
 from mirage_cli.codegen import render
 from mirage_cli.errors import Refused, ToolMissing
-from mirage_cli.lax.dtypes import BF16, F16, F32
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import program_from_json
 from mirage_cli.runtime import numpy_type
 from mirage_cli.search import strip_cost
 from mirage_cli.search.mugraph import graph_from_json, graph_to_json
 from mirage_cli.search.schedule import Schedule, schedule_from_json
+from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
 
 from . import gains, kernels
@@ -275,3 +278,14 @@ def _full_size(target: str) -> Iterator[Case]:
             if case.renders():
                 yield case
                 break
+
+
+def test_a_product_of_sums_has_predicted_times() -> None:
+    """Nothing is copied in stages there: what is multiplied is computed of what is read."""
+
+    def sums(g: Graph, t: DType) -> Sequence[int]:
+        a, b = (g.reduce("sum", g.input(n, s, t), [1]) for n, s in (("x", (3, 7, 31)), ("y", (31, 5, 33))))
+        return [compose.matmul(g, g.reshape(a, (3, 31)), g.reshape(b, (31, 33)))]
+
+    found = Searcher(SearchOptions()).search(program(sums, F32), HOPPER).candidates
+    assert found and all(c.predicted_us > 0 for c in found)
