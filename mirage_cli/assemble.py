@@ -174,9 +174,14 @@ def report(
         [fragment_report(w, dims.parse(options.dim)) for w in work],
         coverage.unchanged(imported, parts, work),
         covered,
-        [*imported.notes, *_idle(imported, options)],
+        [*imported.notes, *_idle(imported, options), *_untuned(work)],
         operators={n.name or "": n.op_type for n in imported.model.graph},
     )
+
+
+def _untuned(work: Sequence[Work]) -> list[str]:
+    """What kept candidates from being measured."""
+    return [f"{w.name}: not tuned: {w.tuning['problem']}" for w in work if w.tuning.get("problem")]
 
 
 def _idle(imported: Imported, options: Options) -> list[str]:

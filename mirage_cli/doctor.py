@@ -104,6 +104,7 @@ def examine() -> Diagnosis:
 def abilities(items: Sequence[Item]) -> tuple[Ability, ...]:
     """What the items allow; the first is to optimize models for the CPU."""
     ok = {i.name: i.ok for i in items}
+    ok["torch or cupy"] = ok["torch"] or ok["cupy"]
 
     def ability(name: str, *needed: str) -> Ability:
         missing = tuple(n for n in needed if not ok[n])
@@ -117,7 +118,7 @@ def abilities(items: Sequence[Item]) -> tuple[Ability, ...]:
         ability("run and measure on the CPU", *base),
         ability("optimize models, with CUDA kernels", *cuda),
         ability("run patched models in onnxruntime on a GPU, bench --gpu", *run),
-        ability("optimize --gpu: measure candidates on a GPU", *cuda, *run),
+        ability("optimize --gpu: measure candidates on a GPU", *cuda, *run, "torch or cupy"),
         ability("call kernels on cupy arrays", "GPU", "cupy"),
         ability("call kernels on torch tensors", "torch"),
         ability("optimize TorchScript models", *base, "torch"),

@@ -70,10 +70,13 @@ def version() -> str:
 
 
 def check_provider(provider: str) -> None:
-    """Raise ToolMissing, with the command that installs it, where onnxruntime lacks `provider` ("cpu" or "cuda")."""
+    """Raise ToolMissing, with the command that installs it, where onnxruntime lacks `provider` ("cpu" or "cuda"), or the
+    driver is too old for it."""
     if provider not in providers():
         hint = CUDA_PROVIDER_COMMAND if provider == "cuda" else f"providers are {', '.join(_PROVIDERS)}"
         raise ToolMissing(f"the installed onnxruntime has no provider for {provider!r}", hint)
+    if provider == "cuda":
+        devices.check_driver("onnxruntime", _cuda_version())
 
 
 def session(
@@ -128,25 +131,23 @@ def session(
     source = model if isinstance(model, bytes) else str(model)
     made = _loaded(source, options, wanted, _widened(source, library is not None) if provider == "cpu" else None)
     if _PROVIDERS[provider] not in made.get_providers():
-        raise _not_started(str(getattr(onnxruntime, "cuda_version", "")))
+        built = f"for CUDA {_cuda_version() or 'of an unknown version'}; {devices.driver()}"
+        raise ToolMissing(
+            f"onnxruntime (built {built}) could not start its provider for {provider}", CUDA_LIBRARIES_COMMAND
+        )
     return made
 
 
-def _not_started(version: str) -> ToolMissing:
-    """Why onnxruntime, built for a version of CUDA, has started without a GPU: the driver, or libraries that are missing."""
-    try:
-        devices.check_driver("onnxruntime", version)
-    except ToolMissing as error:
-        return error
-    built = f"built for CUDA {version}" if version else "of an unknown CUDA"
-    return ToolMissing(
-        f"onnxruntime ({built}; {devices.driver()}) could not start its provider for cuda", CUDA_LIBRARIES_COMMAND
-    )
+def _cuda_version() -> str:
+    """The version of CUDA that onnxruntime is built for; empty where it does not tell."""
+    import onnxruntime  # noqa: PLC0415
+
+    return str(getattr(onnxruntime, "cuda_version", ""))
 
 
 def _cuda_code(error: Exception) -> int | None:
     """The cudaError_t that an exception of onnxruntime tells of."""
-    found = re.search(r"CUDA failure (\d+)", str(error))
+    found = re.search(r"CUDA (?:failure|error) (\d+)", str(error))
     if found is not None:
         return int(found[1])
     return 2 if "cudaErrorMemoryAllocation" in str(error) else None

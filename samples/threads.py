@@ -110,8 +110,8 @@ class Result:
 # ---- what is called --------------------------------------------------------------------------------------------------
 
 
-def session_callee(original: Path, out: Path, folder: Path, provider: str) -> Callee:
-    """Sessions of a patched model; their first answers are compared with the original's here."""
+def session_callee(original: Path, out: Path, folder: Path, provider: str, plain: bool = False) -> Callee:
+    """Sessions of a patched model, or the `plain` original; their first answers are compared with the original's here."""
     folder.mkdir(parents=True, exist_ok=True)
     symbolic = any(
         d.dim_param
@@ -125,7 +125,7 @@ def session_callee(original: Path, out: Path, folder: Path, provider: str) -> Ca
     feeds = [(c, k) for c in cases for k in range(len(c.feeds))]
 
     def make() -> Call:
-        session = cases[0].session()
+        session = cases[0].session(onnxruntime.SessionOptions(), original) if plain else cases[0].session()
 
         def call(k: int) -> Sequence[Tensor]:
             case, number = feeds[k]
@@ -330,6 +330,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--sessions", type=int, default=4, help="copies of each model [4]")
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--every", type=float, default=0.5, help="seconds between replacements [0.5]")
+    parser.add_argument(
+        "--plain", action="store_true", help="sessions of the original models alone: onnxruntime's own part"
+    )
     parser.add_argument("--work", type=Path, default=Path("out/threads"))
     parser.add_argument("--report", type=Path, help="a file for the figures, in JSON")
     given = parser.parse_args()
@@ -338,11 +342,11 @@ def main() -> int:
         onnxruntime.preload_dlls()
     folders = given.out or [_optimized(name, given.work, given.provider) for name in SAMPLES]
     with tempfile.TemporaryDirectory() as folder:
-        callees = [graph_callee(given.provider)]
+        callees = [] if given.plain else [graph_callee(given.provider)]
         for k, out in enumerate(folders):
             original = Path(json.loads((out / "report.json").read_text(encoding="utf-8"))["model"]["path"])
-            callees.append(session_callee(original, out, Path(folder) / str(k), given.provider))
-            callees.append(kernels_callee(out, given.provider))
+            callees.append(session_callee(original, out, Path(folder) / str(k), given.provider, given.plain))
+            callees += [] if given.plain else [kernels_callee(out, given.provider)]
         print(f"{len(callees)} callees, onnxruntime {onnxruntime.__version__}, provider {given.provider}", flush=True)
         found = run(
             callees,
@@ -350,6 +354,7 @@ def main() -> int:
             given.sessions,
             lambda seconds, _: seconds >= given.seconds,
             _gpu_used if given.provider == "cuda" else lambda: 0,
+            given.every,
         )
     print("\n".join(found.lines()))
     if given.report is not None:

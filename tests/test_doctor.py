@@ -15,6 +15,7 @@ from mirage_cli.options import Options
 
 GPU = devices.Device(0, "GPU-1", "NVIDIA H200", "580.65.06", "9.0", "143771 MiB")
 OLD = devices.Device(0, "GPU-1", "Tesla T4", "580.65.06", "7.5", "15360 MiB")
+MODULE = doctor._module
 CPU, CUDA, RUN = "optimize models, with CPU kernels", "optimize models, with CUDA kernels", "bench --gpu"
 
 
@@ -25,6 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     monkeypatch.setattr(toolchain, "find_nvcc", lambda: Tool(("nvcc",), "nvcc 13.0", "PATH"))
     monkeypatch.setattr(devices, "devices", lambda: [GPU])
     monkeypatch.setattr(devices, "driver_cuda", lambda: (13, 0))
+    monkeypatch.setattr(doctor, "_module", lambda name, command: doctor.Item(name, True, "1.0"))
     monkeypatch.setattr(runtime, "providers", lambda: ("cpu", "cuda"))
     monkeypatch.setattr(environment, "cache_folder", lambda options: tmp_path)
     return monkeypatch
@@ -92,12 +94,17 @@ def test_a_driver_that_is_too_old(machine: pytest.MonkeyPatch) -> None:
 def test_a_package_that_is_broken(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cupy.py").write_text("raise AttributeError('built for another numpy')")
     (tmp_path / "torch.py").write_text("")
+    machine.setattr(doctor, "_module", MODULE)
     machine.syspath_prepend(str(tmp_path))
     found = doctor.examine()
     assert found.item("torch").ok
     said = "of unknown version, importing it fails: AttributeError: built for another numpy"
     assert (found.item("cupy").ok, found.item("cupy").found) == (False, said)
     assert not possible(found, "cupy arrays")
+    assert possible(found, "optimize --gpu")
+    (tmp_path / "torch.py").write_text("raise ImportError('no')")
+    found = doctor.examine()
+    assert next(a for a in found.abilities if "optimize --gpu" in a.name).missing == ("torch or cupy",)
 
 
 def test_onnxruntime_that_cannot_be_imported(machine: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import devices, frontends, pipeline, plan, tuning_build, tuning_stage
+from mirage_cli import assemble, devices, frontends, pipeline, plan, tuning_build, tuning_stage
 from mirage_cli import work as works
 from mirage_cli.assemble import fragment_report
 from mirage_cli.backends.toolchain import Tool, Toolchain
@@ -233,7 +233,7 @@ def test_a_gpu_that_does_not_start_leaves_the_own_choice(work: Work, stage: Stag
     choose([work], stage, said.append)
     assert work.plan.plans["cuda"] is own
     assert work.tuning["problem"] == "there is no torch"
-    assert said == [f"{work.name}: not tuned: there is no torch"]
+    assert said == [f"{work.name}: not tuned: there is no torch"] == assemble._untuned([work])
     assert SETTLED not in {r.candidate for r in stage.cache.rows()}
 
 

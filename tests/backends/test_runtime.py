@@ -94,7 +94,7 @@ class Onnxruntime:
 def started(monkeypatch: pytest.MonkeyPatch, made: Onnxruntime, driver: tuple[int, int] | None = (13, 0)) -> Any:
     import onnxruntime
 
-    monkeypatch.setattr(runtime, "check_provider", lambda provider: None)
+    monkeypatch.setattr(runtime, "providers", lambda: ("cpu", "cuda"))
     monkeypatch.setattr(devices, "driver_cuda", lambda: driver)
     monkeypatch.setattr(onnxruntime, "cuda_version", "13.0", raising=False)
     monkeypatch.setattr(onnxruntime, "InferenceSession", made)
@@ -111,6 +111,18 @@ def test_a_gpu_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         OutOfResources, match="onnxruntime failed: Status Message: CUDA error cudaErrorMemoryAllocation"
     ):
         runtime.run(Onnxruntime(), {})
+
+
+def test_a_kernel_that_the_gpu_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError(
+            "mirage.x: CUDA error 209 (cudaErrorNoKernelImageForDevice); this library holds code for sm_80"
+        )
+
+    monkeypatch.setattr(Onnxruntime, "run", fail)
+    with pytest.raises(Refused, match="holds code for sm_80") as told:
+        runtime.run(Onnxruntime(), {})
+    assert "--arch native" in told.value.hint
 
 
 def test_a_driver_that_is_too_old_for_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,16 +196,24 @@ class Program:
         self.new = files(place.out)
         self.cache, self.state = place.cache, place.root / "state"
         assert self.new != self.old
+        self.prepared = [self.lines]  #: of undisturbed runs that begin with what the killed ones begin with, in turns
+        if gpu is not None:
+            self.prepared = [self._prepared(k).complete() for k in range(2)]
+
+    def _prepared(self, number: int, name: str = "like") -> Place:
+        """A place; with a GPU plans are known there, and in every other one the compiled candidates."""
+        place = Place(self.folder / f"{name}{number}", self.model, self.jobs, self.options)
+        if self.gpu is not None:
+            shutil.copytree(self.state, place.root / "state", dirs_exist_ok=True)
+            for kind in (RESULTS, OBJECTS)[: 1 + number % 2]:
+                shutil.copytree(self.cache / kind, place.cache / kind)
+        return place
 
     def kill(self, number: int, kind: str, moment: Moment, over: bool, verify: bool, seed: int) -> Outcome:
         """Stop a run at a moment, run again, and tell."""
-        place = Place(self.folder / f"kill{number}", self.model, self.jobs, self.options)
+        place = self._prepared(number, "kill")
         if over:
             shutil.copytree(self.folder / "old", place.out)
-        if self.gpu is not None:  # plans are known, and in every other run the compiled candidates
-            shutil.copytree(self.state, place.root / "state", dirs_exist_ok=True)
-            for name in (RESULTS, OBJECTS)[: 1 + number % 2]:
-                shutil.copytree(self.cache / name, place.cache / name)
         outcome = Outcome(kind, moment.phase, "old" if over else "absent")
         code, lines = self._stopped(place, moment, outcome, random.Random(f"{seed} {number}"))
         outcome.planned = sum(bool(PLANNED.search(line)) for line in lines)
@@ -311,8 +319,9 @@ def run(
     program: Program, count: int, seed: int, workers: int, verify: bool = False, until: float = math.inf
 ) -> list[Outcome]:
     """Kills at seeded moments; none begins after `until`, a moment of the monotonic clock."""
-    drawn = moments(program.lines, random.Random(seed), () if program.gpu is None else TUNING)
-    asked = [(k, KINDS[k % len(KINDS)], next(drawn), k // len(KINDS) % 2 == 0) for k in range(count)]
+    only = () if program.gpu is None else TUNING
+    drawn = [moments(lines, random.Random(seed + n), only) for n, lines in enumerate(program.prepared)]
+    asked = [(k, KINDS[k % len(KINDS)], next(drawn[k % len(drawn)]), k // len(KINDS) % 2 == 0) for k in range(count)]
 
     def one(k: int, kind: str, moment: Moment, over: bool) -> Outcome | None:
         if time.monotonic() > until:
