@@ -79,7 +79,8 @@ def test_none_is_better_than_the_best(golden: Golden) -> None:
 @functools.cache
 def best(name: str) -> float:
     """What the model predicts for the best that is found for a case."""
-    return SEARCHER.search(program(name), load_target("sm_90a")).candidates[0].predicted_us
+    searcher = Searcher(cases.search_options(CASES[name], program(name)))
+    return searcher.search(program(name), load_target("sm_90a")).candidates[0].predicted_us
 
 
 def test_inputs_do_not_accumulate() -> None:
