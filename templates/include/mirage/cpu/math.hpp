@@ -22,6 +22,30 @@
 #ifndef NAN
 #define NAN (__builtin_nanf (""))
 #endif
+// Further functions of the C library, for operators that users add (docs/how-to/operator.md).
+extern "C" {
+float acosf(float) noexcept;
+float acoshf(float) noexcept;
+float asinf(float) noexcept;
+float asinhf(float) noexcept;
+float atanf(float) noexcept;
+float atanhf(float) noexcept;
+float cbrtf(float) noexcept;
+float coshf(float) noexcept;
+float exp2f(float) noexcept;
+float expm1f(float) noexcept;
+float lgammaf(float) noexcept;
+float log10f(float) noexcept;
+float log1pf(float) noexcept;
+float log2f(float) noexcept;
+float sinhf(float) noexcept;
+float tanf(float) noexcept;
+float tgammaf(float) noexcept;
+float atan2f(float, float) noexcept;
+float fmodf(float, float) noexcept;
+float hypotf(float, float) noexcept;
+float remainderf(float, float) noexcept;
+}
 #define MIRAGE_INLINE [[maybe_unused]] static inline __attribute__((always_inline))
 
 namespace mirage {
