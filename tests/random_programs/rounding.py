@@ -66,8 +66,10 @@ def noisy(
     """Numbers, each up to half a unit in the last place off, or in that of `size` where this is larger, or some `times` as
     much; infinities beyond what the type can hold. A sum of n terms, one after the other, is sqrt(n / 2) times as far off as
     one number is, since its parts are rounded too and grow as the root of their number."""
-    most = np.maximum(np.abs(x), np.where(np.isfinite(size), size, 0.0))
+    most = np.maximum(np.abs(x), np.where(np.isfinite(size), size, 0.0))  # 0 is rounded by nobody
     unit = 2.0 ** np.floor(np.log2(np.maximum(most, kind.normal))) * kind.epsilon
     with np.errstate(invalid="ignore"):
-        found = x + np.where(np.isfinite(unit), unit, 0.0) * np.maximum(times, 1.0) * random.uniform(-0.5, 0.5, x.shape)
+        found = x + np.where(np.isfinite(unit) & (most > 0), unit, 0.0) * np.maximum(times, 1.0) * random.uniform(
+            -0.5, 0.5, x.shape
+        )
     return np.where(np.abs(found) > kind.largest, np.copysign(np.inf, found), found)
