@@ -90,6 +90,23 @@ def test_sums_run_along_the_long_axis(tmp_path: Path) -> None:
     assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS, cuda=False), found) == []
 
 
+def test_sums_of_long_rows_of_equal_numbers(tmp_path: Path) -> None:
+    """In float32 alone every step is rounded to the same side."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        return [compose.rms_norm(g, g.input("x", (2, 8209), t), [1], 1e-5)]
+
+    cases = kernels.cases("long", program(build, F32), "cpu", 12)
+    case = next(c for c in cases if "reduce<Sum>(8209" in c.render().text)  # not in tiles, which are added in float32
+    source = {case.name: KernelSource(case.name, case.render().text)}
+    built = build_library((_spec(case),), source, tmp_path, toolchain.Toolchain(toolchain.find_cxx()))
+    assert not built.failed and built.library is not None
+    x = np.full((2, 8209), 2.8284, np.float32)
+    (found,) = Kernel(built.library, _spec(case)).run([x])
+    wanted = case.reference([x])[0]
+    assert np.abs(np.asarray(found) - wanted).max() < 1.5e-7
+
+
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_vector_kernels_agree_with_float64(isa: str, every: list[Case], tmp_path: Path) -> None:
     """As a library is built, but warnings are errors."""

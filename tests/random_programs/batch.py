@@ -192,11 +192,15 @@ def judge(
             for k, v in enumerate(p.outputs):
                 outcome.counts["comparisons"] += 1
                 outcome.counts["elements"] += sum(r.results[name][k][0].size for r in usual)
-                problem = problem_of(p, k, kind, [(r.arrays[name], r.results[name][k]) for r in usual])
+                first = [(r.arrays[name], r.results[name][k]) for r in usual]
+                strict = compared(v, [r for _, r in first], kind)
+                problem = problem_of(p, k, kind, first) if strict else ""
+                outcome.counts["outputs right beside runs that round by chance only"] += bool(strict) and not problem
                 if problem and "shape" not in problem:
                     drawn = [(r.arrays[name], r.results[name][k]) for r in (*usual, *more())]
                     problem = problem_of(p, k, kind, drawn) and problem
                     outcome.counts["outputs judged over more draws"] += 1
+                    outcome.counts["outputs right over more draws only"] += not problem
                 if problem:
                     outcome.wrong(name, f"{kind}: {v.name} {v.dtype}{list(v.dims)}: {problem}")
 
