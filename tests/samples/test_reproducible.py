@@ -52,7 +52,8 @@ def test_files_that_one_folder_lacks_differ() -> None:
 
 
 def test_other_compilers_make_other_libraries() -> None:
-    assert against({"m": {"libmirage.so": "1"}}, {"m": {"libmirage.so": "2"}}) == []
+    here = {"m": {"libmirage.so": "1", "src/build.sh": "1"}}
+    assert against(here, {"m": {"libmirage.so": "2", "src/build.sh": "2"}}) == []
 
 
 def test_places_of_reports_that_differ_are_named() -> None:

@@ -1,6 +1,12 @@
 // Scalar functions of the operator registry, over float; branch-free where a compiler should vectorise them.
 // Everything lives in an inline namespace named after the instruction set, because one program holds several versions.
 #pragma once
+// The C library's own <math.h>: what libstdc++ adds to it takes as long to read as a kernel to compile. Elsewhere the name
+// means nothing.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+
 #include <cstdint>
 #include <cstring>
 
@@ -15,37 +21,6 @@
 #else
 #define MIRAGE_VECTOR_LOOP
 #endif
-// Constants and functions of <cmath> as the compilers' builtins: that header takes as long to read as a kernel to compile.
-#ifndef INFINITY
-#define INFINITY (__builtin_inff ())
-#endif
-#ifndef NAN
-#define NAN (__builtin_nanf (""))
-#endif
-// Further functions of the C library, for operators that users add (docs/how-to/operator.md).
-extern "C" {
-float acosf(float) noexcept;
-float acoshf(float) noexcept;
-float asinf(float) noexcept;
-float asinhf(float) noexcept;
-float atanf(float) noexcept;
-float atanhf(float) noexcept;
-float cbrtf(float) noexcept;
-float coshf(float) noexcept;
-float exp2f(float) noexcept;
-float expm1f(float) noexcept;
-float lgammaf(float) noexcept;
-float log10f(float) noexcept;
-float log1pf(float) noexcept;
-float log2f(float) noexcept;
-float sinhf(float) noexcept;
-float tanf(float) noexcept;
-float tgammaf(float) noexcept;
-float atan2f(float, float) noexcept;
-float fmodf(float, float) noexcept;
-float hypotf(float, float) noexcept;
-float remainderf(float, float) noexcept;
-}
 #define MIRAGE_INLINE [[maybe_unused]] static inline __attribute__((always_inline))
 
 namespace mirage {
