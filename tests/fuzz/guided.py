@@ -116,11 +116,12 @@ def _where(error: BaseException) -> str:
 
 @dataclass
 class Worker:
-    """A process for one target."""
+    """A process for one target, and what its job has to do afterwards."""
 
     name: str
     number: int
     allowed: int
+    row: list[tuple[str, int]]
     process: subprocess.Popen[str]
     begun: float = field(default_factory=time.monotonic)
 
@@ -133,38 +134,43 @@ class Worker:
 # ---- all workers -----------------------------------------------------------------------------------------------------
 
 
-def shared(names: Sequence[str], shares: Sequence[int], seconds: float, jobs: int) -> list[tuple[str, int]]:
-    """(target, seconds) of every process: `seconds` of all cores together, each target at least once; long ones first."""
-    whole = seconds / sum(shares)
-    slot = max(1.0, seconds / jobs)
-    found = []
+def shared(names: Sequence[str], shares: Sequence[int], seconds: float, jobs: int) -> list[list[tuple[str, int]]]:
+    """(target, seconds) of the processes that each of `jobs` runs one behind another: the targets' parts of `seconds`, laid end to
+    end and cut where a job is full, so that all jobs end together (McNaughton's rule)."""
+    length, begin = seconds / jobs, 0.0
+    rows: list[list[tuple[str, int]]] = [[] for _ in range(jobs)]
     for name, share in zip(names, shares, strict=True):
-        count = max(1, math.ceil(whole * share / slot))
-        found += [(name, max(1, math.ceil(whole * share / count)))] * count
-    return sorted(found, key=lambda item: -item[1])
+        end = begin + seconds * share / sum(shares)
+        for number, row in enumerate(rows):
+            part = min(end, (number + 1) * length) - max(begin, number * length)
+            if part > 1e-6:
+                row.append((name, math.ceil(part - 1e-6)))
+        begin = end
+    return rows
 
 
 def run(
     names: Sequence[str], shares: Sequence[int], seconds: float, jobs: int, folder: Path, out: Path
 ) -> dict[str, Count]:
     """Run workers, `jobs` at a time; what became of each target."""
-    waiting = shared(names, shares, seconds, jobs)
+    rows = shared(names, shares, seconds, jobs)
     counts = {name: Count() for name in names}
     running: list[Worker] = []
     number = 0
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                name, allowed = waiting.pop(0)
-                running.append(Worker(name, number, allowed, _started(name, allowed, number, folder, out)))
-                number += 1
+        while any(rows) or running:
+            for row in rows:
+                if row and all(worker.row is not row for worker in running):
+                    name, allowed = row.pop(0)
+                    running.append(Worker(name, number, allowed, row, _started(name, allowed, number, folder, out)))
+                    number += 1
             time.sleep(0.2)
             for worker in [w for w in running if w.process.poll() is not None]:
                 running.remove(worker)
                 left = round(worker.allowed - worker.spent)
                 _counted(counts[worker.name], folder, worker)
                 if worker.process.returncode not in (0, 1) and left > 5:  # a crash: on with what is left
-                    waiting.append((worker.name, left))
+                    worker.row.insert(0, (worker.name, left))
     except KeyboardInterrupt:
         for worker in running:
             worker.process.kill()

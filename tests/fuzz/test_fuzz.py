@@ -94,8 +94,10 @@ def test_limits() -> None:
 
 def test_every_target_gets_its_share() -> None:
     found = guided.shared(["a", "b", "c"], [6, 1, 1], 800.0, 4)
-    assert found == [("a", 200)] * 3 + [("b", 100), ("c", 100)]
-    assert guided.shared(["a"], [1], 10.0, 1) == [("a", 10)]
+    assert found == [[("a", 200)], [("a", 200)], [("a", 200)], [("b", 100), ("c", 100)]]
+    assert guided.shared(["a"], [1], 10.0, 1) == [[("a", 10)]]
+    found = guided.shared(["a", "b"], [1, 2], 10.0, 3)
+    assert found == [[("a", 4)], [("b", 4)], [("b", 4)]]
 
 
 def test_the_table_of_a_run() -> None:
