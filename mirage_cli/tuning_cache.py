@@ -41,6 +41,7 @@ _TAKEN = (
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_FULL,
 )
+_OVER = (sqlite3.SQLITE_IOERR_RDLOCK, sqlite3.SQLITE_IOERR_UNLOCK)  #: a lock is not given back, what it was for is done
 _SURROGATES = re.compile("[\ud800-\udfff]")  #: JSON may hold halves of characters, which no file can
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
@@ -286,12 +287,15 @@ class TuningCache:
         if not self.usable:
             return otherwise
         for last in (False, True):
+            found: list[T] = []
             try:
                 with contextlib.closing(self._open()) as db, db:
-                    found = action(db)
+                    found.append(action(db))
                 self._patience = BUSY_SECONDS
-                return found
+                return found[0]
             except (sqlite3.Error, UnicodeDecodeError) as error:
+                if found and getattr(error, "sqlite_errorcode", None) in _OVER:
+                    return found[0]
                 if last or _code(error) not in _CORRUPT:
                     if _code(error) == sqlite3.SQLITE_BUSY:
                         self._patience = 0.0  # not as long for each row, while that process goes on

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sqlite3
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,26 @@ def test_a_file_that_cannot_be_written_is_a_warning(cache: TuningCache) -> None:
     with pytest.warns(UserWarning, match="not used"):
         cache.store([row()])
     assert cache.path.is_dir()
+
+
+@pytest.mark.parametrize(("code", "kept"), [(sqlite3.SQLITE_IOERR_RDLOCK, True), (sqlite3.SQLITE_IOERR_WRITE, False)])
+def test_a_lock_that_is_not_given_back(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
+) -> None:
+    """The transaction is over when SQLite gives its lock back: rows are kept, whatever becomes of the lock."""
+
+    class Connection(sqlite3.Connection):
+        def __exit__(self, *_: Any) -> Any:
+            self.commit() if kept else self.rollback()
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = code
+            raise error
+
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+        assert cache.store([row()]) is kept
+    assert len(cache.rows()) == kept
 
 
 def test_another_process_that_holds_the_file_is_waited_for(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from mirage_cli.errors import ModelError, UnsupportedFormat
 
@@ -32,6 +33,8 @@ _DAMAGED = (
 _FILES = re.compile(r"(?<!\w)(?:save|from_file)(?!\w)")
 #: attributes that are looked up by one plain text, as torch writes them; anything else could be made up of pieces
 _LOOKUP = re.compile(r"getattr(?!\w)(?!\(\s*[\w.]+\s*,\s*(?:\"[^\"\\\n]*\"|'[^'\\\n]*')\s*\))")
+#: the records at the end of a zip file: of the table of contents, where there is one with 64 bits, and that one
+_END, _LOCATOR, _END64 = struct.Struct("<4s4H2IH"), struct.Struct("<4sIQI"), struct.Struct("<4sQ2H2I4Q")
 _PICKLE = "a pickle of torch.save (a state_dict or a whole module), which could run any program when it is loaded"
 
 
@@ -54,6 +57,8 @@ def check(path: str) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             _check_archive(path, file.stat().st_size, archive)
+            with file.open("rb") as f:
+                _check_end(path, f, len(archive.infolist()))
     except _DAMAGED as error:
         raise ModelError(f"{path}: the zip archive is damaged: {error}") from None
 
@@ -81,18 +86,39 @@ def _check_archive(path: str, size: int, archive: zipfile.ZipFile) -> None:
     held = sum(e.file_size for e in entries)
     if held > 4 * size + MAX_INFLATION:
         raise ModelError(f"{path}: the archive of {size} bytes would unpack to {held} bytes, which no model does")
-    _check_code(path, archive, [e for e in entries if e.filename.endswith(".py")])
+    check_code(path, ((e.filename, archive.read(e)) for e in entries if is_code(e.filename)))
 
 
-def _check_code(path: str, archive: zipfile.ZipFile, entries: Sequence[zipfile.ZipInfo]) -> None:
+def _check_end(path: str, file: BinaryIO, count: int) -> None:
+    """Raise ModelError for a zip archive whose table of contents, with `count` entries, is not where all records at its end
+    say that it is: readers differ in which of these they believe, so that torch would see other entries than were checked."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _END.size - _LOCATOR.size - _END64.size))
+    tail = file.read()
+    sign, _, _, _, entries, length, offset, comment = _END.unpack(tail[-_END.size :])
+    end, before = size - _END.size, tail[: -_END.size]
+    right = sign == b"PK\5\6" and not comment
+    if before[-_LOCATOR.size :].startswith(b"PK\6\7"):
+        end -= _LOCATOR.size + _END64.size
+        _, _, place, _ = _LOCATOR.unpack(before[-_LOCATOR.size :])
+        sign, more, _, _, _, _, _, entries, length, offset = _END64.unpack(before[: _END64.size])
+        right &= sign == b"PK\6\6" and more == _END64.size - 12 and place == end
+    if not right or entries != count or offset + length != end:
+        raise ModelError(f"{path}: the zip archive has more than one table of contents, or something behind it")
+
+
+def is_code(name: str) -> bool:
+    """Whether an entry of this name is code."""
+    return name.lower().endswith(".py")
+
+
+def check_code(path: str, files: Iterable[tuple[str, bytes]]) -> None:
     """Raise ModelError for code that reads or writes files: a model has no business with them."""
-    for entry in entries:
-        text = archive.read(entry).decode("utf-8")
+    for name, content in files:
+        text = content.decode("utf-8")
         found = _FILES.search(text) or _LOOKUP.search(text)
         if found is not None:
-            raise ModelError(
-                f"{path}: {entry.filename} says {found[0]!r}, with which it could read or write files: not opened"
-            )
+            raise ModelError(f"{path}: {name} says {found[0]!r}, with which it could read or write files: not opened")
 
 
 def _hint() -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.frontends import torchscript_file
 from mirage_cli.packages import imported
 
 SUFFIXES = (".pt", ".ts")
@@ -33,8 +34,12 @@ def import_torch() -> Any:
 
 
 def open_module(torch: Any, path: str, device: str = "cpu") -> Any:
-    """The module in a TorchScript archive that has been checked, ready for inference. Raises ModelError."""
+    """The module in a TorchScript archive that has been checked, ready for inference. Its code is checked once more as torch
+    reads it, which need not be as Python's reader of zip archives does. Raises ModelError."""
     try:
+        reader = torch._C.PyTorchFileReader(path)
+        names = [name for name in reader.get_all_records() if torchscript_file.is_code(name)]
+        torchscript_file.check_code(path, ((name, reader.get_record(name)) for name in names))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.jit.load(path, map_location=device).eval()

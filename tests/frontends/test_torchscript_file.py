@@ -1,15 +1,17 @@
 """PyTorch files are looked at without PyTorch: TorchScript archives pass, everything else is refused before it is opened."""
 
 import pickle
+import struct
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mirage_cli import frontends
 from mirage_cli.errors import ModelError, ToolMissing, UnsupportedFormat
-from mirage_cli.frontends import torchscript_file
+from mirage_cli.frontends import torchscript_file, torchscript_module
 
 CODE = "class M(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    return torch.relu(x)\n"
 SCRIPT = {
@@ -109,6 +111,86 @@ def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
         made.writestr("model/data.pkl", b"other")
     with pytest.raises(ModelError, match="5 entries, 4 different names"):
         torchscript_file.check(path)
+
+
+SAVING = CODE.replace("return", "torch.save(x, 'f')\n    return").encode()
+END = "<4s4H2IH"
+
+
+def parts(path: Path, code: bytes, before: int) -> tuple[bytes, bytes]:
+    """(entries, table of contents) of an archive that stands behind so many bytes."""
+    with zipfile.ZipFile(path, "w") as made:
+        for name, content in (SCRIPT | {"code/__torch__.py": code}).items():
+            made.writestr(zipfile.ZipInfo(f"model/{name}"), content)
+    data = path.read_bytes()
+    *_, offset, _ = struct.unpack(END, data[-22:])
+    table, place = bytearray(data[offset:-22]), 0
+    while place < len(table):
+        name, extra, comment = struct.unpack_from("<3H", table, place + 28)
+        struct.pack_into("<I", table, place + 42, struct.unpack_from("<I", table, place + 42)[0] + before)
+        place += 46 + name + extra + comment
+    return data[:offset], bytes(table)
+
+
+def end(length: int, offset: int, count: int = len(SCRIPT), comment: int = 0) -> bytes:
+    return struct.pack(END, b"PK\5\6", 0, 0, count, count, length, offset, comment)
+
+
+def end64(length: int, offset: int, place: int) -> bytes:
+    count = len(SCRIPT)
+    record = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, offset)
+    return record + struct.pack("<4sIQI", b"PK\6\7", 0, place, 1)
+
+
+def test_two_tables_of_contents(tmp_path: Path) -> None:
+    """Python takes the table that stands before the end, torch the one that the end tells of."""
+    path, room = tmp_path / "m.pt", b"PK\3\4".ljust(4096, b"\0")
+    bad, its_table = parts(path, SAVING, len(room))
+    shift = len(room) + len(bad)
+    good, _ = parts(path, CODE.encode(), 0)
+    _, table = parts(path, CODE.encode(), shift - len(good))
+    path.write_bytes(room + bad + its_table + good + table + end(len(table), shift))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.read("model/code/__torch__.py") == CODE.encode()
+    with pytest.raises(ModelError, match="more than one table of contents"):
+        torchscript_file.check(str(path))
+
+
+def test_the_end_of_an_archive(tmp_path: Path) -> None:
+    """As torch writes it, with records of 64 bits, and what readers may understand in two ways."""
+    path = tmp_path / "m.pt"
+    files, table = parts(path, CODE.encode(), 0)
+    size, place = len(table), len(files) + len(table)
+    first = files + table
+    torchscript_file.check(str(path))
+    path.write_bytes(first + end64(size, len(files), place) + end(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFF))
+    torchscript_file.check(str(path))
+    for bad in (
+        end(size, len(files)) + b"more",
+        end(size, len(files), comment=4) + b"more",
+        end(size, len(files), len(SCRIPT) - 1),
+        end64(size, len(files), place - 1) + end(size, len(files)),
+        b"more" + end64(size, len(files), place) + end(size, len(files)),
+    ):
+        path.write_bytes(first + bad)
+        with pytest.raises(ModelError, match=r"more than one table of contents|damaged"):
+            torchscript_file.check(str(path))
+
+
+def test_code_is_looked_at_as_torch_reads_it(tmp_path: Path) -> None:
+    """Its reader of archives tells what torch.jit.load would run, which need not be what Python's tells."""
+    loaded = []
+    code = {"code/__torch__.py": CODE.encode(), "data.pkl": b"save"}
+    reader = SimpleNamespace(get_all_records=code.keys, get_record=code.__getitem__)
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(PyTorchFileReader=lambda path: reader),
+        jit=SimpleNamespace(load=lambda path, map_location: loaded.append(path) or SimpleNamespace(eval=dict)),
+    )
+    assert torchscript_module.open_module(torch, "m.pt") == {} and loaded == ["m.pt"]
+    code["code/__torch__.py"] = SAVING
+    with pytest.raises(ModelError, match=r"__torch__\.py says 'save'"):
+        torchscript_module.open_module(torch, "m.pt")
+    assert loaded == ["m.pt"]
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ class Worker:
 
 
 def shared(names: Sequence[str], shares: Sequence[int], seconds: float, jobs: int) -> list[list[tuple[str, int]]]:
-    """(target, seconds) of the processes that each of `jobs` runs one behind another: the targets' parts of `seconds`, laid end to
-    end and cut where a job is full, so that all jobs end together (McNaughton's rule)."""
+    """(target, seconds) of the processes that each of `jobs` runs one behind another: the targets' parts of `seconds`, laid
+    end to end and cut where a job is full, so that all jobs end together (McNaughton's rule)."""
     length, begin = seconds / jobs, 0.0
     rows: list[list[tuple[str, int]]] = [[] for _ in range(jobs)]
     for name, share in zip(names, shares, strict=True):
