@@ -48,7 +48,7 @@ class Case:
     """A patched model whose functions are spoiled, its library, inputs, and the original's answers to them."""
 
     model: Path
-    library: Path
+    library: Path | None  #: None: sessions without it
     feeds: Sequence[Arrays]
     wanted: Sequence[Arrays]
     folder: Path  #: for files of a way
@@ -56,7 +56,7 @@ class Case:
     dims: Mapping[str, int] = field(default_factory=dict)
 
     def options(self, **settings: Any) -> onnxruntime.SessionOptions:
-        """Session options with the library and attributes set; `config` holds configuration entries."""
+        """Session options with the library, if any, and attributes set; `config` holds configuration entries."""
         made = onnxruntime.SessionOptions()
         made.log_severity_level = 3
         made.intra_op_num_threads = 2
@@ -64,7 +64,8 @@ class Case:
             made.add_session_config_entry(key, value)
         for name, value in settings.items():
             setattr(made, name, value)
-        made.register_custom_ops_library(str(self.library))
+        if self.library is not None:
+            made.register_custom_ops_library(str(self.library))
         return made
 
     def session(

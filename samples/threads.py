@@ -15,8 +15,6 @@ latter shows leaks, the former is allowed more.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import itertools
 import json
 import sys
@@ -41,6 +39,7 @@ from mirage_cli.lax.dtypes import BY_NAME
 from mirage_cli.output import MUGRAPHS
 from samples import sessions
 from samples.inputs import DEFAULT_DIMS
+from samples.memory import in_use, resident
 
 Tensor = NDArray[Any]
 Call = Callable[[int], Sequence[Tensor]]
@@ -289,28 +288,6 @@ def _same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
         for a, b in zip(found, wanted, strict=True)
     )
-
-
-def resident() -> int:
-    """Bytes of memory that this process has."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
-
-
-class _Heap(ctypes.Structure):
-    """What glibc's mallinfo2 gives."""
-
-    _fields_ = [(f"n{k}", ctypes.c_size_t) for k in range(10)]
-
-
-def in_use() -> int:
-    """Bytes of blocks that are in use in the C library's heap, and, at 64 each, of Python's; 0 where glibc is another."""
-    tell = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if tell is None:
-        return 0
-    tell.restype = _Heap
-    gc.collect()
-    found = tell()
-    return int(found.n4 + found.n7) + 64 * sys.getallocatedblocks()  # hblkhd: mapped; uordblks: on the heap
 
 
 def _gpu_used() -> int:
