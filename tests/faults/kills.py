@@ -67,7 +67,7 @@ class Outcome:
     """How one kill went."""
 
     kind: str
-    phase: str
+    phase: str  #: what it was doing when it was stopped, by its last line
     before: str
     found: str = ""
     planned: int = 0  #: fragments that were planned before the kill
@@ -272,6 +272,7 @@ class Program:
         if moment.lines:
             reached.wait()
         time.sleep(moment.seconds)
+        outcome.phase = "ended" if child.poll() is not None else phase_of(lines[-1]) if lines else "start"
         stop(child, outcome.kind, mark, random)
         stopped = time.monotonic()
         code = child.wait()
@@ -302,7 +303,7 @@ class Program:
                 outcome.problems.append(f"left beside the folder: {left}")
 
 
-EDGES = ("start", "end")
+EDGES = ("start", "end", "ended")
 
 
 def _without_the_lost(place: Place) -> bool:
@@ -327,8 +328,8 @@ def run(
         if time.monotonic() > until:
             return None
         outcome = program.kill(k, kind, moment, over, verify, seed)
-        for problem in outcome.problems:
-            print(f"kill {k} ({kind}, {moment}): {problem}", file=sys.stderr, flush=True)
+        for said in outcome.problems or [f"{outcome.found}, {outcome.timed} times kept"]:
+            print(f"kill {k} ({kind}, {moment}, in {outcome.phase}): {said}", file=sys.stderr, flush=True)
         return outcome
 
     with ThreadPoolExecutor(workers) as pool:
@@ -353,7 +354,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
             if timed:
                 lines.append(f"{'':8} {timed} candidates measured before, {taken} of them from the cache afterwards")
     phases = Counter(o.phase for o in outcomes)
-    lines.append("moments: " + ", ".join(f"{n} in {phase}" for phase, n in sorted(phases.items())))
+    lines.append("stopped: " + ", ".join(f"{n} in {phase}" for phase, n in sorted(phases.items())))
     return "\n".join(lines)
 
 
