@@ -7,7 +7,6 @@ import ctypes
 import os
 import platform
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,18 +141,10 @@ def _query(fields: tuple[str, ...], *arguments: str) -> list[list[str]]:
     tool = process.which("nvidia-smi")
     if tool is None:
         return []
-    try:
-        found = subprocess.run(
-            [tool, *arguments, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [[x.strip() for x in line.split(",")] for line in found.stdout.splitlines() if line.strip()]
+    command = [tool, *arguments, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    found = process.run(command, Path("/"), TIMEOUT)
+    lines = () if found.problem is not None else found.output.splitlines()
+    return [[x.strip() for x in line.split(",")] for line in lines if line.strip()]
 
 
 def _visible(rows: list[list[str]], choice: str | None) -> list[list[str]]:

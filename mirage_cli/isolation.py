@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from mirage_cli import ending
 from mirage_cli.errors import MirageError
 from mirage_cli.search.workers import ignore_interrupts, uninterrupted
 
@@ -100,8 +101,7 @@ def each(
                     worker.end()
                 yield number, Lost(result.reason) if isinstance(result, _Died) else result
     finally:
-        for worker in running.values():
-            worker.kill()
+        _kill(*running.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +116,19 @@ class _Message:
 
 class Resident:
     """An object that lives in a process of its own: `maker(*args)` makes it there, when it is begun or first called, and
-    again after a call that ended the process or took longer than its time."""
+    again after a call that ended the process or took longer than its time; but not after one whose process does not end,
+    which holds what it held."""
 
     def __init__(self, maker: Callable[..., Any], args: Sequence[Any], start_seconds: float) -> None:
         self._made = (maker, tuple(args))
         self._start_seconds = start_seconds
         self._worker: _Worker | None = None
         self._making = False
+        self.stuck = ""  #: why there is no process any more
 
     def begin(self) -> None:
         """Let the object be made, without waiting for it."""
-        if self._worker is None:
+        if self._worker is None and not self.stuck:
             self._worker = _Worker(_Host(), 0, False)
             self._worker.start((0, ("", self._made)), {})
             self._making = True
@@ -134,20 +136,21 @@ class Resident:
     def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
         """The result of a method, or Lost: what it raised, how the process ended, or that it took longer than `seconds`."""
         self.begin()
+        if self._worker is None:
+            return Lost(self.stuck)
         if self._making:
             made = self._answer(self._start_seconds)
             self._making = False
             if isinstance(made, Lost):
                 self.close()
                 return made
-        assert self._worker is not None
         self._worker.start((0, (method, tuple(args))), {})
         return self._answer(seconds)
 
     def close(self) -> None:
         """End the process."""
         if self._worker is not None:
-            self._worker.kill()
+            self.stuck = _kill(self._worker)
             self._worker.connection.close()
             self._worker = None
 
@@ -156,7 +159,7 @@ class Resident:
         assert worker is not None
         if not worker.connection.poll(seconds):
             self.close()
-            return Lost(f"it took longer than {seconds:g} s")
+            return Lost("; ".join([f"it took longer than {seconds:g} s", *([self.stuck] if self.stuck else [])]))
         _, result = worker.result()
         if isinstance(result, _Died):
             self.close()
@@ -205,7 +208,8 @@ class _Worker:
         try:
             return self.number, self.connection.recv()
         except (EOFError, OSError):
-            self.process.join()
+            if stuck := self.end():
+                return self.number, _Died(stuck)
             code = self.process.exitcode or 0
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             guess = " (out of memory?)" if code == -signal.SIGKILL else ""
@@ -217,16 +221,23 @@ class _Worker:
 
     def ended(self, seconds: float) -> tuple[int, Any]:
         """End the process, whose call takes longer than it may."""
-        self.kill()
-        return self.number, _Died(f"it took longer than {seconds:g} s")
+        stuck = _kill(self)
+        return self.number, _Died(f"it took longer than {seconds:g} s{f'; {stuck}' if stuck else ''}")
 
-    def end(self) -> None:
+    def end(self) -> str:
+        """Let the process end, which nobody asks any more; what there is to say where it does not."""
         self.connection.close()
-        self.process.join()
+        return "" if ending.over(self.process, ending.SECONDS) else _kill(self)
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
+
+def _kill(*workers: _Worker) -> str:
+    """Kill processes; what there is to say where one does not end. The end of Python does not wait for such a one."""
+    for w in workers:
+        w.process.kill()
+    stuck = ending.awaited(*(w.process for w in workers))
+    if stuck:
+        multiprocessing.process._children.difference_update(w.process for w in workers)  # type: ignore[attr-defined]
+    return stuck
 
 
 @contextlib.contextmanager

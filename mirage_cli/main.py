@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from mirage_cli import __version__, debug
+from mirage_cli import __version__, debug, ending
 from mirage_cli.commands import common
 from mirage_cli.errors import InternalError, UsageError
 
@@ -69,7 +69,10 @@ class Program(click.Group):
             from click.shell_completion import shell_complete
 
             sys.exit(shell_complete(self, extra, "mirage", _COMPLETION, os.environ[_COMPLETION]))
-        sys.exit(self.run(arguments, **extra))
+        code = self.run(arguments, **extra)
+        if ending.left():
+            os._exit(code)  # as usual it would wait for them
+        sys.exit(code)
 
     def run(self, arguments: list[str], **extra: Any) -> int:
         """The exit code of a run with these arguments; never raises."""

@@ -203,6 +203,11 @@ class IsolatedBench:
             return [Measurement(None, problem=f"{LOST} timed: {found.reason}")]
         return [self.time([library], samples)[0] for library in libraries]
 
+    @property
+    def stuck(self) -> str:
+        """Why the device cannot be asked any more, by nobody: a process of it does not end."""
+        return self._resident.stuck
+
     def close(self) -> None:
         """End the process."""
         self._resident.close()

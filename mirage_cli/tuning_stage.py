@@ -56,12 +56,14 @@ class Stage:
 
 @dataclass(slots=True)
 class Found:
-    """What was found for one fragment: where its times hold, the trials, and why nothing was measured, if so."""
+    """What was found for one fragment: where its times hold, the trials, why nothing was measured, if so, and why nothing can
+    be measured any more."""
 
     where: Where
     tuned: Tuned
     problem: str = ""
     seconds: float = 0.0
+    stuck: str = ""
     proofs: dict[str, str] = field(default_factory=dict)  #: why faster candidates were passed over
 
 
@@ -69,9 +71,12 @@ def choose(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -> N
     """Give every fragment the fastest proved candidate of its pool, and its report what was tried. Trouble with one leaves
     it the model's choice."""
     found: dict[int, Found] = {}
+    stuck = ""
     for k, w in enumerate(work):
         try:
-            found[k] = _measured(w, stage)
+            found[k] = _measured(w, replace(stage, device=None) if stuck else stage)
+            found[k].problem = found[k].problem or stuck
+            stuck = stuck or found[k].stuck
             step(f"{w.name}: {_headline(found[k])}")
         except MirageError as e:
             w.tuning = {"problem": str(e)}
@@ -182,7 +187,7 @@ def _measured(w: Work, stage: Stage) -> Found:
     keep(tuned.trials)
     if stage.cache is not None and not tuned.lost:
         stage.cache.store([Row(where.columns, SETTLED, {"name": w.name}, stage.asked)])
-    return Found(where, tuned, tuned.problem, clock.now() - start)
+    return Found(where, tuned, tuned.problem, clock.now() - start, bench.stuck)
 
 
 def _nvcc(stage: Stage) -> Tool:

@@ -78,10 +78,8 @@ class Case:
         providers: list[Any] = ["CPUExecutionProvider"]
         if self.provider == "cuda":
             providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0", **(cuda or {})}))
-        source = self.model if model is None else model
-        made = onnxruntime.InferenceSession(
-            source if isinstance(source, bytes) else str(source), options or self.options(), providers=providers
-        )
+        source = model if isinstance(model, bytes) else str(model or self.model)
+        made = onnxruntime.InferenceSession(source, options or self.options(), providers=providers)
         if self.provider == "cuda" and "CUDAExecutionProvider" not in made.get_providers():
             raise SystemExit("onnxruntime cannot use CUDA here: it would take the CPU")
         return made

@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from mirage_cli import ending
+
 T = TypeVar("T")
 _COMMAND = "from mirage_cli.search.workers import serve; serve()"
 
@@ -28,7 +30,7 @@ class Workers:
     def __init__(self, count: int) -> None:
         self.count = count
         self._processes: list[subprocess.Popen[bytes]] = []
-        weakref.finalize(self, _end, self._processes)
+        weakref.finalize(self, end, self._processes)
 
     def map(
         self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], done: Callable[[T], None] | None = None
@@ -74,22 +76,22 @@ class Workers:
     def _ready(self, count: int) -> list[subprocess.Popen[bytes]]:
         dead = [p for p in self._processes if p.poll() is not None]
         self._processes[:] = [p for p in self._processes if p not in dead]
-        _end(dead)
+        end(dead)
         while len(self._processes) < count:
             self._processes.append(_start())
         return self._processes[:count]
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
     """End processes and forget them."""
-    while processes:
-        p = processes.pop()
+    for p in processes:
         p.kill()  # it has nothing to lose, and may be in the middle of a long call
         for stream in (p.stdin, p.stdout):
             assert stream is not None
             with contextlib.suppress(OSError):  # what a dead process did not read
                 stream.close()
-        p.wait()
+    ending.awaited(*processes)
+    processes.clear()
 
 
 @contextlib.contextmanager

@@ -34,12 +34,14 @@ class Gpu:
     """What stands in for the compiler and the GPU: the library of the k-th candidate that can be rendered is called k and
     takes 20 - k us."""
 
+    begun: int = 0
     built: int = 0
     timed: int = 0
     problem: str = ""
     wrong: tuple[int, ...] = ()
     lost_at: int = 1000  #: the library with which the GPU goes
     alone: bool = False  #: whether it comes back
+    stuck: str = ""
 
     about: tuple[Any, ...] = ()
 
@@ -60,7 +62,7 @@ class Gpu:
         return Path(str(self.built - 1))
 
     def begin(self) -> None:
-        pass
+        self.begun += 1
 
     def start(self) -> str:
         return self.problem
@@ -163,6 +165,15 @@ def test_without_a_gpu_the_cache_decides(
     choose([work], replace(stage, device=None, options=replace(stage.options, gpu=None, tuned=True)), silent)
     assert (gpu.built, work.plan.plans["cuda"].schedules) == (built, first.schedules)
     assert work.tuning["device"] == "NVIDIA H200"
+
+
+def test_a_gpu_whose_process_does_not_end(work: Work, stage: Stage, gpu: Gpu) -> None:
+    """It is not asked again: fragments behind that one have what the cache knows."""
+    other = replace(work, name="other", tuning={})
+    gpu.stuck = gpu.problem = "process 1 was killed and did not end"
+    choose([work, other], stage, silent)
+    assert gpu.begun == 1
+    assert [w.tuning["problem"] for w in (work, other)] == [gpu.stuck] * 2
 
 
 def test_an_empty_cache_leaves_the_own_choice(work: Work, stage: Stage, gpu: Gpu) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mirage_cli import ending
+
 _POLL_SECONDS = 0.1
 _CHUNK = 1 << 16
 _LINE = 300  #: characters of a line that is repeated to the user
@@ -71,27 +73,26 @@ def run(
         return Outcome(f"{command[0]} cannot be run: {error.strerror or error}", "")
     _limit(process, timeout)
     deadline = time.monotonic() + timeout
-    stopped = None
+    stopped = stuck = ""
     assert process.stdout is not None
-    printed = _Printed(process.stdout.fileno())
-    with process:
+    with process.stdout as pipe:
+        printed = _Printed(pipe.fileno())
         try:
-            while process.poll() is None:
+            while process.poll() is None and not stopped:
                 if not printed.wait(_POLL_SECONDS):
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_POLL_SECONDS)
-                if stopped is None and cancel is not None and cancel.is_set():
+                    ending.over(process, _POLL_SECONDS)
+                if cancel is not None and cancel.is_set():
                     stopped = "it was cancelled"
-                elif stopped is None and time.monotonic() > deadline:
+                elif time.monotonic() > deadline:
                     stopped = f"it took more than {timeout:g} seconds"
-                if stopped is not None:
-                    _kill_group(process)
-            printed.rest()
         except BaseException:
             _kill_group(process)
             raise
-    if stopped is not None:
-        return Outcome(f"{command[0]} was stopped: {stopped}", printed.text())
+        if stopped:
+            stuck = _kill_group(process)
+        printed.rest()
+    if stopped:
+        return Outcome(f"{command[0]} was stopped: {stopped}{f'; {stuck}' if stuck else ''}", printed.text())
     return Outcome(_describe(command[0], process.returncode), printed.text())
 
 
@@ -142,9 +143,11 @@ def _limit(process: subprocess.Popen[bytes], timeout: float) -> None:
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds))
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> str:
+    """Kill a command's processes; what there is to say where the first of them does not end."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    return ending.awaited(process)
 
 
 def _describe(program: str, code: int) -> str | None:

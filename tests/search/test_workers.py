@@ -43,5 +43,5 @@ def test_processes_end_with_their_owner() -> None:
 def test_a_process_whose_streams_are_closed_gives_nothing() -> None:
     """As when a run is interrupted while threads wait for their processes."""
     process = workers._start()
-    workers._end([process])
+    workers.end([process])
     assert workers._ask(process, (len, ([],))) is None
