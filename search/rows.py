@@ -17,6 +17,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Program
 from mirage_cli.search.cost import SMALL, Prediction, Ranked, bytes_once, floor_us, number
+from mirage_cli.search.means import wide_row_sums
 from mirage_cli.search.mugraph import BlockGraph
 from mirage_cli.search.row_values import LEAVES, REDUCTIONS, Rows, rows_of, widths
 from mirage_cli.search.schedule import Schedule
@@ -135,12 +136,13 @@ def registers(rows: Rows, shape: Shape) -> int:
 
 def exchanged(rows: Rows, shape: Shape) -> int:
     """Floats that the threads of a block exchange in all reductions."""
-    total = 0
+    total, doubles = 0, wide_row_sums(rows)
     for v in rows.values.values():
+        words = 2 if v.name in doubles else 1
         if v.op in REDUCTIONS and rows.along and shape.lanes > 32:
-            total += shape.threads // 32 * shape.cluster
+            total += words * shape.threads // 32 * shape.cluster
         elif v.op in REDUCTIONS and not rows.along and shape.lanes > 1:
-            total += shape.threads * (shape.width if rows.vector in v.axes else 1)
+            total += words * shape.threads * (shape.width if rows.vector in v.axes else 1)
     return total
 
 

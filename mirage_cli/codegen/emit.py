@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from mirage_cli.codegen.render import c_float
-from mirage_cli.codegen.request import hollow, quotient
+from mirage_cli.codegen.request import hollow, quotient, scaled
 from mirage_cli.codegen.shapes import Shapes
 from mirage_cli.codegen.tile import (
     FRAGMENT,
@@ -27,7 +28,7 @@ from mirage_cli.codegen.tile import (
     TileProgram,
 )
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.dtypes import F64, DType
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Slot
@@ -170,6 +171,10 @@ class Emitter:
                 return out.let(f"static_cast<float>({self.position(a, phase)})")
             case Count(a):
                 return f"static_cast<float>({self.extent(self.p.extent(a))})"
+            case Apply("mul" | "div" as op, (Ref(name), Number(Fraction() as by))) | Apply(
+                "mul" as op, (Number(Fraction() as by), Ref(name))
+            ) if self.t.buffers[name].dtype == F64:
+                return out.let(scaled(self.element(self.t.buffers[name], phase), op, by))
             case Apply(op, args):
                 inner = [self.expression(a, phase, out, guard) for a in args]
                 if op in PAIRED:

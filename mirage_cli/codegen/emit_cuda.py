@@ -34,6 +34,7 @@ from mirage_cli.codegen.tile import (
     refs,
 )
 from mirage_cli.errors import Refused
+from mirage_cli.lax.dtypes import F64
 from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE
 
 MAX_FRAGMENT_FLOATS = 200  #: accumulator registers of a thread beyond which kernels spill
@@ -43,6 +44,7 @@ class CudaEmitter(FragmentEmitter):
     """Prints the nodes of one kernel as dictionaries for `kernel.cu.j2`."""
 
     types = {
+        "f64": "double",
         "f32": "float",
         "f16": "__half",
         "bf16": "__nv_bfloat16",
@@ -287,6 +289,7 @@ class CudaEmitter(FragmentEmitter):
             }
         return base | {
             "kind": "reduce",
+            "wide": b.dtype == F64,
             "out": count(kept),
             "over": count(summed),
             "index": [*self.decode(kept, "o"), *self.decode(summed, "k")],

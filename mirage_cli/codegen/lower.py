@@ -48,8 +48,9 @@ from mirage_cli.codegen.tile import (
     substitute,
 )
 from mirage_cli.errors import Refused
-from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.dtypes import BF16, F16, F32, F64, DType
 from mirage_cli.lax.program import Input, Program
+from mirage_cli.search.means import wide_sums
 from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedule import Schedule
 from mirage_cli.search.target import Target
@@ -73,6 +74,7 @@ class _Lowering:
         self.stored = StoredReads(program, self.shapes)
         self.axes = graph.axes_of(program)
         self.ops = {o.name: o for o in graph.ops}
+        self.wide = wide_sums(program, graph)
         self.readers: dict[str, list[BlockOp]] = {o.name: [] for o in graph.ops}
         for o in graph.ops:
             for i in o.inputs:
@@ -138,9 +140,9 @@ class _Lowering:
         self.buffers[b.name] = b
         return b
 
-    def vector(self, name: str, axes: frozenset[str], phase: str) -> Buffer:
+    def vector(self, name: str, axes: frozenset[str], phase: str, dtype: DType = F32) -> Buffer:
         """A shared tile for a reduced value."""
-        return self.buffer(Buffer(name, F32, (), self.sizes(self.ordered(axes), phase), SHARED, phase))
+        return self.buffer(Buffer(name, dtype, (), self.sizes(self.ordered(axes), phase), SHARED, phase))
 
     def shared(self, name: str, domain: Sizes, phase: str, dtype: DType = F32) -> Buffer:
         return self.buffer(Buffer(name, dtype, domain[:-1], domain[-1:], SHARED, phase))
@@ -414,13 +416,13 @@ class _Lowering:
         source = self.axes[o.inputs[0]] | over
         domain = self.domain_of(e, source, o.phase)
         target, add = self.accumulator(o)
-        phase = EPILOGUE if add else o.phase
-        self.vector(target, self.axes[o.name], phase)
+        f = self.main_fragment(e, domain)
+        exact = o.name in self.wide and self.on_gpu and f is None
+        self.vector(target, self.axes[o.name], EPILOGUE if add else o.phase, F64 if exact else F32)
         if add:
             self.start_accumulator(self.ops[target])
         if kind == "sum" and not self.on_gpu and self.matrix_vector(o, e, target, add):
             return
-        f = self.main_fragment(e, domain)
         wide = tuple(a for a, _ in domain if a in over)
         scratch = ""
         if f is not None and wide in (tuple(a for a, _ in f.cols), tuple(a for a, _ in f.rows)) and wide:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Protocol
 
 from mirage_cli.codegen.passes import ALL, Passes
@@ -64,3 +65,9 @@ def hollow(extents: Sequence[Symbolic], extent: Callable[[Extent], str]) -> str:
 def quotient(condition: str, below: str, text: str) -> str:
     """A quotient as a C expression that is 0 where the divisor `below` is a sum over nothing."""
     return f"(({condition}) && {below} == 0.0f ? 0.0f : {text})" if condition else text
+
+
+def scaled(wide: str, op: str, by: Fraction) -> str:
+    """A float64 that is multiplied (`mul`) or divided (`div`) by a constant, rounded to float32, as a C expression. A
+    quotient is a product as well, which is off by two units of float64 at most."""
+    return f"to_float({wide} * {float(1 / by if op == 'div' else by).hex()})"

@@ -11,6 +11,7 @@ from mirage_cli.codegen.request import hollow
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.program import Slot
+from mirage_cli.search.means import wide_row_sums
 from mirage_cli.search.row_values import LEAVES, Access, Rows, Value
 from mirage_cli.search.rows import Shape
 
@@ -50,6 +51,7 @@ class RowPositions:
         self.exact = any(a.bytes > 2 for a in self.float_accesses())
         self.slotted = frozenset(self.r.row or self.r.kept)
         self.by = {v.args[1] for v in self.r.values.values() if self.quick(v)}
+        self.doubles = wide_row_sums(self.r)
         self.scratch = 0
         self.units = self.per_width(self.r.kept)
 

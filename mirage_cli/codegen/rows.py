@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from mirage_cli.codegen.emit import PAIRED
 from mirage_cli.codegen.emit_cuda import CudaEmitter
 from mirage_cli.codegen.render import c_float
-from mirage_cli.codegen.request import Kernel, Request, quotient
+from mirage_cli.codegen.request import Kernel, Request, quotient, scaled
 from mirage_cli.codegen.row_positions import Node, RowPositions, RowProgram, lines_node, used
 from mirage_cli.lax.ops import lookup
 from mirage_cli.lax.program import Output
@@ -74,7 +75,7 @@ class RowEmitter(RowPositions):
             case "extent":
                 return f"static_cast<float>({self.extent(self.p.extent(v.axis))})"
         if not slot:
-            return name + index
+            return f"to_float({name}{index})" if name in self.doubles else name + index
         return name if v.level == level else f"{name}_kept{index}"
 
     def spell(self, v: Value) -> str:
@@ -84,9 +85,23 @@ class RowEmitter(RowPositions):
             index = "[j]" if self.varies(by.axes)[1] else ""
             text = f"divide<{str(self.exact).lower()}>({self.use(v.args[0], v.level)}, {by.name}_by{index})"
             return quotient(self.hollow, self.use(v.args[1], v.level), text)
+        if found := self.scaled_sum(v):
+            return found
         args = [self.use(a, v.level) for a in v.args]
         text = f"m_{v.op}({', '.join(args)})" if v.op in PAIRED else lookup(v.op).c.format(*args)
         return quotient(self.hollow, args[1], text) if v.op == "div" else text
+
+    def scaled_sum(self, v: Value) -> str:
+        """What a sum in float64 is when it is multiplied or divided by a constant; nothing for other values."""
+        for a, by in (v.args, v.args[::-1]) if v.op == "mul" else (v.args,) if v.op == "div" else ():
+            number = self.r.values[by].number
+            if a in self.doubles and isinstance(number, Fraction):
+                return scaled(a + ("[j]" if self.varies(self.r.values[a].axes)[1] else ""), v.op, number)
+        return ""
+
+    def kind(self, v: Value) -> str:
+        """The C type in which a reduction is made."""
+        return "double" if v.name in self.doubles else "float"
 
     def computed(self, level: int) -> list[Value]:
         """The elementwise values of a level."""
@@ -172,14 +187,26 @@ class RowEmitter(RowPositions):
                     section.add(element, f"{v.name}_kept[s]{'[j]' if element else ''} = {v.name};")
         parts = []
         for v in self.reduced(level):
-            join, many = JOIN[v.op], self.parts(v)
-            parts.append(f"float {v.name}_part[{many}];")
-            parts.append(f"for (float& x : {v.name}_part) x = {join}::none();")
-            inside_chunk = self.r.along or self.varies(v.axes)[1]
-            to = f"{v.name}_part[{'j % ' + str(many) if inside_chunk and many > 1 else '0'}]"
-            section.add(inside_chunk, f"{to} = {join}::join({to}, {self.use(v.args[0], level)});")
+            parts.append(f"{self.kind(v)} {v.name}_part[{self.parts(v)}];")
+            parts.append(f"for ({self.kind(v)}& x : {v.name}_part) x = {JOIN[v.op]}::none();")
+            self.gather(v, level, section)
         stores = self.stores(level, section)
         return [*nodes, *lines_node(parts), *self.section(section), *lines_node(stores), *self.meet(level)]
+
+    def gather(self, v: Value, level: int, section: Section) -> None:
+        """Adds what a thread has of a reduction to its parts. A sum in float64 takes a chunk at a time: the sum of a chunk of
+        equal numbers is exact in float32."""
+        join, many, value = JOIN[v.op], self.parts(v), self.use(v.args[0], level)
+        inside_chunk = self.r.along or self.varies(v.axes)[1]
+        to = f"{v.name}_part[{'j % ' + str(many) if inside_chunk and many > 1 else '0'}]"
+        if v.name not in self.doubles:
+            section.add(inside_chunk, f"{to} = {join}::join({to}, {value});")
+        elif not self.r.along:
+            section.add(inside_chunk, f"{to} = {join}::join({to}, double({value}));")
+        else:
+            section.first.append(f"float {v.name}_chunk[WIDTH];")
+            section.each.append(f"{v.name}_chunk[j] = {value};")
+            section.last.append(f"{to} = {join}::join({to}, double(join_parts<{join}, WIDTH>({v.name}_chunk)));")
 
     def few(self, level: int) -> list[Node]:
         """The values that are the same in all slots."""
@@ -204,6 +231,8 @@ class RowEmitter(RowPositions):
 
     def parts(self, v: Value) -> int:
         """Numbers in which a thread gathers a reduction."""
+        if self.r.along and v.name in self.doubles:
+            return 1
         if self.r.along:
             return min(CHAINS, self.shape.width)
         return self.shape.width if self.varies(v.axes)[1] else 1
@@ -225,6 +254,13 @@ class RowEmitter(RowPositions):
             return []
         return lines_node(self.meet_along(found) if self.r.along else self.meet_across(found))
 
+    def room(self, v: Value, many: int) -> str:
+        """The place of so many numbers that threads show one another."""
+        wide = v.name in self.doubles
+        at = self.scratch + (self.scratch % 2 if wide else 0)
+        self.scratch = at + many * (2 if wide else 1)
+        return f"reinterpret_cast<double*>(scratch + {at})" if wide else f"scratch + {at}"
+
     def meet_along(self, found: Sequence[Value]) -> list[str]:
         """Over neighbouring lanes, then over warps."""
         s, before, after = self.shape, list[str](), list[str]()
@@ -232,16 +268,18 @@ class RowEmitter(RowPositions):
         for v in found:
             join, many = JOIN[v.op], self.parts(v)
             lanes = min(s.lanes, 32)
-            before.append(f"float {v.name} = join_lanes<{join}, {lanes}>(join_parts<{join}, {many}>({v.name}_part));")
-            place, warps = self.scratch, s.lanes * s.cluster // 32
+            before.append(
+                f"{self.kind(v)} {v.name} = join_lanes<{join}, {lanes}>(join_parts<{join}, {many}>({v.name}_part));"
+            )
+            warps = s.lanes * s.cluster // 32
             if s.cluster > 1:
-                self.scratch += warps
-                before.append(f"show_all<{s.cluster}, {s.threads // 32}>(scratch + {place}, {v.name});")
-                after.append(f"{v.name} = join_warps<{join}, {warps}>(scratch + {place});")
+                place = self.room(v, warps)
+                before.append(f"show_all<{s.cluster}, {s.threads // 32}>({place}, {v.name});")
+                after.append(f"{v.name} = join_warps<{join}, {warps}>({place});")
             elif s.lanes > 32:
-                self.scratch += s.threads // 32
-                before.append(f"show(scratch + {place}, {v.name});")
-                at = f"scratch + {place} + threadIdx.x / LANES * {warps}"
+                place = self.room(v, s.threads // 32)
+                before.append(f"show({place}, {v.name});")
+                at = f"{place} + threadIdx.x / LANES * {warps}"
                 after.append(f"{v.name} = join_warps<{join}, {warps}>({at});")
         if s.cluster > 1:
             shown = next(k for k, line in enumerate(before) if line.startswith("show"))
@@ -256,10 +294,9 @@ class RowEmitter(RowPositions):
             index = "[j]" if self.varies(v.axes)[1] else ""
             loop = f"for (int j = 0; j < {many}; ++j) " if index else ""
             name, part = f"{v.name}{index}", f"{v.name}_part[{'j' if index else '0'}]"
-            after.append(f"float {v.name}{'[WIDTH]' if index else ''};")
+            after.append(f"{self.kind(v)} {v.name}{'[WIDTH]' if index else ''};")
             if s.lanes > 1:
-                place = f"scratch + {self.scratch}" + (" + j * THREADS" if index else "")
-                self.scratch += s.threads * many
+                place = self.room(v, s.threads * many) + (" + j * THREADS" if index else "")
                 before.append(f"{loop}({place})[threadIdx.x] = {part};")
                 at = f"{place} + threadIdx.x % (THREADS / LANES)"
                 after.append(f"{loop}{name} = join_shown<{join}, LANES, THREADS / LANES>({at});")
@@ -336,7 +373,7 @@ class RowEmitter(RowPositions):
         after = [*self.loads(rest), *lines_node(self.kept())]
         for level in range(self.r.levels + 1):
             after += self.level(level)
-        floats = self.scratch
+        floats = self.scratch + (self.scratch % 2 if self.doubles else 0)
         if s.turns > 1:
             scratch = [f"float* const scratch = all_scratch + turn % 2 * {floats};"] if floats else []
             turn = [*lines_node([*used(self.outer(), str(after)), *scratch]), *after]

@@ -422,6 +422,12 @@ inline float shuffle_xor(float x, unsigned mask, int line) {
     const Show& s = exchange([&](Show& to, unsigned lane) { to.x[lane] = x; }, line);
     return s.x[(machine.current % WARP) ^ mask];
 }
+inline double shuffle_xor(double x, unsigned mask, int line) {
+    const Show& s = exchange([&](Show& to, unsigned lane) { std::memcpy(to.a[lane], &x, sizeof x); }, line);
+    double found;
+    std::memcpy(&found, s.a[(machine.current % WARP) ^ mask], sizeof found);
+    return found;
+}
 inline float shuffle_from(float x, unsigned lane, int line) {
     const Show& s = exchange([&](Show& to, unsigned own) { to.x[own] = x; }, line);
     return s.x[lane % WARP];

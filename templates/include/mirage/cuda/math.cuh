@@ -10,6 +10,7 @@ namespace mirage {
 #define MIRAGE_DEVICE __device__ __forceinline__
 
 MIRAGE_DEVICE float to_float(float x) { return x; }
+MIRAGE_DEVICE float to_float(double x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(__half x) { return __half2float(x); }
 MIRAGE_DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 MIRAGE_DEVICE float to_float(int64_t x) { return static_cast<float>(x); }

@@ -48,9 +48,9 @@ MIRAGE_DEVICE Chunk<T, N> rounded(const float (&x)[N]) {
 }
 
 // --- reductions -----------------------------------------------------------------------------------------------------
-// R over N numbers, neighbours first
-template <class R, int N>
-MIRAGE_DEVICE float join_parts(const float* at) {
+// R over N numbers of a type T (float or double), neighbours first
+template <class R, int N, class T>
+MIRAGE_DEVICE T join_parts(const T* at) {
     if constexpr (N == 1) {
         return at[0];
     } else {
@@ -58,35 +58,36 @@ MIRAGE_DEVICE float join_parts(const float* at) {
     }
 }
 // R over groups of LANES neighbouring lanes
-template <class R, int LANES>
-MIRAGE_DEVICE float join_lanes(float x) {
+template <class R, int LANES, class T>
+MIRAGE_DEVICE T join_lanes(T x) {
 #pragma unroll
     for (int d = LANES / 2; d > 0; d >>= 1) x = R::join(x, __shfl_xor_sync(0xffffffffu, x, d));
     return x;
 }
 // A warp's result where all warps find it behind the next barrier.
-MIRAGE_DEVICE void show(float* scratch, float x) {
+template <class T>
+MIRAGE_DEVICE void show(T* scratch, T x) {
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A warp's result where all warps of the cluster's blocks find it behind the cluster's next barrier: block by block.
-template <int CLUSTER, int WARPS>
-MIRAGE_DEVICE void show_all(float* scratch, float x) {
+template <int CLUSTER, int WARPS, class T>
+MIRAGE_DEVICE void show_all(T* scratch, T x) {
     if (threadIdx.x % 32 < CLUSTER)
         *in_block(scratch + blockIdx.x % CLUSTER * WARPS + threadIdx.x / 32, threadIdx.x % 32) = x;
 }
 #endif
 // R over COUNT numbers that lie STRIDE apart
-template <class R, int COUNT, int STRIDE>
-MIRAGE_DEVICE float join_shown(const float* at) {
-    float x[COUNT];
+template <class R, int COUNT, int STRIDE, class T>
+MIRAGE_DEVICE T join_shown(const T* at) {
+    T x[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) x[k] = at[k * STRIDE];
     return join_parts<R, COUNT>(x);
 }
 // R over what COUNT warps have shown; of many, every lane takes some.
-template <class R, int COUNT>
-MIRAGE_DEVICE float join_warps(const float* at) {
+template <class R, int COUNT, class T>
+MIRAGE_DEVICE T join_warps(const T* at) {
     if constexpr (COUNT < 32) {
         return join_shown<R, COUNT, 1>(at);
     } else {

@@ -147,23 +147,24 @@ MIRAGE_DEVICE void contract(F& acc, const float* a, const float* b) {
 struct Sum {
     static MIRAGE_DEVICE float none() { return 0.0f; }
     static MIRAGE_DEVICE float join(float x, float y) { return x + y; }
+    static MIRAGE_DEVICE double join(double x, double y) { return x + y; }
 };
 struct Max {
     static MIRAGE_DEVICE float none() { return -INFINITY; }
     static MIRAGE_DEVICE float join(float x, float y) { return m_max(x, y); }
 };
 
-// For each of OUT results, R over `value(o, k)` for k < OVER, then `put(o, result)`: a warp at a time.
-template <class R, int OUT, int OVER, int THREADS, class V, class P>
+// For each of OUT results, R over `value(o, k)` for k < OVER, in the type T, then `put(o, result)`: a warp at a time.
+template <class R, int OUT, int OVER, int THREADS, class T = float, class V, class P>
 MIRAGE_DEVICE void reduce(V value, P put) {
     constexpr int LANES = OVER >= 32 ? 32 : OVER >= 16 ? 16 : OVER >= 8 ? 8 : OVER >= 4 ? 4 : OVER >= 2 ? 2 : 1;
     constexpr int GROUPS = THREADS / LANES, ROUNDS = (OUT + GROUPS - 1) / GROUPS;
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     for (int round = 0; round < ROUNDS; ++round) {
         const int o = round * GROUPS + group;
-        float x = R::none();
+        T x = R::none();
         if (o < OUT)
-            for (int k = lane; k < OVER; k += LANES) x = R::join(x, value(o, k));
+            for (int k = lane; k < OVER; k += LANES) x = R::join(x, static_cast<T>(value(o, k)));
 #pragma unroll
         for (int d = LANES / 2; d > 0; d >>= 1) x = R::join(x, __shfl_xor_sync(0xffffffffu, x, d));
         if (o < OUT && lane == 0) put(o, x);
