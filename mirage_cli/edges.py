@@ -23,6 +23,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F32, DType, from_numpy
 from mirage_cli.lax.ops.registry import OPS
 from mirage_cli.lax.program import Program, Source, read
+from mirage_cli.visible import showing
 
 Array: TypeAlias = NDArray[Any]
 #: of a row: its values, and what chance there is; the result is converted to the row's type
@@ -31,7 +32,7 @@ Variant: TypeAlias = Callable[[Array, np.random.Generator], Array]
 MASKED, SINGLE = "masked rows", "single keys"
 EQUAL, CANCELLING, TINY, ENDS = "equal rows", "cancelling", "subnormal", "ends of functions"
 HUGE, SPIKES, TIES = "huge", "one huge value", "ties"
-INTEGERS, NOT_FINITE = "largest integers", "not finite"
+INTEGERS, NOT_FINITE, CONSTANTS = "largest integers", "not finite", "constants"
 TOGETHER, ALONE = (
     1e2,
     1e4,
@@ -62,6 +63,7 @@ def edges(program: Program, arrays: Sequence[Array], symbols: Mapping[str, int],
     kinds = [_huge(facts, arrays), _small(facts, arrays, random)]
     for kind, sources, variants in _plan(facts, arrays):
         kinds.append(_changed(facts, kind, sources, variants, arrays, symbols, random))
+    kinds.append(_showing_constants(facts, arrays, symbols, random))
     for turn in zip_longest(*kinds):
         yield from (e for e in turn if e is not None)
 
@@ -170,7 +172,7 @@ def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int
     if facts.sums:
         yield EQUAL, floats, [_constant, _zeros, _negative_zeros, _almost, _far]
         yield CANCELLING, floats, [_alternating, _offset]
-    yield SPIKES, floats, [partial(_spike, sign=s) for s in (1.0, -1.0)] + [_same]
+    yield SPIKES, floats, [partial(_spike, sign=1.0), partial(_spike, sign=-1.0, at=-1), _same]
     if facts.functions:
         yield ENDS, floats, [partial(_unit, value=s * v) for v in _LADDER for s in (1.0, -1.0)] + [_ladder]
     if facts.compares:
@@ -206,6 +208,26 @@ def _small(facts: Facts, arrays: Sequence[Array], random: np.random.Generator) -
         for k in sources:
             made = _converted(variant(arrays[k], random), arrays[k].dtype)
             yield Edge(TINY, (*arrays[:k], made, *arrays[k + 1 :]))
+
+
+def _showing_constants(
+    facts: Facts, arrays: Sequence[Array], symbols: Mapping[str, int], random: np.random.Generator
+) -> Iterator[Edge]:
+    """Numbers for which constants that the program adds, such as a norm's epsilon, are not lost beside the rest."""
+    weights = {
+        k: float(np.sqrt(np.square(arrays[k], dtype=np.float64).mean())) if arrays[k].size else 0.0
+        for k, s in enumerate(facts.program.sources)
+        if s.constant
+    }
+    for numbers in showing(facts.program, weights, symbols):
+        made = list(arrays)
+        for k, pair in numbers.items():
+            rows = facts.rows(k, symbols)
+            a = np.array(arrays[k], order="C")
+            values = np.resize(np.array(pair), rows.shape[1:]) * random.uniform(0.9, 1.1, rows.shape)
+            a.reshape(-1)[rows] = _converted(values, a.dtype)
+            made[k] = a
+        yield Edge(CONSTANTS, tuple(made))
 
 
 def _changed(
@@ -318,13 +340,14 @@ def _offset(row: Array, random: np.random.Generator) -> Array:
     return _wide(row) + _middle(row)
 
 
-def _spike(row: Array, random: np.random.Generator, sign: float) -> Array:
-    return _placed(row, random, sign * min(SAFE, _type(row).largest))
+def _spike(row: Array, random: np.random.Generator, sign: float, at: int | None = None) -> Array:
+    """The last place is one that loops get wrong."""
+    return _placed(row, random, sign * min(SAFE, _type(row).largest), at)
 
 
-def _placed(row: Array, random: np.random.Generator, value: float) -> Array:
+def _placed(row: Array, random: np.random.Generator, value: float, at: int | None = None) -> Array:
     found = _wide(row)
-    found[random.integers(len(row))] = value
+    found[random.integers(len(row)) if at is None else at] = value
     return found
 
 

@@ -64,6 +64,25 @@ def _silu(x: Array) -> Array:
     return (wide / (1 + np.exp(-wide))).astype(x.dtype)
 
 
+def _sigmoid(x: Array, w: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x.astype(np.float32) * w.astype(np.float32)))).astype(np.float32)
+
+
+def _of_sigmoids(x: Array, w: Array, more: float = 1.0) -> Array:
+    s = _sigmoid(x, w)
+    return (s / np.sqrt((s * s).mean(-1, keepdims=True) + EPSILON * np.float32(more))).astype(x.dtype)
+
+
+def _larger_epsilon(x: Array, w: Array) -> Array:
+    return _of_sigmoids(x, w, 1.25)
+
+
+def _without_last(x: Array) -> Array:
+    wide = x.astype(np.float32)
+    squares = (wide * wide)[:, :-1].sum(-1, keepdims=True) / np.float32(x.shape[-1])
+    return (wide / np.sqrt(squares + EPSILON)).astype(x.dtype)
+
+
 def _kept(x: Array) -> Array:
     return np.where(x <= 1, x, 0).astype(x.dtype)
 
@@ -177,6 +196,11 @@ def _linear(normed: bool) -> Build:
     return build
 
 
+def _norm_of_sigmoids(g: Graph, t: DType) -> Sequence[int]:
+    s = g.map("sigmoid", g.map("mul", g.input("x", (9, 40), t), g.input("w", (40,), t)))
+    return [compose.rms_norm(g, s, [1], float(EPSILON))]
+
+
 def _bounded(g: Graph, t: DType) -> Sequence[int]:
     x = g.input("x", (40, 45), t)
     return [g.map("where", g.map("le", x, g.fill(1, t)), x, g.fill(0, t))]
@@ -189,6 +213,8 @@ FAULTS: dict[str, tuple[Build, DType, Kernel, Kernel, set[str]]] = {
     "masked rows are NaN": (_scores(True), F32, _guarded, _softmax, {edges.MASKED}),
     "masked rows are 0": (_scores(False), F32, _softmax, _masked_rows_are_zero, {edges.MASKED}),
     "no epsilon": (_of_rows(compose.rms_norm), F32, _rms, _without_epsilon, {edges.EQUAL}),
+    "another epsilon": (_norm_of_sigmoids, F16, _of_sigmoids, _larger_epsilon, {edges.CONSTANTS}),
+    "a row's last number left out": (_of_rows(compose.rms_norm), F16, _rms, _without_last, {edges.SPIKES}),
     "variance in one pass": (_of_rows(compose.layer_norm), F32, _layer, _one_pass, {edges.CANCELLING}),
     "a rounded reciprocal": (_of_rows(compose.layer_norm), F32, _layer, _rounded_reciprocal, {edges.EQUAL}),
     "sums in float16": (_linear(False), F16, _product, _half_sums, {edges.HUGE}),
@@ -250,7 +276,7 @@ def test_kinds_follow_from_the_operators() -> None:
     always = {edges.HUGE, edges.SPIKES, edges.TINY, edges.NOT_FINITE}
     sums = always | {edges.EQUAL, edges.CANCELLING}
     assert kinds(_linear(False)) == sums
-    assert kinds(_linear(True)) == sums | {edges.ENDS}
+    assert kinds(_linear(True)) == sums | {edges.ENDS, edges.CONSTANTS}
     assert kinds(_scores(False)) == sums | {edges.MASKED, edges.SINGLE}
     assert kinds(_bounded) == always | {edges.TIES}
     assert kinds(lambda g, t: [g.cast(g.input("n", (5,), I64), t)]) == {edges.HUGE, edges.INTEGERS}
