@@ -68,7 +68,7 @@ def _added(program: Program) -> Iterator[Node]:
     """The small constants that are added or subtracted."""
     read = {x for n in program.nodes if n.op in ("add", "sub") for x in n.inputs}
     for n in program.nodes:
-        if n.op == "const" and n.name in read and n.value and abs(n.value) < SMALL:
+        if n.op == "const" and n.name in read and n.value and abs(float(n.value)) < SMALL:
             yield n
 
 
