@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from mirage_cli import __version__, debug, ranges, rounding
+from mirage_cli import __version__, debug, quotients, ranges, rounding
 from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.source import Memory, Rendered, source
 from mirage_cli.dims import Range
@@ -314,13 +314,17 @@ def planned(
     identifier: str, program: Program, candidate: Candidate, target: Target, operators: int, options: PlanOptions
 ) -> TargetPlan:
     """A candidate rendered and proved. Raises Refused or InvalidGraph when it cannot be rendered, CheckFailed when the
-    proof fails, or operands of CUDA's products overflow where the original's do not."""
+    proof fails, or numbers may overflow where the original's do not: products float32 before they are divided, or operands of
+    CUDA's products their type."""
     graph = _fused(candidate.graph, options)
+    tiles = [s.as_tiles() for s in candidate.schedules]
+    problem = quotients.overflow(program, graph, tiles, options.seed)
+    if problem:
+        raise CheckFailed(problem)
     made = rendered(identifier, program, graph, candidate.schedules, target, options.passes)
     title = f"{identifier}, {target.name}"
     debug.show("tile", title, lambda: "\n".join(tile.text() for tile in made.tiles))
     debug.show("source", title, lambda: made.text)
-    tiles = [s.as_tiles() for s in candidate.schedules]
     verdict = verify(program, graph, tiles, options.seed, options.confidence)
     if not verdict.passed:
         raise CheckFailed(f"the proof failed: {verdict.reason}")

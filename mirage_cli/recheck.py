@@ -6,7 +6,7 @@
    stands; original: and the one that the original model states there, when that file is still the same;
 4. proof: each muGraph computes the program that the model states, with other random points;
 5. source: the muGraphs, rendered again, give the sources byte by byte; library: it was built from sources with these
-   hashes; kernel: and its kernels agree with float64 on other inputs;
+   hashes; kernel: and its kernels agree with float64 on the inputs that `optimize` made, on others with another seed;
 6. outputs: the patched model with the library agrees with the original, and so does it without the library;
    torchscript: and so does the patched TorchScript module, where there is one.
 
@@ -61,7 +61,7 @@ from mirage_cli.verification import Finding, Verification, VerifyOptions
 
 __all__ = ["Finding", "Verification", "VerifyOptions", "verify_folder", "verify_pair"]
 
-OTHER_SEED = 1_000_000  #: added to the seed, so that points and inputs are not those of the run that is checked
+OTHER_SEED = 1_000_000  #: added to the seed, so that the points of proofs are not those of the run that is checked
 _SUFFIX = {"cpu": ".cpp", "cuda": ".cu"}
 
 
@@ -303,14 +303,17 @@ class _Recheck:
             self.result.notes.append(trust.rebuilt(specs, self.rendered, place, self.options.jobs))
 
     def kernel_jobs(self, model: onnx.ModelProto, imported: Imported) -> list[tuple[Fragment, CheckJob]]:
-        """The float checks of the CPU kernels of fragments whose functions are understood."""
-        ready = []
+        """The float checks of the CPU kernels of fragments whose functions are understood, on the inputs that `optimize` made
+        if the seed is 0: what it let pass passes again."""
+        ready, told = [], self.report.get("options") or {}
+        limits = {name: (r.low, r.high) for name, r in dims.parse(told.get("dim", ())).items()}
+        seed = max(0, told.get("seed", 0)) + self.options.seed
         for f in self.fragments:
             if f.id not in self.programs or "cpu" not in f.stored.targets:
                 continue
             try:
                 program = self.programs[f.id]
-                ready.append((f, check_job(f, program, model, self.folder, self.library, imported, self.seed)))
+                ready.append((f, check_job(f, program, model, self.folder, self.library, imported, seed, limits)))
             except MirageError as error:
                 self.result.add("kernel", f.op_type, f"the kernel cannot be run: {error}")
         return ready

@@ -13,7 +13,7 @@ from onnx import helper
 
 from mirage_cli import derive, dims, mugraph_file, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
-from mirage_cli.check import CheckJob, Extra
+from mirage_cli.check import CheckJob, Extra, Limits
 from mirage_cli.errors import InvalidGraph, MirageError, UsageError
 from mirage_cli.frontends import Imported, onnx_file, sizes
 from mirage_cli.frontends.onnx_external import DataFiles
@@ -128,6 +128,7 @@ def check_job(
     library: Path,
     imported: Imported,
     seed: int,
+    limits: Limits,
 ) -> CheckJob:
     """The check of a fragment's CPU kernel against float64, with the weights of its first place. Raises MirageError."""
     node = f.nodes[0]
@@ -139,7 +140,7 @@ def check_job(
     names = tuple(f"in{k}" for k in range(len(node.input)))
     constants = {k: w for k, w in weights.items() if k < count}
     proto = _fragment_model(f, model, names, [o.name for o in program.outputs]).SerializeToString()
-    return CheckJob(program, f.spec, library, proto, names, constants, tuple(extra), seed, {})
+    return CheckJob(program, f.spec, library, proto, names, constants, tuple(extra), seed, limits)
 
 
 def _fragment_model(

@@ -28,13 +28,14 @@ CHECKS = {
 class VerifyOptions:
     """What `mirage verify` can be asked to do.
 
-    `seed` gives random points and inputs, `confidence` the bits of the proofs, `dim` and `shape` (as in `Options`) the
-    sizes at which whole models are run. `bisect` looks for the operator that makes outputs differ, `save_failing` is a
-    folder for what is needed to see the difference again. `jobs` proofs run at a time. `trust_library` loads the library
-    of a folder that somebody else wrote. `timeout` is what one run of a model may take, in seconds (0: no limit).
+    `seed` gives random points and inputs (0: kernels are tried on the inputs of `optimize`), `confidence` the bits of the
+    proofs, `dim` and `shape` (as in `Options`) the sizes at which whole models are run. `bisect` looks for the operator that
+    makes outputs differ, `save_failing` is a folder for what is needed to see the difference again. `jobs` proofs run at a
+    time. `trust_library` loads the library of a folder that somebody else wrote. `timeout` is what one run of a model may
+    take, in seconds (0: no limit).
     """
 
-    seed: int = 1
+    seed: int = 0
     confidence: int = 40
     dim: tuple[str, ...] = ()
     shape: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ def jobs(folder: Path) -> Iterator[tuple[str, CheckJob]]:
         library = folder / LIBRARY
         yield (
             f.op_type,
-            recheck_folder.check_job(f, f.stored.program, model, folder, library, imported, seed=1),
+            recheck_folder.check_job(f, f.stored.program, model, folder, library, imported, 1, {}),
         )
 
 

@@ -85,6 +85,7 @@ def test_a_larger_factor_takes_the_place_of_the_rules_own() -> None:
         (NAN, 1.0, 1.0, "1 values are not finite where the original's are"),
         (INF, 1.0, 1.0, "1 values are not finite where the original's are"),
         (INF, 1.0, INF, "1 values are not finite where the original's are"),
+        (-INF, 1.0, 1e39, "1 values are not finite where the original's are"),
         (1.0, INF, INF, "1 values are finite where the original's are not"),
         (1.0, NAN, NAN, "1 values are finite where the original's are not"),
         (1.0, -INF, INF, "1 values are finite where the original's are not"),
@@ -111,6 +112,7 @@ def test_patterns_that_fail(result: float, original: float, true: float, note: s
         (1.0, INF, 1.0, "better: the original overflows, this does not"),
         (1.0, NAN, 1.0, "better: the original overflows, this does not"),
         (INF, NAN, INF, "better: the original overflows, this does not"),
+        (INF, 1.0, 1e39, ""),  # no float32
     ],
 )
 def test_patterns_that_pass(result: float, original: float, true: float, note: str) -> None:
@@ -203,6 +205,10 @@ def test_what_does_not_pass_is_judged_over_more_draws() -> None:
     assert not judged(lucky, F32, lambda: [lucky] * 3 + [draw(1e-3, 1e-3)] * 12).passed  # no luck four times in a row
     many = draw(1e-3, 1e-9, SMALL)
     assert judged(many, F32, lambda: [draw(1e-3, 1e-3, SMALL)] * 15).passed
+    worst = draw(5e-3, 1e-3)  # at most twice what is allowed, and it does not come again
+    assert judged(worst, F32, lambda: [draw(1e-3, 1e-3)] * 15).passed
+    assert not judged(worst, F32, lambda: [draw(1e-3, 1e-3)] * 14).passed  # too few to tell
+    assert not judged(draw(7e-3, 1e-3), F32, lambda: [draw(1e-3, 1e-3)] * 15).passed
     infinite = (np.full(2, INF), *lucky[1:])
     assert not judged(infinite, F32, lambda: [draw(1e-3, 1e-3)] * 15).passed
 

@@ -31,6 +31,7 @@ from mirage_cli.search.cost import CostModel
 from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE
 
 PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
+ABREAST = 256  #: sums that are made side by side
 
 
 class CpuEmitter(Emitter):
@@ -194,6 +195,7 @@ class CpuEmitter(Emitter):
             "value": value,
             "row": f"{self.pointer(row)} + {self.index(row, phase, [summed[-1]])}" if row is not None else "",
             "target": target,
+            "width": min(sizes[kept[-1]], ABREAST) if kept else 1,
             "add": n.add,
         }
 

@@ -35,7 +35,7 @@ from mirage_cli.errors import CheckFailed
     "confidence",
     "dim",
     "shape",
-    seed="Where random numbers start [1].",
+    seed="Where random numbers start [0: kernels on the inputs of optimize].",
     jobs="Fragments that are proved at a time [1].",
 )
 @common.speaking

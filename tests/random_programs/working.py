@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import time
 from collections.abc import Sequence
 from unittest import mock
@@ -15,6 +16,7 @@ from .choices import DTYPES, drawn, replayed
 from .sketch import Program
 
 ISAS = ("avx2", "base", "avx512")
+SLOW = 60.0  #: seconds after which a batch says where it is
 FLAGS = dict(cpu.ISA_FLAGS)
 
 
@@ -64,6 +66,17 @@ def tried(
     return found
 
 
+def tried_alone(number: int, size: int, seed: int, kinds: Sequence[str], archs: Sequence[str]) -> Outcome:
+    """A program of a batch by itself, with stacks on standard error while it takes long."""
+    faulthandler.dump_traceback_later(SLOW / 3, repeat=True)
+    at, isas = number // size, supported()
+    program = drawn(number, seed, DTYPES[at % len(DTYPES)])[0]
+    try:
+        return tried({f"p{number}": program}, isas[at % len(isas)], seed, kinds, archs, True)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 def _alone(number: int, choices: list[int], dtype: str, isa: str, seed: int, kinds: Sequence[str]) -> bool:
     name = f"p{number}"
     return bool(tried({name: replayed(choices, number, dtype)}, isa, seed, kinds).problems)
@@ -85,5 +98,9 @@ def timed(
     verified: bool,
     until: float,
 ) -> Outcome:
-    """The outcome of a batch, empty where that time has passed."""
-    return run_batch(number, size, seed, kinds, archs, verified) if time.time() < until else Outcome()
+    """The outcome of a batch, empty where that time has passed; with a stack on standard error where it takes long."""
+    faulthandler.dump_traceback_later(SLOW)
+    try:
+        return run_batch(number, size, seed, kinds, archs, verified) if time.time() < until else Outcome()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
