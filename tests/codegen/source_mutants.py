@@ -1,9 +1,10 @@
 """Random changes of rendered sources: what a code generator, or somebody who edits a folder, could get wrong.
 
 `mirage verify` renders every source again and compares bytes, so that any change is found. `python -m
-tests.codegen.source_mutants --place cpu|cuda --count N` leaves that comparison out: each changed kernel is compiled, run
-(CUDA kernels in the emulator) and judged by the float check alone, as `verify` judges the kernels of a library. Of those
-that it does not tell from the kernel it is asked why (`mutant_verdicts.py`).
+tests.codegen.source_mutants --place cpu|cuda|gpu --count N` leaves that comparison out: each changed kernel is compiled, run
+(`cuda`: in the emulator; `gpu`: kernels of groups of warps, which it does not run, on a GPU) and judged by the float check
+alone, as `verify` judges the kernels of a library. Of those that it does not tell from the kernel it is asked why
+(`mutant_verdicts.py`, `gpu_verdicts.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from random import Random
 
+from . import gpu_verdicts
 from .mutant_verdicts import OUTCOMES, SAME_ANSWERS, Base, Mutant, bases, explained, outcome
 
 Rule = tuple[str, Callable[[re.Match[str]], str]]
@@ -39,6 +42,8 @@ def _number(m: re.Match[str]) -> str:
 OPERATORS = {" + ": " - ", " - ": " + ", " * ": " + ", " / ": " * ", " < ": " <= ", " <= ": " < ", " += ": " -= "}
 NAMES = {"Sum::": "Max::", "Max::": "Sum::", "m_exp": "m_sqrt", "m_sqrt": "m_exp", "m_max": "m_min", "m_min": "m_max"}
 NAMES |= {"smaller(": "m_max(", "true": "false", "false": "true", "reduce<Sum>": "reduce<Max>"}
+#: what groups of warps wait for, and tell one another
+GROUPS = r"\b(?:[\w\[\].]+\.wait|release|products_\w+(?:<\d+>)?|\w+_named|wait_\w+)\([^;{}]*\);"
 #: changes by kind: what is looked for, and what takes its place
 RULES: dict[str, Rule] = {
     "operator": (r" (?:[-+*/<]|<=|\+=) ", _turned(OPERATORS)),
@@ -52,7 +57,7 @@ RULES: dict[str, Rule] = {
     "type": (r"\bfloat(?= (?:e\d+|total|x) =)", lambda m: "int"),
     "tensor": (r"\bt\d+\b(?=\[)", lambda m: m[0]),
     "statement": (r"(?m)^ +(?!const|using|float\* |auto|struct|typedef|Parameters|p\.)[^\n{}]*;$", lambda m: ""),
-    "barrier": (r"__syncthreads\(\);|copy_wait<\d+>\(\);|copy_commit\(\);", lambda m: ""),
+    "barrier": (r"__syncthreads\(\);|copy_wait<\d+>\(\);|copy_commit\(\);|" + GROUPS, lambda m: ""),
 }
 KINDS = (*RULES, "exchange")
 
@@ -112,7 +117,7 @@ def stream(texts: Sequence[str], seed: int) -> Iterator[tuple[int, Mutant]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge many changed kernels by the float check alone, and print those that it does not tell from the kernel, and why."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.codegen.source_mutants")
-    parser.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="what kernels are for (default: cpu)")
+    parser.add_argument("--place", choices=("cpu", "cuda", "gpu"), default="cpu", help="which kernels (default: cpu)")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -122,24 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     counts: Counter[tuple[str, str]] = Counter()
     whys: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(o.jobs) as pool:
-        root = Path(temporary)
-        originals = bases(o.place, root, pool, o.only)
-        print(f"{len(originals)} kernels, {time.perf_counter() - start:.0f} s", flush=True)
-        found = stream([b.text for b in originals], o.seed)
-        chosen = [next(found) for _ in range(o.count)]
-
-        def tried(job: tuple[int, tuple[int, Mutant]]) -> tuple[str, str]:
-            number, (k, mutant) = job
-            if time.perf_counter() - start > o.seconds:
-                return "", ""
-            return judged(originals[k], mutant, root / f"m{number}")
-
-        for (k, mutant), (result, why) in zip(chosen, pool.map(tried, enumerate(chosen)), strict=True):
-            counts[mutant.kind, result] += bool(result)
+    run = on_gpu if o.place == "gpu" else in_processes
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, mutant, result, why in run(o, Path(temporary)):
+            counts[mutant.kind, result] += 1
             if why:
-                whys[why.split(":")[0]] += 1
-                print(f"{originals[k].case.name}: {mutant.kind}: {mutant.what}: {why}", flush=True)
+                whys[why.split(":")[0]] += result == SAME_ANSWERS
+                print(f"{name}: {mutant.kind}: {mutant.what}: {why}", flush=True)
     print("| change | " + " | ".join(OUTCOMES) + " |\n|---|" + "---|" * len(OUTCOMES))
     for kind in (*KINDS, "all"):
         row = [sum(n for (k, r), n in counts.items() if kind in (k, "all") and r == result) for result in OUTCOMES]
@@ -148,6 +142,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("of the same answers " + ", ".join(f"{n} {why}" for why, n in sorted(whys.items())))
     print(f"{time.perf_counter() - start:.0f} s")
     return 0
+
+
+Verdict = tuple[str, Mutant, str, str]  #: a kernel's name, the change, what becomes of it, why
+
+
+def in_processes(o: argparse.Namespace, root: Path) -> Iterator[Verdict]:
+    """Verdicts of kernels for the CPU, or in the emulator."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(o.jobs) as pool:
+        originals = bases(o.place, root, pool, o.only)
+        print(f"{len(originals)} kernels, {time.perf_counter() - start:.0f} s", flush=True)
+        chosen = list(islice(stream([b.text for b in originals], o.seed), o.count))
+
+        def tried(job: tuple[int, tuple[int, Mutant]]) -> tuple[str, str]:
+            number, (k, mutant) = job
+            if time.perf_counter() - start > o.seconds:
+                return "", ""
+            return judged(originals[k], mutant, root / f"m{number}")
+
+        for (k, mutant), (result, why) in zip(chosen, pool.map(tried, enumerate(chosen)), strict=True):
+            if result:
+                yield originals[k].case.name, mutant, result, why
+
+
+def on_gpu(o: argparse.Namespace, root: Path) -> Iterator[Verdict]:
+    """Verdicts of kernels of groups of warps on a GPU."""
+    cases = [c for c in gpu_verdicts.group_cases() if o.only in c.name]
+    print(f"{len(cases)} kernels", flush=True)
+    chosen = list(islice(stream([c.render().text for c in cases], o.seed), o.count))
+    changed = [(k, mutant.text) for k, mutant in chosen]
+    for number, result, why in gpu_verdicts.verdicts(cases, changed, root, o.jobs):
+        k, mutant = chosen[number]
+        yield cases[k].name, mutant, result, why
 
 
 def judged(base: Base, mutant: Mutant, folder: Path) -> tuple[str, str]:
