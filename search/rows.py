@@ -122,7 +122,8 @@ def available(shape: Shape, target: Target) -> int:
 
 
 def registers(rows: Rows, shape: Shape) -> int:
-    """About how many registers a thread needs: what it loads, what it keeps, a chunk of everything on the way."""
+    """About how many registers a thread needs: what it loads, what it keeps, a chunk of everything on the way; or what threads
+    that lie apart show one another, which each of them reads at once."""
     total, slotted = SPARE, frozenset(rows.row or rows.kept)
     inputs = {i.name: rows.program.sources[i.source].dtype.bytes for i in rows.program.inputs}
     for v in rows.values.values():
@@ -131,7 +132,17 @@ def registers(rows: Rows, shape: Shape) -> int:
             total += -(-many * inputs[v.read] // 4)
         elif v.op not in LEAVES and (rows.later(v.name) or not v.axes & slotted):
             total += many
-    return total + 2 * shape.width
+    return max(total + 2 * shape.width, SPARE + shown(rows, shape))
+
+
+def shown(rows: Rows, shape: Shape) -> int:
+    """Floats that a thread reads in the largest reduction over threads that lie apart."""
+    if rows.along or shape.lanes == 1:
+        return 0
+    doubles = wide_row_sums(rows)
+    found = [v for v in rows.values.values() if v.op in REDUCTIONS]
+    words = [(2 if v.name in doubles else 1) * (shape.width if rows.vector in v.axes else 1) for v in found]
+    return shape.lanes * max(words, default=0)
 
 
 def exchanged(rows: Rows, shape: Shape) -> int:
