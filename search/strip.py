@@ -126,11 +126,13 @@ MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What each grid axis is to the products of a block graph."""
+    """What each grid axis is to the products of a block graph; the axes of its values, and those made of products."""
 
     sides: Sides
     batch: frozenset[str]
     chained: bool
+    axes: Mapping[str, frozenset[str]]
+    made: frozenset[str]
 
 
 def roles(program: Program, graph: BlockGraph) -> Roles:
@@ -154,7 +156,7 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
 
     made = made_of_products(graph)
     chained = any(i in made for o in products(graph) for i in o.inputs)
-    return Roles(orient(program, graph, size), batch, chained)
+    return Roles(orient(program, graph, size), batch, chained, axes, made)
 
 
 def _check_aligned(program: Program, graph: BlockGraph) -> None:
@@ -229,11 +231,10 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
 
 def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, int], loop: int, across: int) -> bool:
     """Whether so many warps may share the columns of scores and results: there have to be enough of both."""
-    made, axes = made_of_products(graph), graph.axes_of(program)
     results = [
-        math.prod(_held(program, tile, a) for a in axes[o.name] & r.sides.cols)
+        math.prod(_held(program, tile, a) for a in r.axes[o.name] & r.sides.cols)
         for o in graph.ops
-        if o.op == "accum" and o.inputs[0] in made
+        if o.op == "accum" and o.inputs[0] in r.made
     ]
     most = max(results, default=0)
     narrow = all(o.dtype != F32 for o in products(graph))  # in float32 they were slower
@@ -305,7 +306,7 @@ class Shape:
         sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.p, self.g, self.s, self.r = program, graph, s, r
-        self.extents, self.axes = {a.name: number(a.extent, sizes) for a in program.axes}, graph.axes_of(program)
+        self.extents, self.axes = {a.name: number(a.extent, sizes) for a in program.axes}, r.axes
         self._padded: dict[tuple[frozenset[str], int], int] = {}
         self.members = s.number("members")
         self.across = across_of(s)
@@ -327,15 +328,14 @@ class Shape:
                     self.lines += bytes_ / min(LINE, run)
                 else:
                     self.kept += bytes_
-        made = made_of_products(graph)
         for o in graph.ops:
             converted = o.op == "load" and o.name in operands and self.dtype(o.source_value or "") != types[o.name]
-            if converted or (o.op == "thread" and o.name in operands - made):
+            if converted or (o.op == "thread" and o.name in operands - r.made):
                 bytes_ = self.elements(self.axes[o.name], o.phase) * (4 if self.exact() else 2)
                 self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
         if self.across > 1:
-            self.kept += self.groups * self._exchanged(made)
-        self.results = [o for o in graph.ops if o.op == "accum" and o.inputs[0] in made]
+            self.kept += self.groups * self._exchanged(r.made)
+        self.results = [o for o in graph.ops if o.op == "accum" and o.inputs[0] in r.made]
         self.merge = sum(
             self.groups * 4 * self.rows(self.axes[o.name]) * (self.cols(self.axes[o.name]) + 4) for o in self.results
         )
@@ -456,7 +456,7 @@ class Shape:
 
     def operand_bytes(self) -> float:
         """Bytes of shared memory that a warp reads as operands of products in an iteration."""
-        made, total = made_of_products(self.g), 0.0
+        made, total = self.r.made, 0.0
         for o in products(self.g):
             own = self.axes[o.name]
             rows, cols = self.rows(own) / self.members, self.cols(own) / self.across
@@ -477,7 +477,7 @@ class Shape:
 
     def elementwise(self) -> float:
         """Elementwise operations of a lane in an iteration, each times its price."""
-        made, total = made_of_products(self.g), 0.0
+        made, total = self.r.made, 0.0
         for o in self.g.ops:
             own = self.axes[o.name]
             n = self.rows(own) * self.cols(own) / 32 / self.members / self.across

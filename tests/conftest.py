@@ -6,9 +6,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.optimized import cache, cache_folder, copied, optimized, own_cache, shared_folder
+from tests.optimized import cache, cache_folder, copied, one_isa, optimized, own_cache, shared_folder
 
-__all__ = ["cache", "copied", "optimized", "own_cache", "shared_folder"]
+__all__ = ["cache", "copied", "one_isa", "optimized", "own_cache", "shared_folder"]
 
 # How loaded a machine is decides no test.
 hypothesis.settings.register_profile("mirage", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

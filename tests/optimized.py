@@ -15,6 +15,7 @@ import platformdirs
 import pytest
 
 from mirage_cli import kept, pipeline
+from mirage_cli.backends import cpu
 from mirage_cli.options import Options
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
@@ -67,22 +68,43 @@ def share_objects(cache: Path) -> None:
         shutil.copy(cache / "state" / "mirage" / kept.PROGRAMS_SECRET, own)
 
 
+def best_isa() -> str:
+    """The newest instruction set for which kernels are made and that this machine has."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return "base"
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        return "avx512"
+    return "avx2" if {"avx2", "fma", "f16c"} <= flags else "base"
+
+
+@pytest.fixture
+def one_isa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled for this machine's best instruction set only, in a third of the time."""
+    monkeypatch.setattr(cpu, "isas", lambda: (best_isa(),))
+
+
 @pytest.fixture(scope="session")
 def optimized(shared_folder: Path, cache: Path) -> Optimized:
-    """Samples optimized by force for the CPU, each once for all workers."""
+    """Samples optimized by force for the CPU, each once for all workers (and each choice of instruction sets)."""
 
     def folder(name: str) -> Path:
-        out = shared_folder / f"optimized-{name}"
-        with (shared_folder / f"optimized-{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not out.exists():
-                with pytest.MonkeyPatch.context() as patch:  # whichever test asks first, with a state of its own or not
-                    patch.setenv("XDG_STATE_HOME", str(cache / "state"))
-                    options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
-                    pipeline.optimize(str(sample(name)), out, options)
-        return out
+        out = shared_folder / "-".join(("optimized", *cpu.isas(), name))
+        return once(out, lambda: sample(name), cache)
 
     return folder
+
+
+def once(out: Path, model: Callable[[], Path], cache: Path) -> Path:
+    """A model's output folder, which the first worker that asks for it makes."""
+    with out.with_name(f"{out.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            with pytest.MonkeyPatch.context() as patch:  # whichever test asks first, with a state of its own or not
+                patch.setenv("XDG_STATE_HOME", str(cache / "state"))
+                pipeline.optimize(str(model()), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache)))
+    return out
 
 
 @pytest.fixture

@@ -19,9 +19,38 @@ from mirage_cli.errors import InvalidGraph, ModelError, UsageError
 from mirage_cli.frontends.onnx import from_proto
 from mirage_cli.recheck import Verification, VerifyOptions, verify_folder, verify_pair
 from mirage_cli.recheck_folder import constants
-from tests.optimized import Optimized, sample
+from tests.optimized import Optimized, once, sample
 
 OPERATOR, OTHER, TWO, MODEL = "rmsnorm_linear_fp32", "lora_fp32", "mlp_fp32", "llama_fp32"
+
+
+@pytest.fixture
+def copied(one_isa: None, copied: Optimized) -> Optimized:
+    """Copies of folders whose libraries are soon built: `verify` builds them anew where anything was changed."""
+    return copied
+
+
+def two_fragments(path: Path) -> Path:
+    """A model file: fragments on both sides of an operator that none holds; the first has two weights of one shape."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[4,48] x) => (float[4,48] logits) <int64 axis = {1}> {
+            a = MatMul(x, w1) s = Sigmoid(a) t = Mul(a, s) b = MatMul(x, w2) h = Mul(t, b)
+            c = CumSum(h, axis)
+            d = MatMul(c, w3) logits = Tanh(d)
+        }""")
+    random = np.random.default_rng(0)
+    for name in ("w1", "w2", "w3"):
+        values = random.normal(size=(48, 48)).astype(np.float32) / 7
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def two(one_isa: None, shared_folder: Path, cache: Path, tmp_path: Path) -> Path:
+    """A copy of the output folder of a model of two fragments."""
+    out = once(shared_folder / "two-fragments", lambda: two_fragments(shared_folder / "two-fragments.onnx"), cache)
+    return Path(shutil.copytree(out, tmp_path / "two"))
 
 
 def checked(folder: Path, **options: Any) -> Verification:
@@ -195,9 +224,8 @@ def test_an_input_that_is_claimed_to_be_a_weight(copied: Optimized) -> None:
 
 
 @pytest.mark.parametrize("how", ["computed", "overridden"])
-def test_a_weight_that_is_made_an_input_or_computed(copied: Optimized, how: str) -> None:
-    folder = copied(MODEL)
-    path = folder / "model.onnx"
+def test_a_weight_that_is_made_an_input_or_computed(two: Path, how: str) -> None:
+    path = two / "model.onnx"
     model = onnx.load(path)
     weights = {t.name: t for t in model.graph.initializer}
     place, node = next((k, n) for k, n in enumerate(model.graph.node) if n.domain == "mirage")
@@ -210,8 +238,8 @@ def test_a_weight_that_is_made_an_input_or_computed(copied: Optimized, how: str)
         weight = weights[name]
         model.graph.input.append(onnx.helper.make_tensor_value_info(name, weight.data_type, weight.dims))
     onnx.save(model, path)
-    match_hashes(folder)
-    assert f"mugraphs/{node.op_type.rpartition('_')[2]}.json" in failed(checked(folder), "model")
+    match_hashes(two)
+    assert f"mugraphs/{node.op_type.rpartition('_')[2]}.json" in failed(checked(two), "model")
 
 
 def test_weights_of_a_stored_model() -> None:
@@ -294,32 +322,30 @@ def test_a_changed_function_body(copied: Optimized) -> None:
     assert failed(found, "outputs")
 
 
-def test_swapped_inputs(copied: Optimized) -> None:
+def test_swapped_inputs(two: Path) -> None:
     """Two weights of one shape change places where an operator is called."""
-    folder = copied(MODEL)
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(two / "model.onnx")
     shapes = {t.name: list(t.dims) for t in model.graph.initializer if len(t.dims) > 1}
     called = [
         (n, i, k) for n in model.graph.node if n.domain == "mirage" for i in range(len(n.input)) for k in range(i)
     ]
     node, i, k = next(c for c in called if shapes.get(c[0].input[c[1]], 0) == shapes.get(c[0].input[c[2]], 1))
     node.input[i], node.input[k] = node.input[k], node.input[i]
-    onnx.save(model, folder / "model.onnx")
-    match_hashes(folder)
-    found = checked(folder)
+    onnx.save(model, two / "model.onnx")
+    match_hashes(two)
+    found = checked(two)
     assert failed(found, "outputs") == {"logits"}
     assert failed(found, "original") == {node.op_type}
 
 
-def test_a_changed_weight_is_found_in_the_outputs(copied: Optimized) -> None:
-    folder = copied(MODEL)
-    path = folder / "model.onnx"
+def test_a_changed_weight_is_found_in_the_outputs(two: Path) -> None:
+    path = two / "model.onnx"
     model = onnx.load(path)
     weight = max(model.graph.initializer, key=lambda t: len(t.raw_data))
     weight.raw_data = (numpy_helper.to_array(weight) * np.float32(1.01)).tobytes()
     onnx.save(model, path)
-    match_hashes(folder)
-    found = checked(folder)
+    match_hashes(two)
+    found = checked(two)
     assert failed(found, "outputs") == {"logits"}
     assert not failed(found, "proof")
 

@@ -20,7 +20,7 @@ from mirage_cli.backends import cpu
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.options import Options
 from samples.inputs import example_inputs
-from tests.optimized import SAMPLES, share_objects
+from tests.optimized import SAMPLES, best_isa
 
 PATHS = sorted((SAMPLES / "models").glob("*.onnx")) + sorted((SAMPLES / "operators").glob("*.onnx"))
 ODD = (
@@ -32,19 +32,8 @@ ODD = (
 DIMS = ({"batch": 2, "sequence": 12, "past": 9}, {"batch": 1, "sequence": 33, "past": 70})
 
 
-def best_isa() -> str:
-    """The newest instruction set for which kernels are made and that this machine has."""
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return "base"
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
-        return "avx512"
-    return "avx2" if {"avx2", "fma", "f16c"} <= flags else "base"
-
-
 @pytest.fixture(autouse=True)
-def one_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sample is compiled for one instruction set, every third for the one that all processors have."""
     path = request.node.callspec.params.get("path") if hasattr(request.node, "callspec") else None
     chosen = "base" if path in PATHS and PATHS.index(path) % 3 == 0 else best_isa()
@@ -52,9 +41,9 @@ def one_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
-def test_sample(path: Path, tmp_path: Path, cache: Path) -> None:
+def test_sample(path: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    share_objects(cache)
+    monkeypatch.setenv("XDG_STATE_HOME", str(cache / "state"))  # a fragment of several samples is planned once
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
     report = pipeline.optimize(str(path), out, options)
     assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}
