@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.program import Program, Slot
 from mirage_cli.search.evaluate import Tiles
 from mirage_cli.search.mugraph import CustomKernel, KernelGraph
 from mirage_cli.search.parts import Part, independent_axes, parts
@@ -128,8 +128,8 @@ def _sizes(
 ) -> dict[str, int]:
     """The extent of every axis, with so many whole tiles.
 
-    Axes that walk a part of a stored run keep theirs, since its place would change; axes that walk one dimension of a
-    tensor in different reads have one extent.
+    Axes that walk a part of a stored run keep theirs, since its place would change, and so do those of dimensions that
+    another read cuts up differently; axes that walk one dimension of a tensor in different reads have one extent.
     """
     programs = [program, *(k.program for k in graph.kernels)]
     extent = {a.name: ex.value(a.extent, symbols) for p in programs for a in p.axes}
@@ -143,14 +143,24 @@ def _sizes(
     group = {a: frozenset([a]) for a in extent}
     for ways in accesses(program, graph).values():
         for other in ways[1:]:
-            if [s.extent for s in ways[0]] != [s.extent for s in other]:
-                fixed.update(s.axis for s in (*ways[0], *other))
-                continue
-            for s, t in zip(ways[0], other, strict=True):
+            pairs, left = _alike(ways[0], other)
+            fixed.update(s.axis for s in left)
+            for s, t in pairs:
                 if s.axis is not None and t.axis is not None:
                     joined = group[s.axis] | group[t.axis]
                     group.update(dict.fromkeys(joined, joined))
     return {a: n if group[a] & fixed else _reduced(group[a], n, graph, tiles, whole) for a, n in extent.items()}
+
+
+def _alike(one: Sequence[Slot], two: Sequence[Slot]) -> tuple[list[tuple[Slot, Slot]], list[Slot]]:
+    """(pairs of slots that walk one dimension in two reads, those between that cut a run of dimensions up differently)."""
+    shorter = min(len(one), len(two))
+    first = next((k for k in range(shorter) if one[k].extent != two[k].extent), shorter)
+    rest = shorter - first
+    last = next((k for k in range(rest) if one[-1 - k].extent != two[-1 - k].extent), rest)
+    pairs = [*zip(one[:first], two[:first], strict=True)]
+    pairs += zip(one[len(one) - last :], two[len(two) - last :], strict=True)
+    return pairs, [*one[first : len(one) - last], *two[first : len(two) - last]]
 
 
 def _reduced(axes: frozenset[str], extent: int, graph: KernelGraph, tiles: Sequence[Tiles], whole: int) -> int:

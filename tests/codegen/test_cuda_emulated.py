@@ -56,12 +56,18 @@ def test_tiles_are_not_left(all_cases: list[Case], tmp_path: Path) -> None:
 
 
 def test_memory_plan_and_barriers_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
-    gained = gains.block()
-    texts = {c.name: kernels.emulated(c, separate=False) for c in [*all_cases, gained]}
-    harness = kernels.build(texts, tmp_path, [*kernels.EMULATOR_FLAGS, "-O1"], cuda=True)  # a kernel of many operations
+    texts = {c.name: kernels.emulated(c, separate=False) for c in all_cases}
+    harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
     assert kernels.run(harness, all_cases, LAZY) == []
     assert kernels.run(harness, all_cases, BACKWARDS) == []
-    assert kernels.edges(harness, all_cases[::4], LAZY, EDGES) == []
+    split = [c for c in all_cases if c.graph.kernels[0].block.split]
+    assert kernels.edges(harness, [*all_cases[: len(NAMED) : 4], *split[1::2]], LAZY, EDGES) == []
+
+
+def test_rows_that_overflow_with_their_gain(tmp_path: Path) -> None:
+    gained = gains.block()
+    texts = {gained.name: kernels.emulated(gained, separate=False)}
+    harness = kernels.build(texts, tmp_path, [*kernels.EMULATOR_FLAGS, "-O1"], cuda=True)  # a kernel of many operations
     assert gains.problem(harness, gained) == ""
 
 

@@ -20,11 +20,13 @@ from mirage_cli.search.mugraph import (
     ThreadGraph,
     ThreadNode,
 )
+from mirage_cli.search.resize import resized
 from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
 from mirage_cli.search.verify import verify
 from tests.search.mutants import mutants
 from tests.search.programs import built, one_kernel
+from tests.search.test_kernels import wide_attention
 from tests.search.test_verify import found
 
 
@@ -149,3 +151,15 @@ def test_what_stays_too_large_is_refused() -> None:
     verdict = verify(p, one_kernel(p, BlockGraph((), (), None, (op,), ("v",))), [{}])
     assert not verdict.passed
     assert "would take" in verdict.reason
+
+
+def test_axes_beside_one_that_is_cut_up_are_shortened() -> None:
+    """Where blocks share keys, one kernel reads them as parts of parts; that does not concern the queries."""
+    p = wide_attention(32, 4096, 64)
+    graph = Searcher(SearchOptions()).search(p, load_target("cpu")).candidates[0].graph
+    assert any(a.name.endswith("_of2") for k in graph.kernels for a in k.program.axes)
+    tiles = [dict.fromkeys((*k.block.grid, "loop"), 4) for k in graph.kernels]
+    sizes = stand_in._sizes(p, graph, tiles, {}, 2)
+    assert {p.extent(a.name): sizes[a.name] for a in p.axes} == {32: 8, 4096: 4096, 64: 64}
+    verdict = verify(*resized(p, graph, sizes), tiles)
+    assert verdict.passed, verdict.reason
