@@ -23,6 +23,8 @@ from mirage_cli.verification import VerifyOptions
 from tests.frontends.models import noise, parsed
 from tests.optimized import sample
 
+pytestmark = pytest.mark.usefixtures("one_isa")
+
 CONTENT = bytes(range(256)) * 64
 FLOAT = ir.DataType.FLOAT
 

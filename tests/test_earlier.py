@@ -20,6 +20,8 @@ from mirage_cli.options import Options
 from mirage_cli.pipeline import Run, Silent
 from tests.optimized import sample
 
+pytestmark = pytest.mark.usefixtures("one_isa")
+
 NAME = "rmsnorm_linear_fp32"
 
 

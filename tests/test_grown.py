@@ -15,6 +15,8 @@ from mirage_cli.options import Options
 from mirage_cli.work import group, tensor_names
 from tests.frontends.models import parsed, read, run
 
+pytestmark = pytest.mark.usefixtures("one_isa")
+
 ONNX = '<ir_version: 10, opset_import: ["" : 23]>'
 HEADS = "q_num_heads = 4, kv_num_heads = 2"
 

@@ -22,6 +22,8 @@ from mirage_cli.report import Report
 from samples.inputs import example_inputs
 from tests.optimized import Optimized, sample
 
+pytestmark = pytest.mark.usefixtures("one_isa")
+
 Run = Callable[..., tuple[Report, Path]]
 
 

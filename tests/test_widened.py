@@ -17,6 +17,8 @@ from mirage_cli.options import Options
 from mirage_cli.pipeline import optimize
 from mirage_cli.widened import holds_bfloat16, widened
 
+pytestmark = pytest.mark.usefixtures("one_isa")
+
 BF16, FLOAT, BOOL = TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.BOOL
 Array = NDArray[Any]
 

@@ -90,6 +90,7 @@ def test_sums_run_along_the_long_axis(tmp_path: Path) -> None:
     assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS, cuda=False), found) == []
 
 
+@pytest.mark.usefixtures("one_isa")
 def test_sums_of_long_rows_of_equal_numbers(tmp_path: Path) -> None:
     """In float32 alone every step is rounded to the same side."""
 
@@ -118,6 +119,7 @@ def test_vector_kernels_agree_with_float64(isa: str, every: list[Case], tmp_path
     assert kernels.run(harness, some) == []
 
 
+@pytest.mark.usefixtures("one_isa")
 def test_library_on_several_threads(tmp_path: Path) -> None:
     """The flags of a real build, the best instruction set of this machine, three threads."""
     picked = [("attention", F16), ("symbolic", BF16)]

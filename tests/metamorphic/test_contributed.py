@@ -13,6 +13,8 @@ from mirage_cli.options import Options
 from tests.frontends.models import noise, parsed, run
 from tests.metamorphic.fragments import difference, found
 
+pytestmark = pytest.mark.usefixtures("one_isa")
+
 HEAD = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>'
 S, N, H, D = 6, 2, 16, 32
 LINEARS = "q = MatMul(a, wq) k = MatMul(a, wk) v = MatMul(a, wv)"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from click.testing import CliRunner, Result
 from onnx import helper
 
@@ -17,6 +18,8 @@ from mirage_cli.output import LIBRARY, MODEL, MUGRAPHS, PAGE
 from tests.exporters.test_html import read as read_page
 from tests.optimized import sample
 from tests.security import models as m
+
+pytestmark = pytest.mark.usefixtures("one_isa")
 
 NAMES = (
     *('"', "'", "\n", "\r\n#include <harm>", "*/", "//", "\\", "\\u000a", "??/", "\0", 'R"(', "class", "int main(){"),
