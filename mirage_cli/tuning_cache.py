@@ -229,10 +229,9 @@ class TuningCache:
     def store(self, rows: Iterable[Row]) -> bool:
         """Add rows, all or none; they replace those with the same key. Whether they are kept now."""
         values = [_stored(r) for r in rows]
-        marks = ", ".join("?" * (len(COLUMNS) + 2))
 
         def write(db: sqlite3.Connection) -> bool:
-            db.executemany(f"INSERT OR REPLACE INTO tunings VALUES ({marks})", values)
+            _insert(db, values)
             return True
 
         return self._with(write, False)
@@ -240,17 +239,23 @@ class TuningCache:
     def merge(self, rows: Iterable[Row]) -> tuple[int, int]:
         """Add rows from elsewhere: (how many were taken, how many left). A row that is there is replaced only by one that
         knows more: a time where there was none, or a time of more samples. Raises OutOfResources where they cannot be kept."""
-        known = {(r.columns, r.candidate): r.value for r in self.rows()}
-        taken, left = [], 0
-        for row in rows:
-            if _better(row.value, known.get((row.columns, row.candidate))):
-                taken.append(row)
-                known[row.columns, row.candidate] = row.value
-            else:
-                left += 1
-        if not self.store(taken):
+        brought = list(rows)
+
+        def write(db: sqlite3.Connection) -> tuple[int, int]:
+            db.execute("BEGIN IMMEDIATE")  # nobody adds rows between the two
+            known = {(r.columns, r.candidate): r.value for r in _selected(db)}
+            taken = {}
+            for row in brought:
+                key = (row.columns, row.candidate)
+                if _better(row.value, known.get(key)):
+                    known[key], taken[key] = row.value, row
+            _insert(db, map(_stored, taken.values()))
+            return len(taken), len(brought) - len(taken)
+
+        found = self._with(write, None)
+        if found is None:
             raise OutOfResources(f"{self.path} cannot be written to", "make room there, or name a folder with --cache")
-        return len(taken), left
+        return found
 
     def clear(self) -> int:
         """Remove everything; how many rows there were. The file stays: another process may have it open."""
@@ -275,12 +280,7 @@ class TuningCache:
             return 0
 
     def _read(self, condition: str, values: Sequence[str]) -> list[Row]:
-        def read(db: sqlite3.Connection) -> list[Row]:
-            names = ", ".join((*COLUMNS, "description", "value"))
-            found = db.execute(f"SELECT {names} FROM tunings {condition} ORDER BY {', '.join(COLUMNS)}", tuple(values))
-            return [row for fields in found if (row := _row(fields)) is not None]
-
-        return self._with(read, []) if self.path.exists() else []
+        return self._with(lambda db: _selected(db, condition, values), []) if self.path.exists() else []
 
     def _with(self, action: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """The result of an action on the file; a corrupt one is moved aside and begun anew."""
@@ -332,6 +332,17 @@ class TuningCache:
             for extra in self.root.glob(f"{FILE}-*"):
                 extra.unlink(missing_ok=True)
             _warn(f"tuning cache {self.path} is damaged ({reason}): moved to {aside.name}, begun anew")
+
+
+def _selected(db: sqlite3.Connection, condition: str = "", values: Sequence[str] = ()) -> list[Row]:
+    """The valid rows that fulfil a condition, in the order of their keys."""
+    names = ", ".join((*COLUMNS, "description", "value"))
+    found = db.execute(f"SELECT {names} FROM tunings {condition} ORDER BY {', '.join(COLUMNS)}", tuple(values))
+    return [row for fields in found if (row := _row(fields)) is not None]
+
+
+def _insert(db: sqlite3.Connection, rows: Iterable[tuple[str, ...]]) -> None:
+    db.executemany(f"INSERT OR REPLACE INTO tunings VALUES ({', '.join('?' * (len(COLUMNS) + 2))})", rows)
 
 
 def _problem(root: Path) -> str:
