@@ -5,12 +5,14 @@
 OUT are output folders of `mirage optimize`. In a process of its own for each, sessions are made one after the other, called
 by every one of some threads, and thrown away: of the original model without our library, of the original model with it, and
 of the patched model; and once more without being called. Prints by how much what is in use on the heap, and what the
-process has, grew for each session (the slope behind the first quarter).
+process has, grew for each session (the slope behind the first quarter). With CUDA's provider cuDNN's handles are made and
+thrown away as well, without onnxruntime: each session has some for each thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from samples.memory import in_use, resident
 
 WARM = 0.25  #: share of the sessions before memory is watched
 FORMS = ("original", "registered", "patched")
+HANDLE = "handle of cuDNN"
 KIBI = 1 << 10
 
 
@@ -74,9 +77,24 @@ def sessions_of(case: sessions.Case, original: Path, form: str) -> Callable[[], 
     return make
 
 
+def handles() -> Callable[[], Callable[[int], object]]:
+    """What makes handles of cuDNN, and destroys them. Raises OSError without cuDNN 9."""
+    library = ctypes.CDLL("libcudnn.so.9")
+
+    def make() -> Callable[[int], object]:
+        handle = ctypes.c_void_p()
+        if failed := library.cudnnCreate(ctypes.byref(handle)) or library.cudnnDestroy(handle):
+            raise SystemExit(f"cuDNN: error {failed}")
+        return lambda number: None
+
+    return make
+
+
 def _one(out: Path, form: str, provider: str, count: int, threads: int) -> Growth:
     if provider == "cuda" and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
+    if form == HANDLE:
+        return growth(handles(), count, threads)
     original = Path(json.loads((out / "report.json").read_text(encoding="utf-8"))["model"]["path"])
     with tempfile.TemporaryDirectory() as folder:
         case = sessions.case_of(original, out, Path(folder), provider, DEFAULT_DIMS)
@@ -84,14 +102,14 @@ def _one(out: Path, form: str, provider: str, count: int, threads: int) -> Growt
 
 
 def main() -> None:
-    """The command."""
+    """Run all forms, or one of them here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="+")
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--count", type=int, default=60, help="sessions of each form [60]")
     parser.add_argument("--threads", type=int, default=8, help="that call each session [8]")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
-    parser.add_argument("--form", choices=FORMS, help="this one only, here")
+    parser.add_argument("--form", choices=(*FORMS, HANDLE), help="this one only, here")
     given = parser.parse_args()
     if given.form is not None:
         for out in given.out:
@@ -110,7 +128,8 @@ def main() -> None:
         return f"{out.name}, {form}, called by {threads} threads: {used} KiB in use, {process} KiB of the process"
 
     print(f"a session leaves (onnxruntime {onnxruntime.__version__}, {given.count} sessions each):", flush=True)
-    asked = [(out, form, n) for out in given.out for n in sorted({0, given.threads}) for form in FORMS]
+    asked = [(given.out[0], HANDLE, 0)] if given.provider == "cuda" else []
+    asked += [(out, form, n) for out in given.out for n in sorted({0, given.threads}) for form in FORMS]
     with ThreadPoolExecutor(given.jobs) as pool:
         for text in pool.map(lambda a: line(*a), asked):
             print(f"  {text}", flush=True)

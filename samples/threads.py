@@ -10,19 +10,25 @@ replacing sessions by new ones. Answers have to be equal bit by bit. Prints call
 how memory went; exit code 1 where an answer differs or memory grows. Memory of the process is what the system has given it,
 of which freed blocks that lie scattered are a part, and what is in use on the heap once garbage has been collected: the
 latter shows leaks, the former is allowed more.
+
+With CUDA's provider every session leaves something behind, of original models too: cuDNN's handles do (`python -m
+samples.growth`). How much is measured while the run warms up, in a process of its own with original models (`--plain`),
+and as much for each session that was made is no growth of ours.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -50,7 +56,10 @@ SAMPLES = ("models/llama_dynamic_fp32", "models/bert_fp32", "models/llama_fp16",
 DIMS: tuple[Mapping[str, int], ...] = ({}, {"batch": 1, "sequence": 5}, {"batch": 3, "sequence": 7, "past": 4})
 WARM = 0.25  #: share of a run before memory is watched
 GROWTH = {1: 0.10, 2: 0.03, 3: 0.03}  #: of a column of memory behind that, which is no growth yet
-MEBI = 1 << 20
+PROCESS = (1, 3)  #: columns of what a session of the original leaves behind
+START = 30.0  #: seconds that a process takes until it calls sessions, about
+PAUSE = 0.002  #: seconds, in the place of a kernel's call
+MEBI, KIBI = 1 << 20, 1 << 10
 _ARCH = {"cpu": (), "cuda": ("native",)}
 
 
@@ -61,25 +70,40 @@ class Callee:
     name: str
     make: Callable[[], Call]
     sets: int
+    session: bool = False
 
 
 @dataclass
 class Result:
-    """What a run found. `memory` are, over time, (seconds, bytes of this process, of the GPU, in use on the heap)."""
+    """What a run found. `memory` are, over time, (seconds, bytes of this process, of the GPU, in use on the heap, sessions
+    made so far); `usual` is what each session of an original model leaves behind, by column, in bytes."""
 
     seconds: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
     made: int = 0
     different: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    memory: list[tuple[float, int, int, int]] = field(default_factory=list)
+    memory: list[tuple[float, int, int, int, int]] = field(default_factory=list)
+    usual: dict[int, float] = field(default_factory=dict)
+
+    def _watched(self, column: int) -> tuple[NDArray[np.float64], ...]:
+        """(times, bytes of one kind of memory, sessions made) behind the warm-up."""
+        rows = [row for row in self.memory if row[0] >= WARM * self.seconds] or self.memory
+        times, sizes, made = (np.array([row[k] for row in rows], np.float64) for k in (0, column, 4))
+        return times, sizes, made
+
+    def left(self, column: int) -> float:
+        """Bytes that each session left behind."""
+        _, sizes, made = self._watched(column)
+        return float(np.polyfit(made, sizes, 1)[0]) if len(set(made)) > 2 else 0.0
 
     def grown(self, column: int) -> tuple[float, float, float]:
-        """Mebibytes of one kind of memory: mean of the first and of the last third behind the warm-up, growth a minute."""
-        rows = [row for row in self.memory if row[0] >= WARM * self.seconds] or self.memory
-        times, sizes = (np.array([row[k] for row in rows], np.float64) for k in (0, column))
-        third = max(1, len(rows) // 3)
-        slope = float(np.polyfit(times, sizes, 1)[0]) * 60 if len(rows) > 2 else 0.0
+        """Mebibytes of one kind of memory, without what is usual: mean of the first and of the last third behind the warm-up,
+        growth a minute."""
+        times, sizes, made = self._watched(column)
+        sizes = sizes - self.usual.get(column, 0.0) * (made - made[0])
+        third = max(1, len(sizes) // 3)
+        slope = float(np.polyfit(times, sizes, 1)[0]) * 60 if len(sizes) > 2 else 0.0
         return float(sizes[:third].mean()) / MEBI, float(sizes[-third:].mean()) / MEBI, slope / MEBI
 
     def failed(self) -> bool:
@@ -103,6 +127,11 @@ class Result:
                     f"memory of the {what}: {before:.0f} MiB after the warm-up, {after:.0f} MiB at the end, "
                     f"{most:.0f} MiB at most, {slope:+.2f} MiB a minute{': GROWS' if self.growing(column) else ''}"
                 )
+                if usual := self.usual.get(column, 0.0):
+                    found.append(
+                        f"  without {usual / KIBI:.0f} KiB for each of {self.memory[-1][4]} sessions, which originals "
+                        f"leave behind; these left {self.left(column) / KIBI:.0f}"
+                    )
         return [*found, *self.problems]
 
 
@@ -124,7 +153,7 @@ def session_callee(original: Path, out: Path, folder: Path, provider: str, plain
     feeds = [(c, k) for c in cases for k in range(len(c.feeds))]
 
     def make() -> Call:
-        session = cases[0].session(onnxruntime.SessionOptions(), original) if plain else cases[0].session()
+        session = replace(cases[0], library=None).session(model=original) if plain else cases[0].session()
 
         def call(k: int) -> Sequence[Tensor]:
             case, number = feeds[k]
@@ -137,7 +166,7 @@ def session_callee(original: Path, out: Path, folder: Path, provider: str, plain
         found = dict(zip(case.wanted[number], first(k), strict=True))
         if problem := sessions.difference(found, case.wanted[number]):
             raise SystemExit(f"{out}: {problem}")
-    return Callee(f"session {out.name}", make, len(feeds))
+    return Callee(f"session {out.name}", make, len(feeds), session=True)
 
 
 def _sub(folder: Path, k: int) -> Path:
@@ -215,6 +244,16 @@ def _kernel(kernel: Any, feeds: Sequence[Sequence[Tensor]], provider: str) -> Ca
     return on_device
 
 
+def pause_callee() -> Callee:
+    """Takes a place and about as long as a kernel."""
+
+    def call(k: int) -> Sequence[Tensor]:
+        time.sleep(PAUSE)
+        return []
+
+    return Callee("pause", lambda: call, 1)
+
+
 # ---- calling it ------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +274,7 @@ def run(
         wanted.append([[np.array(a) for a in first(k)] for k in range(callee.sets)])
     slots = [(n, callee.make()) for _ in range(copies) for n, callee in enumerate(callees)]
     result.made = len(callees) + len(slots)
+    sessions_made = (copies + 1) * sum(c.session for c in callees)
     lock, begin, over = threading.Lock(), time.monotonic(), threading.Event()
 
     def work(seed: int) -> None:
@@ -260,20 +300,26 @@ def run(
                     result.different[callee.name] = result.different.get(callee.name, 0) + different[n]
 
     def replace() -> None:
+        nonlocal sessions_made
         rng = Random(-1)
         while not over.wait(every):
             place = rng.randrange(len(slots))
             n = slots[place][0]
             slots[place] = n, callees[n].make()
             result.made += 1
+            sessions_made += callees[n].session
+
+    def watch() -> None:
+        now = time.monotonic() - begin if result.memory else 0.0
+        result.memory.append((now, resident(), gpu(), in_use(), sessions_made))
 
     workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
     maker = threading.Thread(target=replace)
-    result.memory.append((0.0, resident(), gpu(), in_use()))
+    watch()
     for thread in (*workers, maker):
         thread.start()
     while any(w.is_alive() for w in workers):
-        result.memory.append((time.monotonic() - begin, resident(), gpu(), in_use()))
+        watch()
         time.sleep(0.5)
     over.set()
     for thread in (*workers, maker):
@@ -309,7 +355,9 @@ def main() -> int:
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--every", type=float, default=0.5, help="seconds between replacements [0.5]")
     parser.add_argument(
-        "--plain", action="store_true", help="sessions of the original models alone: onnxruntime's own part"
+        "--plain",
+        action="store_true",
+        help="sessions of the original models, pauses for kernels: onnxruntime's own part",
     )
     parser.add_argument("--work", type=Path, default=Path("out/threads"))
     parser.add_argument("--report", type=Path, help="a file for the figures, in JSON")
@@ -318,12 +366,15 @@ def main() -> int:
     if given.provider == "cuda" and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
     folders = given.out or [_optimized(name, given.work, given.provider) for name in SAMPLES]
-    with tempfile.TemporaryDirectory() as folder:
-        callees = [] if given.plain else [graph_callee(given.provider)]
+    alone = given.plain or given.provider == "cpu"
+    none: dict[int, float] = {}
+    apart = contextlib.nullcontext(none) if alone else control(given, folders)
+    with tempfile.TemporaryDirectory() as folder, apart as usual:
+        callees = [pause_callee() if given.plain else graph_callee(given.provider)]
         for k, out in enumerate(folders):
             original = Path(json.loads((out / "report.json").read_text(encoding="utf-8"))["model"]["path"])
             callees.append(session_callee(original, out, Path(folder) / str(k), given.provider, given.plain))
-            callees += [] if given.plain else [kernels_callee(out, given.provider)]
+            callees.append(pause_callee() if given.plain else kernels_callee(out, given.provider))
         print(f"{len(callees)} callees, onnxruntime {onnxruntime.__version__}, provider {given.provider}", flush=True)
         found = run(
             callees,
@@ -333,10 +384,29 @@ def main() -> int:
             _gpu_used if given.provider == "cuda" else lambda: 0,
             given.every,
         )
+    found.usual = usual
     print("\n".join(found.lines()))
     if given.report is not None:
         given.report.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return int(found.failed())
+
+
+@contextlib.contextmanager
+def control(given: argparse.Namespace, folders: Sequence[Path]) -> Iterator[dict[int, float]]:
+    """Originals in a process of their own, called in the same way while the run warms up; what each of their sessions leaves
+    behind, which is there at the end."""
+    usual: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        seconds = max(WARM * given.seconds - START, START / 2)
+        command = [sys.executable, "-m", "samples.threads", *map(str, folders), "--plain", "--report", str(report)]
+        for name in ("threads", "sessions", "provider", "every"):
+            command += [f"--{name}", str(getattr(given, name))]
+        with subprocess.Popen([*command, "--seconds", str(seconds)], stdout=subprocess.DEVNULL) as child:
+            yield usual
+            child.wait()
+        found = json.loads(report.read_text(encoding="utf-8"))
+        usual.update({column: max(0.0, Result(**found | {"usual": {}}).left(column)) for column in PROCESS})
 
 
 def _optimized(name: str, work: Path, provider: str) -> Path:

@@ -60,12 +60,26 @@ def test_wrong_and_failing_answers_are_found() -> None:
 @pytest.mark.parametrize(("slope", "failed"), [(0, False), (1, True)])
 def test_growing_memory_is_a_failure(column: int, slope: int, failed: bool) -> None:
     sizes = [[(200 + slope * t * (k == column)) * threads.MEBI for k in (1, 2, 3)] for t in range(120)]
-    found = threads.Result(seconds=120.0, memory=[(float(t), a, b, c) for t, (a, b, c) in enumerate(sizes)])
+    found = threads.Result(seconds=120.0, memory=[(float(t), a, b, c, t) for t, (a, b, c) in enumerate(sizes)])
     assert found.failed() == failed
     assert ("GROWS" in "".join(found.lines())) == failed
     assert found.grown(column)[2] == pytest.approx(60 * slope)
 
 
+@pytest.mark.parametrize(("own", "failed"), [(0, False), (threads.MEBI, True)])
+def test_what_originals_leave_too_is_no_growth(own: int, failed: bool) -> None:
+    """Every session of a patched model leaves as much as one of an original, and `own` bytes more."""
+    usual, base = 3 * threads.MEBI, 200 * threads.MEBI
+    plain, patched = (
+        threads.Result(seconds=120.0, memory=[(float(t), base, 0, base + n * (t // 2), t // 2) for t in range(120)])
+        for n in (usual, usual + own)
+    )
+    patched.usual = {3: plain.left(3)}
+    assert plain.left(3) == pytest.approx(usual) and patched.left(3) == pytest.approx(usual + own)
+    assert plain.failed() and patched.failed() == failed
+    assert f"without {usual >> 10} KiB for each of 59 sessions" in "".join(patched.lines())
+
+
 def test_warming_up_is_no_growth() -> None:
-    rows = [(float(t), min(t, 20) * 10 * threads.MEBI, 0, 0) for t in range(120)]
+    rows = [(float(t), min(t, 20) * 10 * threads.MEBI, 0, 0, t) for t in range(120)]
     assert not threads.Result(seconds=120.0, memory=rows).failed()

@@ -9,8 +9,9 @@ with 130 and leaves nothing beside the folder; one that lost a worker goes on to
 completes, writes the bytes of an undisturbed run, takes every plan that the stopped one had made from the cache, and leaves
 nothing behind.
 
-With --gpu runs measure candidates there, and are killed while they do. What such a run writes depends on times: a folder is
-judged by its report, and the next run has to take every time that the killed one had kept.
+With --gpu runs measure candidates there, and are killed while they do: two of three when some candidates have a time and
+others have none. What such a run writes depends on times: a folder is judged by its report, and the next run has to take
+every time that the killed one had kept.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import random
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -32,19 +34,20 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from mirage_cli.environment import OBJECTS, RESULTS, TUNINGS
-from mirage_cli.tuning_cache import Measurement, TuningCache
+from mirage_cli.tuning_cache import FILE, SETTLED, Measurement, TuningCache
 from tests.faults.state import complete, files, litter, standing
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "samples" / "operators" / "mlp_fp32.onnx"
 GPU_MODEL = ROOT / "samples" / "operators" / "rmsnorm_linear_fp16.onnx"
 TUNING = ("tune", "measure")  #: stages of a run that measures on a GPU
+TRIED = 8  #: candidates
 KINDS = ("group", "parent", "worker", "SIGTERM", "SIGINT")
 MARK = "MIRAGE_KILLS"  #: a variable that all processes of a run have
 PLANNED = re.compile(r"search and prove: \S+ x\d+: ")  #: a fragment is planned
@@ -55,11 +58,12 @@ Line = tuple[float, str]
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """When to stop a run: some seconds after so many of its lines."""
+    """When to stop a run: some seconds after so many of its lines, and after so many candidates were measured."""
 
     phase: str
     lines: int
     seconds: float
+    timed: int = 0
 
 
 @dataclasses.dataclass
@@ -127,6 +131,16 @@ class Place:
         shutil.copytree(self.cache / TUNINGS, look)
         return {r.candidate for r in TuningCache(look).rows() if isinstance(r.value, Measurement)}
 
+    def kept(self) -> int:
+        """How many measurements the cache holds, asked while a run writes to it."""
+        file = self.cache / TUNINGS / FILE
+        try:
+            with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db:
+                count: int = db.execute("SELECT count(*) FROM tunings WHERE candidate != ?", (SETTLED,)).fetchone()[0]
+        except sqlite3.Error:
+            return 0
+        return count
+
 
 def _usual_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -187,7 +201,7 @@ class Program:
 
     def __init__(self, folder: Path, model: Path, jobs: int, gpu: int | None = None) -> None:
         self.folder, self.model, self.jobs, self.gpu = folder, model, jobs, gpu
-        self.options = ("--target", "cpu") if gpu is None else ("--gpu", str(gpu), "--tune-candidates", "8")
+        self.options = ("--target", "cpu") if gpu is None else ("--gpu", str(gpu), "--tune-candidates", str(TRIED))
         place = Place(folder / "first", model, jobs, self.options)
         place.complete("--skip", "*")
         self.old = files(place.out)
@@ -271,6 +285,8 @@ class Program:
         reader.start()
         if moment.lines:
             reached.wait()
+        while moment.timed and child.poll() is None and place.kept() < moment.timed:
+            time.sleep(0.01)
         time.sleep(moment.seconds)
         outcome.phase = "ended" if child.poll() is not None else phase_of(lines[-1]) if lines else "start"
         stop(child, outcome.kind, mark, random)
@@ -323,6 +339,10 @@ def run(
     only = () if program.gpu is None else TUNING
     drawn = [moments(lines, random.Random(seed + n), only) for n, lines in enumerate(program.prepared)]
     asked = [(k, KINDS[k % len(KINDS)], next(drawn[k % len(drawn)]), k // len(KINDS) % 2 == 0) for k in range(count)]
+    if program.gpu is not None:
+        within = random.Random(seed)
+        between = [Moment("tune", 1, within.uniform(0, 0.3), within.randint(1, TRIED - 1)) for _ in range(count)]
+        asked = [(k, kind, between[k] if k % 3 else moment, over) for k, kind, moment, over in asked]
 
     def one(k: int, kind: str, moment: Moment, over: bool) -> Outcome | None:
         if time.monotonic() > until:
@@ -353,9 +373,17 @@ def table(outcomes: Sequence[Outcome]) -> str:
             timed, taken = sum(o.timed for o in own), sum(o.taken for o in own)
             if timed:
                 lines.append(f"{'':8} {timed} candidates measured before, {taken} of them from the cache afterwards")
+    timed_then = Counter(o.timed for o in outcomes)
+    if any(timed_then):
+        lines.append("candidates with a time when it was stopped: " + said_of(timed_then))
     phases = Counter(o.phase for o in outcomes)
-    lines.append("stopped: " + ", ".join(f"{n} in {phase}" for phase, n in sorted(phases.items())))
+    lines.append("stopped in: " + said_of(phases))
     return "\n".join(lines)
+
+
+def said_of(counts: Mapping[Any, int]) -> str:
+    """Counts as text."""
+    return ", ".join(f"{what} ({n} runs)" for what, n in sorted(counts.items()))
 
 
 def main() -> int:
