@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "samples" / "operators"
 KILLED = 3  #: one of so many
 SHARED = 3  #: one of so many runs writes into the folder of the one before
+BUSY = f'"code": "{Busy.code}"'
 PLACE = ("p", "{}", "f32", "sm_90a", "H200", "1", "1")
 
 
@@ -125,11 +126,13 @@ def sound(cache: Path) -> list[str]:
 # ---- optimize --------------------------------------------------------------------------------------------------------
 def optimizing(root: Path, count: int, at_once: int, draw: random.Random) -> Iterator[str]:
     """Problems of runs of `optimize`; prints what was done."""
+    for name in ("alone", "outs"):
+        (root / name).mkdir()
     models = sorted(MODELS.glob("*_fp32.onnx"))[:count]
     cache = root / "cache"
 
     def run(model: Path, out: Path, cache: Path, kill_after: float | None = None) -> Run:
-        options = ["--target", "cpu", "--force", "--jobs", "1", "--cache", str(cache), "-q"]
+        options = ["--target", "cpu", "--force", "--jobs", "1", "--cache", str(cache), "--json"]
         return Run(["optimize", str(model), "-o", str(out), *options], kill_after)
 
     alone = [run(m, root / "alone" / m.stem, root / f"cache-{m.stem}") for m in models]
@@ -150,10 +153,12 @@ def optimizing(root: Path, count: int, at_once: int, draw: random.Random) -> Ite
         time.sleep(draw.uniform(0, 0.3))
         return ["cache", draw.choice(["clean", "list"]), "--cache", str(cache)]
 
-    others = race(together, at_once, root, beside)
+    others, busy = race(together, at_once, root, beside), 0
     for k, (m, out, r) in enumerate(zip(models, outs, together, strict=True)):
+        told = BUSY in (root / f"said{k}").read_text(errors="replace")
+        busy += told
         owners = [n.stem for n, o in zip(models, outs, strict=True) if o == out]
-        if r.code is not None and r.code not in (0, *([Busy.exit_code] if len(owners) > 1 else [])):
+        if r.code and not (told and len(owners) > 1):
             yield f"{m.stem}: exit code {r.code}: {_said(root / f'said{k}')}"
         found = files(out) if out.exists() else None
         if found is not None and (not complete(out) or found not in [known[o] for o in owners]):
@@ -161,7 +166,6 @@ def optimizing(root: Path, count: int, at_once: int, draw: random.Random) -> Ite
         if r.code == 0 and found is None:
             yield f"{m.stem}: there is no folder"
     killed = sum(r.code is None for r in together)
-    busy = sum(r.code == Busy.exit_code for r in together)
     yield from sound(cache)
     again = [run(m, root / "outs" / m.stem, cache) for m in models]
     race(again, at_once, root)
