@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mirage_cli import tuning_cache
 from mirage_cli.errors import ModelError
 from mirage_cli.tuning_cache import (
     FILE,
@@ -275,6 +276,22 @@ def test_merging_keeps_what_knows_more(cache: TuningCache, here: Measurement, th
     cache.store([row(value=here)])
     assert cache.merge([row(value=there)]) == ((1, 0) if taken else (0, 1))
     assert cache.fetch(WHERE) == {"c1": there if taken else here}
+
+
+def test_nobody_else_writes_while_rows_are_compared(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process brought in between would be replaced by what knows less."""
+    cache.store([row(value=Measurement(9.0, 9.0, 9.0, 9))])
+    known, better = tuning_cache._better, Measurement(5.0, 5.0, 5.0, 60)
+    monkeypatch.setattr(tuning_cache, "BUSY_SECONDS", 0.0)
+
+    def meanwhile(*given: Any) -> bool:
+        with pytest.warns(UserWarning, match="database is locked"):
+            assert not TuningCache(cache.root).store([row(value=better)])
+        return known(*given)
+
+    monkeypatch.setattr(tuning_cache, "_better", meanwhile)
+    assert cache.merge([row()]) == (1, 0)
+    assert cache.fetch(WHERE) == {"c1": TIME}
 
 
 @pytest.mark.parametrize(

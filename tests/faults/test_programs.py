@@ -49,6 +49,16 @@ def test_a_file_system_without_locks() -> None:
     assert "no locks: usage (1 calls failed)" in done.stdout and "its file system has no locks" in done.stdout
 
 
+def test_imports_at_once() -> None:
+    """Some of them are killed, and the cache is emptied beside them."""
+    command = [sys.executable, "-m", "tests.faults.races", "--only", "imports", "--imports", "6"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("seed 0: 0 problems\n")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_a_run_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its processes, in the middle of compiling; what it had searched is taken from the cache."""
