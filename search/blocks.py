@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.program import Program
-from mirage_cli.search.closure import closure_of
+from mirage_cli.search.closure import TooManyValues, closure_of
 from mirage_cli.search.extract import block_graphs
 from mirage_cli.search.fuse import thread_graphs
 from mirage_cli.search.kernels import operators
@@ -32,6 +32,7 @@ def mapping_graphs(program: Program, mapping: Mapping, candidates: int, max_ops:
         found.values = len(closure.values)
         graphs = block_graphs(closure, candidates)
     except Refused as e:
+        found.values = e.values if isinstance(e, TooManyValues) else found.values
         found.refused.append(f"{mapping}: {e}")
         return found
     for graph in graphs:

@@ -32,7 +32,7 @@ from mirage_cli.search.mapping import Mapping
 from mirage_cli.search.space import AFTER, BEFORE, BODY, GRID, Arrays, P, Space
 from mirage_cli.search.wanted import NOTHING, Axes, Kind, Pair, Wanted
 
-MAX_VALUES = 20000  #: values of one closure
+MAX_VALUES = 5000  #: values of one closure: five times as many as those of the samples have
 MAX_OPEN_VALUES = 500  #: values of the closure of an open form; with more the other form is searched
 
 
@@ -60,6 +60,14 @@ class Value:
     made: int = 0
     ways: list[Derivation] = field(default_factory=list)
     inverse: Residue | None = None
+
+
+class TooManyValues(Refused):
+    """A closure that has become too large: how many `values` it had."""
+
+    def __init__(self, message: str, values: int) -> None:
+        super().__init__(message)
+        self.values = values
 
 
 class Closure:
@@ -123,7 +131,7 @@ class Closure:
                         self._combine(value, self.values[number], meeting)
             self._functions(value)
             if len(self.values) > self.max_values:
-                raise Refused(f"more than {self.max_values} values under {self.mapping}")
+                raise TooManyValues(f"more than {self.max_values} values under {self.mapping}", len(self.values))
         self.outputs = [self._matches(t) for t in self.form.outputs]
         return self
 

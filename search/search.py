@@ -37,6 +37,9 @@ FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be wor
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands
 MARGIN = 1.2  #: how much better than one kernel several have to be predicted: the model is not more exact than that
 MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
+HOPELESS = (
+    4 * MAX_CUT_VALUES
+)  #: and after which no more are searched in any case, nor mappings of programs searched together
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
 SHORTEST = 64  #: positions of a split axis that a part has at least
 
@@ -215,7 +218,20 @@ class Searcher:
     def _mapped(
         self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], start: float
     ) -> Iterator[Found | None]:
-        """What each mapping gives; None where the budget was spent before."""
+        """What each mapping gives; None where the budget was spent before. Behind `HOPELESS` values mappings are refused."""
+        closures, values = self._closures(programs, jobs, start), 0
+        for _, mapping in jobs:
+            if values > HOPELESS:
+                yield Found(refused=[f"{mapping}: others have more than {HOPELESS} values"])
+                continue
+            found = next(closures)
+            values += found.values if found is not None else 0
+            yield found
+
+    def _closures(
+        self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], start: float
+    ) -> Iterator[Found | None]:
+        """What each mapping gives, as far as it is asked for."""
         calls = [(programs[key], m, self.options.candidates, self.options.max_ops) for key, m in jobs]
         self._note(mappings=self._standing.mappings + len(calls))
         if self.options.budget or self.options.jobs <= 1:
@@ -239,7 +255,7 @@ class Searcher:
         roomy = self._roomy(program, target, total)
         found = [c for o in ways for c in roomy(self._candidate(o, floor))]
         self._note(best_us=min((c.predicted_us for c in found), default=None))
-        budget = total.values + MAX_CUT_VALUES
+        budget, hopeless = (total.values + n for n in (MAX_CUT_VALUES, HOPELESS))
 
         def scores(parts: Sequence[Program]) -> list[dict[int, float]]:
             self._find(parts)
@@ -258,7 +274,7 @@ class Searcher:
             short = (program.key(), target.name) in self._short
             if best - self._floor(form, target) > (NEAR_FLOOR if short else FAR_FROM_FLOOR) * target.launch_us:
                 branches = Branches(form, self.options.max_kernels, bound, scores)
-                for parts in branches.run(best / MARGIN, lambda: total.values > budget):
+                for parts in branches.run(best / MARGIN, lambda some: total.values > (budget if some else hopeless)):
                     made = (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
                     found += (c for m in made for c in roomy(m))
                     self._note(best_us=min((c.predicted_us for c in found), default=None))

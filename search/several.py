@@ -68,9 +68,9 @@ class Branches:
         self._sizes = {k: sum(bool(n.over) for n in part.nodes) for k, part in parts.items()}
         self._known: dict[int, Scores] = {}
 
-    def run(self, best: float, spent: Callable[[], bool]) -> list[Cut]:
-        """The best cuts, of those that are better than `best`. No more parts are searched once `spent` and there is a way
-        to compute the program."""
+    def run(self, best: float, spent: Callable[[bool], bool]) -> list[Cut]:
+        """The best cuts, of those that are better than `best`. No more parts are searched once `spent`, which is told whether
+        there is a way to compute the program."""
         pending, done = [*range(len(self.cuts))], list[tuple[float, int]]()
         while True:
             waiting: list[tuple[float, int]] = []
@@ -81,7 +81,7 @@ class Branches:
                     done.append((worth, k))
                 elif size > 0 and worth < PROMISING * best:
                     waiting.append((worth * (2 + size), k))
-            if not waiting or (best < math.inf and spent()):
+            if not waiting or spent(best < math.inf):
                 return [self.cuts[k] for _, k in sorted(done)[:KEPT]]
             new = {id(part): part[0] for part in self.cuts[min(waiting)[1]] if id(part) not in self._known}
             self._known |= zip(new, self.scores([*new.values()]), strict=True)

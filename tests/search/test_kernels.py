@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -351,13 +352,32 @@ def test_branch_and_bound_finds_the_best_cut(seed: int) -> None:
         )
 
     branches = Branches(p, 4, bound, lambda parts: [scores(part) for part in parts])
-    found = branches.run(math.inf, lambda: False)
+    found = branches.run(math.inf, lambda _: False)
     searched = len(drawn)
     least = min(worth(c) for c in cuts)
     assert searched < len(drawn)
     assert least <= worth(found[0]) <= least / 0.9 + 1e-9
     assert [worth(c) for c in found] == sorted(worth(c) for c in found)
-    assert not branches.run(1e-6, lambda: False)
+    assert not branches.run(1e-6, lambda _: False)
+
+
+def test_parts_are_not_searched_without_an_end() -> None:
+    """No part can be computed: as many as a search may spend are asked for."""
+    p, asked = program_of("norm_gated_mlp_fp32"), list[Program]()
+
+    def scores(parts: Sequence[Program]) -> list[dict[int, float]]:
+        asked.extend(parts)
+        return [{} for _ in parts]
+
+    told: list[bool] = []
+
+    def spent(some: bool) -> bool:
+        told.append(some)
+        return len(asked) > 1
+
+    assert not Branches(p, 4, lambda _: 1.0, scores).run(math.inf, spent)
+    assert 2 <= len(asked) < len(all_cuts(p, 4))
+    assert not any(told)
 
 
 def test_what_only_products_read_is_stored_in_their_type() -> None:

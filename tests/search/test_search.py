@@ -19,6 +19,7 @@ from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.field import ZeroDenominator
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
+from mirage_cli.search import closure, search
 from mirage_cli.search.closure import Closure
 from mirage_cli.search.extract import block_graphs
 from mirage_cli.search.form import search_form
@@ -175,6 +176,18 @@ def test_bound_on_values() -> None:
     form = search_form(p)
     with pytest.raises(Refused, match="more than 5 values under loop - split -"):
         Closure(form, Mapping(), 5).run()
+
+
+def test_values_of_closures_that_are_too_large_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mappings of one search have so many values together."""
+    monkeypatch.setattr(closure, "MAX_VALUES", 5)
+    monkeypatch.setattr(closure, "MAX_OPEN_VALUES", 5)
+    monkeypatch.setattr(search, "HOPELESS", 12)
+    graphs, statistics = Searcher(SearchOptions()).blocks(normed())
+    assert not graphs
+    assert 12 < statistics.values < 24
+    assert "more than 5 values under" in statistics.refused[0]
+    assert statistics.refused[-1].endswith("others have more than 12 values")
 
 
 def test_a_spent_budget_is_reported() -> None:
