@@ -106,6 +106,8 @@ def test_an_untouched_folder_passes(optimized: Optimized) -> None:
     assert proof.data["verdict"]["log2_bound"] < -40
     stored = json.loads((folder / "report.json").read_text())["fragments"][0]["verification"]
     assert proof.data["verdict"]["primes"] != stored["primes"]  # other random points
+    (kernel,) = found.of("kernel")
+    assert kernel.data["float"] == stored["float"]  # on the same inputs
     assert {c.output for c in found.outputs} == {"output"}
     assert all(c.reference == "float64" and c.accuracy.rmse > 0 for c in found.outputs)
     assert all(
@@ -119,6 +121,8 @@ def test_a_model_passes_and_every_fragment_is_named(optimized: Optimized) -> Non
     assert found.passed, found.text()
     replaced = [f for f in json.loads((folder / "report.json").read_text())["fragments"] if f["status"] == "replaced"]
     names = {f"{f['name']}_{f['id']}" for f in replaced}
+    stored = {f"{f['name']}_{f['id']}": f["verification"]["float"] for f in replaced}
+    assert all(f.data["float"] != stored[f.where] for f in found.of("kernel"))  # another seed has other inputs
     for check in ("model", "function", "original", "kernel"):
         assert {f.where for f in found.of(check)} == names
     assert {f.where for f in found.of("proof")} == {f["mugraph"]["file"] for f in replaced}
