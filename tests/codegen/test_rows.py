@@ -17,7 +17,7 @@ from mirage_cli.lax.program import Program
 from mirage_cli.search.combine import two_kernels
 from mirage_cli.search.mugraph import BlockGraph
 from mirage_cli.search.row_values import rows_of
-from mirage_cli.search.rows import Shape, predicted_us, ranked, schedule_of, shape_of, shapes
+from mirage_cli.search.rows import Shape, check, predicted_us, ranked, schedule_of, shape_of, shapes
 from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.search.target import load_target
 from mirage_cli.search.tiling import blocks_ranked
@@ -176,6 +176,16 @@ def test_shapes_that_do_not_fit_are_refused(shape: Shape, problem: str) -> None:
     case = Case("x", p, single(p, graph), (schedule_of(p, graph, shape, {}),), HOPPER)
     with pytest.raises(Refused, match=problem):
         case.render()
+
+
+def test_threads_have_room_for_what_others_show_them() -> None:
+    """nvcc spills 404 bytes where 32 threads that lie apart share rows, four at a time, and have 64 registers each."""
+    p = program(lambda g, t: [compose.matmul(g, g.input("x", (1, 64), t), g.input("w", (64, 56), t))], F32)
+    rows = rows_of(p, next(g for g in _graphs(p) if not any(o.op == "contract" for o in g.ops)))
+    assert not rows.along
+    check(rows, Shape(512, 16, 4, 4), load_target("sm_80"))
+    with pytest.raises(Refused, match="about 160 registers"):
+        check(rows, Shape(1024, 32, 2, 4), load_target("sm_80"))
 
 
 def test_a_row_of_unknown_length_is_refused() -> None:
