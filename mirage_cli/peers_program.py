@@ -30,8 +30,14 @@ _SOFTMAX = "softmax"  #: a node that only this module makes
 def functions(torch: Any) -> dict[str, Callable[..., Any]]:
     """The torch function of every operator of the registry; of truth values they take and make booleans."""
     f = torch.nn.functional
+
+    def guarded(x: Any, y: Any) -> Any:
+        quotient = x / y
+        spurious = torch.isnan(quotient) & (torch.isnan(y) | ~torch.isnan(x))
+        return torch.where(spurious, torch.zeros_like(quotient), quotient)
+
     own: dict[str, Callable[..., Any]] = {
-        "div0": lambda x, y: torch.nan_to_num(x / y, nan=0.0, posinf=float("inf"), neginf=float("-inf")),
+        "div0": guarded,
         "recip": torch.reciprocal,
         "where": lambda c, x, y: torch.where(c if c.dtype == torch.bool else c != 0, x, y),
         "silu": f.silu,

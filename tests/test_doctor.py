@@ -95,6 +95,7 @@ def test_a_package_that_is_broken(machine: pytest.MonkeyPatch, tmp_path: Path) -
     (tmp_path / "cupy.py").write_text("raise AttributeError('built for another numpy')")
     (tmp_path / "torch.py").write_text("")
     machine.setattr(doctor, "_module", MODULE)
+    machine.setattr(doctor, "_version", lambda distribution: "of unknown version")  # whatever is installed
     machine.syspath_prepend(str(tmp_path))
     found = doctor.examine()
     assert found.item("torch").ok

@@ -51,7 +51,8 @@ def library(cxx: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> ctypes.
     command = [part if part != "-O3" else "-O0" for part in job.command]
     subprocess.run(command, cwd=folder, check=True)
     link = [*cxx.cxx.command, *cxx.cxx.compile_flags, "-shared", "-fPIC", "run_time.cpp", job.object]
-    subprocess.run([*link, *cxx.cxx.link_flags, "-o", "libmirage.so"], cwd=folder, check=True)
+    own = "-Wl,-Bsymbolic"  # and not those of a run-time library that torch or onnxruntime have loaded for all
+    subprocess.run([*link, *cxx.cxx.link_flags, own, "-o", "libmirage.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "libmirage.so"))
 
 
