@@ -10,7 +10,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mirage_cli import __version__, coverage, dims, fragment_details, kept, patch, ranges, report_file, script_patch
+from mirage_cli import (
+    __version__,
+    coverage,
+    dims,
+    fragment_details,
+    kept,
+    mugraph_file,
+    patch,
+    ranges,
+    report_file,
+    script_patch,
+)
 from mirage_cli.backends import cpu
 from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
@@ -140,7 +151,7 @@ def _written(data: Mapping[str, Any], folder: Path, draft: Path, called: str) ->
     graphs: dict[str, dict[str, Any]] = {}
     ours = [name for name in data["files"] if name.startswith(f"{MUGRAPHS}/") and name.endswith(".json")]
     for name in sorted(ours):
-        stored = json.loads((folder / name).read_text(encoding="utf-8"))
+        stored = mugraph_file.read(folder / name)
         graphs[stored["id"]] = stored
     drawn = {identifier: pictures(stored) for identifier, stored in graphs.items()}
     write_text(draft / MARK, as_text(data))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from mirage_cli import (
@@ -26,8 +25,8 @@ from mirage_cli import (
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_report import BenchReport, FragmentRow
 from mirage_cli.contestant import Contestant, OrtContestant, Place
-from mirage_cli.errors import ModelError, ToolMissing, UsageError
-from mirage_cli.frontends import sizes
+from mirage_cli.errors import ToolMissing, UsageError
+from mirage_cli.frontends import onnx_file, sizes
 from mirage_cli.gpu import GpuTimer
 from mirage_cli.lax.program import Program, program_from_json
 from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
@@ -169,10 +168,7 @@ def _targets(report: Mapping[str, Any]) -> set[str]:
 
 def _read_model(path: Path) -> onnx.ModelProto:
     """The patched model, its external data not loaded."""
-    try:
-        return onnx.load(path, load_external_data=False)
-    except (OSError, DecodeError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
+    return onnx_file.parse(onnx_file.read_bytes(str(path)), str(path))
 
 
 def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import environment, kept, placed
+from mirage_cli import environment, kept, placed, rawfile
 from mirage_cli.environment import ANSWERS, GRAPHS, OBJECTS, RESULTS, TUNINGS
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters.labels import counted
@@ -137,8 +137,8 @@ def _counts(objects: list[int], results: list[int]) -> str:
 def _read(file: str) -> str:
     try:
         if file == "-":
-            return sys.stdin.read()
-        return Path(file).read_text(encoding="utf-8")
+            return sys.stdin.read(rawfile.LARGEST)
+        return rawfile.content(file).decode()
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, AttributeError, ValueError) as error:

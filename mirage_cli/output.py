@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mirage_cli.errors import Busy, UsageError
-from mirage_cli.rawfile import regular_file
+from mirage_cli.rawfile import content, regular_file
 
 MARK = "report.json"  #: what tells an output folder of ours
 PAGE = "report.html"  #: the same for people
@@ -119,7 +119,7 @@ def _recover(place: Path) -> None:
 def _foreign(folder: Path) -> str:
     """A file in a folder that its report does not tell of, or nothing."""
     try:
-        report = json.loads((folder / MARK).read_bytes())
+        report = json.loads(content(folder / MARK))
         known = {*report["files"], MARK, PAGE} if "mirage" in report else set()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         known = set()

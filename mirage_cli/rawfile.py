@@ -18,6 +18,7 @@ from io import BufferedReader
 from pathlib import Path
 
 CHUNK = 1 << 22  #: bytes that are read at a time
+LARGEST = 1 << 26  #: bytes of a document that is read whole; ours have a hundredth of it
 #: why the kernel may refuse to copy between two files that can be read and written
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
@@ -33,6 +34,22 @@ def regular_file(path: Path | str) -> Iterator[tuple[BufferedReader, int]]:
     pipe or a device, which may have no end."""
     with open(path, "rb", opener=without_waiting) as file:
         yield file, _regular_size(file.fileno(), path)
+
+
+def content(path: Path | str, most: int = LARGEST) -> bytes:
+    """What is in a regular file of at most `most` bytes. Raises OSError, also for other kinds of files and for larger ones."""
+    with regular_file(path) as (file, size):
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {most} are read", str(path))
+        return file.read(size)
+
+
+def held(path: Path) -> bytes | None:
+    """The same; None where there is no such file."""
+    try:
+        return content(path)
+    except OSError:
+        return None
 
 
 def _regular_size(fd: int, path: Path | str) -> int:

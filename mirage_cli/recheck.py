@@ -52,6 +52,7 @@ from mirage_cli.lax.program import Program
 from mirage_cli.output import LIBRARY, MARK, MODEL, MUGRAPHS, SCRIPT, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import rendered as rendered_again
+from mirage_cli.rawfile import held
 from mirage_cli.recheck_folder import Fragment, against_original, check_job, check_pair, external, fragments, read_model
 from mirage_cli.report import REPLACED
 from mirage_cli.report_file import read as read_report
@@ -190,8 +191,11 @@ class _Recheck:
             return None
         told, options = self.report["model"], self.report["options"]
         path, digest = told["path"], told["sha256"]
-        if not Path(path).is_file():
-            self.result.notes.append(f"the original model {path} is not there: its place is taken by the functions")
+        trusted = self.options.trust_library or trust.is_own(self.folder, self.report)
+        missing = not Path(path).is_file()
+        if missing or (Path(path).suffix in torchscript_module.SUFFIXES and not trusted):
+            why = "not there" if missing else "a program, which this folder alone names"
+            self.result.notes.append(f"the original model {path} is {why}: its place is taken by the functions")
             return None
         try:
             numbers, shapes = dims.numbers(dims.parse(options["dim"])), options["shape"]
@@ -275,7 +279,7 @@ class _Recheck:
         order = {name: k for k, name in enumerate(self.report_order())}
         specs = sorted((f.spec for f in self.fragments), key=lambda s: order.get(s.id, len(order)))
         src = self.folder / SOURCES
-        there = {n: (src / n).read_bytes() if (src / n).is_file() else c for n, c in rendered.items()}
+        there = {n: held(src / n) or c for n, c in rendered.items()}
         texts = [tables(specs, with_cpu, with_cuda, source_digests(r)) for r in (rendered, there)]
         self.same(f"{SOURCES}/{TABLES}", *(text.encode() for text, _ in texts))
         self.same(HEADER, texts[0][1].encode())
@@ -289,11 +293,9 @@ class _Recheck:
 
     def same(self, name: str, *wanted: bytes) -> None:
         """Take down whether a file is one of those wanted."""
-        try:
-            problem = "" if (self.folder / name).read_bytes() in wanted else "the file is not what its muGraph gives"
-        except OSError:
-            problem = "the file is missing"
-        self.result.add("source", name, problem)
+        found = held(self.folder / name)
+        problem = "" if found in wanted else "the file is not what its muGraph gives"
+        self.result.add("source", name, "the file is missing" if found is None else problem)
 
     def choose_library(self, place: Path) -> None:
         """Take a library that is built anew in the place of one that this user's mirage did not build."""
@@ -328,12 +330,9 @@ class _Recheck:
         problems = [f"it has no kernel of {o}" for o in operators if o.rpartition("_")[2] not in kernels]
         src = self.folder / SOURCES
         if self.library.absolute().parent == self.folder.absolute() and src.is_dir():
-            paths = [
-                p
-                for p in src.iterdir()
-                if p.suffix in _SUFFIX.values() and p.name not in (TABLES, torch_library.SOURCE)
-            ]
-            wanted = dict(line.split() for line in source_digests({p.name: p.read_bytes() for p in paths}))
+            others = (TABLES, torch_library.SOURCE)
+            paths = [p for p in src.iterdir() if p.suffix in _SUFFIX.values() and p.name not in others]
+            wanted = dict(line.split() for line in source_digests({p.name: held(p) or b"" for p in paths}))
             problems += [
                 f"it was not built from {SOURCES}/{name} as it is there"
                 for name in sorted(wanted.keys() | found.keys())

@@ -15,11 +15,10 @@ from typing import Any
 
 from mirage_cli.errors import ModelError
 from mirage_cli.output import MARK, MUGRAPHS
-from mirage_cli.rawfile import regular_file
+from mirage_cli.rawfile import LARGEST, content
 from mirage_cli.report import SCHEMA_VERSION
 from mirage_cli.report_schema import SCHEMA
 
-MAX_BYTES = 1 << 26  #: of a report.json; those of models with thousands of nodes have a hundredth of it
 MAX_DEPTH = 32  #: of lists and objects in each other
 _LARGEST = 1 << 63  #: whole numbers stay below, so that arithmetic with them does not overflow
 _SHOWN = 40  #: characters of a value that messages repeat
@@ -54,7 +53,7 @@ def read(folder: Path) -> dict[str, Any]:
     """The report of an output folder. Raises ModelError, naming the file, what was expected and what was found."""
     path = folder / MARK
     try:
-        data = json.loads(plain_text(path, MAX_BYTES), parse_constant=_refuse)
+        data = json.loads(plain_text(path), parse_constant=_refuse)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(
             f"{folder}: expected an output folder of mirage optimize, found no {MARK} in it", _OPTIMIZE
@@ -71,12 +70,9 @@ def read(folder: Path) -> dict[str, Any]:
     return report
 
 
-def plain_text(path: Path, most: int) -> str:
+def plain_text(path: Path, most: int = LARGEST) -> str:
     """The content of a regular file of at most `most` bytes. Raises OSError and ValueError."""
-    with regular_file(path) as (file, size):
-        if size > most:
-            raise ValueError(f"it has {size} bytes, and at most {most} are read")
-        return file.read(size).decode()
+    return content(path, most).decode()
 
 
 def _refuse(word: str) -> None:

@@ -70,7 +70,7 @@ def run_script(job: ScriptJob) -> Arrays:
             torchscript_module.to_tensor(torch, job.inputs[n])
             for n in torchscript_module.input_names(job.model, module)
         ]
-        with torch.no_grad():
+        with torch.no_grad(), torchscript_module.silent():
             found = torchscript_module.flattened(module(*given))
     except (RuntimeError, KeyError) as error:
         raise ModelError(f"{job.model} does not run: {torchscript_module.first_lines(error)}") from None

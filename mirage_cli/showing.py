@@ -98,7 +98,7 @@ def drawing(folder: Path, identifier: str) -> Shown:
 
 def _file(path: Path, folder: Path, document: dict[str, Any]) -> Shown:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = report_file.plain_text(path)
     except FileNotFoundError:
         raise UsageError(
             f"{folder} has no {path.relative_to(folder)}",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mirage_cli import rawfile
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.errors import InvalidGraph, ModelError
 from mirage_cli.lax import extents as ex
@@ -63,7 +64,7 @@ def read(folder: Path) -> Steps:
     """The steps of an output folder. Raises ModelError where the file is missing or not well-formed."""
     path = folder / FILE
     try:
-        return _steps(json.loads(path.read_text(encoding="utf-8")))
+        return _steps(json.loads(rawfile.content(path)))
     except FileNotFoundError:
         raise ModelError(f"{folder}: expected the folder of a graph, found no {FILE}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidGraph) as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import __version__, devices, isolation, peers, suite_build, suite_cases
+from mirage_cli import __version__, devices, isolation, peers, rawfile, suite_build, suite_cases
 from mirage_cli.errors import MirageError, ModelError, UsageError
 from mirage_cli.options import Options, cores
 from mirage_cli.pipeline import Progress, Silent
@@ -112,7 +112,7 @@ def read_peers(path: Path, options: SuiteOptions) -> dict[str, dict[str, Any]]:
     """The peers' times by row in the JSON document of an earlier run. Raises ModelError for one that is none, UsageError
     for one of another suite or type."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(rawfile.content(path))
         settings = dict(data["settings"])
         rows = {str(r["name"]): {str(n): dict(p) for n, p in dict(r["peers"]).items()} for r in data["rows"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import comparison, inspection, report_file, showing
+from mirage_cli import comparison, inspection, rawfile, report_file, showing
 from mirage_cli import report as report_module
 from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.options import Options
@@ -64,7 +64,7 @@ def written(folder: Path, data: Any) -> Path:
 
 def large(path: Path) -> None:
     path.touch()
-    os.truncate(path, report_file.MAX_BYTES + 1)
+    os.truncate(path, rawfile.LARGEST + 1)
 
 
 def refusal(folder: Path) -> str:

@@ -16,6 +16,7 @@ import click
 from mirage_cli import progress, settings
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.options import Options
+from mirage_cli.rawfile import content
 from mirage_cli.settings import Setting
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 #: controls of terminals, marks that turn the direction of text, line ends of Unicode, surrogates
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: names that a shell puts into its line as they are: of others it has to make words itself
+_PLAIN = re.compile(r"[\w./+=@%-]*", re.ASCII)
 LONGEST = 4000  #: characters of an error's message that are shown
 MODELS = (".onnx", ".pt", ".ts")  #: how the names of models end
 HELP = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}  #: click's settings of all commands
@@ -138,7 +141,7 @@ class Model(click.Path):
         folder, beginning = os.path.split(incomplete)
         with contextlib.suppress(OSError):
             names = sorted(n for n in os.listdir(folder or ".") if n.startswith(beginning) and n.endswith(MODELS))
-            if names:
+            if names and all(_PLAIN.fullmatch(n) for n in (folder, *names)):
                 return [CompletionItem(os.path.join(folder, n)) for n in names]
         return [CompletionItem(incomplete, type="file")]
 
@@ -148,11 +151,13 @@ def fragments(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     from click.shell_completion import CompletionItem
 
     try:
-        with open(os.path.join(ctx.params.get("folder") or "", "report.json"), encoding="utf-8") as file:
-            found = [(str(f["id"]), str(f["name"])) for f in json.load(file)["fragments"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        data = json.loads(content(os.path.join(ctx.params.get("folder") or "", "report.json")))
+        found = [(str(f["id"]), " ".join(_clipped(printable(str(f["name"]))).split())) for f in data["fragments"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
-    return [CompletionItem(key, help=name) for key, name in found if key.startswith(incomplete)]
+    return [
+        CompletionItem(key, help=name) for key, name in found if key.startswith(incomplete) and _PLAIN.fullmatch(key)
+    ]
 
 
 def settings_options(*names: str, **helps: str) -> Callable[[F], F]:

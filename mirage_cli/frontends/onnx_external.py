@@ -24,6 +24,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from mirage_cli.datafile import StoredTensor
 from mirage_cli.errors import ModelError
+from mirage_cli.frontends.onnx_file import MAX_BYTES
 from mirage_cli.frontends.onnx_nodes import graphs
 from mirage_cli.rawfile import DataFile
 
@@ -56,6 +57,10 @@ class DataFiles:
     def inline(self, proto: onnx.TensorProto) -> None:
         """Put the elements into the message itself. Raises ModelError."""
         file, offset, size, _ = self._range(proto)
+        if size > MAX_BYTES:
+            raise ModelError(
+                f"{self.path}: constant {proto.name!r} has {size} bytes, of which a model holds {MAX_BYTES}"
+            )
         proto.raw_data = file.content[offset : offset + size]
         proto.data_location = onnx.TensorProto.DEFAULT
         del proto.external_data[:]
@@ -68,6 +73,8 @@ class DataFiles:
             size = math.ceil(math.prod(proto.dims) * dtype.bitwidth / 8)
         except (ValueError, TypeError) as error:
             raise ModelError(f"{self.path}: external data of tensor {proto.name!r}: {error}") from None
+        if any(d < 0 for d in proto.dims):
+            raise ModelError(f"{self.path}: tensor {proto.name!r} has a negative dimension: {list(proto.dims)}")
         offset = info.offset or 0
         file = self._open(info.location, proto.name)
         length: int | None = info.length

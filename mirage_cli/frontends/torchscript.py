@@ -7,7 +7,6 @@ what later puts operators into the TorchScript module too (`mirage_cli/script_pa
 from __future__ import annotations
 
 import contextlib
-import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,15 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import onnx as onnx_front_end
 from mirage_cli.frontends import torchscript_file, torchscript_graph, torchscript_operators
 from mirage_cli.frontends.imported import Imported, Options, Script
-from mirage_cli.frontends.torchscript_module import SUFFIXES, TYPES, first_lines, import_torch, input_names, open_module
+from mirage_cli.frontends.torchscript_module import (
+    SUFFIXES,
+    TYPES,
+    first_lines,
+    import_torch,
+    input_names,
+    open_module,
+    silent,
+)
 from mirage_cli.placed import Scratch
 
 suffixes = SUFFIXES
@@ -70,7 +77,7 @@ def _asked(path: str, module: Any, options: Options) -> tuple[Mapping[str, Seque
 def _silent(torch: Any) -> Iterator[None]:
     """The exporter may print on standard output: from Python, and from C++ when it fails."""
     torch._C._jit_set_onnx_log_output_stream("stderr")
-    with contextlib.redirect_stdout(io.StringIO()):
+    with silent():
         yield
 
 
@@ -79,7 +86,7 @@ def _seen(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str, 
     that do not fit: torch can tell them of the module itself only."""
     given = ", ".join(f"{n}={torchscript_graph.described(t)}" for n, t in inputs.items())
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), silent(), torch.no_grad():
             warnings.simplefilter("ignore")
             module(*inputs.values())
             found: dict[int, Any] = marked.run(torch, list(inputs.values()))

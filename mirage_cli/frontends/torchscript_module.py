@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -40,11 +43,18 @@ def open_module(torch: Any, path: str, device: str = "cpu") -> Any:
         reader = torch._C.PyTorchFileReader(path)
         names = [name for name in reader.get_all_records() if torchscript_file.is_code(name)]
         torchscript_file.check_code(path, ((name, reader.get_record(name)) for name in names))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), silent():
             warnings.simplefilter("ignore")
             return torch.jit.load(path, map_location=device).eval()
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"{path}: torch.jit.load refuses the file: {first_lines(error)}") from None
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Keep to oneself what a module prints, when it is opened and when it runs: standard output is for data."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 def input_names(path: str, module: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,11 @@ def test_wrong_usage(run: Run, arguments: list[str], message: str) -> None:
 
 def test_documents_that_are_none(run: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(b"\xff\xfe")
-    for file in ("bad.json", "absent.json"):
+    (tmp_path / "endless.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.json")
+    with (tmp_path / "sparse.json").open("wb") as file:
+        file.truncate(1 << 40)
+    for file in ("bad.json", "absent.json", "endless.json", "pipe.json", "sparse.json"):
         found = run("cache", "import", tmp_path / file, "--cache", tmp_path / "c", "--json")
         assert found.exit_code == 3
         assert file in error_of(found)["message"]

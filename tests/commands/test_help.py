@@ -146,6 +146,19 @@ def test_completion(line: str, expected: list[str], tmp_path: Path) -> None:
     assert completed(line, tmp_path) == expected
 
 
+def test_completion_offers_nothing_that_a_shell_would_run(tmp_path: Path) -> None:
+    """Shells put what is offered into their line as it is: files and reports of others can have any names."""
+    (tmp_path / "x;touch harm;.onnx").touch()
+    names = ("x;touch${IFS}harm", "$(touch harm)", "a b", "a\nplain,b", "\x1b[31m", "fine1")
+    found = {"fragments": [{"id": name, "name": "\x1b]0;owned\x07\nplain\nrm"} for name in names]}
+    (tmp_path / "report.json").write_text(json.dumps(found))
+    assert completed("mirage inspect x", tmp_path) == ["file,x"]
+    assert completed("mirage show . ", tmp_path) == ["plain,fine1"]
+    words = {"COMP_WORDS": "mirage show . fi", "COMP_CWORD": "3"}
+    done = process(env=environment(_MIRAGE_COMPLETE="zsh_complete", PYTHONPATH=ROOT, **words), cwd=tmp_path)
+    assert done.stdout.splitlines() == ["plain", "fine1", r"\x1b]0;owned\x07 plain rm"]
+
+
 @pytest.mark.parametrize(("shell", "shown"), [("zsh", "abc1\nnorm"), ("fish", "plain,abc1\tnorm")])
 def test_completion_of_other_shells_has_names(shell: str, shown: str, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps({"fragments": [{"id": "abc1", "name": "norm"}]}))

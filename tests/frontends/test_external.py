@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from mirage_cli import frontends
 from mirage_cli.errors import ModelError
+from mirage_cli.frontends import onnx_external
 from mirage_cli.frontends.imported import Imported
 from tests.frontends.models import parsed
 
@@ -184,18 +185,35 @@ def test_large_data_is_mapped_and_not_loaded(folder: Path) -> None:
     assert len(buffers) == 1
 
 
-def test_data_of_functions_and_constants_is_put_into_the_model(folder: Path) -> None:
+def load_constant(folder: Path, dims: list[int]) -> Imported:
     model = parsed("g (float[2] x) => (float[2] y) { c = Constant <value = float[2] {0, 0}> () y = Add(x, c) }")
     tensor = model.graph.node[0].attribute[0].t
+    tensor.dims[:] = dims
     tensor.ClearField("float_data")
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="w")
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    imported = frontends.load(str(path))
+    return frontends.load(str(path))
+
+
+def test_data_of_functions_and_constants_is_put_into_the_model(folder: Path) -> None:
+    imported = load_constant(folder, [2])
     assert imported.constant("c").tolist() == [1, 2]
     assert list(imported.external) == ["w"]
+
+
+@pytest.mark.parametrize(("dims", "words"), [([-1], "negative dimension"), ([1 << 32], "of which a model holds")])
+def test_constants_are_not_put_in_whatever_their_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dims: list[int], words: str
+) -> None:
+    """A sparse file beside the model can be as large as it likes; all but the last elements of it are no tensor."""
+    monkeypatch.setattr(onnx_external.DataFile, "sha256", lambda _: "")
+    with (folder / "w").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelError, match=words):
+        load_constant(folder, dims)
 
 
 def test_a_model_on_standard_input_has_no_folder() -> None:

@@ -177,6 +177,14 @@ def test_the_end_of_an_archive(tmp_path: Path) -> None:
             torchscript_file.check(str(path))
 
 
+def test_what_a_module_prints_is_not_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard output is for data; torch writes what modules print to Python's."""
+    with torchscript_module.silent():
+        print("\x1b[31m")
+    print("data")
+    assert capfd.readouterr().out == "data\n"
+
+
 def test_code_is_looked_at_as_torch_reads_it(tmp_path: Path) -> None:
     """Its reader of archives tells what torch.jit.load would run, which need not be what Python's tells."""
     loaded = []

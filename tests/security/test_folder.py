@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from mirage_cli import pipeline, trust
+from mirage_cli import assemble, pipeline, report_file, showing, trust
 from mirage_cli.backends import toolchain
 from mirage_cli.benchmark import BenchOptions, bench_folder
 from mirage_cli.errors import ModelError, Refused, ToolMissing, UsageError
@@ -77,7 +77,12 @@ def test_a_folder_of_another_user(copied: Optimized, tmp_path: Path, monkeypatch
         raise ToolMissing("no compiler")
 
     monkeypatch.setattr(toolchain, "find", absent)
+    (tmp_path / "program.pt").write_bytes(b"not to be opened")
+    report = json.loads((folder / "report.json").read_text())
+    report["model"]["path"] = str(tmp_path / "program.pt")
+    (folder / "report.json").write_text(json.dumps(report))
     found = checked(folder)
+    assert any("program.pt is a program, which this folder alone names" in n for n in found.notes)
     assert failed(found, "library") == {"libmirage.so"} and not found.of("kernel")
     assert any("cannot be built anew: no compiler" in n for n in found.notes)
     assert checked(folder, trust_library=True).passed
@@ -112,6 +117,29 @@ def test_bench_loads_what_the_report_tells_of(copied: Optimized, harm: Path) -> 
     with pytest.raises(Refused, match=r"not the file that its report\.json tells of"):
         bench_folder(folder, BenchOptions(cpu=True, runs=1))
     assert not harm.exists()
+
+
+def test_files_without_an_end(copied: Optimized, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links to devices, pipes and sparse files of terabytes in the place of files that are read whole."""
+    folder = copied(OPERATOR)
+    source = f"src/{mugraph(folder).stem}.cpp"
+    for name in ("mirage.h", source, "src/library.cpp"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "mirage.h").symlink_to("/dev/zero")
+    os.mkfifo(folder / source)
+    with (folder / "src" / "library.cpp").open("wb") as file:
+        file.truncate(1 << 40)
+    monkeypatch.setattr(assemble, "digest", lambda path: "")  # of a terabyte takes its time
+    found = checked(folder)
+    assert {"mirage.h", source, "src/library.cpp"} <= failed(found, "source")
+    with pytest.raises(ModelError, match="expected a regular file"):
+        showing.source(folder, mugraph(folder).stem, "cpp")
+    (folder / "report.json").unlink()
+    os.mkfifo(folder / "report.json")
+    with pytest.raises(ModelError, match="expected a regular file"):
+        report_file.read(folder)
+    with pytest.raises(UsageError, match="did not write"):
+        check_target(folder)
 
 
 def test_data_outside_of_the_folder(copied: Optimized, tmp_path: Path) -> None:
