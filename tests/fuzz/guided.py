@@ -9,16 +9,17 @@ Prints executions, coverage and faults for each target; exit code 1 with a fault
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from typing import Any
 
 INPUT_SECONDS = 10.0  #: of processor time, for one input
 INPUT_BYTES = 2 << 30  #: beyond what the process has
+BEGUN = time.monotonic()
+LATE = 5  #: seconds that a process may take beyond its time, which libFuzzer looks at between inputs only
 HANG_SECONDS = 60  #: after which libFuzzer ends a process that hangs outside of Python
 LONGEST = 1 << 17  #: bytes of an input
 FRAMES = 6  #: of a fault's traceback that are printed
@@ -73,6 +76,7 @@ def work(name: str, seconds: int, number: int, folder: Path, out: Path | None) -
     told = folder / f"{name}-{number}.json"
     counts = {"runs": 0, "read": 0}
     seen: set[str] = set()
+    parent, begun = os.getppid(), time.process_time()
 
     def one(data: bytes) -> None:
         counts["runs"] += 1
@@ -88,8 +92,10 @@ def work(name: str, seconds: int, number: int, folder: Path, out: Path | None) -
                 path.with_suffix(".txt").write_text(where + "\n" + traceback.format_exc(), encoding="utf-8")
         if counts["runs"] % 64 == 0:
             draft = told.with_suffix(".part")  # this process may be ended at any time
-            draft.write_text(json.dumps(counts | {"seconds": time.process_time()}), encoding="utf-8")
+            draft.write_text(json.dumps(counts | {"seconds": time.process_time() - begun}), encoding="utf-8")
             draft.replace(told)
+            if os.getppid() != parent:
+                os._exit(1)
 
     def mutate(data: bytes, size: int, seed: int) -> bytes:
         rng = Random(seed)
@@ -97,8 +103,9 @@ def work(name: str, seconds: int, number: int, folder: Path, out: Path | None) -
             return bytes(atheris.Mutate(data, size))
         return target.mutate(rng, data)[:size]
 
+    left = max(1, seconds - int(time.monotonic() - BEGUN))  # what is imported is instrumented, which takes a while
     arguments = [
-        *("fuzz", str(stock), f"-max_total_time={seconds}", f"-seed={number + 1}", f"-timeout={HANG_SECONDS}"),
+        *("fuzz", str(stock), f"-max_total_time={left}", f"-seed={number + 1}", f"-timeout={HANG_SECONDS}"),
         *(f"-max_len={LONGEST}", "-rss_limit_mb=8192", "-print_final_stats=1", f"-artifact_prefix={faults}/"),
         *("-reload=10", "-len_control=0", "-mutate_depth=2"),
     ]
@@ -157,25 +164,27 @@ def run(
     counts = {name: Count() for name in names}
     running: list[Worker] = []
     number = 0
-    try:
-        while any(rows) or running:
-            for row in rows:
-                if row and all(worker.row is not row for worker in running):
-                    name, allowed = row.pop(0)
-                    running.append(Worker(name, number, allowed, row, _started(name, allowed, number, folder, out)))
-                    number += 1
-            time.sleep(0.2)
-            for worker in [w for w in running if w.process.poll() is not None]:
+    stopped = threading.Event()
+    for signal_ in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_, lambda *_: stopped.set())
+    while (any(rows) and not stopped.is_set()) or running:
+        for row in rows:
+            if row and not stopped.is_set() and all(worker.row is not row for worker in running):
+                name, allowed = row.pop(0)
+                running.append(Worker(name, number, allowed, row, _started(name, allowed, number, folder, out)))
+                number += 1
+        stopped.wait(0.2)
+        for worker in list(running):
+            late = stopped.is_set() or worker.spent > worker.allowed + LATE
+            if late:
+                worker.process.kill()
+                worker.process.wait()
+            if worker.process.poll() is not None:
                 running.remove(worker)
                 left = round(worker.allowed - worker.spent)
-                _counted(counts[worker.name], folder, worker)
-                if worker.process.returncode not in (0, 1) and left > 5:  # a crash: on with what is left
+                _counted(counts[worker.name], folder, worker, late)
+                if worker.process.returncode not in (0, 1) and left > LATE:  # a crash: on with what is left
                     worker.row.insert(0, (worker.name, left))
-    except KeyboardInterrupt:
-        for worker in running:
-            worker.process.kill()
-            worker.process.wait()
-            _counted(counts[worker.name], folder, worker, stopped=True)
     for name, count in counts.items():
         count.inputs = len(list((folder / "corpus" / name).glob("*")))
         count.faults += sorted(
@@ -193,6 +202,7 @@ def _started(name: str, seconds: int, number: int, folder: Path, out: Path) -> s
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            process_group=0,  # what interrupts this process is not for them
         )
 
 
@@ -279,5 +289,4 @@ def _output(targets: Any, folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
+    sys.exit(main())
