@@ -229,7 +229,7 @@ def parse(text: str) -> Size:
         name = re.sub(r"\s+", "_", text)
     name = name.replace("*", _TIMES).replace("(", "[").replace(")", "]")
     again = named(name)
-    stays = (_polynomial(name) or again) == again and not (name.isascii() and name.isdigit())
+    stays = _polynomial(name) in (None, again) and not (name.isascii() and name.isdigit())
     return (
         again if stays else named(f"[{name}]")
     )  # what it would be read as, by this function and others, is not itself
@@ -284,6 +284,9 @@ def _parse_atom(tokens: list[str]) -> Size:
         return size
     if token.isdigit():
         return int(token)
+    limited = _limited(token)
+    if limited is not None:
+        return at_most(*limited)
     if token[0].isalpha() or token[0] == "_":
         return named(token)
     raise ValueError(token)
