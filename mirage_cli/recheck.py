@@ -191,11 +191,12 @@ class _Recheck:
             return None
         told, options = self.report["model"], self.report["options"]
         path, digest = told["path"], told["sha256"]
+        instead = "its place is taken by the functions"
         trusted = self.options.trust_library or trust.is_own(self.folder, self.report)
         missing = not Path(path).is_file()
         if missing or (Path(path).suffix in torchscript_module.SUFFIXES and not trusted):
             why = "not there" if missing else "a program, which this folder alone names"
-            self.result.notes.append(f"the original model {path} is {why}: its place is taken by the functions")
+            self.result.notes.append(f"the original model {path} is {why}: {instead}")
             return None
         try:
             numbers, shapes = dims.numbers(dims.parse(options["dim"])), options["shape"]
@@ -205,9 +206,7 @@ class _Recheck:
             self.result.notes.append(f"the original model cannot be read: {error}")
             return None
         if imported.sha256 != digest or imported.external != told["external_data"]:
-            self.result.notes.append(
-                f"the original model {path} has changed since: its place is taken by the functions"
-            )
+            self.result.notes.append(f"the original model {path} has changed since: {instead}")
             return None
         return imported
 
@@ -278,8 +277,7 @@ class _Recheck:
         with_cpu, with_cuda = ({Path(n).stem for n in rendered if n.endswith(s)} for s in (".cpp", ".cu"))
         order = {name: k for k, name in enumerate(self.report_order())}
         specs = sorted((f.spec for f in self.fragments), key=lambda s: order.get(s.id, len(order)))
-        src = self.folder / SOURCES
-        there = {n: held(src / n) or c for n, c in rendered.items()}
+        there = {n: held(self.folder / SOURCES / n) or c for n, c in rendered.items()}
         texts = [tables(specs, with_cpu, with_cuda, source_digests(r)) for r in (rendered, there)]
         self.same(f"{SOURCES}/{TABLES}", *(text.encode() for text, _ in texts))
         self.same(HEADER, texts[0][1].encode())
