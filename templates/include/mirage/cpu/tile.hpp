@@ -65,24 +65,35 @@ MIRAGE_INLINE typename R::Wide reduce(int n, F f) {
     return part[0];
 }
 
-// The same for numbers that lie side by side
+// The same for numbers that lie side by side. Four are joined as they are, which is exact for sums of equal ones.
 template <class R>
 MIRAGE_INLINE typename R::Wide reduce_row(const float* p, int n) {
     using Wide = typename R::Wide;
-    typedef Wide Part __attribute__((vector_size(LANES * sizeof(Wide))));
-    constexpr int VECTORS = 4;
-    Part part[VECTORS];
-    for (int l = 0; l < VECTORS; ++l) part[l] = Part{} + static_cast<Wide>(R::none());
+    constexpr int COUNT = sizeof(Vector) / sizeof(Wide), PER = LANES / COUNT;  // vectors of the machine's size
+    typedef Wide Part __attribute__((vector_size(sizeof(Vector))));
+    typedef float Few __attribute__((vector_size(COUNT * sizeof(float))));
+    Part part[PER];
+    for (int l = 0; l < PER; ++l) part[l] = Part{} + static_cast<Wide>(R::none());
+    const auto take = [&](const Vector& x) {
+        Few few[PER];
+        std::memcpy(few, &x, sizeof x);
+        for (int l = 0; l < PER; ++l) R::take(part[l], __builtin_convertvector(few[l], Part));
+    };
     int k = 0;
-    for (; k + VECTORS * LANES <= n; k += VECTORS * LANES)
-        for (int l = 0; l < VECTORS; ++l)
-            R::take(part[l], __builtin_convertvector(load_vector(p + k + l * LANES), Part));
-    for (; k + LANES <= n; k += LANES) R::take(part[0], __builtin_convertvector(load_vector(p + k), Part));
-    for (int l = 1; l < VECTORS; ++l) R::take(part[0], part[l]);
-    Wide lane[LANES];
+    for (; k + 4 * LANES <= n; k += 4 * LANES) {
+        Vector x[4];
+        for (int l = 0; l < 4; ++l) x[l] = load_vector(p + k + l * LANES);
+        R::take(x[0], x[1]);
+        R::take(x[2], x[3]);
+        R::take(x[0], x[2]);
+        take(x[0]);
+    }
+    for (; k + LANES <= n; k += LANES) take(load_vector(p + k));
+    for (int l = 1; l < PER; ++l) R::take(part[0], part[l]);
+    Wide lane[COUNT];
     std::memcpy(lane, &part[0], sizeof lane);
     for (; k < n; ++k) R::take(lane[0], static_cast<Wide>(p[k]));
-    for (int width = LANES / 2; width > 0; width /= 2)
+    for (int width = COUNT / 2; width > 0; width /= 2)
         for (int l = 0; l < width; ++l) R::take(lane[l], lane[l + width]);
     return lane[0];
 }
