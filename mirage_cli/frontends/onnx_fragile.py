@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from mirage_cli.errors import ModelError
-from mirage_cli.frontends.onnx_nodes import all_nodes, graphs
+from mirage_cli.frontends.onnx_nodes import all_graphs, all_nodes
 
 NEED_A_TYPE = ("RegexFullMatch", "EyeLike")
 #: what attributes that name dimensions may be: from, to
@@ -44,9 +44,7 @@ def check(proto: onnx.ModelProto, path: str) -> None:
 
 def without_negative_dimensions(proto: onnx.ModelProto) -> None:
     """Case 4: let dimensions that are declared to be negative be unknown."""
-    functions = [node for function in proto.functions for node in function.node]
-    inner = [g for n in (*all_nodes(proto.graph.node), *all_nodes(functions)) for a in n.attribute for g in graphs(a)]
-    for graph in (proto.graph, *inner):
+    for graph in all_graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_value < 0:

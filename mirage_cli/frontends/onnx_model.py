@@ -20,6 +20,7 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import onnx_calls, onnx_convert, onnx_fragile, onnx_inline, sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx_external import DataFiles, node_tensors
+from mirage_cli.frontends.onnx_nodes import all_graphs
 from mirage_cli.frontends.onnx_tensors import store_what_is_cut_at
 from mirage_cli.lax.dtypes import from_numpy
 
@@ -110,7 +111,7 @@ def _check_versions(proto: onnx.ModelProto, path: str) -> int:
         raise ModelError(f"{path}: expected opset 1 to {newest}, found {found}")
     if proto.ir_version > onnx.IR_VERSION:
         raise ModelError(f"{path}: expected IR version up to {onnx.IR_VERSION}, found {proto.ir_version}")
-    if proto.graph.sparse_initializer:
+    if any(graph.sparse_initializer for graph in all_graphs(proto)):
         raise ModelError(f"{path}: sparse initializers are not supported")
     return found
 

@@ -19,3 +19,12 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
             for graph in graphs(attribute):
                 yield from all_nodes(graph.node)
+
+
+def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """A model's graph, its sub-graphs and those of its functions."""
+    yield model.graph
+    for nodes in (model.graph.node, *(f.node for f in model.functions)):
+        for node in all_nodes(nodes):
+            for attribute in node.attribute:
+                yield from graphs(attribute)

@@ -346,5 +346,11 @@ def sparse(where: str, dims: Sequence[int]) -> onnx.ModelProto:
     if where == "constant":
         return model([node("Constant", [], ["w"], sparse_value=s), node("Add", ["x", "w"], ["y"])])
     made = model([node("Add", ["x", "w"], ["y"])])
+    if where == "branch":
+        branch = helper.make_graph([node("Identity", ["w"], ["z"])], "g", [], [info("z")])
+        branch.sparse_initializer.append(s)
+        return model(
+            [node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)], [info("c", (), TensorProto.BOOL)]
+        )
     made.graph.sparse_initializer.append(s)
     return made

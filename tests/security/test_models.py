@@ -58,6 +58,7 @@ def saved(model: onnx.ModelProto, folder: Path) -> Path:
         (lambda: m.constant([2], bytes(8), 9999), "unknown element type: 9999"),
         (lambda: m.sparse("constant", [HUGE]), "parse"),
         (lambda: m.sparse("initializer", [HUGE]), "sparse"),
+        (lambda: m.sparse("branch", [2]), "sparse"),
     ],
 )
 def test_refused(make: Callable[[], onnx.ModelProto], words: str, tmp_path: Path) -> None:
