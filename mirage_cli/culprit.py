@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from mirage_cli.frontends import Imported
 from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.runs import Arrays, Job, ScriptJob
 
+LONGEST = 200  #: characters of a name that are kept
 Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; raises MirageError
 
 
@@ -128,10 +130,18 @@ def save(case: Case, node: onnx.NodeProto | None, shown: Arrays, folder: Path, r
         if node is not None:
             written |= _operator(case, node, shown, folder, run)
         for name, arrays in written.items():
-            np.savez(folder / name, allow_pickle=False, **{key.replace("/", "|"): a for key, a in arrays.items()})
+            np.savez(folder / name, allow_pickle=False, **{entry(key): a for key, a in arrays.items()})
     except OSError as error:
         raise UsageError(f"--save-failing {folder}: {error.strerror or error}") from None
     return sorted(p.name for p in folder.iterdir())
+
+
+def entry(name: str) -> str:
+    """The name of a tensor in an archive of arrays, which are files there, and arguments of numpy's function before."""
+    plain = name.replace("/", "|").replace("\0", "|")
+    if len(plain) <= LONGEST and plain not in ("file", "allow_pickle"):
+        return plain
+    return f"{plain[:LONGEST]}|{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _outputs(name: str, job: Job, run: Runner) -> dict[str, Arrays]:

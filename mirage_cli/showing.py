@@ -18,7 +18,7 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters import tree, wording
 from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
 from mirage_cli.exporters.labels import clean, microseconds, short, visible
-from mirage_cli.exporters.pictures import distinct
+from mirage_cli.exporters.pictures import distinct, pictures
 from mirage_cli.output import MUGRAPHS
 from mirage_cli.stored_plan import StoredPlan, plan_from_json
 
@@ -92,18 +92,27 @@ def source(folder: Path, identifier: str, kind: str) -> Shown:
 
 
 def drawing(folder: Path, identifier: str) -> Shown:
-    """The SVG document of a fragment's muGraph. Raises UsageError where the folder has none."""
-    return _file(folder / MUGRAPHS / f"{identifier}.svg", folder, {"id": identifier})
+    """The SVG document of a fragment's muGraph, drawn anew: browsers run what is in a file that somebody else made. Raises
+    UsageError where the folder has none."""
+    path = folder / MUGRAPHS / f"{identifier}.svg"
+    if not path.is_file():
+        raise _missing(path, folder)
+    text = pictures(mugraph_file.read(path.with_suffix(".json")))[0].svg
+    return Shown({"id": identifier, "path": str(path), "text": text}, text)
+
+
+def _missing(path: Path, folder: Path) -> UsageError:
+    return UsageError(
+        f"{folder} has no {path.relative_to(folder)}",
+        "only fragments that were replaced have sources and drawings, for the targets of that run",
+    )
 
 
 def _file(path: Path, folder: Path, document: dict[str, Any]) -> Shown:
     try:
         text = report_file.plain_text(path)
     except FileNotFoundError:
-        raise UsageError(
-            f"{folder} has no {path.relative_to(folder)}",
-            "only fragments that were replaced have sources and drawings, for the targets of that run",
-        ) from None
+        raise _missing(path, folder) from None
     except (OSError, ValueError) as e:
         raise ModelError(f"{path}: cannot be read: {e}") from None
     return Shown(document | {"path": str(path), "text": text}, text)

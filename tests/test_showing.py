@@ -75,7 +75,8 @@ def test_sources_and_drawings(optimized: Optimized) -> None:
     identifier = show(folder, "norm_linear").document["id"]
     found = source(folder, identifier, "cpp")
     assert found.document["text"] == (folder / "src" / f"{identifier}.cpp").read_text()
-    assert drawing(folder, identifier).document["text"].startswith("<svg ")
+    made = (folder / "mugraphs" / f"{identifier}.svg").read_text()
+    assert drawing(folder, identifier).document["text"] == made and made.startswith("<svg ")
     with pytest.raises(UsageError, match=rf"has no src/{identifier}\.cu"):
         source(folder, identifier, "cuda")
 

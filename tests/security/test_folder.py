@@ -134,6 +134,8 @@ def test_files_without_an_end(copied: Optimized, monkeypatch: pytest.MonkeyPatch
     assert {"mirage.h", source, "src/library.cpp"} <= failed(found, "source")
     with pytest.raises(ModelError, match="expected a regular file"):
         showing.source(folder, mugraph(folder).stem, "cpp")
+    mugraph(folder).with_suffix(".svg").write_text("<svg><script>alert(1)</script></svg>")
+    assert "script" not in showing.drawing(folder, mugraph(folder).stem).text()
     (folder / "report.json").unlink()
     os.mkfifo(folder / "report.json")
     with pytest.raises(ModelError, match="expected a regular file"):

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import helper
 
-from mirage_cli import mugraph_file, pipeline, report_file, runtime
+from mirage_cli import culprit, mugraph_file, pipeline, report_file, runtime
 from mirage_cli.main import cli
 from mirage_cli.options import Options
 from mirage_cli.output import LIBRARY, MODEL, MUGRAPHS, PAGE
@@ -107,6 +107,15 @@ def test_names_do_no_harm(cache: Path, tmp_path: Path) -> None:
         told += result.output
     assert r"\x1b]0;owned\x07" in told and r"\u202e" in told and "<script>" in told, "names are shown"
     assert not list(tmp_path.rglob("harm"))
+
+
+def test_names_of_arrays_that_are_saved(tmp_path: Path) -> None:
+    """Names of tensors are names of files in an archive, and arguments of numpy's function."""
+    names = (*NAMES, "file", "allow_pickle", "x/y", "a" * 70_000)
+    np.savez(tmp_path / "saved.npz", allow_pickle=False, **{culprit.entry(n): np.zeros(1) for n in names})
+    with np.load(tmp_path / "saved.npz") as found:
+        assert len(found.files) == len(names) and "x|y" in found.files
+        assert all(f"{n}.npy" in found.zip.namelist() for n in found.files)
 
 
 def plain(text: str) -> bool:
