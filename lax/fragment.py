@@ -31,6 +31,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
 from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.facts import Facts
+from mirage_cli.lax.growth import growth
 from mirage_cli.lax.instantiate import instantiate
 from mirage_cli.lax.key import key
 from mirage_cli.lax.kinds import kind
@@ -45,7 +46,8 @@ MAX_STEPS = 400  #: a fragment of more steps is left alone
 
 @dataclass(frozen=True, slots=True)
 class LaxFragment:
-    """A fragment: graph values that it reads and computes, and its program in normal form. `key` names equal ones."""
+    """A fragment: graph values that it reads and computes, and its program in normal form. `key` names equal ones; `growth` is
+    that of the values as the model has them."""
 
     name: str
     program: Program
@@ -53,6 +55,7 @@ class LaxFragment:
     outputs: tuple[int, ...]
     steps: tuple[int, ...]
     key: str
+    growth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,12 +456,11 @@ class _Partitioner(Facts):
         begin = set(boundary)
         if len(steps) > MAX_STEPS:
             raise Refused(f"it would have {len(steps)} steps, more than {MAX_STEPS}")
-        program = canonical(
-            instantiate(self.graph, [end], boundary, {v: self.names[v] for v in steps if v in self.names})
-        )
+        stated = instantiate(self.graph, [end], boundary, {v: self.names[v] for v in steps if v in self.names})
+        program = canonical(stated)
         if not self.complete and (not program.nodes or not program.outputs[0].access):
             raise Refused("there is nothing to compute")
         by_name = {self.names[v]: v for v in boundary}
         inputs = tuple(by_name[s.name] for s in program.sources)
         inner = tuple(v for v in steps if v not in begin)
-        return LaxFragment(kind(program), program, inputs, (end,), inner, key(program))
+        return LaxFragment(kind(program), program, inputs, (end,), inner, key(program), growth(stated))

@@ -183,7 +183,7 @@ class Run:
         measured = "" if self.options.gpu is None else devices.architecture(self.options.gpu)
         self.progress.stage("search and prove", len(work))
         with self.clock.measure("plan"):
-            jobs = [(w.id, w.name, w.program, w.operators, w.largest(self.imported)) for w in work]
+            jobs = [(w.id, w.name, w.program, w.operators, w.largest(self.imported), w.growth) for w in work]
             self.imported.forget()
             for k, plan in planning.each(
                 jobs, options, self.options.jobs, self.options.max_memory, self.kept, self._watch(work)

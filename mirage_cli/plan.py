@@ -318,7 +318,7 @@ def planned(
     CUDA's products their type."""
     graph = _fused(candidate.graph, options)
     tiles = [s.as_tiles() for s in candidate.schedules]
-    problem = quotients.overflow(program, graph, tiles, options.seed)
+    problem = quotients.overflow(program, graph, tiles, options.search.growth, options.seed)
     if problem:
         raise CheckFailed(problem)
     made = rendered(identifier, program, graph, candidate.schedules, target, options.passes)

@@ -12,8 +12,8 @@ from mirage_cli.lax.program import Program
 from mirage_cli.plan import FragmentPlan, PlanOptions, plan_fragment
 from mirage_cli.search.search import Standing
 
-#: identifier, name, program, operators that it replaces, `SearchOptions.largest`
-Job = tuple[str, str, Program, int, tuple[tuple[int, float], ...]]
+#: identifier, name, program, operators that it replaces, `SearchOptions.largest` and `growth`
+Job = tuple[str, str, Program, int, tuple[tuple[int, float], ...], float]
 
 
 def each(
@@ -52,7 +52,7 @@ def each(
 
 def _own(options: PlanOptions, job: Job) -> PlanOptions:
     """The options with which a fragment is planned."""
-    return replace(options, search=replace(options.search, largest=job[4]))
+    return replace(options, search=replace(options.search, largest=job[4], growth=job[5]))
 
 
 def shared_out(options: PlanOptions, fragments: int, workers: int) -> PlanOptions:

@@ -22,7 +22,7 @@ from mirage_cli.search.mugraph import CustomKernel, KernelGraph
 from mirage_cli.search.stand_in import shortest
 from mirage_cli.search.work import cost
 
-TOO_MANY = 3  #: numbers of `edges.SAFE` whose product is no float32
+SQUARES = 2.0  #: the power of `edges.SAFE` that is a float32
 
 
 class _Divided(Float64):
@@ -58,9 +58,10 @@ def _powers(program: Program, kernel: CustomKernel) -> int:
     return most
 
 
-def overflow(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], seed: int) -> str:
-    """On which inputs a muGraph divides what is no float32 any more, in words; or nothing."""
-    if max(map(_powers, [program] * len(graph.kernels), graph.kernels)) < TOO_MANY:
+def overflow(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], growth: float, seed: int) -> str:
+    """On which inputs a muGraph divides what is no float32 any more, in words; or nothing, also where the model's own values
+    grow as fast (`growth`)."""
+    if max(_powers(program, k) for k in graph.kernels) <= max(SQUARES, growth):
         return ""
     point = shortest(program, graph, tiles)
     if cost(point.program, point.graph, tiles, point.symbols) > MOST:

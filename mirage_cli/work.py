@@ -94,6 +94,11 @@ class Work:
         return len(self.occurrences[0].region.nodes)
 
     @property
+    def growth(self) -> float:
+        """The least growth of the values that the model has in its places."""
+        return min(o.fragment.growth for o in self.occurrences)
+
+    @property
     def op_type(self) -> str:
         """The operator's name in the patched model."""
         return f"{self.name}_{self.id}"

@@ -50,7 +50,8 @@ class SearchOptions:
     graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically, with `alone` what they always are;
     `jobs` processes close mappings at a time, which changes nothing but the time. `apart` keeps that many schedules of every
     engine and varies the kernels of a graph one at a time: more to measure, the same best. `engines` may make kernels beside
-    the engine `block`. `largest` says of some sources, by number, what no magnitude in them exceeds."""
+    the engine `block`. `largest` says of some sources, by number, what no magnitude in them exceeds,
+    `growth` how fast the values grow as the model states them (`lax.growth`)."""
 
     max_kernels: int = 4
     max_ops: int = 24
@@ -63,6 +64,7 @@ class SearchOptions:
     alone: bool = False
     engines: tuple[str, ...] = ENGINES
     largest: tuple[tuple[int, float], ...] = ()
+    growth: float = 0.0
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.graph import Graph
 from mirage_cli.plan import PlanOptions, plan_fragment
+from mirage_cli.search.search import SearchOptions
 
 from .search.test_headroom import made
 
@@ -14,8 +15,8 @@ def _softsign(g: Graph, x: int) -> int:
     return g.map("div", x, g.map("add", g.map("abs", x), g.fill(1, F32)))
 
 
-def _powers(count: int) -> str:
-    """What is found for softsign(x) ** count, written as products of quotients."""
+def _powers(count: int, growth: float = 1.0) -> str:
+    """What is found for softsign(x) ** count, written as products of quotients, in a model with values that grow so fast."""
 
     def build(g: Graph) -> int:
         s = _softsign(g, g.input("x", (4, 6), F32))
@@ -25,9 +26,19 @@ def _powers(count: int) -> str:
         return compose.rms_norm(g, value, [1], 1e-2)
 
     p = made(build)
-    return ", ".join(sorted(plan_fragment("abc", "norm", p, 3, PlanOptions({"cpu": ("cpu",)})).reasons.values()))
+    return ", ".join(
+        sorted(
+            plan_fragment(
+                "abc", "norm", p, 3, PlanOptions({"cpu": ("cpu",)}, SearchOptions(growth=growth))
+            ).reasons.values()
+        )
+    )
 
 
 def test_products_of_three_huge_numbers_are_not_divided_any_more() -> None:
     assert _powers(1) == _powers(2) == ""
     assert "products overflow float32 before they are divided (one huge value inputs)" in _powers(3)
+
+
+def test_a_model_that_divides_third_powers_may_do_so() -> None:
+    assert _powers(3, 6.0) == ""
