@@ -82,6 +82,7 @@ def _declared(source: str) -> frozenset[str]:
     return frozenset(name.strip() for name in header["names"].split(",") if name.strip()) if header else frozenset()
 
 
+@functools.lru_cache(maxsize=256)
 def _check_declaration(environment: jinja2.Environment, name: str, source: str) -> None:
     tree = environment.parse(source, name)
     used = meta.find_undeclared_variables(tree) - set(environment.globals)
