@@ -231,7 +231,9 @@ def test_another_process_that_holds_the_file_is_waited_for(cache: TuningCache, m
     holder.execute("BEGIN EXCLUSIVE")
     waits = list[float]()
     connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: (waits.append(timeout), connect(path, timeout))[1])
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda path, timeout: (waits.append(timeout), connect(path, timeout=timeout))[1]
+    )
     for _ in range(2):
         with pytest.warns(UserWarning, match="locked"):
             assert cache.fetch(WHERE) == {}
