@@ -258,8 +258,9 @@ def _points(shares: list[float | None]) -> str:
     return "=" if old == new else f"{100 * (new - old):+.1f}"
 
 
-def _times(name: str, us: list[float]) -> tuple[str, str, str, str]:
-    return name, microseconds(us[0]), microseconds(us[1]), _change(us)
+def _times(name: str, us: list[float | None]) -> tuple[str, str, str, str]:
+    old, new = ("-" if t is None else microseconds(t) for t in us)  # a sum may be larger than any number
+    return name, old, new, _change(us)
 
 
 def _change(sides: list[Any]) -> str:

@@ -31,7 +31,7 @@ def places(fragment: Fragment) -> str:
 def bound(verification: Mapping[str, Any]) -> str:
     """The error bound of a proof as a power of two; nothing without a proof."""
     log2 = verification.get("log2_bound")
-    if log2 is None and verification.get("error_bound"):
+    if log2 is None and (verification.get("error_bound") or 0) > 0:
         log2 = math.log2(verification["error_bound"])
     return "" if log2 is None else power_of_two(log2)
 

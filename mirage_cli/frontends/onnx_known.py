@@ -61,7 +61,12 @@ def propagate(node: ir.Node, operands: Sequence[Known | None]) -> list[Known] | 
         return None
     try:
         result = rule(node, list(operands))
-    except (IndexError, ValueError, TypeError):  # an operand is unknown, or the node does not fit its operands
+    except (
+        IndexError,
+        ValueError,
+        TypeError,
+        OverflowError,
+    ):  # an operand is unknown, or the node does not fit its operands
         return None
     results = result if isinstance(result, list) else [result]
     return [_within(r) for r in results] if all(r.size <= MAX_ELEMENTS for r in results) else None

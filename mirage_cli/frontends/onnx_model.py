@@ -289,7 +289,7 @@ def _fold_and_infer(model: ir.Model, notes: list[str], path: str) -> None:
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     except OverflowError:  # the number of elements of a tensor that is declared to be huge
         raise ModelError(f"{path}: a constant of the model needs more than 64 bits") from None
-    except ValueError as error:  # a Constant with another attribute, which the checker lets pass
+    except (ValueError, TypeError) as error:  # a Constant with another attribute, or a reference to one
         raise ModelError(f"{path}: a constant of the model cannot be read: {error}") from None
     passes.RemoveUnusedNodesPass()(model)
     # without data propagation: it writes a ConstantOfShape of any size out as a list

@@ -19,19 +19,26 @@ def check(proto: onnx.ModelProto, path: str) -> None:
 
 
 def _of_model(proto: onnx.ModelProto) -> Iterator[Any]:
-    yield from (proto.producer_name, proto.producer_version)
-    for entry in proto.metadata_props:
-        yield from (entry.key, entry.value)
+    yield from (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string)
+    yield from _of_entries(proto.metadata_props)
     yield from (entry.domain for entry in proto.opset_import)
     yield from _of_graph(proto.graph)
     for function in proto.functions:
+        yield from (function.doc_string, function.overload)
+        yield from _of_entries(function.metadata_props)
         yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
         yield from _of_values(function.value_info)
         yield from _of_nodes(function.node)
 
 
+def _of_entries(entries: Iterable[onnx.StringStringEntryProto]) -> Iterator[Any]:
+    for entry in entries:
+        yield from (entry.key, entry.value)
+
+
 def _of_graph(graph: onnx.GraphProto) -> Iterator[Any]:
-    yield graph.name
+    yield from (graph.name, graph.doc_string)
+    yield from _of_entries(graph.metadata_props)
     yield from _of_tensors(graph.initializer)
     for values in (graph.input, graph.output, graph.value_info):
         yield from _of_values(values)
@@ -40,22 +47,23 @@ def _of_graph(graph: onnx.GraphProto) -> Iterator[Any]:
 
 def _of_tensors(tensors: Iterable[onnx.TensorProto]) -> Iterator[Any]:
     for tensor in tensors:
-        yield tensor.name
-        for entry in tensor.external_data:
-            yield from (entry.key, entry.value)
+        yield from (tensor.name, tensor.doc_string)
+        yield from _of_entries((*tensor.external_data, *tensor.metadata_props))
 
 
 def _of_values(values: Iterable[onnx.ValueInfoProto]) -> Iterator[Any]:
     for value in values:
-        yield value.name
+        yield from (value.name, value.doc_string)
+        yield from _of_entries(value.metadata_props)
         yield from (d.dim_param for d in value.type.tensor_type.shape.dim)
 
 
 def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Any]:
     for node in nodes:
-        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (node.name, node.op_type, node.domain, node.overload, node.doc_string, *node.input, *node.output)
+        yield from _of_entries(node.metadata_props)
         for attribute in node.attribute:
-            yield from (attribute.name, attribute.ref_attr_name)
+            yield from (attribute.name, attribute.ref_attr_name, attribute.doc_string)
             yield from _of_tensors([*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors])
             for graph in graphs(attribute):
                 yield from _of_graph(graph)

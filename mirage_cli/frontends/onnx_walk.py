@@ -372,10 +372,11 @@ class _Walk:
             fixed = value.const_value if not value.is_graph_input() else None
             if fixed is not None and fixed.size <= onnx_known.MAX_ELEMENTS:
                 data[value.name] = ir.serde.serialize_tensor(fixed)
-        schema, proto = onnx.defs.get_schema(node.op_type, version, node.domain), ir.serde.serialize_node(node)
-        if not onnx_fragile.may_infer(proto, types):
-            return
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
         try:
+            proto = ir.serde.serialize_node(node)
+            if not onnx_fragile.may_infer(proto, types):
+                return
             found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
         except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
             return

@@ -284,9 +284,12 @@ def _parse_atom(tokens: list[str]) -> Size:
         return size
     if token.isdigit():
         return int(token)
-    limited = _limited(token)
+    limited = _LIMITED.fullmatch(token)
     if limited is not None:
-        return at_most(*limited)
+        inner = _polynomial(limited[1])
+        if inner is None:
+            raise ValueError(token)
+        return at_most(inner, int(limited[2]))
     if token[0].isalpha() or token[0] == "_":
         return named(token)
     raise ValueError(token)

@@ -89,11 +89,9 @@ def work(name: str, seconds: int, number: int, folder: Path, out: Path | None) -
                 seen.add(where)
                 path = faults / hashlib.sha256(data).hexdigest()[:16]
                 path.write_bytes(data)
-                path.with_suffix(".txt").write_text(where + "\n" + traceback.format_exc(), encoding="utf-8")
+                _put(path.with_suffix(".txt"), where + "\n" + traceback.format_exc())
         if counts["runs"] % 64 == 0:
-            draft = told.with_suffix(".part")  # this process may be ended at any time
-            draft.write_text(json.dumps(counts | {"seconds": time.process_time() - begun}), encoding="utf-8")
-            draft.replace(told)
+            _put(told, json.dumps(counts | {"seconds": time.process_time() - begun}))
             if os.getppid() != parent:
                 os._exit(1)
 
@@ -111,6 +109,13 @@ def work(name: str, seconds: int, number: int, folder: Path, out: Path | None) -
     ]
     atheris.Setup(arguments, one, custom_mutator=mutate)
     atheris.Fuzz()
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file, all or nothing: this process may be ended at any time."""
+    draft = path.with_suffix(".part")
+    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+    draft.replace(path)
 
 
 def _where(error: BaseException) -> str:

@@ -111,3 +111,9 @@ def test_faults_are_told_apart_by_their_place() -> None:
     with pytest.raises(KeyError) as caught:
         targets.attempt(replace(targets.TARGETS[0], read=lambda *_: {}["x"]), b"", targets.Place(Path()))
     assert guided._where(caught.value).startswith("KeyError at test_fuzz.py:")
+
+
+def test_faults_are_written_whatever_they_say(tmp_path: Path) -> None:
+    guided._put(tmp_path / "fault.txt", "AssertionError\n\udcff")
+    assert [p.name for p in tmp_path.iterdir()] == ["fault.txt"]
+    assert (tmp_path / "fault.txt").read_text(encoding="utf-8").splitlines() == ["AssertionError", r"\udcff"]

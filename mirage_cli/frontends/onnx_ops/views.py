@@ -96,6 +96,8 @@ def _unsqueeze(call: Call) -> int:
     """`Reshape` with more dimensions of extent 1."""
     rank = len(call.dims(0)) + len(call.ints(1))
     new, old = call.axes(1, rank) or [], iter(call.dims(0))
+    if len(set(new)) != len(new):
+        raise Refused(f"two of its axes are the same: {new}")
     return call.graph.reshape(call.arg(0), [1 if i in new else next(old) for i in range(rank)])
 
 
