@@ -161,7 +161,11 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
 
 def _check_aligned(program: Program, graph: BlockGraph) -> None:
     """Raises Refused where an operand cannot be copied in whole chunks."""
+    axes = graph.axes_of(program)
     operands = {i for o in products(graph) for i in o.inputs}
+    for o in reversed(graph.ops):  # what is stored like an operand that is computed of it is copied in chunks as well
+        if o.op == "thread" and o.name in operands:
+            operands.update(i for i in o.inputs if axes[i] == axes[o.name])
     for o in graph.ops:
         if o.op != "load" or o.name not in operands:
             continue

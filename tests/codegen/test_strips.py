@@ -35,7 +35,7 @@ from mirage_cli.search.target import load_target
 
 from . import gains, kernels
 from .kernels import Case, single
-from .programs import program
+from .programs import ROWS, program
 from .strip_programs import (
     FULL_SIZE,
     HOPPER,
@@ -289,3 +289,15 @@ def test_a_product_of_sums_has_predicted_times() -> None:
 
     found = Searcher(SearchOptions()).search(program(sums, F32), HOPPER).candidates
     assert found and all(c.predicted_us > 0 for c in found)
+
+
+def test_what_is_computed_of_rows_that_are_not_aligned_is_left_to_other_engines() -> None:
+    """Strips took the places of all candidates, and none could be rendered."""
+
+    def build(g: Graph, t: DType) -> list[int]:
+        x, y = (g.map("sigmoid", g.input(name, (ROWS, 2), t)) for name in "xy")
+        return [compose.matmul(g, g.transpose(x, (1, 0)), y)]
+
+    p = program(build, BF16)
+    found = list(Searcher(SearchOptions(candidates=2)).search(p, load_target("sm_90a")).candidates)
+    assert found and all(Case("narrow", p, c.graph, c.schedules, load_target("sm_90a")).renders() for c in found)

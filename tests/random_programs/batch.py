@@ -52,6 +52,9 @@ NOT_FOUND = (
     "asked for",  # the bound of the proof
     "would have to hold axis",
     "overflow float32 before they are divided",
+    "before a product overflow",  # float16, which the original rounds to later
+    "accumulator registers for each thread",
+    "bytes of shared memory",
 )
 #: the float check leaves a fragment on inputs of some kind, on which equations between real numbers do not hold for floats
 LEFT = re.compile(r"less accurate than the original \(((?!random|longer).*|.*(?=.*finite where)) inputs\)")
