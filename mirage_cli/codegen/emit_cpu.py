@@ -26,6 +26,7 @@ from mirage_cli.codegen.tile import (
 )
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import F64
 from mirage_cli.lax.extents import Extent
 from mirage_cli.search.cost import CostModel
 from mirage_cli.search.mugraph import BODY, EPILOGUE, PROLOGUE
@@ -189,6 +190,7 @@ class CpuEmitter(Emitter):
         return {
             "kind": "reduce_inner" if inner or not kept else "reduce_outer",
             "op": kind,
+            "type": "double" if b.dtype == F64 else "float",
             "kept": [count(a) for a in kept],
             "summed": [count(a) for a in summed],
             "lines": out.lines,
@@ -246,7 +248,7 @@ class CpuEmitter(Emitter):
         """The buffer that an expression just reads, with neighbours along `axis` side by side."""
         if isinstance(e, Ref):
             b = self.t.buffers[e.buffer]
-            if axis in dict(b.axes) and b.stride(axis) == 1:
+            if b.dtype != F64 and axis in dict(b.axes) and b.stride(axis) == 1:
                 return b
         return None
 
@@ -263,7 +265,11 @@ class CpuEmitter(Emitter):
     def kernel_context(self) -> dict[str, Any]:
         """Everything that `kernel.cpp.j2` prints for one kernel."""
         buffers = [
-            {"name": b.name, "offset": self.t.offsets[b.name]}
+            {
+                "name": b.name,
+                "type": "double" if b.dtype == F64 else "float",
+                "offset": self.t.offsets[b.name],
+            }
             for b in self.t.buffers.values()
             if b.name in self.t.offsets
         ]

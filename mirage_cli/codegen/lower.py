@@ -417,7 +417,8 @@ class _Lowering:
         domain = self.domain_of(e, source, o.phase)
         target, add = self.accumulator(o)
         f = self.main_fragment(e, domain)
-        exact = o.name in self.wide and self.on_gpu and f is None
+        alone = self.on_gpu or self.stored.product(e, o.over, self.buffers, o.phase) is None
+        exact = o.name in self.wide and f is None and alone
         self.vector(target, self.axes[o.name], EPILOGUE if add else o.phase, F64 if exact else F32)
         if add:
             self.start_accumulator(self.ops[target])

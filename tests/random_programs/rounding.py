@@ -46,6 +46,14 @@ def rounded(
     return [noisy(a, kind, random) for a in made]
 
 
+def exchanged(x: Array, others: Mapping[float, float]) -> Array:
+    """Numbers with others in the place of some that are not finite."""
+    found = x.copy()
+    for old, new in others.items():
+        found[np.isnan(x) if np.isnan(old) else x == old] = new
+    return found
+
+
 def _of_floats(
     op: str, operands: Sequence[Array], attributes: Mapping[str, Any], f: Callable[[Array], Array]
 ) -> list[Array]:

@@ -15,13 +15,14 @@ from onnx import helper, numpy_helper
 from mirage_cli import runtime
 
 from .meaning import meant
-from .rounding import rounded
+from .rounding import SUMS, exchanged, rounded
 
 Array = NDArray[Any]
 Dim = int | str  #: a number, or the name of a symbol
 Pick = Callable[[int], int]  #: one of so many choices, the simplest first
 OPSET = 23
 SYMBOL = "n"
+PRODUCTS = ("MatMul", "Gemm", "Einsum")
 ELEMENT_TYPES = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -85,9 +86,14 @@ class Program:
         """A tensor's shape where the symbol is `n`."""
         return tuple(n if isinstance(d, str) else d for d in v.dims)
 
-    def evaluate(self, arrays: Mapping[str, Array], rounding: np.random.Generator | None = None) -> list[Array]:
+    def evaluate(
+        self,
+        arrays: Mapping[str, Array],
+        rounding: np.random.Generator | None = None,
+        lost: Mapping[float, float] | None = None,
+    ) -> list[Array]:
         """What the outputs are for these inputs, in float64; with `rounding`, what they are where every result of a node is
-        rounded to its type, up or down by chance."""
+        rounded to its type, up or down by chance; with `lost`, where sums give others of infinity and NaN."""
         values = {name: _wide(a) for name, (_, a) in self.constants.items()} | {k: _wide(a) for k, a in arrays.items()}
         with np.errstate(all="ignore"):
             for node in self.nodes:
@@ -96,6 +102,8 @@ class Program:
                     made = rounded(node.op, operands, node.attributes, node.dtype, rounding)
                 else:
                     made = meant(node.op, operands, node.attributes)
+                if lost and node.op in SUMS:
+                    made = [exchanged(a, lost) for a in made]
                 for name, a in zip(node.outputs, made, strict=True):
                     values[name] = _wide(np.asarray(a))
         return [values[v.name] for v in self.outputs]
@@ -209,6 +217,8 @@ class Sketch:
         **attributes: Any,
     ) -> list[Value]:
         """A new node with an output of each of `dims`. Raises Unfit for outputs that are too large."""
+        if op in PRODUCTS and any(0 in v.dims for v in operands) and all(0 not in d for d in dims):
+            raise Unfit  # onnxruntime (1.31) does not write products over an axis without elements
         limit = 300.0 if "float16" in (self.dtype, dtype) else 1e4
         if size > limit or any(elements(d) > MOST for d in dims):
             raise Unfit

@@ -69,6 +69,7 @@ MIRAGE_INLINE void to_halves(half* p, const float* from) {
 #endif
 
 MIRAGE_INLINE float to_float(float x) { return x; }
+MIRAGE_INLINE float to_float(double x) { return static_cast<float>(x); }
 MIRAGE_INLINE float to_float(bfloat x) { return as_float(static_cast<uint32_t>(x.bits) << 16); }
 MIRAGE_INLINE float to_float(half x) {  // in integers: compilers turn a loop of these into vector code, not of builtins
     const uint32_t sign = (x.bits & 0x8000u) << 16, body = x.bits & 0x7fffu;
