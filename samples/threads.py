@@ -7,9 +7,9 @@ onnxruntime sessions (of its model with spoiled functions, so that only kernels 
 dimensions change from call to call) and, where it has kernels of the right kind, Python kernels on numpy's or torch's tensors;
 a graph that is built here with `mi.new_kernel_graph` gives one too. Threads call whatever is there, while another thread keeps
 replacing sessions by new ones. Answers have to be equal bit by bit. Prints calls, replacements, answers that differ and
-how memory went; exit code 1 where an answer differs or memory grows. Memory of the process is what the system has given it,
-of which freed blocks that lie scattered are a part, and what is in use on the heap once garbage has been collected: the
-latter shows leaks, the former is allowed more.
+how memory went; exit code 1 where an answer differs or memory grows. SIGTERM ends the run before its time. Memory of the
+process is what the system has given it, of which freed blocks that lie scattered are a part, and what is in use on the heap
+once garbage has been collected: the latter shows leaks, the former is allowed more.
 
 With CUDA's provider every session leaves something behind, of original models too: cuDNN's handles do (`python -m
 samples.growth`). How much is measured while the run warms up, in a process of its own with original models (`--plain`),
@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -362,6 +363,8 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("out/threads"))
     parser.add_argument("--report", type=Path, help="a file for the figures, in JSON")
     given = parser.parse_args()
+    asked_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.set())
     runtime.check_provider(given.provider)
     if given.provider == "cuda" and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
@@ -380,7 +383,7 @@ def main() -> int:
             callees,
             given.threads,
             given.sessions,
-            lambda seconds, _: seconds >= given.seconds,
+            lambda seconds, _: seconds >= given.seconds or asked_to_end.is_set(),
             _gpu_used if given.provider == "cuda" else lambda: 0,
             given.every,
         )
