@@ -6,7 +6,7 @@ chains of any length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax import graph as g
@@ -96,6 +96,22 @@ class Facts:
             self._readers[v] = found
         return self._readers[v]
 
+    # --- concatenations -------------------------------------------------------------------------------------------------
+    def unequal(self, v: int) -> bool:
+        """Whether a value is a concatenation of unequal parts."""
+        step = self.step(v)
+        return isinstance(step, g.Concat) and len({self.graph.dims(i)[step.dim] for i in self.graph.inputs[v]}) > 1
+
+    def joined(self, values: Iterable[int]) -> set[int]:
+        """The concatenations of unequal parts that such ones among `values` are made of: nothing is computed across them."""
+        begun = {b for v in values if self.unequal(b := self.base(v))}
+        found, todo = set(begun), list(begun)
+        while todo:
+            parts = {b for i in self.graph.inputs[todo.pop()] if self.unequal(b := self.base(i))} - found
+            found |= parts
+            todo += parts
+        return {v for v in found - begun if v in self.names}
+
     # --- by what is stored --------------------------------------------------------------------------------------------
     def light_from_stored(self, v: int) -> bool:
         """Whether no contraction lies between the stored values and `v`."""
@@ -106,6 +122,18 @@ class Facts:
             return False if self.is_contraction(x) else None
 
         return self._found(self._light, v, own, all)
+
+    def behind(self, v: int, stops: Container[int], most: int) -> int:
+        """How many steps, but for views, compute `v` from stored values or `stops`; no more than `most` are looked for."""
+        seen: set[int] = set()
+        count, todo = 0, [v]
+        while todo and count < most:
+            x = todo.pop()
+            if not (x in seen or x in self.stored or x in stops or self.is_source(x) or self.is_constant(x)):
+                seen.add(x)
+                count += not self.is_view(x)
+                todo.extend(self.graph.inputs[x])
+        return count
 
     def has_reduction(self, v: int) -> bool:
         """Whether a normalisation lies between the stored values and `v`, which is none of them."""

@@ -12,8 +12,9 @@ not. What is stored between fragments (the *ends*) follows from cost:
    one conditioning vector).
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
    read them; where only elementwise operators read a normalised value, where a value is needed again after the
-   fragments that it feeds (a residual stream), and where several read a costly one (sines of positions), it is stored.
-   Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining them is left to others.
+   fragments that it feeds (a residual stream), and where several read a costly one (sines of positions) or a long chain, it
+   is stored. Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining them is left to
+   others.
 4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
    operators, are fragments themselves.
 
@@ -41,6 +42,7 @@ from mirage_cli.lax.program import Program
 LOW_RANK = 64  #: a product of two constant weights through at most this many positions is one fragment
 CHAIN = 3  #: this many elementwise operators in a row are worth a kernel of their own
 COSTLY_FLOPS = 8  #: a shared light value of this price for each element is stored rather than computed again
+LONG = 32  #: a shared light value of this many steps is stored rather than computed again
 MAX_STEPS = 400  #: a fragment of more steps is left alone
 
 
@@ -96,6 +98,7 @@ class _Partitioner(Facts):
         self._chained: dict[int, list[int]] = {}
         self._begins: dict[tuple[int, bool], bool] = {}
         self._boundaries: dict[int, list[int]] = {}
+        self.long: set[int] = set()
 
     def store(self, values: Iterable[int]) -> None:
         """Store values too; where fragments begin is then found out again."""
@@ -117,6 +120,9 @@ class _Partitioner(Facts):
             self.store(v for v in self.results if v in self.names and not self.is_source(v) and not self.is_constant(v))
         self.store([v for v in self.results if not self.stored & {v, self.base(v)} and self.computed(v)])
         self.store([p for p in self.parts(self.stored) if not self.stored & {p, self.base(p)}])
+        self.store(self.joined(self.stored))
+        self.settle(ends)
+        self.find_long()
         self.settle(ends)
         result = Partition()
         done: set[int] = set()
@@ -134,7 +140,7 @@ class _Partitioner(Facts):
             found: set[int] = set()
             for end in [*ends, *(v for v in self.stored if v not in ends)]:
                 found |= {v for v in self.boundary(end) if not self.is_source(v)}
-            found |= self.parts(found)
+            found |= self.parts(found) | self.joined(found)
             if found <= self.stored:
                 return
             self.store(found)
@@ -377,7 +383,7 @@ class _Partitioner(Facts):
             return True
         if isinstance(step, g.Fill) or v not in self.names or self.is_view(v):
             return False
-        if isinstance(step, g.Concat) and not self.equal_parts(v):
+        if self.unequal(v):
             return True
         if self.heavy[v] and not self.light_from_stored(v):
             return False
@@ -387,7 +393,17 @@ class _Partitioner(Facts):
             return True
         if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and len(self.readers(v)) > 1:
             return step.op not in ("sigmoid", "silu", "gelu", "gelu_tanh")
-        return False
+        return v in self.long
+
+    def find_long(self) -> None:
+        """Find the light values that several steps read and `LONG` steps compute, from what is stored or such values: what
+        fragments compute again then grows with how many they are, and not with the model as well."""
+        for v in sorted(self.live & self.names.keys()):
+            shared = not self.is_view(v) and len(self.readers(v)) > 1 and self.light_from_stored(v)
+            if shared and self.behind(v, self.long, LONG) == LONG:
+                self.long.add(v)
+        self._begins.clear()
+        self._boundaries.clear()
 
     def parts(self, values: Iterable[int]) -> set[int]:
         """What is computed to store values: the parts of concatenations that no program reads across their joints (new keys
@@ -398,17 +414,12 @@ class _Partitioner(Facts):
         while todo:
             v = todo.pop()
             base = self.base(v)
-            if not isinstance(self.step(base), g.Concat) or self.equal_parts(base):
+            if not self.unequal(base):
                 found.add(v)
             elif base not in seen:
                 seen.add(base)
                 todo += [i for i in self.graph.inputs[base] if self.computed(i)]
         return found
-
-    def equal_parts(self, v: int) -> bool:
-        step = self.step(v)
-        assert isinstance(step, g.Concat)
-        return len({self.graph.dims(i)[step.dim] for i in self.graph.inputs[v]}) == 1
 
     # --- rule 4 and making fragments -----------------------------------------------------------------------------------------
     def worth_storing(self, v: int, boundary: Iterable[int] | None = None) -> bool:

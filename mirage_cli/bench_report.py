@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mirage_cli import __version__
-from mirage_cli.measure import MIRAGE, ORIGINAL, Comparison, Entry
+from mirage_cli.measure import CRASHED, MIRAGE, ORIGINAL, Comparison, Entry
 from mirage_cli.timing import Distribution
 
 METHOD = (
@@ -61,9 +61,9 @@ class BenchReport:
 
     @property
     def wrong(self) -> bool:
-        """Whether anything gave other answers than the original."""
+        """Whether anything gave other answers than the original, or ended the process that measured it."""
         found = [*(r.comparison for r in self.fragments), self.model]
-        return any(e.problem.startswith("wrong") for c in found for e in c.entries)
+        return any(e.problem.startswith(("wrong", CRASHED)) for c in found for e in c.entries)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document; times in microseconds."""

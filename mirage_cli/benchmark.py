@@ -2,78 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-from numpy.typing import NDArray
-
-from mirage_cli import (
-    assemble,
-    bench_gpu,
-    devices,
-    dims,
-    example,
-    fragment_models,
-    mugraph_file,
-    report_file,
-    runtime,
-    trust,
-)
-from mirage_cli.backends.spec import operator_spec
+from mirage_cli import assemble, devices, report_file, runtime, trust
 from mirage_cli.bench_report import BenchReport, FragmentRow
-from mirage_cli.contestant import Contestant, OrtContestant, Place
-from mirage_cli.errors import ToolMissing, UsageError
-from mirage_cli.frontends import onnx_file, sizes
-from mirage_cli.gpu import GpuTimer
-from mirage_cli.lax.program import Program, program_from_json
-from mirage_cli.measure import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
-from mirage_cli.output import LIBRARY, MARK, MODEL, PAGE, digest, steady
+from mirage_cli.bench_rows import BenchOptions, Prepared, Rows
+from mirage_cli.contestant import Place
+from mirage_cli.errors import UsageError
+from mirage_cli.isolation import Lost, Resident
+from mirage_cli.measure import Comparison, lost
+from mirage_cli.output import MARK, PAGE, steady
 from mirage_cli.pipeline import Progress, Silent
-from mirage_cli.timing import Effort, Timer
-from mirage_cli.widened import holds_bfloat16
+from mirage_cli.report import REPLACED
 
-Arrays = dict[str, NDArray[Any]]
-MAX_SETS = 8  #: sets of inputs of the whole model
-NO_TORCH = "not compared: PyTorch is a peer on a GPU only"
-WIDENED = (
-    "onnxruntime has no bfloat16 kernels on the CPU: the original's operators compute in float32 between conversions"
-)
+__all__ = ["BenchOptions", "bench_folder", "choose_place"]
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """How to measure. `gpu` is a number, `cpu` asks for the CPU; without both the first GPU is taken where onnxruntime
-    and the folder can use it, else the CPU. `dim` and `shape` are as in `optimize`, `runs` samples of each contestant (None:
-    as many as fit into `seconds`, for each fragment and for the whole model), `threads` those of one operator on the
-    CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further contestants on a GPU (`peers.GROUPS`);
-    `record` puts the fragments' times into the folder's report.json and report.html."""
-
-    gpu: int | None = None
-    cpu: bool = False
-    dim: tuple[str, ...] = ()
-    shape: tuple[str, ...] = ()
-    runs: int | None = None
-    seconds: float = 2.0
-    threads: int | None = None
-    seed: int = 0
-    peers: tuple[str, ...] = ("eager", "compile")
-    record: bool = False
-
-
-def bench_folder(
-    folder: Path, options: BenchOptions, progress: Progress | None = None, timer: Timer | None = None
-) -> BenchReport:
+def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None = None) -> BenchReport:
     """Measure an output folder.
 
     Raises ModelError for a folder that `optimize` did not write, UsageError for options that do not fit, ToolMissing for
-    a GPU that onnxruntime cannot use, Busy when another run replaces the folder meanwhile. What gives other answers or
-    fails is part of the report.
+    a GPU that onnxruntime cannot use, Busy when another run replaces the folder meanwhile. What gives other answers,
+    fails, or ends the process that measures, is part of the report.
     """
     with steady(folder):
-        found = _bench_folder(folder, options, progress or Silent(), timer)
+        found = _bench_folder(folder, options, progress or Silent())
     if not options.record:
         return found
     target = found.settings["provider"]
@@ -85,56 +41,43 @@ def bench_folder(
     return replace(found, notes=(*found.notes, f"recorded in {folder / MARK} and {folder / PAGE}"))
 
 
-def _bench_folder(folder: Path, options: BenchOptions, progress: Progress, timer: Timer | None) -> BenchReport:
+def _bench_folder(folder: Path, options: BenchOptions, progress: Progress) -> BenchReport:
     report = report_file.read(folder)
     trust.check_unchanged(folder, report)
     place = choose_place(options, "cuda" in _targets(report))
     device = devices.name(place.provider, place.device)
-    effort = Effort(options.seconds, options.runs)
-    model = _read_model(folder / MODEL)
-    sets = input_sets(model, options, devices.cache_bytes(place.provider))
-    replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
-    progress.stage("measure", len(replaced) + 1)
-    rows = []
-    gpu, absent = _opened(place, options)
-    for fragment in fragment_rows(folder, model, replaced, sets[0], place):
-        comparison = measure_fragment(fragment.models, folder / LIBRARY, place, effort, options.seed, timer)
-        if gpu is not None:
-            found = bench_gpu.entries(
-                gpu, fragment.models, fragment.program, folder / LIBRARY, options.peers, options.seconds, options.seed
-            )
-            comparison = replace(comparison, entries=(*comparison.entries, *found))
-        rows.append(fragment.row(comparison))
-        progress.step(fragment.data["name"])
-    original, note = original_model(folder, report)
-    graph = model.graph
-    tensors = [v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)]
-    tensors += [t.data_type for t in graph.initializer]
-    unit = runtime.coarsest_unit(tensors, graph.node)
-    whole = _whole(folder, original, bool(replaced), sets, place, effort, timer, unit)
-    if place.provider == "cpu" and holds_bfloat16(model):
-        whole = replace(whole, notes=(*whole.notes, WIDENED))
-    progress.step("whole model")
+    replaced = [f for f in report["fragments"] if f["status"] == REPLACED]
+    rows = Resident(Rows, (folder.absolute(), options, place), options.timeout, options.max_memory)
+    try:
+        prepared: Prepared | Lost = rows.call("prepared", (), options.timeout)
+        if isinstance(prepared, Lost):
+            raise prepared.raised()
+        progress.stage("measure", len(replaced) + 1)
+        fragments = []
+        for k, f in enumerate(replaced):
+            row: FragmentRow | Lost = rows.call("fragment", (k,), options.timeout)
+            fragments.append(unmeasured(f, row) if isinstance(row, Lost) else row)
+            progress.step(f["name"])
+        whole: Comparison | Lost = rows.call("whole", (), options.timeout)
+        progress.step("whole model")
+    finally:
+        rows.close()
     settings = {
         "provider": place.provider,
         "onnxruntime": runtime.version(),
         "threads": options.threads,
-        "input_sets": len(sets),
+        "input_sets": prepared.sets,
         "seed": options.seed,
-        "inputs": {name: list(a.shape) for name, a in sets[0].items()},
+        "inputs": prepared.inputs,
         "gpu_state": devices.state(place.device) if place.provider == "cuda" else {},
     }
-    return BenchReport(device, settings, note, tuple(rows), whole, absent)
+    model = lost(whole) if isinstance(whole, Lost) else whole
+    return BenchReport(device, settings, prepared.note, tuple(fragments), model, prepared.absent)
 
 
-def _opened(place: Place, options: BenchOptions) -> tuple[GpuTimer | None, dict[str, str]]:
-    """What times kernels and torch on a GPU, or why torch is absent."""
-    if place.provider != "cuda":
-        return None, {"torch": NO_TORCH}
-    try:
-        return bench_gpu.opened(place.device), {}
-    except ToolMissing as e:
-        return None, {"torch": f"not compared: {e} ({e.hint})"}
+def unmeasured(fragment: Mapping[str, Any], reason: Lost) -> FragmentRow:
+    """The row of a fragment, told by its part of the report of `optimize`, that ended the process that measured it."""
+    return FragmentRow(fragment["id"], fragment["name"], fragment["occurrences"], (), lost(reason))
 
 
 # ---- where -----------------------------------------------------------------------------------------------------------
@@ -157,131 +100,7 @@ def choose_place(options: BenchOptions, has_cuda: bool) -> Place:
     return Place("cpu", 0, options.threads)
 
 
-# ---- what ------------------------------------------------------------------------------------------------------------
-
-
 def _targets(report: Mapping[str, Any]) -> set[str]:
     """The kinds of target that all replaced fragments have kernels for."""
     kinds = [set(f["schedule"]) for f in report["fragments"] if f["status"] == "replaced"]
     return set.intersection(*kinds) if kinds else {"cpu", "cuda"}
-
-
-def _read_model(path: Path) -> onnx.ModelProto:
-    """The patched model, its external data not loaded."""
-    return onnx_file.parse(onnx_file.read_bytes(str(path)), str(path))
-
-
-def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
-    """The file that is the original side, and what to say of it: the model that was optimized, when it is still there
-    and the same, else the patched one without its library, whose functions hold the original nodes."""
-    model = report["model"]
-    path = Path(model["path"])
-    if model["format"] != "onnx":
-        return folder / MODEL, f"{folder / MODEL} without its library ({path} is {model['format']})"
-    try:
-        found = digest(path)
-        external = {n: digest(path.parent / n) for n in model["external_data"]}
-        if found == model["sha256"] and external == model["external_data"]:
-            return path, str(path)
-        problem = "has changed"
-    except OSError:
-        problem = "is not there"
-    return folder / MODEL, f"{folder / MODEL} without its library ({model['path']} {problem})"
-
-
-def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> list[Arrays]:
-    """Sets of inputs for the whole model, with different values: two, or more as long as they do not exceed four times
-    the cache. Raises UsageError when --dim or --shape do not fit the inputs."""
-    asked = dims.parse_shapes(options.shape)
-    numbers = sizes_of(model, options.dim, asked)
-    first = example.example_inputs(model, numbers, options.seed)
-    dims.check_inputs(asked, first)
-    for name, shape in asked.items():
-        if first[name].shape != shape:
-            found = "x".join(map(str, first[name].shape))
-            raise UsageError(f"--shape {name}={'x'.join(map(str, shape))}: the model's input is {found}")
-    size = max(1, sum(a.nbytes for a in first.values()))
-    count = max(2, min(MAX_SETS, COLD * cache // size))
-    return [first, *(example.example_inputs(model, numbers, options.seed + k) for k in range(1, count))]
-
-
-def sizes_of(model: onnx.ModelProto, dim: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Numbers for the symbolic dimensions of a model's inputs, as far as --dim (typical values) and --shape tell.
-
-    Raises UsageError for a symbol that the model lacks.
-    """
-    weights = {t.name for t in model.graph.initializer}
-    texts = {
-        f"{i.name}.{k}": d.dim_param
-        for i in model.graph.input
-        if i.name not in weights
-        for k, d in enumerate(i.type.tensor_type.shape.dim)
-    }
-    ranges = dims.parse(dim)
-    dims.check_known(ranges, [n for text in texts.values() if text for n in sizes.names(sizes.parse(text))])
-    numbers = {
-        texts.get(f"{name}.{k}") or f"{name}.{k}": number
-        for name, shape in shapes.items()
-        for k, number in enumerate(shape)
-    }
-    return numbers | dims.typical(ranges)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchFragment:
-    """A fragment to measure: its models, its part of the report of `optimize`, its program."""
-
-    models: fragment_models.FragmentModel
-    data: Mapping[str, Any]
-    provider: str
-    program: Program
-
-    def row(self, comparison: Comparison) -> FragmentRow:
-        """Its row in the report, with the predictions where they are for this target and these sizes."""
-        d, spec = self.data, self.models.spec
-        applies = ("cuda" if "cuda" in d["schedule"] else "cpu") == self.provider and not spec.symbols
-        inputs = tuple(
-            f"{t.dtype}[{', '.join(map(str, s))}]" for t, s in zip(spec.inputs, self.models.shapes, strict=True)
-        )
-        return FragmentRow(
-            d["id"],
-            d["name"],
-            d["occurrences"],
-            inputs,
-            comparison,
-            d["predicted_us"] if applies else None,
-            d["floor_us"] if applies else None,
-        )
-
-
-def fragment_rows(
-    folder: Path, model: onnx.ModelProto, replaced: Sequence[Mapping[str, Any]], feeds: Arrays, place: Place
-) -> list[BenchFragment]:
-    """The replaced fragments of a folder with their models. Raises ModelError when its parts do not belong together."""
-    specs, programs = [], {}
-    for f in replaced:
-        path = folder / f["mugraph"]["file"]
-        stored = mugraph_file.read(path)
-        programs[f["id"]] = program_from_json(stored["program"])
-        specs.append(operator_spec(f["id"], stored["operator"]))
-    models = fragment_models.from_folder(model, folder, specs, feeds)
-    return [BenchFragment(models[f["id"]], f, place.provider, programs[f["id"]]) for f in replaced]
-
-
-def _whole(
-    folder: Path,
-    original: Path,
-    has_library: bool,
-    sets: Sequence[Arrays],
-    place: Place,
-    effort: Effort,
-    timer: Timer | None,
-    unit: float,
-) -> Comparison:
-    """The original model against the patched one with its library."""
-    library = folder / LIBRARY if has_library else None
-    makers: dict[str, Callable[[], Contestant]] = {
-        ORIGINAL: lambda: OrtContestant(original, None, sets, place),
-        MIRAGE: lambda: OrtContestant(folder / MODEL, library, sets, place),
-    }
-    return compare(makers, effort, timer, unit=unit)

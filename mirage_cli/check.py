@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from mirage_cli import runtime, windows
+from mirage_cli import isolation, runtime, windows
 from mirage_cli.accuracy import DRAWS, ILL_CONDITIONED, Accuracy, Sample, judged, kept, told
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.edges import ENDS, HUGE, NOT_FINITE, SPIKES, TINY, draw, edges
@@ -176,6 +176,7 @@ def run_job(job: CheckJob) -> FloatCheck | None:
         return None
 
     def called(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+        isolation.doing("the kernel ran")
         with runtime.unclean_memory():
             return list(kernel.run([*arrays, *extra_arrays(job, symbols)]))
 
@@ -209,12 +210,14 @@ def extra_arrays(job: CheckJob, symbols: Mapping[str, int]) -> list[NDArray[Any]
 def original_runner(job: CheckJob, provider: str = "cpu", device: int = 0) -> Runner:
     """The original nodes in onnxruntime, as they stand in the model. The runner raises Refused for arrays that would end the
     process."""
+    isolation.doing("onnxruntime loaded the original nodes")
     session = runtime.session(job.model, provider=provider, optimize=False, device=device, exact=True)
     fatal = FATAL_IF_EMPTY & {n.op_type for n in onnx.load_model_from_string(job.model).graph.node}
 
     def original(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
         if fatal and any(a.size == 0 for a in arrays):
             raise Refused(f"onnxruntime divides by zero in {min(fatal)} where a tensor is empty")
+        isolation.doing("onnxruntime ran the original nodes")
         found = runtime.run(session, dict(zip(job.names, [*arrays, *extra_arrays(job, symbols)], strict=True)))
         return [found[o.name] for o in job.program.outputs]
 

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from mirage_cli import runtime
+from mirage_cli import isolation, runtime
 from mirage_cli.errors import MirageError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -51,12 +51,16 @@ class OrtContestant:
         self, model: str | Path | bytes, library: Path | None, sets: Sequence[Arrays], place: Place, graph: bool = False
     ) -> None:
         """Load the model and bind `sets`; a CUDA `graph` takes exactly one of them. Raises MirageError."""
+        title = "a fragment's model" if isinstance(model, bytes) else str(model)
+        self._title = title if library is None else f"{title} with its library"
+        isolation.doing(f"onnxruntime loaded {self._title}")
         self._session = runtime.session(
             model, library, place.provider, place.threads, device=place.device, exact=True, graph=graph
         )
         self._place = place
         self._sets = sets
         self._next = 0
+        isolation.doing(f"onnxruntime ran {self._title}")
         try:
             self._inputs = [{n: placed(a, place) for n, a in arrays.items()} for arrays in sets]
             self._outputs: list[list[tuple[str, Any]]] = []
@@ -90,6 +94,7 @@ class OrtContestant:
         Raises MirageError when onnxruntime fails, or when the run changed an input.
         """
         found: list[Arrays] = []
+        isolation.doing(f"onnxruntime ran {self._title}")
         for binding, outputs, inputs, arrays in zip(
             self._bindings, self._outputs, self._inputs, self._sets, strict=True
         ):

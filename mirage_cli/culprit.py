@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from mirage_cli import patch, runs, whole
+from mirage_cli import patch, whole
 from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.frontends import Imported
 from mirage_cli.frontends.onnx_external import DataFiles
@@ -69,12 +69,11 @@ class Case:
             return True
 
 
-def original_outputs(original: Imported, inputs: Arrays, seconds: float = 0) -> Arrays:
-    """What the original makes of inputs, in the program that it was made for; onnxruntime in `seconds` at most (0: no limit).
-    Raises MirageError."""
+def original_job(original: Imported, inputs: Arrays, seconds: float = 0) -> Job | ScriptJob:
+    """A run of the original, in the program that it was made for; by onnxruntime in `seconds` at most (0: no limit)."""
     if original.script is None:
-        return runs.run_job(Job(original.path, inputs, seconds=seconds))
-    return runs.run_script(ScriptJob(original.path, inputs, output_names(original)))
+        return Job(original.path, inputs, seconds=seconds)
+    return ScriptJob(original.path, inputs, output_names(original))
 
 
 def output_names(imported: Imported) -> tuple[str, ...]:
@@ -153,7 +152,7 @@ def _outputs(name: str, job: Job, run: Runner) -> dict[str, Arrays]:
 
 def _operator(case: Case, node: onnx.NodeProto, shown: Arrays, folder: Path, run: Runner) -> dict[str, Arrays]:
     """The operator as a model of its own, with the tensors that it gets in the whole one or that are `shown`."""
-    values = tensors(case, [*node.input, *node.output]) | shown
+    values = tensors(case, [*node.input, *node.output], run) | shown
     model = whole.single(case.model, node, values)
     onnx.save(model, folder / "operator.onnx")
     read = {n: values[n] for n in node.input if n}
@@ -162,8 +161,8 @@ def _operator(case: Case, node: onnx.NodeProto, shown: Arrays, folder: Path, run
     return made | _outputs("operator_patched.npz", Job(model.SerializeToString(), read, case.library), run)
 
 
-def tensors(case: Case, names: Sequence[str]) -> Arrays:
-    """Tensors inside the patched model, computed by the functions. Raises ModelError."""
+def tensors(case: Case, names: Sequence[str], run: Runner) -> Arrays:
+    """Tensors inside the patched model, computed by the functions. Raises MirageError."""
     stored = {t.name: t for t in case.model.graph.initializer}
     files = DataFiles(str(case.path), hashed=False)
     found = {n: files.array(stored[n]) for n in names if n in stored}
@@ -173,5 +172,5 @@ def tensors(case: Case, names: Sequence[str]) -> Arrays:
     probe.CopyFrom(case.model)
     there = {o.name for o in probe.graph.output}
     probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in wanted if n not in there)
-    made = runs.run_job(Job(probe.SerializeToString(), case.inputs, None, case.path.parent, case.seconds))
+    made = run(Job(probe.SerializeToString(), case.inputs, None, case.path.parent, case.seconds))
     return found | {n: made[n] for n in wanted}

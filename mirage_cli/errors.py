@@ -115,6 +115,14 @@ class OutOfTime(MirageError):
     hint = "give it more time: --timeout SECONDS"
 
 
+class Crashed(MirageError):
+    """A process that ran a model, or a library, for this one has ended."""
+
+    code = "crashed"
+    exit_code = 5
+    hint = "what ran there has a defect, or memory was short: try another version of onnxruntime (or torch)"
+
+
 class InternalError(MirageError):
     """A defect of this program; the message says where the log is."""
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from mirage_cli import edges, patch, runtime
+from mirage_cli import edges, isolation, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.errors import ModelError
 from mirage_cli.frontends.imported import Imported
@@ -227,6 +227,7 @@ def _computed(
             kind = _onnx_type(tensors[name].dtype)
             probe.graph.node.append(helper.make_node("Identity", [name], [f"{_VALUE}{k}"]))
             probe.graph.output.append(helper.make_tensor_value_info(f"{_VALUE}{k}", kind, None))
+    isolation.doing("onnxruntime computed the sizes of the fragments' tensors")
     found = runtime.run(runtime.session(probe.SerializeToString(), data=folder), feeds)
     shapes |= {n: tuple(int(d) for d in found[f"{_SHAPE}{k}"]) for k, n in enumerate(wanted)}
     return shapes, {n: found[f"{_VALUE}{k}"] for k, n in enumerate(wanted) if f"{_VALUE}{k}" in found}

@@ -13,21 +13,29 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from mirage_cli import ending
-from mirage_cli.errors import MirageError
+from mirage_cli.errors import Crashed, MirageError, OutOfResources, OutOfTime
+from mirage_cli.messages import received, send
 from mirage_cli.search.workers import ignore_interrupts, uninterrupted
+
+TOO_MUCH = "it needs more memory than --max-memory allows"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What stands in the place of a result that a call did not deliver: the reason."""
+    """What stands in the place of a result that a call did not deliver: the reason, and the error that says the same."""
 
     reason: str
+    error: MirageError | None = field(default=None, compare=False)
+
+    def raised(self) -> MirageError:
+        """What to raise where nobody can do without the result."""
+        return self.error or MirageError(self.reason)
 
 
 def limit_memory(size: int) -> None:
@@ -43,9 +51,9 @@ def attempt(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     try:
         return function(*args)
     except MirageError as e:
-        return Lost(str(e))
+        return Lost(str(e), e)
     except MemoryError:
-        return Lost("it needs more memory than --max-memory allows")
+        return Lost(TOO_MUCH, OutOfResources(TOO_MUCH))
     except OSError as e:
         named = f"{e.filename}: " if e.filename else ""
         return Lost(f"{named}{e.strerror or e}")
@@ -67,9 +75,10 @@ def each(
     With `told`, which hears the number of a job and a message of it, every call gets one more argument: a function that
     sends a message.
 
-    `function` and arguments must be importable and picklable. With one worker and no `max_memory` (bytes of address
-    space for each worker) the calls are made here, unless they have to be `apart`. A call in a worker that takes longer
-    than `seconds` (0: no limit) is ended with its process.
+    `function` and arguments must be importable and picklable. With one worker and no `max_memory` (bytes of memory for each
+    worker, see `limit_memory`) the calls are made here, unless they have to be `apart`. A call in a worker that takes longer
+    than `seconds` (0: no limit) is ended with its process. What a call says by `doing` is part of the reason when its
+    process ends.
     """
     if max_memory == 0 and not apart and (workers <= 1 or len(jobs) <= 1):
         for k, args in enumerate(jobs):
@@ -87,6 +96,8 @@ def each(
                 assert isinstance(ready, Connection)
                 worker = running[ready]
                 number, result = worker.ended(seconds) if ready in late else worker.result()
+                if isinstance(result, _Doing):
+                    continue
                 if isinstance(result, _Message):
                     if told is not None:
                         told(number, result.content)
@@ -99,14 +110,14 @@ def each(
                     alive.start(pending.pop(), running)
                 else:
                     worker.end()
-                yield number, Lost(result.reason) if isinstance(result, _Died) else result
+                yield number, result.lost if isinstance(result, _Died) else result
     finally:
         _kill(*running.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _Died:
-    reason: str
+    lost: Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +125,32 @@ class _Message:
     content: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Doing:
+    text: str
+
+
+def doing(text: str) -> None:
+    """Say what is being done, as in "onnxruntime loaded model.onnx", so that it can be told should this process end at it.
+    Does nothing in a process that is no worker."""
+    if _PARENT:
+        send(_PARENT[0], _Doing(text))
+
+
+_PARENT: list[Connection] = []  #: of a worker: the connection on which it answers
+
+
 class Resident:
     """An object that lives in a process of its own: `maker(*args)` makes it there, when it is begun or first called, and
     again after a call that ended the process or took longer than its time; but not after one whose process does not end,
     which holds what it held."""
 
-    def __init__(self, maker: Callable[..., Any], args: Sequence[Any], start_seconds: float) -> None:
+    def __init__(
+        self, maker: Callable[..., Any], args: Sequence[Any], start_seconds: float, max_memory: int = 0
+    ) -> None:
         self._made = (maker, tuple(args))
         self._start_seconds = start_seconds
+        self._max_memory = max_memory
         self._worker: _Worker | None = None
         self._making = False
         self.stuck = ""  #: why there is no process any more
@@ -129,12 +158,13 @@ class Resident:
     def begin(self) -> None:
         """Let the object be made, without waiting for it."""
         if self._worker is None and not self.stuck:
-            self._worker = _Worker(_Host(), 0, False)
+            self._worker = _Worker(_Host(), self._max_memory, False)
             self._worker.start((0, ("", self._made)), {})
             self._making = True
 
     def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
-        """The result of a method, or Lost: what it raised, how the process ended, or that it took longer than `seconds`."""
+        """The result of a method, or Lost: what it raised, how the process ended, or that it took longer than `seconds` (0: no
+        limit)."""
         self.begin()
         if self._worker is None:
             return Lost(self.stuck)
@@ -157,13 +187,16 @@ class Resident:
     def _answer(self, seconds: float) -> Any:
         worker = self._worker
         assert worker is not None
-        if not worker.connection.poll(seconds):
-            self.close()
-            return Lost("; ".join([f"it took longer than {seconds:g} s", *([self.stuck] if self.stuck else [])]))
-        _, result = worker.result()
+        result: Any = _Doing("")
+        while isinstance(result, _Doing):
+            if worker.connection.poll(worker.left(seconds) if seconds else None):
+                _, result = worker.result()
+            else:
+                self.close()
+                result = worker.died(f"it took longer than {seconds:g} s", OutOfTime, self.stuck)
         if isinstance(result, _Died):
             self.close()
-            return Lost(result.reason)
+            return result.lost
         return result
 
 
@@ -195,25 +228,34 @@ class _Worker:
         theirs.close()
         self.number = -1
         self.begun = 0.0
+        self.doing = ""
 
     def start(self, job: tuple[int, Sequence[Any]], running: dict[Connection, _Worker]) -> None:
-        self.number, self.begun = job[0], time.monotonic()
+        self.number, self.begun, self.doing = job[0], time.monotonic(), ""
         running[self.connection] = self
         try:
-            self.connection.send(job[1])
+            send(self.connection, job[1])
         except OSError:
             return  # it has died: reading its result tells
 
     def result(self) -> tuple[int, Any]:
         try:
-            return self.number, self.connection.recv()
+            found = received(self.connection)
         except (EOFError, OSError):
             if stuck := self.end():
-                return self.number, _Died(stuck)
+                return self.number, self.died(stuck, Crashed)
             code = self.process.exitcode or 0
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             guess = " (out of memory?)" if code == -signal.SIGKILL else ""
-            return self.number, _Died(f"its process ended with {how}{guess}")
+            return self.number, self.died(f"its process ended with {how}{guess}", Crashed)
+        if isinstance(found, _Doing):
+            self.doing = found.text
+        return self.number, found
+
+    def died(self, how: str, kind: type[MirageError], more: str = "") -> _Died:
+        """What stands for the result of the call, at which the process ended so."""
+        reason = (f"{how} while {self.doing}" if self.doing else how) + (f"; {more}" if more else "")
+        return _Died(Lost(reason, kind(reason)))
 
     def left(self, seconds: float) -> float:
         """What is left of the time of the call."""
@@ -222,7 +264,7 @@ class _Worker:
     def ended(self, seconds: float) -> tuple[int, Any]:
         """End the process, whose call takes longer than it may."""
         stuck = _kill(self)
-        return self.number, _Died(f"it took longer than {seconds:g} s{f'; {stuck}' if stuck else ''}")
+        return self.number, self.died(f"it took longer than {seconds:g} s", OutOfTime, stuck)
 
     def end(self) -> str:
         """Let the process end, which nobody asks any more; what there is to say where it does not."""
@@ -284,15 +326,18 @@ def _serve(connection: Connection, function: Callable[..., Any], max_memory: int
     the parent's to handle."""
 
     def tell(content: Any) -> None:
-        connection.send(_Message(content))
+        send(connection, _Message(content))
 
     ignore_interrupts()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if max_memory:
-        resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
+    # daemons may have no children by multiprocessing's own rule; those of workers end with them all the same, see above
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no dumps of crashes
+    limit_memory(max_memory)
+    _PARENT.append(connection)
     while True:
         try:
-            args = connection.recv()
+            args = received(connection)
         except (EOFError, OSError):
             return
-        connection.send(attempt(function, (*args, tell) if telling else args))
+        send(connection, attempt(function, (*args, tell) if telling else args))

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import devices
+from mirage_cli import devices, isolation
 from mirage_cli.contestant import Contestant, OrtContestant, Place, agreement
 from mirage_cli.errors import MirageError
 from mirage_cli.fragment_models import FragmentModel
+from mirage_cli.isolation import Lost
 from mirage_cli.timing import Distribution, Effort, Timer, WallClock, paired, ratio
 
 ORIGINAL, MIRAGE = "original", "mirage"
+CRASHED = "crashed"  #: how a problem begins that ended the process that measured, or took too long
 COLD = 4  #: a model's tensors are this many times the cache, where its limits allow
 CALL_SECONDS = 0.1  #: calls of an operator in one model are as many as this leaves room for
 SETS = 2  #: sets of inputs for a model that calls its operator once
@@ -24,7 +26,7 @@ SETS = 2  #: sets of inputs for a model that calls its operator once
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A contestant's result: microseconds for one call, or why there are none ("wrong: ...", "failed: ...").
+    """A contestant's result: microseconds for one call, or why there are none ("wrong: ...", "failed: ...", "crashed: ...").
 
     `error` is the relative error of its answers against the original's.
     """
@@ -119,6 +121,11 @@ def compare(
     return Comparison(tuple(entries.values()), calls)
 
 
+def lost(reason: Lost) -> Comparison:
+    """What there is where the process that measured has ended."""
+    return Comparison(tuple(Entry(name, problem=f"{CRASHED}: {reason.reason}") for name in (ORIGINAL, MIRAGE)))
+
+
 def measure_fragment(
     fragment: FragmentModel, library: Path, place: Place, effort: Effort, seed: int = 0, timer: Timer | None = None
 ) -> Comparison:
@@ -169,16 +176,20 @@ def measure_fragments(
     effort: Effort | None = None,
     seed: int = 0,
     step: Callable[[str], None] = lambda text: None,
+    max_memory: int = 0,
 ) -> dict[str, Comparison]:
-    """Measure each fragment by identifier; for `optimize --gpu`, which replaces only those found to be `faster` and
-    stores their rows, `measured(devices.name(...))`, in the report.
+    """Measure each fragment by identifier, in a process of its own with `max_memory` (bytes, 0: no limit); for
+    `optimize --gpu`, which replaces only those found to be `faster` and stores their rows, `measured(devices.name(...))`,
+    in the report.
 
     `fragments` are made by `fragment_models.from_work` before the model is patched, `library` is the one just built
     (nothing else of the output folder is needed), `step` is told the name of each when it is done. A fragment that
     cannot be measured has entries with problems and is not `faster`.
     """
     found = {}
-    for identifier, fragment in fragments.items():
-        found[identifier] = measure_fragment(fragment, library, place, effort or Effort(), seed)
-        step(fragment.spec.op_type)
+    names = list(fragments)
+    jobs = [(fragments[name], library, place, effort or Effort(), seed) for name in names]
+    for k, comparison in isolation.each(measure_fragment, jobs, 1, max_memory, apart=True):
+        found[names[k]] = lost(comparison) if isinstance(comparison, Lost) else comparison
+        step(fragments[names[k]].spec.op_type)
     return found

@@ -272,8 +272,8 @@ class Run:
                     continue
                 checked.append(w)
                 jobs.append((w.check_job(self.imported, self.built.library, self.options.seed, limits),))
-            apart = self.options.jobs > 1  # a kernel that crashes costs its own check only
-            for k, outcome in isolation.each(run_job, jobs, self.options.jobs, apart=apart):
+            # a kernel that crashes, or an original at which onnxruntime does, costs its own check only
+            for k, outcome in isolation.each(run_job, jobs, self.options.jobs, self.options.max_memory, apart=True):
                 checked[k].checked(outcome)
                 self.steady &= not checked[k].failed
                 checks.put(checked[k].id, outcome)
@@ -300,7 +300,7 @@ class Run:
                 )
             place = Place("cuda", self.options.gpu)
             found = measure_fragments(
-                models, self.built.library, place, seed=self.options.seed, step=self.progress.step
+                models, self.built.library, place, None, self.options.seed, self.progress.step, self.options.max_memory
             )
             for w in self.chosen:
                 f = found[w.id]
@@ -336,7 +336,8 @@ class Run:
 def frontend_options(options: Options) -> frontends.Options:
     """The part of the options that concerns reading. Raises UsageError for malformed shapes and dimensions."""
     numbers = dims.numbers(dims.parse(options.dim))
-    return frontends.Options(dims.parse_shapes(options.shape), numbers, dims.parse_types(options.shape))
+    shapes, types = dims.parse_shapes(options.shape), dims.parse_types(options.shape)
+    return frontends.Options(shapes, numbers, types, max_memory=options.max_memory)
 
 
 def symbols_of(imported: Imported) -> set[str]:

@@ -10,8 +10,8 @@
 6. outputs: the patched model with the library agrees with the original, and so does it without the library;
    torchscript: and so does the patched TorchScript module, where there is one.
 
-The library is loaded in a process of its own, and not at all where this user's mirage did not build it: then kernels and
-outputs are those of the sources of step 5, built anew.
+Originals run in a process of their own and the library in another, which either may end. The library is not loaded at
+all where this user's mirage did not build it: then kernels and outputs are those of the sources of step 5, built anew.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mirage_cli import (
     frontends,
     isolation,
     patch,
-    runs,
+    recheck_folder,
     trust,
     whole,
 )
@@ -45,7 +45,7 @@ from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.culprit import Case
-from mirage_cli.errors import MirageError, ModelError
+from mirage_cli.errors import Crashed, MirageError, ModelError
 from mirage_cli.example import example_inputs
 from mirage_cli.frontends import Imported, torchscript_module
 from mirage_cli.lax.program import Program
@@ -53,10 +53,10 @@ from mirage_cli.output import LIBRARY, MARK, MODEL, MUGRAPHS, SCRIPT, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import rendered as rendered_again
 from mirage_cli.rawfile import held
-from mirage_cli.recheck_folder import Fragment, against_original, check_job, check_pair, external, fragments, read_model
+from mirage_cli.recheck_folder import Fragment, against_original, asked_sizes, check_job, check_pair, fragments
 from mirage_cli.report import REPLACED
 from mirage_cli.report_file import read as read_report
-from mirage_cli.runs import Arrays, Job, ScriptJob, Task
+from mirage_cli.runs import Arrays, Job, Place, ScriptJob, Task, places
 from mirage_cli.search.verify import Verdict, verify
 from mirage_cli.verification import Finding, Verification, VerifyOptions
 
@@ -64,6 +64,7 @@ __all__ = ["Finding", "Verification", "VerifyOptions", "verify_folder", "verify_
 
 OTHER_SEED = 1_000_000  #: added to the seed, so that the points of proofs are not those of the run that is checked
 _SUFFIX = {"cpu": ".cpp", "cuda": ".cu"}
+_BARE = "it does not run without the library"
 
 
 def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | None = None) -> Verification:
@@ -74,8 +75,8 @@ def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | Non
     """
     if not (folder / MODEL).exists() and not (folder / MARK).exists():
         raise ModelError(f"{folder}: expected an output folder of mirage optimize, found no report.json and no {MODEL}")
-    with steady(folder):
-        return _Recheck(folder, folder / LIBRARY, options, progress or Silent()).folder_run()
+    with steady(folder), places(options.timeout, options.max_memory) as apart:
+        return _Recheck(folder, folder / LIBRARY, options, progress or Silent(), *apart).folder_run()
 
 
 def verify_pair(
@@ -86,7 +87,8 @@ def verify_pair(
     Raises ModelError for files that cannot be read and for a library that is none, UsageError for models that do not
     have the same inputs and outputs.
     """
-    return _Recheck(patched.parent, library, options, progress or Silent(), patched.name).pair_run(original)
+    with places(options.timeout, options.max_memory) as apart:
+        return _Recheck(patched.parent, library, options, progress or Silent(), *apart, patched.name).pair_run(original)
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class _Recheck:
     library: Path
     options: VerifyOptions
     progress: Progress
+    originals: Place
+    kernels: Place
     name: str = MODEL
     result: Verification = field(default_factory=Verification)
     report: dict[str, Any] = field(default_factory=dict)
@@ -106,7 +110,6 @@ class _Recheck:
     odd: list[onnx.NodeProto] = field(default_factory=list)  #: operators that bisection found
     rendered: dict[str, bytes] = field(default_factory=dict)  #: sources by their names in src/
     rebuilt: str = ""  #: why the library is not loaded, but one that was built anew from these sources
-    survived: bool = False  #: whether the library ran to the end, so that no further run of it needs its own process
     start: float = field(default_factory=time.perf_counter)
 
     @property
@@ -136,13 +139,13 @@ class _Recheck:
     def pair_run(self, path: Path) -> Verification:
         self.progress.stage("read", 2)
         shapes = self.options.shape if path.suffix in torchscript_module.SUFFIXES else ()
-        given = frontends.Options(dims.parse_shapes(shapes), types=dims.parse_types(shapes))
+        given = recheck_folder.reading(self.options, shapes, {})
         original = frontends.load(str(path), given)
         self.progress.step(str(path))
         model, imported = self.read()
         self.progress.step(str(self.folder / self.name))
         check_pair(path, original, self.folder / self.name, imported)
-        (told,) = self.separate([self.library])
+        told = self.kernels.do(self.library)
         if isinstance(told, isolation.Lost):
             raise ModelError(told.reason)
         if (self.folder / MUGRAPHS).is_dir():
@@ -158,7 +161,7 @@ class _Recheck:
 
     def read(self) -> tuple[onnx.ModelProto, Imported]:
         """The patched model as it is stored, and as the front end reads it (with functions inlined)."""
-        model = read_model(self.folder / self.name)
+        model = recheck_folder.read_model(self.folder / self.name)
         return model, frontends.load(str(self.folder / self.name))
 
     # --- 1. files -------------------------------------------------------------------------------------------------------
@@ -200,7 +203,7 @@ class _Recheck:
             return None
         try:
             numbers, shapes = dims.numbers(dims.parse(options["dim"])), options["shape"]
-            given = frontends.Options(dims.parse_shapes(shapes), numbers, dims.parse_types(shapes))
+            given = recheck_folder.reading(self.options, shapes, numbers)
             imported = frontends.load(path, given)
         except MirageError as error:
             self.result.notes.append(f"the original model cannot be read: {error}")
@@ -370,7 +373,7 @@ class _Recheck:
         if case is not None and uses:
             jobs.append(Job(str(case.path), case.inputs, self.library, seconds=case.seconds))
         self.progress.stage("check", len(jobs))
-        done = self.separate(jobs)
+        done = [self.done_apart(task) for task in jobs]
         if uses and not self.rebuilt:
             self.built_from(done[0], operators)
         for (f, job), outcome in zip(kernels, done[1:], strict=False):
@@ -387,27 +390,33 @@ class _Recheck:
     def case(self, model: onnx.ModelProto, imported: Imported, original: Imported | None) -> Case | None:
         """Inputs, what the original makes of them, and a float64 run; the model without the library is judged here."""
         path, read, limit = self.folder / self.name, imported if original is None else original, self.options.timeout
-        sizes = self.sizes(imported)  # options that do not fit the model are the user's error and no finding
+        sizes = asked_sizes(
+            imported, self.report, self.options
+        )  # what does not fit the model is an error and no finding
 
         def inline(inputs: Arrays) -> Arrays:
-            return runs.run_job(Job(str(path), inputs, seconds=limit))
+            return self.originals.arrays(Job(str(path), inputs, seconds=limit))
 
         def drawn(k: int) -> tuple[Arrays, Arrays, Arrays | None]:
             inputs = example_inputs(imported.model, sizes, self.seed + k)
-            own = inline(inputs) if original is None else culprit.original_outputs(original, inputs, limit)
+            job = Job(str(path), inputs, seconds=limit)
+            own = self.originals.arrays(job if original is None else culprit.original_job(original, inputs, limit))
             try:
                 return inputs, own, whole.float64_run(read, inputs, limit)
             except MirageError as error:
                 self.result.notes.append(f"outputs are compared with the original's only: {error}")
                 return inputs, own, None
 
+        where, who = (self.name, _BARE) if original is None else (original.path, "the original does not run")
         try:
             case = Case(model, path, self.library, *drawn(0), drawn, limit, read)
             if original is not None:
+                where, who = self.name, _BARE
                 self.judge("without the library", case.compared(inline(case.inputs), inline))
             return case
         except MirageError as error:
-            self.result.add("outputs", self.name, f"it does not run without the library: {error}")
+            self.result.add("outputs", where, f"{who}: {error}")
+            self.result.notes += [error.hint] if isinstance(error, Crashed) else []
             return None
 
     def with_library(self, case: Case, found: Arrays | isolation.Lost) -> None:
@@ -416,7 +425,6 @@ class _Recheck:
         if isinstance(found, isolation.Lost):
             self.result.add("outputs", self.name, f"it does not run with the library: {found.reason}")
         else:
-            self.survived = True
             self.result.outputs = case.compared(found, lambda x: self.run(Job(str(case.path), x, self.library)))
             self.judge("with the library", self.result.outputs)
             differs = not all(c.accuracy.passed for c in self.result.outputs)
@@ -437,10 +445,7 @@ class _Recheck:
         library = self.folder / torch_library.LIBRARY if uses else None
 
         def run(inputs: Arrays) -> Arrays:
-            (found,) = self.separate([ScriptJob(str(self.folder / name), inputs, outputs, library)])
-            if isinstance(found, isolation.Lost):
-                raise MirageError(found.reason)
-            return dict(found)
+            return self.kernels.arrays(ScriptJob(str(self.folder / name), inputs, outputs, library))
 
         try:
             compared = case.compared(run(case.inputs), run)
@@ -476,25 +481,14 @@ class _Recheck:
         nodes = case.operators()
         return nodes[0] if len(nodes) == 1 else None
 
-    def sizes(self, imported: Imported) -> dict[str, int]:
-        """Sizes for the symbols of the inputs: as asked for now, else as asked for when the model was optimized."""
-        told = dims.typical(dims.parse((self.report.get("options") or {}).get("dim", ())))
-        asked = dims.parse(self.options.dim)
-        symbols = external(imported, dims.parse_shapes(self.options.shape))
-        dims.check_known(asked, symbols.names)
-        return told | symbols.numbers | dims.typical(asked)
-
     # --- processes ------------------------------------------------------------------------------------------------------
-    def separate(self, tasks: Sequence[Task]) -> list[Any]:
-        """Results (or Lost) of what runs code of the library, in a process of its own."""
-        step = self.progress.step
-        return runs.separate(tasks, lambda task: step(getattr(task, "name", "compare")), self.options.timeout)
+    def done_apart(self, task: Task) -> Any:
+        """The result (or Lost) of what runs code of the library."""
+        found = self.kernels.do(task)
+        self.progress.step(task.name if isinstance(task, Path) else "compare")
+        return found
 
     def run(self, job: Job) -> Arrays:
-        """The outputs of a model. Raises MirageError."""
-        job = replace(job, seconds=self.options.timeout)
-        (found,) = [runs.run_job(job)] if self.survived else self.separate([job])
-        if isinstance(found, isolation.Lost):
-            raise MirageError(found.reason)
-        result: Arrays = found
-        return result
+        """The outputs of a model, with the library or without. Raises MirageError."""
+        place = self.originals if job.library is None else self.kernels
+        return place.arrays(replace(job, seconds=self.options.timeout))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from mirage_cli import derive, dims, mugraph_file, patch, runtime
+from mirage_cli import derive, dims, frontends, mugraph_file, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.check import CheckJob, Extra, Limits
 from mirage_cli.errors import InvalidGraph, MirageError, UsageError
@@ -21,7 +21,7 @@ from mirage_cli.lax.program import Program
 from mirage_cli.output import MODEL, MUGRAPHS
 from mirage_cli.report import REPLACED
 from mirage_cli.stored_plan import StoredPlan, plan_from_json
-from mirage_cli.verification import Verification
+from mirage_cli.verification import Verification, VerifyOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,21 @@ def external(imported: Imported, shapes: Mapping[str, tuple[int, ...]]) -> Symbo
             if given is not None:
                 numbers.update(_solved(name, size, symbols, given[k]))
     return Symbols(frozenset(names), numbers)
+
+
+def reading(options: VerifyOptions, shapes: Sequence[str], numbers: Mapping[str, int]) -> frontends.Options:
+    """How an original is read, with --shape and numbers of dimensions. Raises UsageError."""
+    given, types = dims.parse_shapes(shapes), dims.parse_types(shapes)
+    return frontends.Options(given, numbers, types, options.timeout, options.max_memory)
+
+
+def asked_sizes(imported: Imported, report: Mapping[str, Any], options: VerifyOptions) -> dict[str, int]:
+    """Sizes for the symbols of the inputs: as asked for now, else when the model was optimized. Raises UsageError."""
+    told = dims.typical(dims.parse((report.get("options") or {}).get("dim", ())))
+    asked = dims.parse(options.dim)
+    symbols = external(imported, dims.parse_shapes(options.shape))
+    dims.check_known(asked, symbols.names)
+    return told | symbols.numbers | dims.typical(asked)
 
 
 def _solved(name: str, size: sizes.Size, symbols: list[str], number: int) -> dict[str, int]:

@@ -1,10 +1,16 @@
-"""Everything that runs code of a library, in a form that another process can do. Imports little, so that it starts fast."""
+"""Everything that runs models, or code of a library, in a form that another process can do. Imports little, so that it starts
+fast.
+
+onnxruntime and torch are large programs in C++ that some models bring down, so that no model is run by a process that has
+anything to lose.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,7 +24,7 @@ from mirage_cli.frontends import torchscript_file, torchscript_module
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 _MORE = 20.0  #: seconds to start a process and to load a model; runs of onnxruntime end themselves in time
-_SEPARATE = 1 << 46  #: bytes of address space: as good as no limit, but it asks for a process
+_START = 120.0  #: seconds in which a process has to begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,11 @@ class Job:
     data: Path | None = None
     seconds: float = 0
 
+    @property
+    def title(self) -> str:
+        """The model in words."""
+        return "a part of the model" if isinstance(self.model, bytes) else self.model
+
 
 def run_job(job: Job) -> Arrays:
     """The outputs by name; a large model is run piece by piece. Raises ModelError, OutOfTime, MirageError."""
@@ -40,8 +51,10 @@ def run_job(job: Job) -> Arrays:
         large = _large(job)
         if large is not None:
             return large
+        isolation.doing(f"onnxruntime loaded {job.title}")
         session = runtime.session(job.model, job.library, provider="cpu", data=job.data)
     expect_inputs({i.name for i in session.get_inputs()}, job.inputs)
+    isolation.doing(f"onnxruntime ran {job.title}")
     return runtime.run(session, job.inputs, job.seconds)
 
 
@@ -64,7 +77,9 @@ def run_script(job: ScriptJob) -> Arrays:
             torch.ops.load_library(str(job.library.absolute()))
         except OSError as error:
             raise ModelError(f"{job.library}: expected a shared library: {error}") from None
+    isolation.doing(f"torch loaded {job.model}")
     module = torchscript_module.open_module(torch, job.model)
+    isolation.doing(f"torch ran {job.model}")
     try:
         given = [
             torchscript_module.to_tensor(torch, job.inputs[n])
@@ -96,6 +111,7 @@ def _large(job: Job) -> Arrays | None:
         return None
     weights = {t.name for t in model.graph.initializer}
     expect_inputs({v.name for v in model.graph.input} - weights, job.inputs)
+    isolation.doing(f"onnxruntime ran {job.title} in pieces")
     return pieces.run(model, folder, job.inputs, job.library, seconds=job.seconds)
 
 
@@ -129,18 +145,56 @@ Task: TypeAlias = Path | CheckJob | Job | ScriptJob
 def perform(task: Task) -> str | FloatCheck | Arrays | None:
     """What a library says of itself, the float check of a kernel, or the outputs of a model. Raises MirageError."""
     if isinstance(task, Path):
+        isolation.doing(f"{task} was loaded")
         return library_sources(task)
     if isinstance(task, ScriptJob):
         return run_script(task)
     return check.run_job(task) if isinstance(task, CheckJob) else run_job(task)
 
 
-def separate(tasks: Sequence[Task], done: Callable[[Task], None] = lambda task: None, seconds: float = 0) -> list[Any]:
-    """The results (or Lost) of tasks, done one after the other in a process of their own: what crashes it, or takes longer
-    than `seconds` (0: no limit), is lost alone."""
-    found: dict[int, Any] = {}
-    longest = seconds and seconds + _MORE
-    for k, result in isolation.each(perform, [(task,) for task in tasks], 1, _SEPARATE, seconds=longest):
-        found[k] = result
-        done(tasks[k])
-    return [found[k] for k in range(len(tasks))]
+class Performer:
+    """What lives in the process of a `Place`."""
+
+    def perform(self, task: Task) -> str | FloatCheck | Arrays | None:
+        """Do a task. Raises MirageError."""
+        return perform(task)
+
+
+class Place:
+    """A process in which tasks are done one after the other: what crashes it, or takes longer than `seconds` (0: no limit), is
+    lost alone, and the next task finds a new one. `max_memory` is as in `isolation.limit_memory`. It is begun by `begin`,
+    or by the first task."""
+
+    def __init__(self, seconds: float = 0, max_memory: int = 0) -> None:
+        self._seconds = seconds and seconds + _MORE
+        self._resident = isolation.Resident(Performer, (), _START, max_memory)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._resident.close()
+
+    def begin(self) -> None:
+        """Let the process start, without waiting for it."""
+        self._resident.begin()
+
+    def do(self, task: Task) -> Any:
+        """The result of a task, or Lost."""
+        return self._resident.call("perform", (task,), self._seconds)
+
+    def arrays(self, job: Job | ScriptJob) -> Arrays:
+        """The outputs of a model. Raises MirageError."""
+        found: Arrays | isolation.Lost = self.do(job)
+        if isinstance(found, isolation.Lost):
+            raise found.raised()
+        return found
+
+
+@contextlib.contextmanager
+def places(seconds: float, max_memory: int) -> Iterator[tuple[Place, Place]]:
+    """A place for originals and one for what uses the library, both begun at once: they are ready when they are needed."""
+    with Place(seconds, max_memory) as originals, Place(seconds, max_memory) as kernels:
+        originals.begin()
+        kernels.begin()
+        yield originals, kernels

@@ -34,19 +34,28 @@ class Call:
 
 
 def write(imported: Imported, calls: Sequence[Call], path: Path) -> list[str]:
-    """Write the module of `imported`, as it was before its ONNX model was patched, with operators for `calls`.
+    """Write the module of `imported`, as it was before its ONNX model was patched, with operators for `calls`; in the process
+    where the module is.
 
-    Returns what is worth telling: the places that were left as they are, and why.
+    Returns what is worth telling: the places that were left as they are, and why. Raises MirageError.
     """
     assert imported.script is not None
-    mutates = imported.script.marked.mutates
+    if isinstance(imported.script, Script):
+        return _write(imported, imported.script, calls, path)
+    found: list[str] = imported.script.call(write, calls, path)
+    return found
+
+
+def _write(imported: Imported, script: Script, calls: Sequence[Call], path: Path) -> list[str]:
+    """The same in that process."""
+    mutates = script.marked.mutates
     if not calls or mutates:
         shutil.copyfile(imported.path, path)
         why = f"its {mutates} changes a tensor in place" if mutates else "no fragment was replaced"
         return [f"{path.name} is the original module: {why}"]
     torch = import_torch()
     with torch.no_grad(), _declared(torch, list({c.operator.id: c.operator for c in calls}.values())):
-        patch = _Patch(torch, imported, calls)
+        patch = _Patch(torch, imported, script, calls)
         notes = patch.replace_all(calls)
         patch.save(path)
     return notes
@@ -55,9 +64,8 @@ def write(imported: Imported, calls: Sequence[Call], path: Path) -> list[str]:
 class _Patch:
     """A module being changed."""
 
-    def __init__(self, torch: Any, imported: Imported, calls: Sequence[Call]) -> None:
-        assert imported.script is not None
-        marked = imported.script.marked
+    def __init__(self, torch: Any, imported: Imported, script: Script, calls: Sequence[Call]) -> None:
+        marked = script.marked
         self.torch, self.imported = torch, imported
         self.own = {**dict(marked.module.named_parameters()), **dict(marked.module.named_buffers())}
         self.buffers = self.missing(calls)
@@ -67,7 +75,7 @@ class _Patch:
         self.first = next(iter(self.graph.nodes()))
         self.attributes: dict[str, Any] = {}  #: parameters and buffers that calls read, by their path
         self.values: dict[int, list[Any]] = {}  #: equal tensors of the graph, by their value in the imported graph
-        self.collect(marked.inputs, imported.script)
+        self.collect(marked.inputs, script)
 
     # --- weights ----------------------------------------------------------------------------------------------------------
     def missing(self, calls: Sequence[Call]) -> dict[str, tuple[str, NDArray[Any]]]:

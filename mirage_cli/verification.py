@@ -32,7 +32,7 @@ class VerifyOptions:
     proofs, `dim` and `shape` (as in `Options`) the sizes at which whole models are run. `bisect` looks for the operator that
     makes outputs differ, `save_failing` is a folder for what is needed to see the difference again. `jobs` proofs run at a
     time. `trust_library` loads the library of a folder that somebody else wrote. `timeout` is what one run of a model may
-    take, in seconds (0: no limit).
+    take, in seconds, and `max_memory` what a process that runs models may, in bytes (0: no limit).
     """
 
     seed: int = 0
@@ -44,6 +44,7 @@ class VerifyOptions:
     jobs: int = 1
     trust_library: bool = False
     timeout: float = 600.0
+    max_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 
 from mirage_cli.errors import InvalidGraph, Refused
@@ -17,24 +19,31 @@ from mirage_cli.search.stabilise import stabilise
 
 @dataclass(slots=True)
 class Found:
-    """What one mapping gave: values of its closure, block graphs, and why others were refused."""
+    """What one mapping gave: values of its closure, block graphs, and why others were refused; `spent` where its time was over
+    before it had begun, or before all was found."""
 
     values: int = 0
     graphs: list[BlockGraph] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    spent: bool = False
 
 
-def mapping_graphs(program: Program, mapping: Mapping, candidates: int, max_ops: int) -> Found:
-    """Up to `candidates` block graphs for each way to the outputs, with at most `max_ops` operators."""
+def mapping_graphs(program: Program, mapping: Mapping, candidates: int, max_ops: int, until: float = math.inf) -> Found:
+    """Up to `candidates` block graphs for each way to the outputs, with at most `max_ops` operators, as far as they are found
+    `until` a moment of the clock `time.monotonic`, which all processes share."""
     found = Found()
+    if time.monotonic() > until:
+        found.spent = True
+        return found
     try:
-        closure = closure_of(program, mapping)
+        closure = closure_of(program, mapping, until)
         found.values = len(closure.values)
-        graphs = block_graphs(closure, candidates)
+        graphs = block_graphs(closure, candidates, until=until)
     except Refused as e:
         found.values = e.values if isinstance(e, TooManyValues) else found.values
         found.refused.append(f"{mapping}: {e}")
         return found
+    found.spent = time.monotonic() > until
     for graph in graphs:
         try:
             finished = thread_graphs(stabilise(graph, program), program)

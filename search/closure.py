@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -75,7 +77,7 @@ class Closure:
     output k of the form.
 
     `wanted` is shared by the closures of one form. `max_ops` bounds the operators that a value takes in the derivation
-    which is found first (0: no bound).
+    which is found first (0: no bound). At the moment `until` of the clock `time.monotonic` it is left as it is then.
     """
 
     def __init__(
@@ -85,8 +87,9 @@ class Closure:
         max_values: int = MAX_VALUES,
         wanted: Wanted | None = None,
         max_ops: int = 0,
+        until: float = math.inf,
     ) -> None:
-        self.form, self.mapping, self.max_values, self.max_ops = form, mapping, max_values, max_ops
+        self.form, self.mapping, self.max_values, self.max_ops, self.until = form, mapping, max_values, max_ops, until
         self.wanted = Wanted(form) if wanted is None else wanted
         self.expressions = self.wanted.expressions
         self.space = Space(form, mapping)
@@ -120,7 +123,7 @@ class Closure:
                 way = Derivation("fn", (), number)
                 self._put(way, BEFORE, self.target.arrays[number], t.axes, self.wanted.exprs[number])
         position = 0
-        while position < len(self.values):
+        while position < len(self.values) and time.monotonic() < self.until:
             value = self.values[position]
             position += 1
             self._reduce(value)
@@ -331,15 +334,15 @@ class Closure:
         return ""
 
 
-def closure_of(program: Program, mapping: Mapping) -> Closure:
-    """The closure of a program under a mapping: of its open form, where it has one that is small enough, else of the other.
-    Raises Refused where both are too large, or for what no form can express."""
+def closure_of(program: Program, mapping: Mapping, until: float = math.inf) -> Closure:
+    """The closure of a program under a mapping, as far as it is found `until` a moment: of its open form, where it has one
+    that is small enough, else of the other. Raises Refused where both are too large, or for what no form can express."""
     form, wanted = _shared(program, None)
     if form.opened:
         with contextlib.suppress(Refused):
-            return Closure(form, mapping, MAX_OPEN_VALUES, wanted).run()
+            return Closure(form, mapping, MAX_OPEN_VALUES, wanted, until=until).run()
         form, wanted = _shared(program, False)
-    return Closure(form, mapping, MAX_VALUES, wanted).run()
+    return Closure(form, mapping, MAX_VALUES, wanted, until=until).run()
 
 
 @functools.lru_cache(maxsize=4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -136,15 +137,18 @@ class WholePrices(Prices):
         return 0.0
 
 
-def block_graphs(closure: Closure, count: int, prices: Prices | None = None) -> list[BlockGraph]:
-    """Up to `count` cheapest block graphs for the outputs of a closure, cheapest first; none when it is not reached."""
+def block_graphs(
+    closure: Closure, count: int, prices: Prices | None = None, until: float = math.inf
+) -> list[BlockGraph]:
+    """Up to `count` cheapest block graphs for the outputs of a closure, cheapest first; none when it is not reached; those
+    that are found `until` a moment of the clock `time.monotonic`."""
     if not all(closure.outputs):
         return []
     ways = _ranked(closure, prices or Prices(closure))
     graphs: list[BlockGraph] = []
     seen: set[tuple[BlockOp, ...]] = set()
     for goals in itertools.product(*closure.outputs):
-        for choice in itertools.islice(choices(ways, goals), count):
+        for choice in itertools.islice(choices(ways, goals, until), count):
             graph = build(closure, choice, goals)
             if graph.ops not in seen:
                 seen.add(graph.ops)
@@ -152,8 +156,11 @@ def block_graphs(closure: Closure, count: int, prices: Prices | None = None) -> 
     return graphs[: count * max(1, len(closure.outputs[0]))]
 
 
-def choices(known_ways: Mapping[int, Ranked], goals: tuple[int, ...]) -> Iterator[dict[int, Derivation]]:
-    """Complete choices of derivations, cheapest first. Sets of values are integers: bits of their places in `numbers`."""
+def choices(
+    known_ways: Mapping[int, Ranked], goals: tuple[int, ...], until: float = math.inf
+) -> Iterator[dict[int, Derivation]]:
+    """Complete choices of derivations, cheapest first, `until` a moment. Sets of values are integers: bits of their places in
+    `numbers`."""
     ways = _reached(known_ways, goals)
     numbers = sorted(ways)
     place = {v: k for k, v in enumerate(numbers)}
@@ -166,7 +173,7 @@ def choices(known_ways: Mapping[int, Ranked], goals: tuple[int, ...]) -> Iterato
     queue: list[tuple[float, int, _Chosen | None, int, int]] = []
     heapq.heappush(queue, (sum(least[v] for v in frozenset(goals)), next(order), None, 0, start))
     for _ in range(MAX_STATES):
-        if not queue:
+        if not queue or time.monotonic() > until:
             return
         bound, _, last, known, todo = heapq.heappop(queue)
         if not todo:

@@ -161,6 +161,7 @@ class Searcher:
         self._largest: dict[str, float] = {}
         self._short: set[tuple[str, str]] = set()  #: of those, where the best was left out for lack of room
         self._workers = Workers(options.jobs)
+        self._until = time.monotonic() + options.budget if options.budget else math.inf
 
     def with_schedules(self, count: int) -> Searcher:
         """A searcher that keeps more schedules, apart, for each block graph and knows those that this one found."""
@@ -172,7 +173,7 @@ class Searcher:
 
     def _also(self, options: SearchOptions) -> Searcher:
         other = Searcher(options, self._tell)
-        other._blocks, other._standing = self._blocks, self._standing
+        other._blocks, other._standing, other._until = self._blocks, self._standing, self._until
         return other
 
     def _note(self, **changes: Any) -> None:
@@ -188,11 +189,11 @@ class Searcher:
     # --- block graphs -------------------------------------------------------------------------------------------------
     def blocks(self, program: Program) -> tuple[list[BlockGraph], SearchStatistics]:
         """The block graphs that compute a whole program in one kernel."""
-        self._find([program])
+        self._find([program], self._until)
         return self._blocks[program.key()]
 
-    def _find(self, programs: Sequence[Program]) -> None:
-        """Search those of the programs that are not known yet, all their mappings at a time."""
+    def _find(self, programs: Sequence[Program], until: float) -> None:
+        """Search those of the programs that are not known yet, all their mappings at a time, `until` a moment."""
         start = time.perf_counter()
         new = {key: p for p in programs if (key := p.key()) not in self._blocks}
         jobs: list[tuple[str, Mapping]] = []
@@ -203,12 +204,11 @@ class Searcher:
             except Refused as e:
                 statistics.refused.append(str(e))
             self._blocks[key] = ([], statistics)
-        for (key, mapping), found in zip(jobs, self._mapped(new, jobs, start), strict=True):
+        for (key, mapping), found in zip(jobs, self._mapped(new, jobs, until), strict=True):
             graphs, statistics = self._blocks[key]
-            if found is None:
+            if found.spent:
                 statistics.refused.append(f"{mapping}: the budget of {self.options.budget:g} s was spent")
-                continue
-            statistics.mappings += 1
+            statistics.mappings += not found.spent
             statistics.values += found.values
             statistics.refused += found.refused
             graphs += [g for g in found.graphs if g not in graphs]
@@ -218,32 +218,31 @@ class Searcher:
             statistics.seconds = (time.perf_counter() - start) / len(new)
 
     def _mapped(
-        self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], start: float
-    ) -> Iterator[Found | None]:
-        """What each mapping gives; None where the budget was spent before. Behind `HOPELESS` values mappings are refused."""
-        closures, values = self._closures(programs, jobs, start), 0
+        self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], until: float
+    ) -> Iterator[Found]:
+        """What each mapping gives `until` a moment. Behind `HOPELESS` values mappings are refused."""
+        closures, values = self._closures(programs, jobs, until), 0
         for _, mapping in jobs:
             if values > HOPELESS:
                 yield Found(refused=[f"{mapping}: others have more than {HOPELESS} values"])
                 continue
             found = next(closures)
-            values += found.values if found is not None else 0
+            values += found.values
             yield found
 
     def _closures(
-        self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], start: float
-    ) -> Iterator[Found | None]:
+        self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], until: float
+    ) -> Iterator[Found]:
         """What each mapping gives, as far as it is asked for."""
-        calls = [(programs[key], m, self.options.candidates, self.options.max_ops) for key, m in jobs]
+        calls = [(programs[key], m, self.options.candidates, self.options.max_ops, until) for key, m in jobs]
         self._note(mappings=self._standing.mappings + len(calls))
-        if self.options.budget or self.options.jobs <= 1:
-            for call in calls:
-                spent = self.options.budget and time.perf_counter() - start > self.options.budget
-                found = None if spent else mapping_graphs(*call)
-                self._closed(found or Found())
-                yield found
+        if self.options.jobs > 1:
+            yield from self._workers.map(mapping_graphs, calls, self._closed)
             return
-        yield from self._workers.map(mapping_graphs, calls, self._closed)
+        for call in calls:
+            found = mapping_graphs(*call)
+            self._closed(found)
+            yield found
 
     # --- kernel graphs ------------------------------------------------------------------------------------------------
     def search(self, program: Program, target: Target) -> SearchResult:
@@ -252,6 +251,8 @@ class Searcher:
         self._largest = {program.sources[k].name: top for k, top in self.options.largest}
         forms = variants(program)
         floor = min(floor_us(p, target, dict(self.options.sizes)) for p in forms)
+        if self.options.budget and self.options.max_kernels > 1:  # the other half is for several kernels
+            self._find([program], (time.monotonic() + self._until) / 2)
         ways = self._ways(program, target, self.options.max_kernels)
         self._count(program, total, counted, whole=True)
         roomy = self._roomy(program, target, total)
@@ -260,7 +261,7 @@ class Searcher:
         budget, hopeless = (total.values + n for n in (MAX_CUT_VALUES, HOPELESS))
 
         def scores(parts: Sequence[Program]) -> list[dict[int, float]]:
-            self._find(parts)
+            self._find(parts, self._until)
             found: list[dict[int, float]] = [{} for _ in parts]
             for part, best in zip(parts, found, strict=True):
                 for o in self._ways(part, target, self.options.max_kernels):
@@ -275,7 +276,7 @@ class Searcher:
             best = min((c.order[0] for c in found), default=math.inf)
             short = (program.key(), target.name) in self._short
             if best - self._floor(form, target) > (NEAR_FLOOR if short else FAR_FROM_FLOOR) * target.launch_us:
-                branches = Branches(form, self.options.max_kernels, bound, scores)
+                branches = Branches(form, self.options.max_kernels, bound, scores, self._until)
                 for parts in branches.run(best / MARGIN, lambda some: total.values > (budget if some else hopeless)):
                     made = (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
                     found += (c for m in made for c in roomy(m))

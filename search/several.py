@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -24,15 +25,16 @@ Cut: TypeAlias = list[Part]
 Scores: TypeAlias = Mapping[int, float]  #: the best score of a part for each number of kernels
 
 
-def all_cuts(program: Program, max_kernels: int) -> list[Cut]:
-    """A program cut at stored values, and between its outputs; equal parts are identical."""
+def all_cuts(program: Program, max_kernels: int, over: Callable[[], bool] = lambda: False) -> list[Cut]:
+    """A program cut at stored values, and between its outputs; equal parts are identical. No more are made, those with few
+    stored values first, once the time is `over`."""
     made, values = Cuts(program), cut_values(program)
     shares = partitions(len(program.outputs), max_kernels)
     groups: dict[tuple[tuple[str, ...], ...], None] = {}
     for stored in stored_sets(values):
         groups |= dict.fromkeys([tuple((v,) for v in stored), grouped(program, stored)])
     chosen = [(g, s) for g in groups for s in shares if 1 < len(g) + len(s) <= max_kernels]
-    return [made.parts(g, s) for g, s in chosen]
+    return [made.parts(g, s) for g, s in itertools.takewhile(lambda _: not over(), chosen)]
 
 
 def stored_sets(values: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -52,7 +54,8 @@ def partitions(count: int, most: int) -> list[list[list[int]]]:
 
 
 class Branches:
-    """The cuts of one program. `bound` is a lower bound of a part's score, `scores` searches parts."""
+    """The cuts of one program. `bound` is a lower bound of a part's score, `scores` searches parts; neither goes on beyond the
+    moment `until` of the clock `time.monotonic`."""
 
     def __init__(
         self,
@@ -60,9 +63,11 @@ class Branches:
         max_kernels: int,
         bound: Callable[[Program], float],
         scores: Callable[[Sequence[Program]], Sequence[Scores]],
+        until: float = math.inf,
     ) -> None:
-        self.max_kernels, self.scores = max_kernels, scores
-        self.cuts = all_cuts(program, max_kernels)
+        self.max_kernels, self.scores, self.until = max_kernels, scores, until
+        half = (time.monotonic() + until) / 2  # what is left is for searching
+        self.cuts = all_cuts(program, max_kernels, lambda: time.monotonic() > half)
         parts = {id(part): part[0] for cut in self.cuts for part in cut}
         self._bounds = {k: bound(part) for k, part in parts.items()}
         self._sizes = {k: sum(bool(n.over) for n in part.nodes) for k, part in parts.items()}
@@ -70,7 +75,7 @@ class Branches:
 
     def run(self, best: float, spent: Callable[[bool], bool]) -> list[Cut]:
         """The best cuts, of those that are better than `best`. No more parts are searched once `spent`, which is told whether
-        there is a way to compute the program."""
+        there is a way to compute the program, or once the time is over."""
         pending, done = [*range(len(self.cuts))], list[tuple[float, int]]()
         while True:
             waiting: list[tuple[float, int]] = []
@@ -81,7 +86,7 @@ class Branches:
                     done.append((worth, k))
                 elif size > 0 and worth < PROMISING * best:
                     waiting.append((worth * (2 + size), k))
-            if not waiting or spent(best < math.inf):
+            if not waiting or spent(best < math.inf) or time.monotonic() > self.until:
                 return [self.cuts[k] for _, k in sorted(done)[:KEPT]]
             new = {id(part): part[0] for part in self.cuts[min(waiting)[1]] if id(part) not in self._known}
             self._known |= zip(new, self.scores([*new.values()]), strict=True)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli import benchmark, devices, fragment_models, measure, output, pipeline, report_file, runtime
+from mirage_cli import bench_rows, benchmark, devices, fragment_models, measure, output, pipeline, report_file, runtime
 from mirage_cli.benchmark import BenchOptions, bench_folder
 from mirage_cli.contestant import Place
 from mirage_cli.errors import ModelError, ToolMissing, UsageError
@@ -152,7 +152,7 @@ def test_an_original_that_is_gone(copied: Optimized, model: dict[str, str], prob
 def test_external_data_of_the_original_counts(copied: Optimized) -> None:
     folder = copied(SAMPLE)
     edit_report(folder, external_data={"weights.bin": "0" * 64})
-    _, note = benchmark.original_model(folder, report_file.read(folder))
+    _, note = bench_rows.original_model(folder, report_file.read(folder))
     assert "is not there" in note
 
 
@@ -243,7 +243,7 @@ def dynamic() -> onnx.ModelProto:
 
 
 def shapes(options: BenchOptions) -> list[dict[str, tuple[int, ...]]]:
-    return [{n: a.shape for n, a in s.items()} for s in benchmark.input_sets(dynamic(), options, 1 << 20)]
+    return [{n: a.shape for n, a in s.items()} for s in bench_rows.input_sets(dynamic(), options, 1 << 20)]
 
 
 @pytest.mark.parametrize(
@@ -257,15 +257,15 @@ def shapes(options: BenchOptions) -> list[dict[str, tuple[int, ...]]]:
 )
 def test_sizes_of_inputs(options: BenchOptions) -> None:
     found = shapes(options)
-    assert len(found) == benchmark.MAX_SETS
+    assert len(found) == bench_rows.MAX_SETS
     assert all(s == {"input_ids": (3, 7), "attention_mask": (3, 7)} for s in found)
 
 
 def test_sets_have_different_values_and_do_not_exceed_the_cache_by_far() -> None:
     model = onnx.load(sample(SAMPLE))
-    sets = benchmark.input_sets(model, BenchOptions(), 1 << 20)
+    sets = bench_rows.input_sets(model, BenchOptions(), 1 << 20)
     assert not np.array_equal(sets[0]["x"], sets[1]["x"])
-    assert len(benchmark.input_sets(model, BenchOptions(), 1)) == 2
+    assert len(bench_rows.input_sets(model, BenchOptions(), 1)) == 2
 
 
 @pytest.mark.parametrize(

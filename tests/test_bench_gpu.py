@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import bench_gpu, benchmark
-from mirage_cli.benchmark import BenchFragment, BenchOptions
+from mirage_cli import bench_gpu, bench_rows, benchmark
+from mirage_cli.bench_rows import BenchFragment, BenchOptions
 from mirage_cli.contestant import Place
 from mirage_cli.errors import ToolMissing
 from mirage_cli.measure import Comparison, Entry
@@ -34,9 +34,9 @@ int mirage_ID(const void* const* in, void* const* out, void* w, const int64_t* e
 def fragment_of(folder: Path) -> BenchFragment:
     """The only fragment of an output folder."""
     report = json.loads((folder / "report.json").read_text())
-    model = benchmark._read_model(folder / "model.onnx")
-    feeds = benchmark.input_sets(model, BenchOptions(), 1)[0]
-    (found,) = benchmark.fragment_rows(folder, model, report["fragments"], feeds, Place())
+    model = bench_rows.read_model(folder / "model.onnx")
+    feeds = bench_rows.input_sets(model, BenchOptions(), 1)[0]
+    (found,) = bench_rows.fragment_rows(folder, model, report["fragments"], feeds, Place())
     return found
 
 
@@ -93,7 +93,7 @@ def test_wrong_kernels_make_the_report_wrong(optimized: Optimized) -> None:
 
 
 def test_why_torch_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert benchmark._opened(Place(), BenchOptions()) == (None, {"torch": benchmark.NO_TORCH})
+    assert bench_rows.opened(Place(), BenchOptions()) == (None, {"torch": bench_rows.NO_TORCH})
 
     def absent(number: int) -> Any:
         raise ModuleNotFoundError("No module named 'torch'")
@@ -101,5 +101,5 @@ def test_why_torch_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_gpu, "TorchBackend", absent)
     with pytest.raises(ToolMissing, match="No module named 'torch'"):
         bench_gpu.opened(0)
-    timer, reasons = benchmark._opened(Place("cuda", 0), BenchOptions())
+    timer, reasons = bench_rows.opened(Place("cuda", 0), BenchOptions())
     assert timer is None and "pip install torch" in reasons["torch"]

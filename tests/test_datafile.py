@@ -182,7 +182,7 @@ def grown(function, warm):
 """
 READ_AND_WRITE = """
 from mirage_cli import frontends, patch
-from mirage_cli.benchmark import original_model
+from mirage_cli.bench_rows import original_model
 def work(path):
     imported = frontends.load(path)
     patch.save(imported.model, Path(path + ".out"), True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mirage_cli import api, frontends
-from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.errors import ModelError, OutOfTime, UsageError
 from mirage_cli.frontends import Options
 from mirage_cli.options import Options as RunOptions
 from mirage_cli.pipeline import optimize
@@ -187,3 +187,37 @@ def test_an_operator_that_changes_its_operand_in_the_graph_is_left(models: Path,
     report = optimize(str(path), out, options)
     assert (out / "model.pt").read_bytes() == path.read_bytes()
     assert any("model.pt is the original module: its aten::mul_" in n for n in report.notes)
+
+
+# --- modules that mean harm -------------------------------------------------------------------------------------------
+class Endless(Module):  # type: ignore[misc]
+    """Runs until somebody ends it."""
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        count = 0
+        while bool(x.sum() > -1e30):
+            count += 1
+        return x
+
+
+class Greedy(Module):  # type: ignore[misc]
+    """Takes 16 GiB."""
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return x + torch.zeros([1 << 32])[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "error", "said"),
+    [
+        (Endless, {"seconds": 20.0}, OutOfTime, "it took longer than 20 s while torch ran"),
+        (Greedy, {"max_memory": 4 << 30}, ModelError, "does not run for inputs"),
+    ],
+)
+def test_modules_run_under_limits(
+    module: Any, options: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    torch.jit.script(module()).save(str(path))
+    with pytest.raises(error, match=said):
+        frontends.load(str(path), Options({"x": (4,)}, **options))

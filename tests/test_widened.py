@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from mirage_cli import benchmark, runtime
+from mirage_cli import bench_rows, benchmark, runtime
 from mirage_cli.options import Options
 from mirage_cli.pipeline import optimize
 from mirage_cli.widened import holds_bfloat16, widened
@@ -114,4 +114,4 @@ def test_a_model_is_optimized_checked_and_timed(x: Array, tmp_path: Path, cache:
     )
     assert [(f.status, f.reason) for f in report.fragments] == [("replaced", "")]
     found = benchmark.bench_folder(tmp_path / "out", benchmark.BenchOptions(cpu=True, runs=1, seconds=0.01))
-    assert found.model.notes == (benchmark.WIDENED,)
+    assert found.model.notes == (bench_rows.WIDENED,)

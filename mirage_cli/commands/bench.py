@@ -12,7 +12,7 @@ from mirage_cli.commands.common import Voice
 from mirage_cli.errors import CheckFailed
 
 #: options that only one of the two forms takes
-_FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads", "record")
+_FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory")
 _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
 
 
@@ -24,7 +24,7 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
     ),
-    rare=("jobs", "peers_from", "allow_tf32", "build", "peers_only", "tune", "markdown"),
+    rare=("timeout", "max_memory", "jobs", "peers_from", "allow_tf32", "build", "peers_only", "tune", "markdown"),
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(), required=False)
 @click.option("--suite", type=click.Choice(["paper"]), help="Optimize and time the cases of this suite instead.")
@@ -38,8 +38,12 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
 @click.option("--peers", metavar="NAMES", help="Peers on a GPU, of eager,compile,sdpa,ort [all of them].")
 @click.option("--no-peers", is_flag=True, help="Time ours alone.")
 @click.option("--record", is_flag=True, help="Put the times into the report of DIR.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Longest time of a measurement, 0: none [3600]."
+)
 @common.settings_options(
     "seed",
+    max_memory="Memory of the process that measures, as 4G [no limit].",
     only="Suite: only rows with such a name.",
     jobs="Suite: rows that are optimized at a time [number of cores].",
 )
@@ -57,7 +61,8 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
 @common.speaking
 def bench(voice: Voice, folder: str | None, suite: str | None, **given: Any) -> int:
     """Time the original model against the patched one of the output folder DIR, fragment by fragment and whole; or, with
-    --suite, every case of a suite beside PyTorch and ONNX Runtime. Ends with 1 when an answer is wrong."""
+    --suite, every case of a suite beside PyTorch and ONNX Runtime. Ends with 1 when an answer is wrong
+    or a measurement crashes."""
     context = click.get_current_context()
     if (folder is None) == (suite is None):
         raise click.UsageError("Give either an output folder or --suite.", context)

@@ -37,6 +37,7 @@ from mirage_cli.errors import CheckFailed
     "shape",
     seed="Where random numbers start [0: kernels on the inputs of optimize].",
     jobs="Fragments that are proved at a time [1].",
+    max_memory="Memory of a process, as 4G; models run in ones of their own [no limit].",
 )
 @common.speaking
 def verify(
@@ -59,8 +60,9 @@ def verify(
     if len(paths) == 1 and library is not None:
         raise click.UsageError("--library belongs to ORIGINAL PATCHED; a folder has its own.", context)
     values = common.given_values(given) | ({} if timeout is None else {"timeout": timeout})
-    from mirage_cli import recheck
+    from mirage_cli import isolation, recheck
 
+    isolation.limit_memory(values.get("max_memory", 0))
     options = recheck.VerifyOptions(bisect=bisect, save_failing=save_failing, trust_library=trust_library, **values)
     with voice.progress() as progress:
         if library is None:

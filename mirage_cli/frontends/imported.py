@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,25 +22,35 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the user says about a model's dimensions: `shapes` fixes inputs, `dims` gives symbols a value,
-    `types` names the types of inputs where a format does not tell them."""
+    `types` names the types of inputs where a format does not tell them. Formats that are programs run in a process of their
+    own, which has `seconds` and `max_memory` bytes (0: no limit)."""
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 3600.0
+    max_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A TorchScript module behind an imported model.
+    """A TorchScript module behind an imported model, in the process that holds it.
 
     `marked` is the marked module; `names` are, for each mark, the tensors of the ONNX model that stand for the marked one,
-    `seen` a tensor of its type and shape; `folder` holds the exported weights as long as the model is used.
+    `seen` a tensor of its type and shape.
     """
 
     marked: Any
     names: Mapping[int, tuple[str, ...]]
     seen: Mapping[int, Any]
-    folder: Any
+
+
+class ScriptPlace(Protocol):
+    """Where the TorchScript module of an imported model is held: a process of its own."""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of a function there, of the model as it is imported there, with its `Script`, and `args`. Raises
+        MirageError."""
 
 
 @dataclass(slots=True)
@@ -51,8 +61,8 @@ class Imported:
     values (small integer tensors that only describe shapes have none until something reads them as data); `shapes`
     holds the elements (extents) of integer tensors where all are known; `reasons` says of each node that is not read
     why. `external` maps each external data file, as the model names it, to its sha256. `node_count` counts the file's
-    nodes, before functions are inlined and constants folded. `script` is the TorchScript module that the model was made
-    from, `files` hold the external data.
+    nodes, before functions are inlined and constants folded. `script` is where the TorchScript module is that the model was
+    made from (in the process that runs it: the module itself), `files` hold the external data.
     """
 
     path: str
@@ -67,7 +77,7 @@ class Imported:
     shapes: dict[str, NDArray[Any]]
     reasons: dict[str, str]
     notes: list[str]
-    script: Script | None = None
+    script: Script | ScriptPlace | None = None
     files: tuple[DataFile, ...] = ()
 
     def forget(self) -> None:

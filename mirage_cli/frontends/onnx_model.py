@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
@@ -359,13 +360,14 @@ def _name_nodes(model: ir.Model) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The passes log what they skip; a user can do nothing about it."""
+    """The passes log what they skip, and numpy warns of constants that overflow; a user can do nothing about either."""
     loggers = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from mirage_cli import isolation
 from mirage_cli.dims import check_inputs
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import onnx as onnx_front_end
@@ -38,25 +40,81 @@ OPSET = 18  #: of the ONNX model: every exporter since torch 2.10 writes it
 def load(path: str, options: Options) -> Imported:
     """Read the traced or scripted module at `path`, with `options.shapes` (and `types`) for its inputs.
 
-    Raises ModelError for a file that is no TorchScript archive or has operators that the exporter lacks, UsageError
-    for inputs without a shape, ToolMissing without torch.
+    The module is a program, which runs and stays in a process of its own. Raises ModelError for a file that is no TorchScript
+    archive or has operators that the exporter lacks, UsageError for inputs without a shape, ToolMissing without torch,
+    OutOfTime and Crashed where the module does not end, or ends its process.
     """
     torchscript_file.check(path)
-    torch = import_torch()
-    module = open_module(torch, path)
-    inputs = torchscript_graph.example_inputs(torch, module, *_asked(path, module, options))
-    marked = torchscript_graph.Marked(torch, module)
-    folder = Scratch("mirage-torchscript-")
-    seen = _seen(torch, path, module, marked, inputs)
-    proto = _export(torch, path, marked, inputs, seen, folder.path / "model.onnx")
-    names = torchscript_graph.take_marks(proto)
+    place = Place(path, options)
+    imported = _imported(path, onnx.ModelProto.FromString(place.exported()), options, place.file)
+    imported.script = place
+    return imported
+
+
+class Place:
+    """The process of a module, which ends with this object; `file` is the exported model, beside its weights."""
+
+    def __init__(self, path: str, options: Options) -> None:
+        self._folder = Scratch("mirage-torchscript-")
+        self.file = self._folder.path / "model.onnx"
+        self._seconds = options.seconds
+        self._resident = isolation.Resident(Reading, (path, options, self.file), options.seconds, options.max_memory)
+        weakref.finalize(self, self._resident.close)
+
+    def exported(self) -> bytes:
+        """The ONNX model. Raises MirageError."""
+        return bytes(self._asked("exported"))
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of a function there, of the model as it is imported there, and `args`. Raises MirageError."""
+        return self._asked("call", function, *args)
+
+    def _asked(self, method: str, *args: Any) -> Any:
+        found = self._resident.call(method, args, self._seconds)
+        if isinstance(found, isolation.Lost):
+            raise found.raised()
+        return found
+
+
+class Reading:
+    """A module that has been read and exported: what lives in a `Place`."""
+
+    def __init__(self, path: str, options: Options, file: Path) -> None:
+        """Raises MirageError."""
+        torch = import_torch()
+        isolation.doing(f"torch loaded {path}")
+        module = open_module(torch, path)
+        inputs = torchscript_graph.example_inputs(torch, module, *_asked(path, module, options))
+        marked = torchscript_graph.Marked(torch, module)
+        isolation.doing(f"torch ran {path}")
+        seen = _seen(torch, path, module, marked, inputs)
+        isolation.doing(f"torch exported {path}")
+        proto = _export(torch, path, marked, inputs, seen, file)
+        names = torchscript_graph.take_marks(proto)
+        self._read = (path, options, file)
+        self._model: bytes = proto.SerializeToString()
+        self._script = Script(marked, names, seen)
+
+    def exported(self) -> bytes:
+        """The ONNX model, without marks."""
+        return self._model
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A function of the imported model."""
+        path, options, file = self._read
+        imported = _imported(path, onnx.ModelProto.FromString(self._model), options, file)
+        imported.script = self._script
+        return function(imported, *args)
+
+
+def _imported(path: str, proto: onnx.ModelProto, options: Options, file: Path) -> Imported:
+    """The model that was exported to `file` from the module at `path`. Raises ModelError."""
     try:
-        imported = onnx_front_end.from_proto(proto, Options(dims=options.dims), str(folder.path / "model.onnx"))
+        imported = onnx_front_end.from_proto(proto, Options(dims=options.dims), str(file))
     except ModelError as error:
-        raise ModelError(f"{path}: {str(error).replace(str(folder.path), 'exported')}") from None
+        raise ModelError(f"{path}: {str(error).replace(str(file.parent), 'exported')}") from None
     imported.path, imported.format, imported.external = path, "torchscript", {}
     imported.sha256 = torchscript_file.sha256(path)
-    imported.script = Script(marked, names, seen, folder)
     return imported
 
 

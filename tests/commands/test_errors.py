@@ -304,7 +304,7 @@ def test_names_cannot_steer_the_terminal(run: Run, tmp_path: Path) -> None:
 def test_the_catalogue_of_errors() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, MirageError)]
     own = [k for k in kinds if "code" in vars(k)]  # others are told apart within mirage alone
-    assert len({k.code for k in own}) == len(own) == 15
+    assert len({k.code for k in own}) == len(own) == 16
     assert {k.exit_code for k in kinds} == {1, 2, 3, 4, 5, 130}
     made = errors.ToolMissing("no g++", "install it")
     assert json.loads(json.dumps(made.to_json())) == {

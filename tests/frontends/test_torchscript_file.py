@@ -2,7 +2,6 @@
 
 import pickle
 import struct
-import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +34,8 @@ def test_a_torchscript_archive_passes(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')")
+    monkeypatch.syspath_prepend(str(tmp_path))  # where the process looks that reads modules
     with pytest.raises(ToolMissing, match="torch is needed") as caught:
         frontends.load(archive(tmp_path / "m.ts", SCRIPT))
     assert (caught.value.exit_code, caught.value.hint) == (4, "pip install 'mirage-cli[torch]'")

@@ -17,9 +17,12 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 from mirage_cli import inspection
 from mirage_cli.errors import MirageError
+from mirage_cli.frontends import Options as ReadingOptions
+from mirage_cli.frontends import torchscript as front_end
 from mirage_cli.options import Options
 from tests.fuzz import limits
 
@@ -171,6 +174,18 @@ def program(rng: Random) -> str:
     return "\n".join([*lines, f"    return {rng.choice([names[-1], f'({names[-1]}, x)'])}", ""])
 
 
+class Here:
+    """What holds a module, without a process of its own: many are read, and their faults are to be seen."""
+
+    def __init__(self, path: str, options: ReadingOptions) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.file = Path(self._folder.name) / "model.onnx"
+        self._reading = front_end.Reading(path, options, self.file)
+
+    def exported(self) -> bytes:
+        return self._reading.exported()
+
+
 def attempt(torch: Any, code: str, shapes: tuple[str, str], folder: Path) -> str:
     """What became of a program: "no program", "read", or the code of a clean error. Raises whatever else the reader does."""
     path = folder / "m.pt"
@@ -185,7 +200,8 @@ def attempt(torch: Any, code: str, shapes: tuple[str, str], folder: Path) -> str
         except Exception:  # torch raises whatever its compiler does
             return "no program"
         try:
-            found = inspection.inspect(str(path), Options(shape=(f"x={shapes[0]}", f"y={shapes[1]}")))
+            with mock.patch.object(front_end, "Place", Here):
+                found = inspection.inspect(str(path), Options(shape=(f"x={shapes[0]}", f"y={shapes[1]}")))
         except MirageError as error:
             assert str(error), "an error without a message"
             return error.code

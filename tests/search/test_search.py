@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from mirage_cli.search.form import search_form
 from mirage_cli.search.kernels import assemble, cut_values, cuts, operators, split
 from mirage_cli.search.mapping import Mapping, mappings
 from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.search import Searcher, SearchOptions, _together
+from mirage_cli.search.search import Searcher, SearchOptions, SearchResult, _together
 from mirage_cli.search.target import load_target
 from tests.lax.programs import graphs, recorded
 from tests.search.programs import (
@@ -190,6 +191,39 @@ def test_values_of_closures_that_are_too_large_count(monkeypatch: pytest.MonkeyP
     assert statistics.refused[-1].endswith("others have more than 12 values")
 
 
+class Ticks:
+    """A clock that goes on by one whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return float(self.now)
+
+
+def test_a_budget_ends_a_search_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In closures, while ways are chosen and while programs are cut; what was found until then is ranked as ever."""
+    p, target = program_of("norm_gated_mlp_fp32"), load_target("cpu")
+
+    def searched(budget: float) -> tuple[SearchResult, int]:
+        ticks = Ticks()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", ticks)
+            return Searcher(SearchOptions(budget=budget)).search(p, target), ticks.now
+
+    whole, all_ticks = searched(1e9)
+    part, ticks = searched(all_ticks / 3)
+    assert all_ticks > 1000
+    assert part.candidates, "what was found is used"
+    assert ticks < all_ticks / 3 + 60, "it ends then, wherever it is looked at the clock"
+    assert any("the budget of" in r for r in part.statistics.refused)
+    assert whole.candidates[0].order <= part.candidates[0].order
+    none, ticks = searched(1)
+    assert not none.candidates
+    assert ticks < 60
+
+
 def test_a_spent_budget_is_reported() -> None:
     found, statistics = Searcher(SearchOptions(budget=1e-9)).blocks(normed())
     assert not found
@@ -248,7 +282,7 @@ def test_candidates_are_ranked() -> None:
 # --- determinism ----------------------------------------------------------------------------------------------------------
 LISTING = """
 import sys
-from mirage_cli.search.search import Searcher, SearchOptions, _together
+from mirage_cli.search.search import Searcher, SearchOptions, SearchResult, _together
 from tests.search.programs import program_of
 for name in sys.argv[1:]:
     p = program_of(name)

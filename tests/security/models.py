@@ -188,6 +188,34 @@ def looping(times: int) -> onnx.ModelProto:
     return model([node("Loop", ["m", "go", "x"], ["y"], body=body)], weights=weights)
 
 
+def dividing(whole: onnx.ModelProto, folded: bool) -> onnx.ModelProto:
+    """A model with an input `x` and one more output: the least integer divided by -1, at which onnxruntime 1.31 ends its
+    process (SIGFPE). Where it is `folded`, when the model is loaded, else when it runs."""
+    made = onnx.ModelProto()
+    made.CopyFrom(whole)
+    made.graph.node.extend(
+        [
+            node("Cast", ["x"], ["integers"], to=INT64),
+            node("Mul", ["integers", "nothing"], ["zeros"]),
+            node("Add", ["zeros", "least"], ["same"]),
+            node("Div", ["least" if folded else "same", "minus"], ["quotient"]),
+        ]
+    )
+    made.graph.initializer.extend([ints("least", [-(1 << 63)]), ints("minus", [-1]), ints("nothing", [0])])
+    made.graph.output.append(helper.make_tensor_value_info("quotient", INT64, None))
+    return made
+
+
+def filling(elements: int) -> onnx.ModelProto:
+    """A tensor of so many elements on the way to a small one."""
+    nodes = [
+        node("ConstantOfShape", ["size"], ["long"]),
+        node("ReduceMax", ["long"], ["most"], keepdims=0),
+        node("Add", ["x", "most"], ["y"]),
+    ]
+    return model(nodes, weights=[ints("size", [elements])])
+
+
 def _squares(
     nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], inputs: Sequence[str] = ("x",)
 ) -> onnx.ModelProto:
@@ -247,6 +275,25 @@ def read_by_all(count: int) -> onnx.ModelProto:
     made = [f"y{k}" for k in range(count)]
     nodes = [node("MatMul", ["x", "w"], ["s"]), *(node("Mul", ["s", f"x{k}"], [y]) for k, y in enumerate(made))]
     return _squares([*nodes, node("Sum", made, ["y"])], ["y"], ["x", *(f"x{k}" for k in range(count))])
+
+
+def long_chain(count: int) -> onnx.ModelProto:
+    """Products that all read the end of one chain of elementwise operators."""
+    steps = [("x", "s"), *_steps("s", count)]
+    chain = [node("Relu" if k % 2 else "Neg", [a], [b]) for k, (a, b) in enumerate(steps)]
+    few = range(0, count, 4)
+    nodes = [node("MatMul", [steps[-1][1], f"x{k}"], [f"y{k}"]) for k in few]
+    return _squares([*chain, *nodes], [f"y{k}" for k in few], ["x", *(f"x{k}" for k in few)])
+
+
+def ladder(count: int) -> onnx.ModelProto:
+    """Products that read every fourth step of a chain of elementwise operators behind a product."""
+    steps = _steps("s", count)
+    chain = [node("Relu" if k % 2 else "Neg", [a], [b]) for k, (a, b) in enumerate(steps)]
+    few = range(0, count, 4)
+    nodes = [node("MatMul", [steps[k][1], f"x{k}"], [f"y{k}"]) for k in few]
+    first = node("MatMul", ["x", "w"], ["s"])
+    return _squares([first, *chain, *nodes], [f"y{k}" for k in few], ["x", *(f"x{k}" for k in few)])
 
 
 def concatenated(count: int) -> onnx.ModelProto:

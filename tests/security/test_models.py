@@ -18,6 +18,7 @@ from mirage_cli.backends import process
 from mirage_cli.commands.common import printable
 from mirage_cli.errors import ModelError
 from mirage_cli.frontends import onnx_file
+from mirage_cli.lax import fragment
 from mirage_cli.options import Options
 from tests.security import models as m
 from tests.security.work import counted
@@ -140,16 +141,20 @@ GROWING = [
     m.branches,
 ]
 GROWING += [m.behind_a_product, m.doubled, m.skips, m.transposed, m.products, m.read_by_all]
+GROWING += [m.concatenated, m.long_chain, m.ladder]
 
 
 @pytest.mark.parametrize("make", GROWING)
-def test_work_grows_with_the_file(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
+def test_work_grows_with_the_file(
+    make: Callable[[int], onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three times as many nodes, inputs, weights, names or functions are about three times the work; nine is quadratic."""
 
     def inspected(count: int) -> int:
         path = saved(make(count), tmp_path)
         return counted(lambda: inspection.inspect(str(path), Options()))
 
+    monkeypatch.setattr(fragment, "LONG", 4)  # what fragments compute again is a chain of so many steps each
     inspected(3)  # what is imported and made once
     assert inspected(120) < 5 * inspected(40)
 
