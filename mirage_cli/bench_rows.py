@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mirage_cli import bench_gpu, devices, dims, example, fragment_models, mugraph_file, report_file, runtime
 from mirage_cli.backends.spec import operator_spec
+from mirage_cli.bench_options import BenchOptions
 from mirage_cli.bench_report import FragmentRow
 from mirage_cli.contestant import Contestant, OrtContestant, Place
 from mirage_cli.errors import ToolMissing, UsageError
@@ -33,29 +34,6 @@ NO_TORCH = "not compared: PyTorch is a peer on a GPU only"
 WIDENED = (
     "onnxruntime has no bfloat16 kernels on the CPU: the original's operators compute in float32 between conversions"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """How to measure. `gpu` is a number, `cpu` asks for the CPU; without both the first GPU is taken where onnxruntime
-    and the folder can use it, else the CPU. `dim` and `shape` are as in `optimize`, `runs` samples of each contestant (None:
-    as many as fit into `seconds`, for each fragment and for the whole model), `threads` those of one operator on the
-    CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further contestants on a GPU (`peers.GROUPS`);
-    `record` puts the fragments' times into the folder's report.json and report.html. `timeout` is what one measurement may
-    take, in seconds, `max_memory` what the process that measures may, in bytes (0: no limit)."""
-
-    gpu: int | None = None
-    cpu: bool = False
-    dim: tuple[str, ...] = ()
-    shape: tuple[str, ...] = ()
-    runs: int | None = None
-    seconds: float = 2.0
-    threads: int | None = None
-    seed: int = 0
-    peers: tuple[str, ...] = ("eager", "compile")
-    record: bool = False
-    timeout: float = 3600.0
-    max_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,28 @@
-"""`mirage bench`: the fragments of an output folder and its whole model, original against patched."""
+"""`mirage bench`: the fragments of an output folder and its whole model, original against patched.
+
+Both sides are measured in a process of its own. It is begun before this one imports what it needs itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mirage_cli import assemble, devices, report_file, runtime, trust
-from mirage_cli.bench_report import BenchReport, FragmentRow
-from mirage_cli.bench_rows import BenchOptions, Prepared, Rows
+from mirage_cli import devices, report_file, runtime, trust
+from mirage_cli.bench_options import BenchOptions
 from mirage_cli.contestant import Place
 from mirage_cli.errors import UsageError
 from mirage_cli.isolation import Lost, Resident
-from mirage_cli.measure import Comparison, lost
 from mirage_cli.output import MARK, PAGE, steady
-from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.report import REPLACED
+
+if TYPE_CHECKING:
+    from mirage_cli.bench_report import BenchReport, FragmentRow
+    from mirage_cli.bench_rows import Prepared, Rows
+    from mirage_cli.measure import Comparison
+    from mirage_cli.pipeline import Progress
 
 __all__ = ["BenchOptions", "bench_folder", "choose_place"]
 
@@ -29,9 +35,11 @@ def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None 
     fails, or ends the process that measures, is part of the report.
     """
     with steady(folder):
-        found = _bench_folder(folder, options, progress or Silent())
+        found = _bench_folder(folder, options, progress)
     if not options.record:
         return found
+    from mirage_cli import assemble  # noqa: PLC0415
+
     target = found.settings["provider"]
     rows = {
         r.id: r.comparison.measured(found.device) | {"target": target, "inputs": list(r.inputs)}
@@ -41,13 +49,26 @@ def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None 
     return replace(found, notes=(*found.notes, f"recorded in {folder / MARK} and {folder / PAGE}"))
 
 
-def _bench_folder(folder: Path, options: BenchOptions, progress: Progress) -> BenchReport:
+def rows_of(folder: Path, options: BenchOptions, place: Place) -> Rows:
+    """The rows of a folder, made in the process that measures."""
+    from mirage_cli.bench_rows import Rows  # noqa: PLC0415 - onnx and all that searches
+
+    return Rows(folder, options, place)
+
+
+def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -> BenchReport:
     report = report_file.read(folder)
     trust.check_unchanged(folder, report)
     place = choose_place(options, "cuda" in _targets(report))
     device = devices.name(place.provider, place.device)
     replaced = [f for f in report["fragments"] if f["status"] == REPLACED]
-    rows = Resident(Rows, (folder.absolute(), options, place), options.timeout, options.max_memory)
+    rows = Resident(rows_of, (folder.absolute(), options, place), options.timeout, options.max_memory)
+    rows.begin()
+    from mirage_cli.bench_report import BenchReport  # noqa: PLC0415 - the process that was begun does so meanwhile
+    from mirage_cli.measure import lost  # noqa: PLC0415
+    from mirage_cli.pipeline import Silent  # noqa: PLC0415
+
+    progress = shown or Silent()
     try:
         prepared: Prepared | Lost = rows.call("prepared", (), options.timeout)
         if isinstance(prepared, Lost):
@@ -77,6 +98,9 @@ def _bench_folder(folder: Path, options: BenchOptions, progress: Progress) -> Be
 
 def unmeasured(fragment: Mapping[str, Any], reason: Lost) -> FragmentRow:
     """The row of a fragment, told by its part of the report of `optimize`, that ended the process that measured it."""
+    from mirage_cli.bench_report import FragmentRow  # noqa: PLC0415
+    from mirage_cli.measure import lost  # noqa: PLC0415
+
     return FragmentRow(fragment["id"], fragment["name"], fragment["occurrences"], (), lost(reason))
 
 
