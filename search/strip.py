@@ -218,19 +218,14 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
             shares, numbers = _shared_out(program, graph, tile, loop)
             if graph.loop in graph.split and shares[graph.loop or ""] % loop:
                 continue
-            for members in (1, 2, 4, 8):
-                if warps % members or (members > 1 and rows < 16 * members) or (members > 1 and not r.chained):
+            for members, across in itertools.product((1, 2, 4, 8), (1, 2, 4, 8)):
+                if warps % (members * across) or (members > 1 and (rows < 16 * members or not r.chained)):
                     continue
-                for across in (1, 2, 4, 8):
-                    if warps % (members * across) or (
-                        across > 1 and not _shared(program, graph, r, tile, loop, across)
-                    ):
-                        continue
-                    shared = (("across", across),) if across > 1 else ()
-                    s = Schedule(
-                        tuple(shares.items()), loop, warps, 2, "strip", (("members", members), *shared, *numbers)
-                    )
-                    yield from _with_stages(program, graph, target, r, s)
+                if across > 1 and not _shared(program, graph, r, tile, loop, across):
+                    continue
+                own = (("members", members), *((("across", across),) if across > 1 else ()), *numbers)
+                s = Schedule(tuple(shares.items()), loop, warps, 2, "strip", own)
+                yield from _with_stages(program, graph, target, r, s)
 
 
 def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, int], loop: int, across: int) -> bool:

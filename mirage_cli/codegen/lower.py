@@ -424,8 +424,7 @@ class _Lowering:
             self.start_accumulator(self.ops[target])
         if kind == "sum" and not self.on_gpu and self.matrix_vector(o, e, target, add):
             return
-        wide = tuple(a for a, _ in domain if a in over)
-        scratch = ""
+        wide, scratch = tuple(a for a, _ in domain if a in over), ""
         if f is not None and wide in (tuple(a for a, _ in f.cols), tuple(a for a, _ in f.rows)) and wide:
             scratch = self.scratch(o, f, wide == tuple(a for a, _ in f.cols))
         elif f is not None:
