@@ -129,7 +129,7 @@ def test_known_plans_come_first_and_lost_ones_are_not_kept(tmp_path: Path, monke
     run = planned(NAME, target=("cpu",))
     (w,) = run.work
     store = Kept(tmp_path / "results")
-    job: planning.Job = (w.id, w.name, w.program, w.operators, ())
+    job: planning.Job = (w.id, w.name, w.program, w.operators, (), 0.0)
     monkeypatch.setattr(planning, "plan_fragment", lambda *_: 1 / 0)
     for _ in range(2):
         ((_, lost),) = planning.each([job], run.plans, 1, 0, store)
@@ -137,7 +137,7 @@ def test_known_plans_come_first_and_lost_ones_are_not_kept(tmp_path: Path, monke
     monkeypatch.undo()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     list(planning.each([job], run.plans, 1, 0, store))
-    other: planning.Job = (w.id, "other", w.program, w.operators, ())
+    other: planning.Job = (w.id, "other", w.program, w.operators, (), 0.0)
     found = list(planning.each([other, job], run.plans, 1, 0, store))
     assert [k for k, _ in found] == [1, 0]
     assert [p.kept for _, p in found if not isinstance(p, Lost)] == [True, False]
