@@ -172,6 +172,8 @@ def test_a_file_as_people_write_it(tmp_path: Path) -> None:
         ("seed: !!int x", r":1:\d+: 'x' is no int"),
         ("only: &a [*a]", r":1:\d+: broken YAML: anchors and their aliases are not supported"),
         ("only: " + "[" * 9999, "nested too deeply|broken YAML"),
+        ("only: [[[[[[a]]]]]]", r":1:\d+: lists and mappings are nested too deeply"),
+        ("# " + "a" * (1 << 18), "expected at most 262144 bytes"),
         (b"only: \xff\xfe", ": broken YAML: "),
         (b"\0", ": broken YAML: "),
     ],

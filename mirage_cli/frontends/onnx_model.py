@@ -292,7 +292,10 @@ def _fold_and_infer(model: ir.Model, notes: list[str], path: str) -> None:
         raise ModelError(f"{path}: a constant of the model needs more than 64 bits") from None
     except (ValueError, TypeError) as error:  # a Constant with another attribute, or a reference to one
         raise ModelError(f"{path}: a constant of the model cannot be read: {error}") from None
-    passes.RemoveUnusedNodesPass()(model)
+    try:
+        passes.RemoveUnusedNodesPass()(model)
+    except Exception as wrapped:  # a result without a name that is read all the same
+        raise ModelError(f"{path}: nodes that nothing reads cannot be removed: {_cause(wrapped)}") from None
     # without data propagation: it writes a ConstantOfShape of any size out as a list
     passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
 

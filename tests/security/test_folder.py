@@ -89,9 +89,12 @@ def test_a_folder_of_another_user(copied: Optimized, tmp_path: Path, monkeypatch
 
 
 def test_a_seal_is_of_the_files(copied: Optimized, harm: Path) -> None:
-    """The seal of one folder in the report of another."""
+    """The seal of one folder in the report of another, and a seal that is right for files that are not there any more."""
     folder = copied(OPERATOR)
+    written = json.loads((folder / "report.json").read_text())
+    assert trust.is_own(folder, written)
     poison(folder / "libmirage.so")
+    assert not trust.is_own(folder, written)
     for made_up in ("", "0" * 64, json.loads((folder / "report.json").read_text())["seal"]):
         match_hashes(folder)
         report = json.loads((folder / "report.json").read_text())

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from mirage_cli import frontends, inspection
+from mirage_cli import frontends, inspection, isolation
 from mirage_cli.backends import process
 from mirage_cli.commands.common import printable
 from mirage_cli.errors import ModelError
@@ -206,7 +206,9 @@ def test_modules_are_not_taken_from_the_working_folder(tmp_path: Path) -> None:
         "assert Workers(2).map(math.sqrt, [(4,), (9,)]) == [2.0, 3.0]\n"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    command = [sys.executable, "-P", "-c", script]
+    program = tmp_path.parent / f"{tmp_path.name}-program.py"  # as an installed one: neither -P nor the working folder
+    program.write_text(f'if __name__ == "__main__":\n    exec({script!r})\n')
+    command = [sys.executable, str(program)]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
@@ -215,6 +217,17 @@ def test_modules_are_not_taken_from_the_working_folder(tmp_path: Path) -> None:
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
+def _allocated(limit: int, size: int) -> int:
+    isolation.limit_memory(limit)
+    return len(bytearray(size))
+
+
+def test_a_process_may_take_what_it_was_allowed() -> None:
+    told = "it needs more memory than --max-memory allows"
+    ((_, found),) = isolation.each(_allocated, [(LIMIT, 2 * LIMIT)], 1, apart=True)
+    assert found == isolation.Lost(told)
+
+
 def test_max_memory_is_kept(tmp_path: Path) -> None:
     """A small model with terabytes of tensors: no process of the run takes more than it may."""
     path = saved(m.declared([HUGE, HUGE]), tmp_path)

@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 from onnx import helper
 
 from mirage_cli import culprit, mugraph_file, pipeline, report_file, runtime
+from mirage_cli.commands import common
+from mirage_cli.errors import ModelError
 from mirage_cli.main import cli
 from mirage_cli.options import Options
 from mirage_cli.output import LIBRARY, MODEL, MUGRAPHS, PAGE
@@ -116,6 +118,11 @@ def test_names_of_arrays_that_are_saved(tmp_path: Path) -> None:
     with np.load(tmp_path / "saved.npz") as found:
         assert len(found.files) == len(names) and "x|y" in found.files
         assert all(f"{n}.npy" in found.zip.namelist() for n in found.files)
+
+
+def test_messages_have_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+    common.show_error(ModelError("a" * 5_000_000).to_json(), as_json=False)
+    assert len(capsys.readouterr().err) < 2 * common.LONGEST
 
 
 def plain(text: str) -> bool:
