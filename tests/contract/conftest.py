@@ -25,7 +25,7 @@ ELSEWHERE = os.environ.get("MIRAGE_COMMAND", "")
 PROGRAM = [ELSEWHERE] if ELSEWHERE else [sys.executable, "-m", "mirage_cli"]
 PYTHON = str(Path(ELSEWHERE).with_name("python")) if ELSEWHERE else sys.executable
 #: what the surroundings may have set
-DROPPED = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS", "CI", "PYTHONPATH", "MIRAGE_DEBUG")
+DROPPED = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS", "CI", "CXX", "PYTHONPATH", "MIRAGE_DEBUG")
 
 
 @dataclass(frozen=True, slots=True)
