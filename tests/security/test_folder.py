@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from mirage_cli import assemble, pipeline, report_file, showing, trust
+from mirage_cli import assemble, mugraph_file, pipeline, report_file, showing, trust
 from mirage_cli.backends import toolchain
 from mirage_cli.benchmark import BenchOptions, bench_folder
 from mirage_cli.errors import ModelError, Refused, ToolMissing, UsageError
@@ -179,6 +179,16 @@ def test_a_mugraph_with_sizes_that_nothing_has(copied: Optimized, size: int) -> 
         if path.read_text() == json.dumps(json.loads(text)):
             continue
         assert not checked(folder).passed
+
+
+@pytest.mark.parametrize(("key", "value"), [("id", ["x"]), ("program", []), ("targets", 3)])
+def test_a_mugraph_file_keeps_to_its_schema(copied: Optimized, key: str, value: Any) -> None:
+    path = mugraph(copied(OPERATOR))
+    stored = mugraph_file.read(path)
+    assert key in stored
+    path.write_text(json.dumps(stored | {key: value}))
+    with pytest.raises(ModelError, match=rf"expected .* at {key}, found"):
+        mugraph_file.read(path)
 
 
 # --- what optimize replaces -------------------------------------------------------------------------------------------
