@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import bench_gpu, bench_rows, benchmark
+from mirage_cli import bench_gpu, bench_rows
+from mirage_cli.bench_report import BenchReport
 from mirage_cli.bench_rows import BenchFragment, BenchOptions
 from mirage_cli.contestant import Place
 from mirage_cli.errors import ToolMissing
@@ -88,7 +89,7 @@ def test_a_kernel_that_fails_says_so(optimized: Optimized, tmp_path: Path) -> No
 def test_wrong_kernels_make_the_report_wrong(optimized: Optimized) -> None:
     fragment = fragment_of(optimized("rmsnorm_linear_fp32"))
     row = fragment.row(Comparison((Entry("original"), Entry("kernel", problem="wrong: rmse 1"))))
-    report = benchmark.BenchReport("GPU", {}, "", (row,), Comparison(()), {})
+    report = BenchReport("GPU", {}, "", (row,), Comparison(()), {})
     assert report.wrong and not replace(report, fragments=()).wrong
 
 
