@@ -25,6 +25,7 @@ NEED_A_TYPE = ("RegexFullMatch", "EyeLike")
 #: what attributes that name dimensions may be: from, to
 _DIMENSIONS = {("GatherND", "batch_dims"): (0, 1 << 15), ("LayerNormalization", "axis"): (-(1 << 15), 1 << 15)}
 _ANY = (-(1 << 63), 1 << 63)
+LONGEST = 1 << 14  #: elements of a dimension that folding may split into as many results
 _HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
 
 
@@ -59,15 +60,24 @@ def may_infer(node: onnx.NodeProto, known: Container[str]) -> bool:
     return typed and all(n.op_type not in NEED_A_TYPE for n in inner)
 
 
+def _lacks_a_type(node: ir.Node) -> bool:
+    return node.op_type in NEED_A_TYPE and (not node.inputs or node.inputs[0] is None or node.inputs[0].type is None)
+
+
+def _is_long(node: ir.Node) -> bool:
+    """Whether folding would write a node out for more elements of a dimension than a model has steps."""
+    shape = node.inputs[0].shape if node.op_type == "SplitToSequence" and node.inputs and node.inputs[0] else None
+    return shape is not None and any(isinstance(d, int) and d > LONGEST for d in shape)
+
+
 @contextlib.contextmanager
 def hidden(model: ir.Model) -> Iterator[None]:
-    """Case 1: keep such nodes from inference where the model does not say their operand's type."""
+    """Case 1: keep such nodes from inference where the model does not say their operand's type; and from folding what
+    would be written out at great length."""
     found = [
         node
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if node.op_type in NEED_A_TYPE
-        and node.domain in ("", "ai.onnx")
-        and (not node.inputs or node.inputs[0] is None or node.inputs[0].type is None)
+        if node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or _is_long(node))
     ]
     domains = [node.domain for node in found]
     for node in found:
