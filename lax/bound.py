@@ -14,10 +14,9 @@ from fractions import Fraction
 from typing import Any
 
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.domain import Axes, Domain, Number
+from mirage_cli.lax.domain import Axes, Number
 from mirage_cli.lax.field import LOWEST, PRIME_COUNT
-from mirage_cli.lax.ops import lookup
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.program import Program, node_value
 
 LIMIT = 1 << 60  #: degrees and bits from which on no bound is worth having; larger ones count as this
 LEAST_LOG2 = -1024.0  #: chances below 2 to this power are told as this one, a chance of 0 too
@@ -223,12 +222,7 @@ def program_figures(p: Program, symbols: Mapping[str, int], domain_of: DomainOf)
     domain = domain_of(extents)
     values: dict[str, Any] = {i.name: domain.variable(frozenset(p.axes_of(i.name))) for i in p.inputs}
     for n in p.nodes:
-        if n.op == "const":
-            values[n.name] = domain.const(0 if n.value is None else n.value)
-        elif n.op == "extent":
-            values[n.name] = domain.const(extents[n.axis])
-        else:
-            values[n.name] = _apply(domain, n.op, n.over, n.axis, [values[i] for i in n.inputs])
+        values[n.name] = node_value(n, domain, [values[i] for i in n.inputs], extents)
     return [values[o.value] for o in p.outputs]
 
 
@@ -236,22 +230,6 @@ def program_degrees(p: Program, symbols: Mapping[str, int], arguments: Arguments
     """The degrees of a program's outputs at given extents; `arguments` takes note of what its functions get."""
     noted = Arguments() if arguments is None else arguments
     return program_figures(p, symbols, lambda extents: Degrees(extents, noted))
-
-
-def _apply(d: Domain[Any], op: str, over: Sequence[str], axis: str | None, args: list[Any]) -> Any:
-    match op:
-        case "iota":
-            return d.iota(axis, 0)
-        case "stable_exp":
-            return d.stable_exp(args[0], over)
-        case "contract":
-            return d.contract(args[0], args[1], over)
-        case "sum":
-            return d.sum(args[0], over)
-        case "max" | "min" | "prod" if over:
-            return d.extreme(op, args[0], over)
-        case _:
-            return lookup(op).apply(d, *args)
 
 
 @dataclass(frozen=True, slots=True)

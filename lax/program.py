@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -415,6 +415,26 @@ def _apply(p: Program, n: Node, d: ArrayValues, args: list[Array], symbols: Mapp
         case _:
             result: Array = lookup(n.op).apply(d, *args)
             return result
+
+
+def node_value(n: Node, d: Any, args: Sequence[Any], extents: Mapping[Any, int]) -> Any:
+    """The value of a node in a domain whose values are no arrays over the axes (figures of whole tensors, say); `extents`
+    gives every axis its number of positions."""
+    match n.op:
+        case "const":
+            return d.const(0 if n.value is None else n.value)
+        case "iota":
+            return d.iota(n.axis, extents[n.axis])
+        case "extent":
+            return d.const(extents[n.axis])
+        case "stable_exp" | "sum":
+            return getattr(d, n.op)(args[0], n.over)
+        case "contract":
+            return d.contract(args[0], args[1], n.over)
+        case "max" | "min" | "prod" if n.over:
+            return d.extreme(n.op, args[0], n.over)
+        case _:
+            return lookup(n.op).apply(d, *args)
 
 
 def spread(p: Program, a: Array, over: tuple[str, ...], d: ArrayValues, symbols: Mapping[str, int]) -> Array:

@@ -17,9 +17,8 @@ from typing import TypeAlias
 import numpy as np
 
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.domain import Axes, Float64, Floats
-from mirage_cli.lax.ops import lookup
-from mirage_cli.lax.program import Node, Program
+from mirage_cli.lax.domain import Axes, Float64, Floats, Number
+from mirage_cli.lax.program import Node, Program, node_value
 
 Pair: TypeAlias = tuple[float, float]  #: the two numbers of a row
 SIZES = tuple(2.0**k for k in range(4, -21, -1))  #: of numbers in a trial, the largest first
@@ -89,20 +88,7 @@ def _results(
     domain = _TwoNumbers(size)
     values = {i.name: sources[i.source] for i in program.inputs}
     for n in nodes:
-        args = [values[x] for x in n.inputs]
-        match n.op:
-            case "const":
-                values[n.name] = domain.const(n.value or 0).reshape(1, 1)
-            case "iota":
-                values[n.name] = domain.iota(n.axis, size[n.axis or ""])
-            case "extent":
-                values[n.name] = domain.const(size[n.axis or ""]).reshape(1, 1)
-            case "stable_exp" | "contract" | "sum":
-                values[n.name] = getattr(domain, n.op)(*args, n.over)
-            case "max" | "min" | "prod" if n.over:
-                values[n.name] = domain.extreme(n.op, args[0], n.over)
-            case _:
-                values[n.name] = lookup(n.op).apply(domain, *args)
+        values[n.name] = node_value(n, domain, [values[x] for x in n.inputs], size)
     return [values[o.value] for o in program.outputs]
 
 
@@ -112,6 +98,9 @@ class _TwoNumbers(Float64):
     def __init__(self, size: Mapping[str, int]) -> None:
         super().__init__()
         self.size = size
+
+    def const(self, value: Number) -> Floats:
+        return super().const(value).reshape(1, 1)
 
     def _mean(self, x: Floats) -> Floats:
         return np.asarray(x.mean(axis=1, keepdims=True))

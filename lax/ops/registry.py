@@ -27,7 +27,8 @@ class Op:
     `meaning(d, *args)` gives the value in domain `d`. `c` is the C expression with `{0}`, `{1}` for the operands, over
     floats. `real` is the float64 function of an operator that the algebra does not look into (its `meaning` is then
     `d.call(name, ...)`). `commutative` and `linear` (indices of operands in which it is linear) are algebraic facts,
-    `predicate` says that the result is a truth value (0 or 1), `flops` is its price in multiply-adds.
+    `predicate` says that the result is a truth value (0 or 1), `slow` that it grows less than any power of its operands,
+    `flops` is its price in multiply-adds.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Op:
     commutative: bool = False
     linear: tuple[int, ...] = ()
     predicate: bool = False
+    slow: bool = False
     flops: int = 1
     onnx: str = ""  #: ONNX operator of the same meaning and operand order, if any
     doc: str = ""

@@ -6,14 +6,18 @@
    32 bits;
 4. GatherND and Slice do so too where a dimension is negative.
 
-They were found by giving every operator of every version operands without a type, and attributes and operands of extreme
-values (onnx 1.23).
+And a node that folding, which is Python, may take hours and all memory for:
+
+5. SplitToSequence is written out with a name for every result, of which a few bytes may tell billions.
+
+The first four were found by giving every operator of every version operands without a type, and attributes and operands of
+extreme values (onnx 1.23).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import onnx
 import onnx_ir as ir
@@ -25,7 +29,8 @@ NEED_A_TYPE = ("RegexFullMatch", "EyeLike")
 #: what attributes that name dimensions may be: from, to
 _DIMENSIONS = {("GatherND", "batch_dims"): (0, 1 << 15), ("LayerNormalization", "axis"): (-(1 << 15), 1 << 15)}
 _ANY = (-(1 << 63), 1 << 63)
-LONGEST = 1 << 14  #: elements of a dimension that folding may split into as many results
+SPLIT = "SplitToSequence"
+MOST = 1 << 14  #: results for which folding may write such nodes out, in all
 _HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
 
 
@@ -64,29 +69,53 @@ def _lacks_a_type(node: ir.Node) -> bool:
     return node.op_type in NEED_A_TYPE and (not node.inputs or node.inputs[0] is None or node.inputs[0].type is None)
 
 
-def _is_long(node: ir.Node) -> bool:
-    """Whether folding would write a node out for more elements of a dimension than a model has steps."""
-    shape = node.inputs[0].shape if node.op_type == "SplitToSequence" and node.inputs and node.inputs[0] else None
-    return shape is not None and any(isinstance(d, int) and d > LONGEST for d in shape)
+def _results(node: ir.Node) -> int | None:
+    """How many results a SplitToSequence makes, where that is known: what it is split by is one size, or the sizes of all."""
+    if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    shape, split = node.inputs[0].shape, node.inputs[1]
+    sizes = split.shape if split.shape is not None or split.const_value is None else split.const_value.shape
+    axis = node.attributes.get("axis")
+    try:
+        if sizes is not None and len(sizes) == 1:
+            return sizes[0] if isinstance(sizes[0], int) else None
+        if shape is None or split.const_value is None or split.const_value.size != 1:
+            return None
+        total, size = shape[0 if axis is None else axis.as_int()], int(split.const_value.numpy().item())
+    except (IndexError, TypeError, ValueError, OverflowError, AttributeError):  # an axis or a size that is none
+        return None
+    return -(-total // size) if isinstance(total, int) and size > 0 else None
 
 
 @contextlib.contextmanager
-def hidden(model: ir.Model) -> Iterator[None]:
-    """Case 1: keep such nodes from inference where the model does not say their operand's type; and from folding what
-    would be written out at great length."""
-    found = [
-        node
+def hidden(model: ir.Model) -> Iterator[Callable[[], bool]]:
+    """Case 1: keep such nodes from inference where the model does not say their operand's type. Case 5: keep such nodes from
+    folding until what is called here finds, by what is known then, how few results they make; it says whether it found any."""
+    domains: dict[ir.Node, str] = {
+        node: node.domain
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or _is_long(node))
-    ]
-    domains = [node.domain for node in found]
-    for node in found:
+        if node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or node.op_type == SPLIT)
+    }
+    for node in domains:
         node.domain = _HIDDEN
-    if found:
+    if domains:
         model.graph.opset_imports[_HIDDEN] = 1
+
+    left = MOST
+
+    def shown() -> bool:
+        nonlocal left
+        before = len(domains)
+        for node in [n for n in domains if n.op_type == SPLIT]:
+            count = _results(node)
+            if count is not None and count <= left:
+                left -= count
+                node.domain = domains.pop(node)
+        return len(domains) < before
+
     try:
-        yield
+        yield shown
     finally:
-        for node, domain in zip(found, domains, strict=True):
+        for node, domain in domains.items():
             node.domain = domain
         model.graph.opset_imports.pop(_HIDDEN, None)

@@ -29,6 +29,7 @@ OLDEST_OPSET = 13  #: older models are converted to it
 SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape arguments are among them
 FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
+FOLD_AGAIN = 8  #: times, where what was folded shows how long sequences are
 SMALL_FILL = 64  #: elements of a ConstantOfShape that becomes a constant
 #: operators in ONNX's own domain that models have at opsets where the checker refuses them: two that onnxruntime
 #: defines, and one that opset 18 declares deprecated since opset 21 corrects it
@@ -268,14 +269,19 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
     """
     with _quiet(), _without_defaults(model):
         _inline(model, path)
-        with onnx_fragile.hidden(model):
-            _fold_and_infer(model, notes, path)
+        with onnx_fragile.hidden(model) as shown:
+            _fold(model, notes)
+            for _ in range(FOLD_AGAIN):
+                if not shown():
+                    break
+                _fold(model, notes)
+            _lift_and_infer(model, path)
         store_what_is_cut_at(model)
         _name_nodes(model)
         passes.NameFixPass()(model)
 
 
-def _fold_and_infer(model: ir.Model, notes: list[str], path: str) -> None:
+def _fold(model: ir.Model, notes: list[str]) -> None:
     try:
         optimizer.fold_constants(
             model,
@@ -286,6 +292,9 @@ def _fold_and_infer(model: ir.Model, notes: list[str], path: str) -> None:
         )
     except Exception as error:  # raises what operators do; nodes are replaced one at a time: the model is whole
         notes.append(f"constants are folded in part only: {error}")
+
+
+def _lift_and_infer(model: ir.Model, path: str) -> None:
     try:
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     except OverflowError:  # the number of elements of a tensor that is declared to be huge

@@ -20,8 +20,8 @@ class Converter:
         return onnx_convert.convert(data, opset)
 
 
-class TooSlow(Exception):
-    """An input took longer than is allowed."""
+class TooSlow(BaseException):
+    """An input took longer than is allowed. Not an Exception: what is read may catch these, as libraries do, and go on."""
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from mirage_cli.errors import ModelError
 from mirage_cli.frontends import onnx_file
 from mirage_cli.lax import fragment
 from mirage_cli.options import Options
+from tests.fuzz import limits
 from tests.security import models as m
 from tests.security.work import counted
 
@@ -177,6 +178,39 @@ def test_files_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(sys, "stdin", type("Input", (), {"buffer": zeros}))
         with pytest.raises(ModelError, match="holds at most"):
             frontends.load("-")
+
+
+SEQUENCES = {
+    "declared": "(float[2, 9000000] x) => (float y) <int64 by = {1}> { s = SplitToSequence <axis = 1> (x, by)",
+    "declared sizes": "(float[2, 4] x, int64[9000000] by) => (float y) { s = SplitToSequence <axis = 1> (x, by)",
+    "inferred": """(float[1] x) => (float y) <int64 by = {1}, int64[2] to = {2, 9000000}> {
+        e = Expand(x, to) s = SplitToSequence <axis = 1> (e, by)""",
+    "of a part": """(float[2, 9000000] x) => (float y) <int64 by = {1}, int64 half = {4500000}, int64 zero = {0}> {
+        t = SplitToSequence <axis = 1> (x, half) e = SequenceAt(t, zero) s = SplitToSequence <axis = 1> (e, by)""",
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_are_not_written_out_at_any_length(name: str, tmp_path: Path) -> None:
+    """A few bytes tell how many results a SplitToSequence makes, for each of which folding would make a name."""
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g {SEQUENCES[name]} at = Constant <value_int = 1> ()'
+    text += " y = SequenceAt(s, at) }"
+    path = saved(onnx.parser.parse_model(text), tmp_path)
+    with limits.time(5.0):
+        found = inspection.inspect(str(path), Options())
+    assert "SplitToSequence: the operator is not read" in found.text()
+
+
+def test_short_sequences_are_read(tmp_path: Path) -> None:
+    """Also where only what was folded before tells how long they are, and however long what they are split of is."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 9000000] x) => (float[N, 2250000] y)
+        <int64 half = {4500000}, int64 part = {2250000}, int64 zero = {0}> {
+            s = SplitToSequence <axis = 1> (x, half) a = SequenceAt(s, zero)
+            t = SplitToSequence <axis = -1> (a, part) b = SequenceAt(t, zero)
+            e = Exp(b) f = Tanh(e) y = Mul(e, f)
+        }"""
+    found = inspection.inspect(str(saved(onnx.parser.parse_model(text), tmp_path)), Options())
+    assert "Sequence" not in found.text()
 
 
 # --- the working folder -----------------------------------------------------------------------------------------------
