@@ -329,15 +329,15 @@ class _Walk:
                     captured |= self.captures.get(graph, set())
         outer = sorted((v for v in captured if v.graph is self.model.graph), key=lambda v: v.name or "")
         inputs = list(dict.fromkeys(self.anything(v) for v in itertools.chain(node.inputs, outer) if v is not None))
-        for i, output in enumerate(node.outputs):
-            if output.name:
-                self.opaque_output(f"{node.op_type} {name}", inputs, output, i, node)
+        named = [(i, output) for i, output in enumerate(node.outputs) if output.name]
+        if any(output.shape is None or any(self.nameless(d) for d in output.shape) for _, output in named):
+            self.infer(node)
+        for i, output in named:
+            self.opaque_output(f"{node.op_type} {name}", inputs, output, i, node)
 
     def opaque_output(self, label: str, inputs: list[int], output: ir.Value, i: int, node: ir.Node) -> None:
         """Record one output of an opaque node: as a tensor where its dimensions are known."""
         name = output.name or ""
-        if output.shape is None or any(self.nameless(d) for d in output.shape):
-            self.infer(node)
         tensor = self.declared(output, name)
         if isinstance(tensor, str):
             self.unreadable[name] = f"(from node {node.name!r}, which is not read) {tensor}"

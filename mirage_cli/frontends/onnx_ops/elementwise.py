@@ -156,6 +156,8 @@ def _selu(call: Call) -> int:
 def _celu(call: Call) -> int:
     """alpha (exp(x / alpha) - 1) below 0, else x."""
     alpha = call.real("alpha", 1.0)
+    if alpha == 0 or not math.isfinite(alpha):
+        raise Refused(f"its alpha is {alpha}, by which nothing can be divided")
     return _exponential_below(call, alpha, alpha)
 
 
