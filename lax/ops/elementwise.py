@@ -130,9 +130,9 @@ opaque("nonzero", 1, lambda x: (x != 0).astype(np.float64), "({0} != 0.0f ? 1.0f
 
 def _compare(name: str, function: Any, c: str, onnx: str, **facts: Any) -> None:
     real = lambda x, y: function(x, y).astype(np.float64)
-    opaque(name, 2, real, f"({{0}} {c} {{1}} ? 1.0f : 0.0f)", predicate=True, onnx=onnx, **facts)
+    opaque(name, 2, real, c, predicate=True, onnx=onnx, **facts)
 
 
-_compare("eq", np.equal, "==", "Equal", commutative=True)
-_compare("lt", np.less, "<", "Less")
-_compare("le", np.less_equal, "<=", "LessOrEqual")
+_compare("eq", np.equal, "({0} == {1} ? 1.0f : 0.0f)", "Equal", commutative=True)
+_compare("lt", np.less, "m_lt({0}, {1})", "Less")
+_compare("le", np.less_equal, "m_le({0}, {1})", "LessOrEqual")

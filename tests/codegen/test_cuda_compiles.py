@@ -18,6 +18,7 @@ from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16, DType
 from mirage_cli.lax.fragment import partition
 from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Program
 from mirage_cli.plan import PlanOptions, plan_fragment
 from mirage_cli.search.search import Searcher, SearchOptions
@@ -140,3 +141,18 @@ def test_one_source_serves_two_architectures(engine: str, nvcc: toolchain.Tool, 
 @pytest.mark.parametrize("header", sorted(p.name for p in (render.include_dir() / "mirage" / "cuda").iterdir()))
 def test_header_compiles_alone(header: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
     compiled(nvcc, f'#include "mirage/cuda/{header}"\n', tmp_path, "sm_80", made="-ptx")
+
+
+@pytest.mark.parametrize("target", list(SAMPLES))
+def test_a_comparison_with_no_number_is_false(target: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
+    """ptxas 13.0 takes setp.ge.f32 of |x| and 0, and others that hold for all numbers, for true without looking at x:
+    what CUDA kernels ask is whether the opposite holds or one of the two is no number."""
+    asked = ("m_where(m_le(0.0f, m_abs(v)), -1.0f, v)", "m_where(m_lt(-1.0f, v * v), -1.0f, v)", "m_sign(m_exp(v))")
+    lines = ["#include <mirage/cuda/math.cuh>", "using namespace mirage;"]
+    for k, text in enumerate(asked):
+        lines.append(f"__global__ void kernel{k}(const float* x, float* y) {{ const float v = x[threadIdx.x];")
+        lines.append(f"y[threadIdx.x] = {text}; }}")
+    compiled(nvcc, "\n".join(lines), tmp_path, target, made="-ptx")
+    found = set(re.findall(r"setp\.([a-z]+)\.f32", (tmp_path / "all.o").read_text(encoding="utf-8")))
+    assert {"gtu", "geu"} <= found and not found & {"lt", "le", "gt", "ge"}
+    assert not [op.name for op in OPS.values() if re.search("[<>]", op.c)], "compared as C++ does"

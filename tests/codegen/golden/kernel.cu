@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
             const float e0 = static_cast<float>(d_step + i_d);
             const float e1 = static_cast<float>(b_at + i_b);
             const float e2 = (0x1.4p+4f + e1);
-            const float e3 = (e0 <= e2 ? 1.0f : 0.0f);
+            const float e3 = m_le(e0, e2);
             const float e4 = (t5.v[m_][n_][i_] * 0x1p-2f);
             const float e5 = m_where(e3, e4, (-INFINITY));
             t6.v[m_][n_][i_] = e5;

@@ -60,7 +60,24 @@ MIRAGE_DEVICE float m_min(float x, float y) {
 MIRAGE_DEVICE float m_max(float x, float y) { return (x > y || isnan(x)) ? x : y; }
 MIRAGE_DEVICE float m_min(float x, float y) { return (x < y || isnan(x)) ? x : y; }
 #endif
-MIRAGE_DEVICE float m_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
+// x < y and x <= y, asked the other way round: of |x| >= 0, x * x > -1 and the like, ptxas 13.0 makes "true" for a NaN as well,
+// but not of |x| < 0 "or one of the two is no number"
+#if defined(__CUDA_ARCH__)
+MIRAGE_DEVICE float m_lt(float x, float y) {
+    float found;
+    asm("{ .reg .pred not; setp.geu.f32 not, %1, %2; selp.f32 %0, 0f00000000, 0f3F800000, not; }" : "=f"(found) : "f"(x), "f"(y));
+    return found;
+}
+MIRAGE_DEVICE float m_le(float x, float y) {
+    float found;
+    asm("{ .reg .pred not; setp.gtu.f32 not, %1, %2; selp.f32 %0, 0f00000000, 0f3F800000, not; }" : "=f"(found) : "f"(x), "f"(y));
+    return found;
+}
+#else
+MIRAGE_DEVICE float m_lt(float x, float y) { return x < y ? 1.0f : 0.0f; }
+MIRAGE_DEVICE float m_le(float x, float y) { return x <= y ? 1.0f : 0.0f; }
+#endif
+MIRAGE_DEVICE float m_sign(float x) { return isnan(x) ? x : m_lt(0.0f, x) - m_lt(x, 0.0f); }
 MIRAGE_DEVICE float m_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 MIRAGE_DEVICE float m_silu(float x) { return x / (1.0f + expf(-x)); }
 MIRAGE_DEVICE float m_gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
