@@ -41,8 +41,8 @@ def _number(description: str, least: float | None = 0) -> Schema:
     return _of("number", description, **({} if least is None else {"minimum": least}))
 
 
-def _maybe(description: str) -> Schema:
-    return _of(["number", "null"], description)
+def _maybe(description: str, **more: Any) -> Schema:
+    return _of(["number", "null"], description, **more)
 
 
 def _count(description: str) -> Schema:
@@ -84,15 +84,17 @@ _VERDICT = {
     "coefficient_bits": _number("Size of the largest coefficient, in bits."),
     "applications": _of(["integer", "null"], "How often functions are applied."),
     "rounds": _count("Random points in each field."),
-    "log2_bound": _number("The bound as a power of two.", None),
+    "log2_bound": _of("number", "The bound as a power of two.", maximum=0),
     "extents": _text("`real`: compared at the real extents; else at smaller ones that the theorem allows."),
     "seconds": _number("How long the proof took."),
     "reason": _text("Why it did not pass."),
-    "error_bound": _maybe("The proof is wrong with at most this probability."),
+    "error_bound": _maybe("The proof is wrong with at most this probability.", minimum=0, maximum=1),
 }
 _ON = _text("The architecture of the GPUs that take it, where others take another one.")
-_NEEDED = {k: _VERDICT[k] for k in ("mode", "primes", "degree", "applications", "rounds")}
-_PROOF = _object("One proof.", _NEEDED, {**_VERDICT, "when": _BETWEEN, "target": _ON})
+#: of a proof that there is: those of a fragment are null where there is none
+_PROVED = _VERDICT | {k: {**_VERDICT[k], "type": _VERDICT[k]["type"][0]} for k in ("mode", "degree", "applications")}
+_NEEDED = {k: _PROVED[k] for k in ("mode", "primes", "degree", "applications", "rounds")}
+_PROOF = _object("One proof.", _NEEDED, {**_PROVED, "when": _BETWEEN, "target": _ON})
 _OTHERS = _list("Those of muGraphs for other extents or architectures.", _PROOF)
 
 _FLOAT = _object(
@@ -273,7 +275,7 @@ FRAGMENT = _object(
             | {
                 "targets": _map(
                     "The proof of each target's muGraph.",
-                    _object("One proof.", _NEEDED, {**_VERDICT, "when": _BETWEEN, "others": _OTHERS}),
+                    _object("One proof.", _NEEDED, {**_PROVED, "when": _BETWEEN, "others": _OTHERS}),
                 ),
                 "others": _OTHERS,
             },

@@ -30,10 +30,16 @@ def places(fragment: Fragment) -> str:
 
 def bound(verification: Mapping[str, Any]) -> str:
     """The error bound of a proof as a power of two; nothing without a proof."""
-    log2 = verification.get("log2_bound")
-    if log2 is None and (verification.get("error_bound") or 0) > 0:
-        log2 = math.log2(verification["error_bound"])
+    log2 = log2_bound(verification)
     return "" if log2 is None else power_of_two(log2)
+
+
+def log2_bound(verification: Mapping[str, Any]) -> float | None:
+    """The error bound of a proof as the logarithm of it; None without a proof."""
+    log2: float | None = verification.get("log2_bound")
+    if log2 is None and verification.get("error_bound"):
+        return math.log2(verification["error_bound"])
+    return log2
 
 
 def proof(verification: Mapping[str, Any]) -> list[str]:
@@ -94,13 +100,14 @@ def proved(verification: Mapping[str, Any]) -> str:
 
 def proofs(report: Mapping[str, Any]) -> str:
     """How everything that was replaced was proved, in one sentence; nothing where nothing was replaced."""
-    replaced = [f for f in report["fragments"] if f["status"] == "replaced" and bound(f["verification"])]
-    if not replaced:
+    replaced = [f["verification"] for f in report["fragments"] if f["status"] == "replaced"]
+    proved = [v for own in replaced if log2_bound(own) is not None for v in _verdicts(own)]
+    bounds = [log2 for v in proved if (log2 := log2_bound(v)) is not None]
+    if not bounds:
         return ""
-    worst = max(_log2(v) for f in replaced for v in _verdicts(f["verification"]))
     return (
         "Each was proved equal to the original by evaluating both at random points of prime fields: a wrong one would have "
-        f"passed with a probability of at most {power_of_two(worst)}."
+        f"passed with a probability of at most {power_of_two(max(bounds))}."
     )
 
 
@@ -108,11 +115,6 @@ def _verdicts(verification: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The verdicts of a fragment's muGraphs for all targets and sizes."""
     own = list(verification.get("targets", {}).values())
     return [verification, *own, *(o for v in own for o in v.get("others", ()))]
-
-
-def _log2(verification: Mapping[str, Any]) -> float:
-    log2: float | None = verification.get("log2_bound")
-    return math.log2(verification["error_bound"]) if log2 is None else log2
 
 
 def speed(report: Mapping[str, Any]) -> str:
