@@ -20,6 +20,7 @@ from mirage_cli.report_schema import SCHEMA
 from tests.exporters import reports
 
 Report = dict[str, Any]
+CPU_PROOF = ("fragments", 0, "verification", "targets", "cpu")
 GONE = object()  #: what an entry is replaced with to take it away
 #: what takes the place of an entry, of the right type or not
 VALUES = [
@@ -177,6 +178,9 @@ def test_the_schema_says_the_same_as_jsonschema(good: Report) -> None:
         (("files"), {"x\n\0": "00"}, "found"),
         (("options", "dim"), "batch=1", "expected a list at options.dim, found a text"),
         (("coverage", "flops"), 1.5, "expected at most 1 at coverage.flops, found 1.5"),
+        ((*CPU_PROOF, "mode"), None, "expected a text at fragments[0].verification.targets.cpu.mode, found null"),
+        ((*CPU_PROOF, "others", 0, "degree"), None, "expected a whole number at fragments[0].verification.targets.cpu"),
+        ((*CPU_PROOF, "error_bound"), -1, "expected at least 0 at fragments[0].verification.targets.cpu.error_bound"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, good: Report, path: Any, value: Any, message: str) -> None:
