@@ -117,7 +117,13 @@ class Float64(ArrayDomain):
         return result
 
     def contract(self, x: Floats, y: Floats, over: Axes) -> Floats:
-        return contract_arrays(x, y, self.dims(over), np.matmul)
+        """Every product is made before they are summed: inf a + inf b may be NaN where inf (a + b) is not."""
+        rank = max(x.ndim, y.ndim)
+        x, y = (a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x, y))
+        dims = self.dims(over)
+        for d in dims:
+            x, y = (np.repeat(a, b.shape[d], d) if a.shape[d] == 1 != b.shape[d] else a for a, b in ((x, y), (y, x)))
+        return contract_arrays(x, y, dims, np.matmul)
 
     def iota(self, axis: Hashable, extent: int, offset: int = 0) -> Floats:
         return self.along(axis, np.arange(offset, offset + extent, dtype=np.float64))

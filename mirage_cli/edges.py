@@ -64,6 +64,11 @@ def edges(program: Program, arrays: Sequence[Array], symbols: Mapping[str, int],
     for kind, sources, variants in _plan(facts, arrays):
         kinds.append(_changed(facts, kind, sources, variants, arrays, symbols, random))
     kinds.append(_showing_constants(facts, arrays, symbols, random))
+    yield from _in_turn(kinds)
+
+
+def _in_turn(kinds: Sequence[Iterator[Edge]]) -> Iterator[Edge]:
+    """One of each kind, then the second ones, and so on."""
     for turn in zip_longest(*kinds):
         yield from (e for e in turn if e is not None)
 
@@ -91,6 +96,19 @@ def large(program: Program, arrays: Sequence[Array], symbols: Mapping[str, int],
     for kind, sources, variants in _plan(facts, arrays):
         if kind == SPIKES:
             yield from _changed(facts, kind, sources, variants, arrays, symbols, random)
+
+
+def not_finite(program: Program, arrays: Sequence[Array], symbols: Mapping[str, int], seed: int) -> Iterator[Edge]:
+    """Those of the changed inputs that hold NaN or infinities, of each kind in turn."""
+    facts, random = Facts(program), np.random.default_rng([seed, len(program.nodes)])
+    kinds = [
+        _changed(facts, kind, sources, variants, arrays, symbols, random)
+        for kind, sources, variants in _plan(facts, arrays)
+        if kind in (NOT_FINITE, MASKED, SINGLE)
+    ]
+    for edge in _in_turn(kinds):
+        if any(a.dtype.kind != "b" and not np.isfinite(a.astype(np.float64)).all() for a in edge.arrays):
+            yield edge
 
 
 # --- what the operators of a program are ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from mirage_cli import __version__, debug, quotients, ranges, rounding
+from mirage_cli import __version__, debug, infinities, quotients, ranges, rounding
 from mirage_cli.codegen.passes import ALL, Passes
 from mirage_cli.codegen.source import Memory, Rendered, source
 from mirage_cli.dims import Range
@@ -30,8 +30,15 @@ from mirage_cli.search.verify import DEFAULT_CONFIDENCE, Verdict, verify
 SCHEMA_VERSION = 1
 SHOWN = 20  #: candidates that MIRAGE_DEBUG=search lists
 MAX_TRIES = 40  #: candidates that are rendered and proved before a target is given up
+MORE_GRAPHS = (
+    4  #: times as many block graphs are looked at where the candidates' muGraphs are wrong, whatever their tiles
+)
 NEAR = 1.02  #: what is predicted to take up to so many times the best time may be as fast: the model is off by more
 TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning chooses from
+
+
+class AnyTiles(CheckFailed):
+    """What is wrong with a muGraph is so whatever its schedules are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,11 @@ def plan_fragment(
         found = searcher.search(program, target)
         result.statistics = found.statistics
         debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, found))
-        plan, reason = _choose(identifier, program, found.candidates, target, operators, options)
+        wrong = set[KernelGraph]()
+        plan, reason = _choose(identifier, program, found.candidates, target, operators, options, wrong)
+        if plan is None and wrong:
+            more = searcher.with_graphs(MORE_GRAPHS).search(program, target).candidates
+            plan, reason = _choose(identifier, program, more, target, operators, options, wrong)
         if plan is not None and program.symbols:
             plan = _ranged(plan, searcher, identifier, program, target, operators, options)
         return plan, reason or _no_candidate(result.statistics)
@@ -299,16 +310,25 @@ def _choose(
     target: Target,
     operators: int,
     options: PlanOptions,
+    wrong: set[KernelGraph],
 ) -> tuple[TargetPlan | None, str]:
-    """The first candidate that renders and is proved, or the reason why none does."""
-    reason = ""
-    for candidate in _in_turn(candidates[:MAX_TRIES]):
+    """The first candidate that renders and is proved, or the reason why none does. MuGraphs that are `wrong`, to which it
+    adds, are passed over."""
+    reason, tries = "", 0
+    for candidate in (*_in_turn(candidates[:MAX_TRIES]), *candidates[MAX_TRIES:]):
+        if tries == MAX_TRIES:
+            break
+        if candidate.graph in wrong:
+            continue
+        tries += 1
         try:
             return planned(identifier, program, candidate, target, operators, options), ""
         except (Refused, InvalidGraph) as e:
             reason = reason or str(e)
         except CheckFailed as e:
             reason = str(e)
+            if isinstance(e, AnyTiles):
+                wrong.add(candidate.graph)
     return None, reason
 
 
@@ -323,8 +343,8 @@ def planned(
     identifier: str, program: Program, candidate: Candidate, target: Target, operators: int, options: PlanOptions
 ) -> TargetPlan:
     """A candidate rendered and proved. Raises Refused or InvalidGraph when it cannot be rendered, CheckFailed when the
-    proof fails, or numbers may overflow where the original's do not: products float32 before they are divided, or operands of
-    CUDA's products their type."""
+    proof fails, NaN and infinities are not where the original's are, or numbers may overflow where the original's do not:
+    products float32 before they are divided, or operands of CUDA's products their type."""
     graph = _fused(candidate.graph, options)
     tiles = [s.as_tiles() for s in candidate.schedules]
     problem = quotients.overflow(program, graph, tiles, options.search.growth, options.seed)
@@ -337,6 +357,9 @@ def planned(
     verdict = verify(program, graph, tiles, options.seed, options.confidence)
     if not verdict.passed:
         raise CheckFailed(f"the proof failed: {verdict.reason}")
+    problem = infinities.changed(program, graph, tiles, options.seed)
+    if problem:
+        raise AnyTiles(problem)
     if target.kind == "cuda":
         problem = rounding.overflow(program, graph, tiles, dict(options.search.largest), options.seed)
         if problem:

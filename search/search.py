@@ -167,6 +167,12 @@ class Searcher:
         """A searcher that keeps more schedules, apart, for each block graph and knows those that this one found."""
         return self._also(replace(self.options, schedules=count, apart=True))
 
+    def with_graphs(self, times: int) -> Searcher:
+        """A searcher that keeps so many times as many block graphs for each mapping, in what is left of the budget."""
+        other = Searcher(replace(self.options, candidates=times * self.options.candidates), self._tell)
+        other._standing, other._until = self._standing, self._until
+        return other
+
     def at(self, sizes: Sizes) -> Searcher:
         """A searcher for these sizes alone that knows the block graphs that this one found."""
         return self._also(replace(self.options, sizes=tuple(sorted(sizes.items())), alone=True))

@@ -129,7 +129,8 @@ def _sizes(
     """The extent of every axis, with so many whole tiles.
 
     Axes that walk a part of a stored run keep theirs, since its place would change, and so do those of dimensions that
-    another read cuts up differently; axes that walk one dimension of a tensor in different reads have one extent.
+    another read cuts up differently or takes one position of; axes that walk one dimension of a tensor in different reads have
+    one extent.
     """
     programs = [program, *(k.program for k in graph.kernels)]
     extent = {a.name: ex.value(a.extent, symbols) for p in programs for a in p.axes}
@@ -146,7 +147,9 @@ def _sizes(
             pairs, left = _alike(ways[0], other)
             fixed.update(s.axis for s in left)
             for s, t in pairs:
-                if s.axis is not None and t.axis is not None:
+                if s.axis is None or t.axis is None:
+                    fixed.update((s.axis, t.axis))
+                else:
                     joined = group[s.axis] | group[t.axis]
                     group.update(dict.fromkeys(joined, joined))
     return {a: n if group[a] & fixed else _reduced(group[a], n, graph, tiles, whole) for a, n in extent.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -164,6 +165,15 @@ def _growing(x: Array) -> Array:
     return (x * (e / (1 + e))).astype(x.dtype)
 
 
+def _twice(x: Array, w: Array) -> Array:
+    return np.tanh(_product(np.concatenate([x, x], axis=1), w))
+
+
+def _once(x: Array, w: Array) -> Array:
+    """x (V + W) for x V + x W."""
+    return np.tanh(_product(x, w[: len(w) // 2] + w[len(w) // 2 :]))
+
+
 def _less(x: Array) -> Array:
     return np.where(x < 1, x, 0).astype(x.dtype)
 
@@ -201,6 +211,11 @@ def _norm_of_sigmoids(g: Graph, t: DType) -> Sequence[int]:
     return [compose.rms_norm(g, s, [1], float(EPSILON))]
 
 
+def _repeated(g: Graph, t: DType) -> Sequence[int]:
+    x = g.input("x", (9, 6), t)
+    return [g.map("tanh", compose.matmul(g, g.concat([x, x], 1), g.input("w", (12, 20), t)))]
+
+
 def _bounded(g: Graph, t: DType) -> Sequence[int]:
     x = g.input("x", (40, 45), t)
     return [g.map("where", g.map("le", x, g.fill(1, t)), x, g.fill(0, t))]
@@ -221,6 +236,7 @@ FAULTS: dict[str, tuple[Build, DType, Kernel, Kernel, set[str]]] = {
     "subnormal numbers flushed": (_linear(False), F16, _product, _flushed, {edges.TINY}),
     "products that overflow": (_linear(True), F16, _normed, _deferred_in_half, {edges.HUGE, edges.SPIKES}),
     "NaN of values hidden": (_weighed, F32, _attention, _nan_hidden, {edges.NOT_FINITE}),
+    "weights that are added first": (_repeated, F32, _twice, _once, {edges.NOT_FINITE}),
     "exp of large arguments": (
         lambda g, t: [g.map("silu", g.input("x", (40, 45), t))], F32, _silu, _growing, {edges.ENDS, edges.HUGE},
     ),
@@ -339,6 +355,15 @@ def test_each_edge_changes_what_it_is_about() -> None:
     assert any((row == np.finfo(np.float16).min).all() for row in rows)
     assert any(len(set(row.tolist())) == 1 for e in by_kind[edges.EQUAL] for a in e.arrays for row in a)
     assert all(a.base is None or a is not b for e in found for a, b in zip(e.arrays, arrays, strict=True))
+
+
+def test_inputs_that_are_not_finite() -> None:
+    p = program(_scores(False), F16)
+    arrays, found = _edges(p)
+    spoiled = [e for e in found if not all(np.isfinite(a).all() for a in e.arrays)]
+    own = list(edges.not_finite(p, arrays, {}, 1))
+    assert Counter(e.kind for e in own) == Counter(e.kind for e in spoiled)
+    assert {e.kind for e in own[:3]} == {edges.MASKED, edges.SINGLE, edges.NOT_FINITE}
 
 
 def test_ordinary_inputs_and_weights_stay() -> None:

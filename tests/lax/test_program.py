@@ -259,3 +259,13 @@ def test_contractions_are_einsums(data: st.DataObject) -> None:
     over = tuple(d - 4 for d in range(4) if data.draw(st.booleans()))
     wanted = (x * y).sum(axis=over, keepdims=True)
     np.testing.assert_allclose(contract_arrays(x, y, over, np.matmul), wanted, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(Float64().contract(x, y, over), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_contractions_multiply_before_they_sum() -> None:
+    """inf * 1 + inf * -2 is NaN, and inf * (1 - 2) would not be."""
+    x, y = np.array([[np.inf], [3.0]]), np.array([[1.0, -2.0]])
+    for a, b in ((x, y), (y, x), (x, y[0]), (y[0], x)):
+        with np.errstate(invalid="ignore"):
+            found = Float64().contract(a, b, (-1,))
+        np.testing.assert_array_equal(found, [[np.nan], [-3.0]])

@@ -51,6 +51,7 @@ NOT_FOUND = (
     "asked for",  # the bound of the proof
     "would have to hold axis",
     "overflow float32 before they are divided",
+    "NaN and infinities differ",
     "before a product overflow",  # float16, which the original rounds to later
     "accumulator registers for each thread",
     "bytes of shared memory",

@@ -163,3 +163,19 @@ def test_axes_beside_one_that_is_cut_up_are_shortened() -> None:
     assert {p.extent(a.name): sizes[a.name] for a in p.axes} == {32: 8, 4096: 4096, 64: 64}
     verdict = verify(*resized(p, graph, sizes), tiles)
     assert verdict.passed, verdict.reason
+
+
+def test_a_dimension_of_which_one_position_is_read_keeps_its_extent() -> None:
+    """The fourth row beside all rows."""
+
+    def build(g: Graph) -> int:
+        x = g.input("x", (500, 33), F32)
+        return g.map("exp", g.map("mul", x, g.slice(x, 0, 3, 1)))
+
+    p = built(build)
+    assert sorted(i.access[0].axis is None for i in p.inputs) == [False, True]
+    for graph, tiles in found(p):
+        small = [{k: min(4, n) for k, n in t.items()} for t in tiles]
+        point = stand_in.shortest(p, graph, small)
+        assert {i.access[0].extent for i in point.program.validate().inputs} == {500}
+        assert verify(point.program, point.graph, small).passed
