@@ -188,7 +188,7 @@ def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int
         yield MASKED, truths, [partial(_truth, value=v) for v in (False, True)]
         yield SINGLE, truths, [partial(_but_one, at=at, value=v) for at in (-1, 0) for v in (False, True)]
     if facts.sums:
-        yield EQUAL, floats, [_constant, _zeros, _negative_zeros, _almost, _far]
+        yield EQUAL, floats, [_constant, _equal, _zeros, _negative_zeros, _almost, _far]
         yield CANCELLING, floats, [_alternating, _offset]
     yield SPIKES, floats, [partial(_spike, sign=1.0), partial(_spike, sign=-1.0, at=-1), _same]
     if facts.functions:
@@ -325,6 +325,11 @@ def _but_one(row: Array, random: np.random.Generator, at: int, value: bool) -> A
 
 def _constant(row: Array, random: np.random.Generator) -> Array:
     return np.full(row.shape, 1.5)
+
+
+def _equal(row: Array, random: np.random.Generator) -> Array:
+    """Of a number with all of the type's bits, whose powers are rounded."""
+    return np.full(row.shape, random.uniform(1.0, 2.0))
 
 
 def _zeros(row: Array, random: np.random.Generator) -> Array:

@@ -1,7 +1,8 @@
 """Thread graphs: elementwise operators of one phase that feed one another become one, their values stay in registers.
 
 Passes (OSDI'25 section 4.2, here with binary operators):
-1. `fuse`: a producer joins its consumer when it has no other, and both have the same axes and live in one phase;
+1. `fuse`: a producer joins its consumer when it has no other, and both have the same axes and live in one phase (then numbers
+   less their mean are `rounded_alike`, see search/differences.py);
 2. `share` (search/share.py): a part that several thread graphs of a phase have becomes an operator of its own;
 3. `hoist`: what a thread graph computes of fewer axes, or of values known earlier, becomes an operator of its own where
    that saves more than keeping it costs (a row's reciprocal root is computed once for the row, not once for each element).
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mirage_cli.lax.program import Program
+from mirage_cli.search.differences import rounded_alike
 from mirage_cli.search.mapping import numeric
 from mirage_cli.search.mugraph import PHASES, BlockGraph, BlockOp, ThreadGraph, ThreadNode
 from mirage_cli.search.share import share
@@ -26,7 +28,7 @@ ITERATIONS = 8  #: what a loop is taken to run at least
 
 def thread_graphs(graph: BlockGraph, program: Program) -> BlockGraph:
     """The graph with its elementwise parts as maximal thread graphs."""
-    return hoist(share(fuse(graph, program), WORTH), program).validate(program)
+    return hoist(share(rounded_alike(fuse(graph, program)), WORTH), program).validate(program)
 
 
 # --- 1 ------------------------------------------------------------------------------------------------------------------

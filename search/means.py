@@ -9,6 +9,7 @@ thousands that are equal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from mirage_cli.lax.program import Program
 from mirage_cli.search.mugraph import BlockGraph
@@ -19,9 +20,21 @@ EXACT_BYTES = 2  #: of types whose numbers float32 sums without rounding where t
 FIXED = ("const", "extent")
 
 
+class Difference(NamedTuple):
+    """A sum that is an operand of a difference, and the `other` operand."""
+
+    sum: str
+    other: str
+
+
 def subtracted(steps: Iterable[Step]) -> frozenset[str]:
-    """The sums that are an operand of a difference, as they are or multiplied and divided by constants."""
-    fixed, scaled, found = set[str](), dict[str, str](), set[str]()
+    """The sums that are an operand of a difference."""
+    return frozenset(d.sum for d in differences(steps))
+
+
+def differences(steps: Iterable[Step]) -> list[Difference]:
+    """The differences with an operand that is a sum, as it is or multiplied and divided by constants."""
+    fixed, scaled, found = set[str](), dict[str, str](), list[Difference]()
     for name, op, args in steps:
         if op in FIXED:
             fixed.add(name)
@@ -34,8 +47,8 @@ def subtracted(steps: Iterable[Step]) -> frozenset[str]:
             if len(of) == 1 and of[0] in scaled:
                 scaled[name] = scaled[of[0]]
         elif op == "sub" and not fixed.intersection(args):
-            found.update(scaled[a] for a in args if a in scaled)
-    return frozenset(found)
+            found += [Difference(scaled[a], b) for a, b in (args, args[::-1]) if a in scaled]
+    return found
 
 
 def steps_of(graph: BlockGraph) -> Iterator[Step]:

@@ -18,7 +18,10 @@ _HALF = Fraction(1, 2)
 # --- the algebra's own operators -------------------------------------------------------------------------------------
 define(Op("add", 2, lambda d, x, y: d.add(x, y), "({0} + {1})", commutative=True, linear=(0, 1), onnx="Add"))
 define(Op("sub", 2, lambda d, x, y: d.sub(x, y), "({0} - {1})", linear=(0, 1), onnx="Sub"))
-define(Op("mul", 2, lambda d, x, y: d.mul(x, y), "({0} * {1})", commutative=True, linear=(0, 1), onnx="Mul"))
+define(
+    Op("mul", 2, lambda d, x, y: d.mul(x, y), "({0} * {1})", commutative=True, linear=(0, 1), product=True, onnx="Mul")
+)
+define(Op("rounded", 1, lambda d, x: x, "m_rounded({0})", doc="x as a number of its type, whatever reads it"))
 define(Op("div", 2, lambda d, x, y: d.div(x, y), "({0} / {1})", linear=(0,), flops=4, onnx="Div"))
 define(
     Op(
@@ -83,8 +86,8 @@ def _gelu_tanh(d: Any, x: Any) -> Any:
 define(Op("rsqrt", 1, lambda d, x: d.div(d.const(1), d.call("sqrt", x)), "m_rsqrt({0})", flops=4))
 define(Op("sigmoid", 1, _sigmoid, "m_sigmoid({0})", flops=12, onnx="Sigmoid"))
 define(Op("silu", 1, lambda d, x: d.mul(x, _sigmoid(d, x)), "m_silu({0})", flops=13))
-define(Op("gelu", 1, _gelu, "m_gelu({0})", flops=20))
-define(Op("gelu_tanh", 1, _gelu_tanh, "m_gelu_tanh({0})", flops=20))
+define(Op("gelu", 1, _gelu, "m_gelu({0})", flops=20, product=True))
+define(Op("gelu_tanh", 1, _gelu_tanh, "m_gelu_tanh({0})", flops=20, product=True))
 define(Op("softsign", 1, lambda d, x: d.div(x, d.add(d.const(1), d.call("abs", x))), "m_softsign({0})", flops=6))
 define(
     Op(

@@ -28,7 +28,8 @@ class Op:
     floats. `real` is the float64 function of an operator that the algebra does not look into (its `meaning` is then
     `d.call(name, ...)`). `commutative` and `linear` (indices of operands in which it is linear) are algebraic facts,
     `predicate` says that the result is a truth value (0 or 1), `slow` that it grows less than any power of its operands,
-    `flops` is its price in multiply-adds.
+    `product` that its last step is a product, which compilers may fuse with a difference that reads it, `flops` is its
+    price in multiply-adds.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Op:
     linear: tuple[int, ...] = ()
     predicate: bool = False
     slow: bool = False
+    product: bool = False
     flops: int = 1
     onnx: str = ""  #: ONNX operator of the same meaning and operand order, if any
     doc: str = ""

@@ -31,6 +31,7 @@ CONDITION = {"where": 0}  #: operand that is a truth value
 NUMPY: dict[str, Callable[..., Any]] = {  #: operators without an ONNX operator of the same operands (or a rough one)
     "erf": lambda x: np.array([math.erf(t) for t in x]),
     "div0": lambda x, y: np.nan_to_num(x / y, nan=0.0, posinf=np.inf, neginf=-np.inf),
+    "rounded": lambda x: x,
     "rsqrt": lambda x: x**-0.5,
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": lambda x: x * np.array([0.5 * (1 + math.erf(t / math.sqrt(2))) for t in x]),

@@ -204,6 +204,8 @@ MIRAGE_INLINE float m_where(float c, float x, float y) {
 // max and min hand on a NaN from either side, as numpy's do
 MIRAGE_INLINE float m_max(float x, float y) { return (x > y || x != x) ? x : y; }
 MIRAGE_INLINE float m_min(float x, float y) { return (x < y || x != x) ? x : y; }
+// a product is rounded before 0 is added, in one operation or two, and then no product any more
+MIRAGE_INLINE float m_rounded(float x) { return x + 0.0f; }
 MIRAGE_INLINE float m_lt(float x, float y) { return x < y ? 1.0f : 0.0f; }
 MIRAGE_INLINE float m_le(float x, float y) { return x <= y ? 1.0f : 0.0f; }
 MIRAGE_INLINE float m_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }

@@ -60,6 +60,12 @@ MIRAGE_DEVICE float m_min(float x, float y) {
 MIRAGE_DEVICE float m_max(float x, float y) { return (x > y || isnan(x)) ? x : y; }
 MIRAGE_DEVICE float m_min(float x, float y) { return (x < y || isnan(x)) ? x : y; }
 #endif
+// a product is rounded before 0 is added, and a difference that reads it is not made one operation with it
+#if defined(__CUDA_ARCH__)
+MIRAGE_DEVICE float m_rounded(float x) { return __fadd_rn(x, 0.0f); }
+#else
+MIRAGE_DEVICE float m_rounded(float x) { return x + 0.0f; }
+#endif
 // x < y and x <= y, asked the other way round: of |x| >= 0, x * x > -1 and the like, ptxas 13.0 makes "true" for a NaN as well,
 // but not of |x| < 0 "or one of the two is no number"
 #if defined(__CUDA_ARCH__)
