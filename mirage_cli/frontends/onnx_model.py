@@ -6,6 +6,7 @@ The checks and the converter of `onnx` see a skeleton in which weights are input
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from mirage_cli.frontends import onnx_calls, onnx_convert, onnx_fragile, onnx_in
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx_external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx_nodes import all_graphs
+from mirage_cli.frontends.onnx_ops.registry import MICROSOFT
 from mirage_cli.frontends.onnx_tensors import store_what_is_cut_at
 from mirage_cli.lax.dtypes import from_numpy
 
@@ -30,6 +32,8 @@ SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape argum
 FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
 FOLD_AGAIN = 8  #: times, where what was folded shows how long sequences are
+#: attributes of onnxruntime's operators that are looked at before these are read
+CONTRIBUTED = {"epsilon": "FLOAT", "do_rotary": "INT", "qkv_hidden_sizes": "INTS"}
 SMALL_FILL = 64  #: elements of a ConstantOfShape that becomes a constant
 #: operators in ONNX's own domain that models have at opsets where the checker refuses them: two that onnxruntime
 #: defines, and one that opset 18 declares deprecated since opset 21 corrects it
@@ -269,6 +273,7 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
     """
     with _quiet(), _without_defaults(model):
         _inline(model, path)
+        _check_attributes(model, path)
         with onnx_fragile.hidden(model) as shown:
             _fold(model, notes)
             for _ in range(FOLD_AGAIN):
@@ -338,6 +343,29 @@ def _inline(model: ir.Model, path: str) -> None:
         onnx_inline.inline(model)
     except Exception as wrapped:  # onnx-ir raises whatever its steps do
         raise ModelError(f"{path}: calls of the model's functions cannot be written out: {_cause(wrapped)}") from None
+
+
+def _check_attributes(model: ir.Model, path: str) -> None:
+    """Raise ModelError for an attribute of another type than its operator has: the checker does not look into functions,
+    and does not know the operators of onnxruntime."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        wanted = _attribute_types(node.domain, node.op_type, model.opset_imports.get(node.domain) or 0)
+        for name, attribute in node.attributes.items():
+            kind = ir.AttributeType(attribute.type).name
+            if wanted.get(name, kind) != kind:
+                where = f"node {node.name!r} ({node.op_type})"
+                raise ModelError(f"{path}: {where}: expected {wanted[name]} as attribute {name!r}, found {kind}")
+
+
+@functools.cache
+def _attribute_types(domain: str, op_type: str, version: int) -> Mapping[str, str]:
+    """The types of an operator's attributes, as far as they are known here, by name."""
+    if domain == MICROSOFT:
+        return CONTRIBUTED
+    domain = "" if domain == "ai.onnx" else domain
+    if not version or not onnx.defs.has(op_type, version, domain):
+        return {}
+    return {k: str(a.type).rpartition(".")[2] for k, a in onnx.defs.get_schema(op_type, version, domain).attributes.items()}
 
 
 def _may_fold(node: ir.Node) -> bool | None:
