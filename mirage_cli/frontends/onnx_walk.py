@@ -211,12 +211,12 @@ class _Walk:
     # --- nodes --------------------------------------------------------------------------------------------------------
     def node(self, node: ir.Node) -> None:
         """Read one node, or record it as opaque with the reason."""
-        shapes = self.known_outputs(node)
-        if shapes is not None:
-            self.shapes.update((o.name or "", s) for o, s in zip(node.outputs, shapes, strict=False))
-            if len(shapes) == len(node.outputs) and all(map(onnx_known.is_known, shapes)):
-                return
         try:
+            shapes = self.known_outputs(node)
+            if shapes is not None:
+                self.shapes.update((o.name or "", s) for o, s in zip(node.outputs, shapes, strict=False))
+                if len(shapes) == len(node.outputs) and all(map(onnx_known.is_known, shapes)):
+                    return
             results = self.read(node)
             self.check(node, results)
         except (Refused, InvalidGraph) as refusal:
