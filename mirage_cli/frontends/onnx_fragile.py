@@ -1,22 +1,24 @@
-"""Nodes at which onnx's own shape inference, which is C++, ends the process instead of raising an error.
+"""Nodes at which onnx's own shape inference, which is C++, ends the process, or does not end, instead of raising an error.
 
 1. RegexFullMatch and EyeLike read the type of their operand without asking whether there is one;
 2. Split writes as many results as `num_outputs` says less than it has outputs;
 3. GatherND and LayerNormalization read dimensions that are none where `batch_dims` is negative, or `axis` needs more than
    32 bits;
-4. GatherND and Slice do so too where a dimension is negative.
+4. GatherND and Slice do so too where a dimension is negative;
+5. Einsum looks for the end of a term without an end where its equation has other signs than letters.
 
 And a node that folding, which is Python, may take hours and all memory for:
 
-5. SplitToSequence is written out with a name for every result, of which a few bytes may tell billions.
+6. SplitToSequence is written out with a name for every result, of which a few bytes may tell billions.
 
-The first four were found by giving every operator of every version operands without a type, and attributes and operands of
+Most were found by giving every operator of every version operands without a type, and attributes and operands of
 extreme values (onnx 1.23).
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Container, Iterator
 
 import onnx
@@ -29,23 +31,26 @@ NEED_A_TYPE = ("RegexFullMatch", "EyeLike")
 #: what attributes that name dimensions may be: from, to
 _DIMENSIONS = {("GatherND", "batch_dims"): (0, 1 << 15), ("LayerNormalization", "axis"): (-(1 << 15), 1 << 15)}
 _ANY = (-(1 << 63), 1 << 63)
+_TERM = r"[a-zA-Z]*(?:\.\.\.)?[a-zA-Z]*"
+_EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 SPLIT = "SplitToSequence"
 MOST = 1 << 14  #: results for which folding may write such nodes out, in all
 _HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
 
 
-def check(proto: onnx.ModelProto, path: str) -> None:
-    """Cases 2 and 3: raise ModelError."""
-    for node in all_nodes(node for nodes in (proto.graph.node, *(f.node for f in proto.functions)) for node in nodes):
-        told = next((a.i for a in node.attribute if a.name == "num_outputs"), None)
-        if node.op_type == "Split" and told is not None and told != len(node.output):
-            raise ModelError(f"{path}: node {node.name!r} splits into {told} outputs and has {len(node.output)}")
-        for attribute in node.attribute:
-            low, high = _DIMENSIONS.get((node.op_type, attribute.name), _ANY)
-            if not low <= attribute.i < high:
-                raise ModelError(
-                    f"{path}: node {node.name!r} has {attribute.name} = {attribute.i}, which is no dimension"
-                )
+def check(model: ir.Model, path: str) -> None:
+    """Cases 2, 3 and 5, where functions are written out and attributes are of their types: raise ModelError."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        given = {name: attribute.value for name, attribute in node.attributes.items()}
+        told = given.get("num_outputs")
+        if node.op_type == "Split" and told is not None and told != len(node.outputs):
+            raise ModelError(f"{path}: node {node.name!r} splits into {told} outputs and has {len(node.outputs)}")
+        if node.op_type == "Einsum" and not _EQUATION.fullmatch(str(given.get("equation", "")).replace(" ", "")):
+            raise ModelError(f"{path}: node {node.name!r} has the equation {given.get('equation')!r}, which is none")
+        for name, value in given.items():
+            low, high = _DIMENSIONS.get((node.op_type, name), _ANY)
+            if isinstance(value, int) and not low <= value < high:
+                raise ModelError(f"{path}: node {node.name!r} has {name} = {value}, which is no dimension")
 
 
 def without_negative_dimensions(proto: onnx.ModelProto) -> None:
@@ -89,7 +94,7 @@ def _results(node: ir.Node) -> int | None:
 
 @contextlib.contextmanager
 def hidden(model: ir.Model) -> Iterator[Callable[[], bool]]:
-    """Case 1: keep such nodes from inference where the model does not say their operand's type. Case 5: keep such nodes from
+    """Case 1: keep such nodes from inference where the model does not say their operand's type. Case 6: keep such nodes from
     folding until what is called here finds, by what is known then, how few results they make; it says whether it found any."""
     domains: dict[ir.Node, str] = {
         node: node.domain

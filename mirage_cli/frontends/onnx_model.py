@@ -50,7 +50,6 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
     opset = _check_versions(proto, path)
     _check_sizes(proto, path)
     onnx_calls.check(proto, path)
-    onnx_fragile.check(proto, path)
     onnx_fragile.without_negative_dimensions(proto)
     small = skeleton(proto)
     try:
@@ -274,6 +273,7 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
     with _quiet(), _without_defaults(model):
         _inline(model, path)
         _check_attributes(model, path)
+        onnx_fragile.check(model, path)
         with onnx_fragile.hidden(model) as shown:
             _fold(model, notes)
             for _ in range(FOLD_AGAIN):
@@ -365,7 +365,9 @@ def _attribute_types(domain: str, op_type: str, version: int) -> Mapping[str, st
     domain = "" if domain == "ai.onnx" else domain
     if not version or not onnx.defs.has(op_type, version, domain):
         return {}
-    return {k: str(a.type).rpartition(".")[2] for k, a in onnx.defs.get_schema(op_type, version, domain).attributes.items()}
+    return {
+        k: str(a.type).rpartition(".")[2] for k, a in onnx.defs.get_schema(op_type, version, domain).attributes.items()
+    }
 
 
 def _may_fold(node: ir.Node) -> bool | None:

@@ -190,6 +190,34 @@ def test_attributes_of_another_type_where_the_checker_does_not_look(tmp_path: Pa
         frontends.load(str(saved(onnx.parser.parse_model(text), tmp_path)))
 
 
+FRAGILE = {
+    "Split": (
+        "(float[4] x) => (float[2] y)",
+        "n = 1",
+        "y, z = Split <num_outputs: int = @n> (x)",
+        "splits into 1 outputs",
+    ),
+    "LayerNormalization": (
+        "(float[4] x) => (float[4] y)",
+        "n = 1099511627776",
+        "y = LayerNormalization <axis: int = @n> (x, x)",
+        "is no dimension",
+    ),
+    "Einsum": ("(float[4] x) => (float[4] y)", 'n = "aa1"', "y = Einsum <equation: string = @n> (x)", "which is none"),
+}
+
+
+@pytest.mark.parametrize("name", FRAGILE)
+def test_what_ends_inference_where_a_function_is_told_so(name: str, tmp_path: Path) -> None:
+    """Attributes of calls become those of the functions' nodes."""
+    graph, given, node, words = FRAGILE[name]
+    outputs = node.partition(" =")[0]
+    text = f"""<ir_version: 8, opset_import: ["" : 18, "f" : 1]> g {graph} {{ {outputs} = f.s <{given}> (x) }}
+        <domain: "f", opset_import: ["" : 18]> s <n> (x) => ({outputs}) {{ {node} }}"""
+    with pytest.raises(ModelError, match=words), limits.time(5.0):
+        frontends.load(str(saved(onnx.parser.parse_model(text), tmp_path)))
+
+
 SEQUENCES = {
     "declared": "(float[2, 9000000] x) => (float y) <int64 by = {1}> { s = SplitToSequence <axis = 1> (x, by)",
     "declared sizes": "(float[2, 4] x, int64[9000000] by) => (float y) { s = SplitToSequence <axis = 1> (x, by)",
