@@ -34,7 +34,7 @@ from mirage_cli.lax.fragment import Partition
 from mirage_cli.options import Options
 from mirage_cli.output import MARK, MODEL, MUGRAPHS, PAGE, SCRIPT, claimed, digest, renewed, write_text
 from mirage_cli.plan import FragmentPlan, TargetPlan
-from mirage_cli.report import FragmentReport, Report, as_text
+from mirage_cli.report import FragmentReport, Report, as_text, sealed
 from mirage_cli.work import Work
 
 SOURCES = "src"
@@ -125,7 +125,7 @@ def write_report(summary: Report, draft: Path, folder: str = "DIR") -> str:
     """report.json, report.html and the drawing of every muGraph file in the draft; `folder` is what the draft will be. The
     result is the page without what differs from run to run (`slots.py`)."""
     summary.files = digests(draft)
-    summary.seal = kept.seal(summary.files)
+    summary.seal = kept.seal(sealed(summary.files, summary.model))
     frame, drawn = _written(summary.to_json(), draft, draft, folder)
     for identifier, own in drawn.items():
         write_text(draft / MUGRAPHS / f"{identifier}.svg", own[0].svg)

@@ -20,9 +20,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import folders, placed
+from mirage_cli import folders, placed, rawfile
 
 SUFFIX = ".kept"
+LARGEST = 1 << 28  #: bytes of a file that is read: a folder that came with a model may hold one without an end
 SECRET = "cache.key"  #: the secret's file in the user's folder of state
 PROGRAMS_SECRET = "programs.key"  #: the one of what is run: compiled objects, libraries
 _DIGEST = hashlib.sha256
@@ -59,7 +60,7 @@ class Kept:
         if self._secret is None:
             return None
         try:
-            data = (self.root / f"{key}{SUFFIX}").read_bytes()
+            data = rawfile.content(self.root / f"{key}{SUFFIX}", LARGEST)
         except OSError:
             return None
         body = opened(self._secret, key, data)

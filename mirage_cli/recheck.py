@@ -138,7 +138,7 @@ class _Recheck:
 
     def pair_run(self, path: Path) -> Verification:
         self.progress.stage("read", 2)
-        shapes = self.options.shape if path.suffix in torchscript_module.SUFFIXES else ()
+        shapes = self.options.shape if torchscript_module.is_script(path) else ()
         given = recheck_folder.reading(self.options, shapes, {})
         original = frontends.load(str(path), given)
         self.progress.step(str(path))
@@ -196,10 +196,14 @@ class _Recheck:
         path, digest = told["path"], told["sha256"]
         instead = "its place is taken by the functions"
         trusted = self.options.trust_library or trust.is_own(self.folder, self.report)
-        missing = not Path(path).is_file()
-        if missing or (Path(path).suffix in torchscript_module.SUFFIXES and not trusted):
+        missing, script = not Path(path).is_file(), torchscript_module.is_script(path)
+        if missing or (script and not trusted):
             why = "not there" if missing else "a program, which this folder alone names"
             self.result.notes.append(f"the original model {path} is {why}: {instead}")
+            return None
+        changed = f"the original model {path} has changed since: {instead}"
+        if script and trust.hashed(Path(path)) != digest:  # before it runs
+            self.result.notes.append(changed)
             return None
         try:
             numbers, shapes = dims.numbers(dims.parse(options["dim"])), options["shape"]
@@ -209,7 +213,7 @@ class _Recheck:
             self.result.notes.append(f"the original model cannot be read: {error}")
             return None
         if imported.sha256 != digest or imported.external != told["external_data"]:
-            self.result.notes.append(f"the original model {path} has changed since: {instead}")
+            self.result.notes.append(changed)
             return None
         return imported
 

@@ -97,7 +97,7 @@ class Report:
     toolchain: dict[str, str] = field(default_factory=dict)
     operators: dict[str, str] = field(default_factory=dict)  #: of every node by its name, in the order of the model
     files: dict[str, str] = field(default_factory=dict)  #: sha256 of every file of the output, but for the reports
-    seal: str = ""  #: of `files`, by which this user's mirage knows its own work
+    seal: str = ""  #: of `files` and of what was read, by which this user's mirage knows its own work
 
     def to_json(self) -> dict[str, Any]:
         """The contract's `report.json`; numbers that JSON lacks (an infinite error) are null."""
@@ -135,6 +135,11 @@ def from_json(data: dict[str, Any]) -> Report:
     fragments = [FragmentReport(**{k: v for k, v in f.items() if k in known}) for f in data["fragments"]]
     own = {f.name: data[f.name] for f in fields(Report) if f.name in data}
     return Report(**own | {"fragments": fragments})
+
+
+def sealed(files: Mapping[str, str], model: Mapping[str, Any]) -> list[Any]:
+    """What the seal of a report is of: the hashes of all files that were written, and of the model that was read."""
+    return [dict(files), model["sha256"]]
 
 
 def enforce(report: Report, options: Options) -> None:

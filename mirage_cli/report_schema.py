@@ -341,7 +341,7 @@ SCHEMA: Schema = {
         },
         {
             "seal": _text(
-                "Of `files`, made with a secret of who wrote them: `verify` loads a library that its user built."
+                "Of `files` and the model's hash, made with a secret of who wrote them: `verify` loads what its user built."
             )
         },
     ),

@@ -16,24 +16,27 @@ from mirage_cli.backends.library import Options, build_library
 from mirage_cli.backends.spec import KernelSource, OperatorSpec
 from mirage_cli.errors import MirageError, Refused
 from mirage_cli.output import LIBRARY, SCRIPT, digest
+from mirage_cli.report import sealed
 
 UNKNOWN = "it was not loaded, since this user's mirage did not build it (--trust-library loads it)"
 RUNS = (LIBRARY, torch_library.LIBRARY, SCRIPT)  #: files of an output folder that are programs
 
 
 def is_own(folder: Path, report: Mapping[str, Any]) -> bool:
-    """Whether the programs in an output folder are those that this user's mirage wrote there."""
-    files = report.get("files", {})
-    return bool(report.get("seal")) and kept.seal(files) == report["seal"] and not changed(folder, files)
+    """Whether the programs in an output folder are those that this user's mirage wrote there, of the model that its report
+    tells of."""
+    own = bool(report.get("seal")) and kept.seal(sealed(report["files"], report["model"])) == report["seal"]
+    return own and not changed(folder, report["files"])
 
 
 def changed(folder: Path, files: Mapping[str, str]) -> list[str]:
     """The programs in a folder that are links, or have other hashes than `files` says."""
     there = [name for name in RUNS if (folder / name).is_symlink() or (folder / name).exists()]
-    return [name for name in there if (folder / name).is_symlink() or _digest(folder / name) != files.get(name)]
+    return [name for name in there if (folder / name).is_symlink() or hashed(folder / name) != files.get(name)]
 
 
-def _digest(path: Path) -> str:
+def hashed(path: Path) -> str:
+    """The sha256 of a regular file; empty where it cannot be told."""
     try:
         return digest(path)
     except OSError:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mirage_cli import kept
+from mirage_cli import kept, placed
 from mirage_cli.kept import SECRET, SUFFIX, Kept, key, secret
 
 DOCUMENT = {"text": "µGraph", "numbers": [0.1, 1e-300, float("inf"), 2**70], "nothing": None}
@@ -59,6 +60,35 @@ def test_a_document_under_another_name_is_not_used(store: Kept) -> None:
     store.put("a", DOCUMENT)
     (store.root / f"a{SUFFIX}").rename(store.root / f"b{SUFFIX}")
     assert store.get("b") is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_links_in_the_place_of_files_are_replaced(store: Kept, tmp_path: Path, whole: bool) -> None:
+    """A folder that came with a model may hold links to files of the user, under names that anybody can work out."""
+    victim = tmp_path / "thesis.tex"
+    if whole:
+        victim.write_text("years of work")
+    path = store.root / f"a{SUFFIX}"
+    path.symlink_to(victim)
+    placed.put(path, b"other", keep=True)  # what is there stays, be it a link
+    assert path.is_symlink()
+    store.put("a", DOCUMENT)
+    assert store.get("a") == DOCUMENT and not path.is_symlink()
+    assert victim.read_text() == "years of work" if whole else not victim.exists()
+
+
+def test_files_without_an_end_are_not_read(store: Kept) -> None:
+    """Pipes would be waited for, and a sparse file of terabytes would be more than memory."""
+    path = store.root / f"a{SUFFIX}"
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+    assert store.get("a") is None
+    path.unlink()
+    os.mkfifo(path)
+    assert store.get("a") is None
+    path.unlink()
+    store.put("a", DOCUMENT)
+    assert store.get("a") == DOCUMENT
 
 
 def test_what_another_user_wrote_is_not_used(store: Kept, state: Path) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirage_cli import kept, placed
+from mirage_cli import kept, placed, rawfile
 from mirage_cli.backends import process
 from mirage_cli.errors import CompileError
 
@@ -128,7 +128,7 @@ class ObjectCache:
         if self.secret is None:
             return False
         try:
-            content = kept.opened(self.secret, key, (self.root / f"{key}.o").read_bytes())
+            content = kept.opened(self.secret, key, rawfile.content(self.root / f"{key}.o", kept.LARGEST))
             if content is not None:
                 target.write_bytes(content)
         except OSError:

@@ -35,6 +35,12 @@ FOLD_AGAIN = 8  #: times, where what was folded shows how long sequences are
 #: attributes of onnxruntime's operators that are looked at before these are read
 CONTRIBUTED = {"epsilon": "FLOAT", "do_rotary": "INT", "qkv_hidden_sizes": "INTS"}
 SMALL_FILL = 64  #: elements of a ConstantOfShape that becomes a constant
+#: operators that take as much time or memory as an attribute says (windows, samples, skipped words), however little they
+#: read and make; no shape is computed with them
+_ANY_WORK = (
+    *("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "LpPool", "MaxPool", "QLinearConv"),
+    *("RoiAlign", "TfIdfVectorizer"),
+)
 #: operators in ONNX's own domain that models have at opsets where the checker refuses them: two that onnxruntime
 #: defines, and one that opset 18 declares deprecated since opset 21 corrects it
 _TOLERATED = ("SimplifiedLayerNormalization", "LayerNormalization", "GroupNormalization")
@@ -371,7 +377,10 @@ def _attribute_types(domain: str, op_type: str, version: int) -> Mapping[str, st
 
 
 def _may_fold(node: ir.Node) -> bool | None:
-    """False for what would read or make large tensors; the folding pass looks at the result's size only afterwards."""
+    """False for what would read or make large tensors, or work without an end; the folding pass looks at the result's size
+    only afterwards."""
+    if node.op_type in _ANY_WORK:
+        return False
     elements = 0
     for value in node.inputs:
         if value is not None and value.const_value is not None:

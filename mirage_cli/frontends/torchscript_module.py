@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 import ml_dtypes
@@ -29,6 +30,11 @@ TYPES = {
     "i32": "int32",
     "i64": "int64",
 }
+
+
+def is_script(path: PurePath | str) -> bool:
+    """Whether a file of this name is read as a TorchScript module, which is a program."""
+    return PurePath(path).suffix.lower() in SUFFIXES
 
 
 def import_torch() -> Any:

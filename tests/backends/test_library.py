@@ -8,7 +8,7 @@ import pytest
 
 from mirage_cli import kept, runtime
 from mirage_cli.backends import cpu, cuda, toolchain
-from mirage_cli.backends.compile import digest_tree
+from mirage_cli.backends.compile import ObjectCache, digest_tree
 from mirage_cli.backends.library import BuildResult, Options, build_library
 from mirage_cli.backends.spec import KernelSource
 from mirage_cli.backends.toolchain import Tool, Toolchain
@@ -175,6 +175,20 @@ def test_an_object_that_somebody_else_made_is_not_used(cxx: Toolchain, tmp_path:
     result = build_library((AFFINE,), SOURCES, tmp_path / "two", cxx, Options(cache=cache))
     assert not result.failed
     assert digest_tree(tmp_path / "one") == digest_tree(tmp_path / "two")
+
+
+def test_objects_that_are_links_or_without_an_end(cxx: Toolchain, tmp_path: Path) -> None:
+    """In a folder that came with a model: files are replaced, not written through, and what has no end is not read."""
+    (tmp_path / "mirage.h").write_text("mine")
+    cache = ObjectCache(tmp_path / "cache", tmp_path)
+    (cache.root / "linked.o").symlink_to(tmp_path / "mirage.h")
+    with (cache.root / "sparse.o").open("wb") as file:
+        file.truncate(1 << 42)
+    for name in ("linked", "sparse"):
+        assert not cache.fetch(name, tmp_path / "got")
+        cache.put(name, tmp_path / "mirage.h")
+        assert cache.fetch(name, tmp_path / "got") and (tmp_path / "got").read_text() == "mine"
+    assert (tmp_path / "mirage.h").read_text() == "mine"
 
 
 def test_a_cache_open_to_others_is_not_used(cxx: Toolchain, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

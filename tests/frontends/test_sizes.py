@@ -97,3 +97,36 @@ def test_quotients_that_are_none() -> None:
     assert sizes.exact_quotient(0, 0) is None
     assert sizes.exact_quotient(B + 1, B + 1) == 1
     assert sizes.exact_quotient(B * S + 2 * B, B) == S + 2
+
+
+# --- texts that mean harm ---------------------------------------------------------------------------------------------
+def test_long_texts_are_symbols() -> None:
+    """The work of reading a sum grows with the square of its length."""
+    assert parse("a+" * 499 + "a") == 500 * named("a")
+    for count in (501, 50_001):
+        text = "+".join(["a"] * count)
+        assert len(text) > sizes.LONGEST and parse(text) == named(text)
+
+
+def test_polynomials_that_are_long_to_write_are_symbols() -> None:
+    """Eight sums multiplied are 256 terms. Written out they could not be read again: two dimensions that are equal would
+    differ wherever one of them went through a text."""
+    text = "*".join(f"(a{k}+b{k})" for k in range(8))
+    size = parse(text)
+    assert size == named("·".join(f"[a{k}+b{k}]" for k in range(8)))
+    assert parse(str(size)) == size == sizes.from_extent(sizes.to_extent(size))
+
+
+@pytest.mark.parametrize("text", [str(sizes.LARGEST), f"{sizes.LARGEST // 2}*2", f"-{sizes.LARGEST}", "9" * 900])
+def test_numbers_that_no_file_can_hold_are_symbols(text: str) -> None:
+    """The front end and every runtime hold dimensions in 64 bits."""
+    size = parse(text)
+    assert isinstance(size, Poly) and len(sizes.names(size)) == 1
+    assert parse(str(sizes.LARGEST - 1)) == sizes.LARGEST - 1
+
+
+def test_factors_that_no_file_can_hold() -> None:
+    text = f"{sizes.LARGEST}*a"
+    assert parse(text) == named(f"{sizes.LARGEST}·a")
+    with pytest.raises(sizes.TooLarge):
+        _ = sizes.LARGEST // 2 * named("a") * 2

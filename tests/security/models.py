@@ -6,6 +6,7 @@ Every maker gives the bytes of a file. What a reader must do with each is in `te
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -74,6 +75,65 @@ def chained(depth: int) -> onnx.ModelProto:
     made = [function(f"f{k}", [node(f"f{k + 1}", ["a"], ["b"], domain="f")]) for k in range(depth)]
     made.append(function(f"f{depth}", [node("Relu", ["a"], ["b"])]))
     return model([node("f0", ["x"], ["y"], domain="f")], functions=made)
+
+
+def two_of_a_name() -> onnx.ModelProto:
+    """Two functions of one domain and name."""
+    made = chained(2)
+    made.functions.append(function("f1", [node("Neg", ["a"], ["b"])]))
+    return made
+
+
+def taken_names() -> onnx.ModelProto:
+    """A function called twice whose value `t` and nodes `n` and `k` have names, plain and numbered, that the model has
+    already: of values and nodes in both branches of a condition, of a weight, of what a loop carries."""
+    body = function("f0", [node("Neg", ["a"], ["t"], name="n"), node("Exp", ["t"], ["b"], name="k")])
+    taken = {"then": ("Relu", "t", "n_1"), "else": ("Abs", "t_1", "k_1")}
+    parts = {
+        f"{which}_branch": helper.make_graph(
+            [node(kind, ["x"], [value], name=name), node("Mul", [value, "u"], [which], name=f"{which} product")],
+            which,
+            [],
+            [info(which)],
+        )
+        for which, (kind, value, name) in taken.items()
+    }
+    carried = [info("t_2_1", (), INT64), info("d", (), TensorProto.BOOL), info("t_4")]
+    steps = [node("Identity", ["d"], ["e"], name="again"), node("Mul", ["t_4", "v"], ["s"], name="k_3")]
+    loop = helper.make_graph(steps, "loop", carried, [info("e", (), TensorProto.BOOL), info("s")])
+    nodes = [
+        node("f0", ["x"], ["u"], domain="f", name="one"),
+        node("f0", ["u"], ["v"], domain="f", name="two"),
+        node("If", ["c"], ["w"], name="n", **parts),
+        node("Loop", ["three", "", "w"], ["t_3"], name="k", body=loop),
+        node("Add", ["t_3", "t_2"], ["y"], name="k_2"),
+    ]
+    weights = [numpy_helper.from_array(np.array([5, 6], np.float32), "t_2")]
+    weights.append(numpy_helper.from_array(np.array(3, np.int64), "three"))
+    return model(nodes, [info("x"), info("c", (), TensorProto.BOOL)], weights=weights, functions=[body])
+
+
+def alike() -> onnx.ModelProto:
+    """Calls of functions that differ in their overload alone, and operators of other people that differ from them in their
+    domain, in its capitals or in their overload, or are called as mirage calls functions meanwhile."""
+
+    def called(domain: str, name: str, overload: str, operands: tuple[str, str]) -> onnx.NodeProto:
+        made = node(name, operands[:1], operands[1:], domain=domain, name=f"{domain}.{name}.{overload}")
+        made.overload = overload
+        return made
+
+    def declared(overload: str, kind: str) -> onnx.FunctionProto:
+        made = function("g", [node(kind, ["a"], ["b"])])
+        made.overload = overload
+        return made
+
+    parts = [("f", "g", "one"), ("f", "g", "two"), ("f", "g", ""), ("f", "g", "One"), ("F", "g", "one")]
+    parts += [("function0", "f", ""), ("function1", "f", ""), ("function_0", "f", ""), ("", "Relu", "")]
+    names = ["x", *(f"v{k}" for k in range(len(parts) - 1)), "y"]
+    nodes = [called(*part, step) for part, step in zip(parts, itertools.pairwise(names), strict=True)]
+    domains = ("F", "function0", "function1", "function_0")
+    imports = [*IMPORTS, *(helper.make_opsetid(d, 1) for d in domains)]
+    return model(nodes, functions=[declared("one", "Neg"), declared("two", "Exp")], imports=imports)
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -337,6 +397,11 @@ def grown(kind: str, count: int) -> onnx.ModelProto:
     elif kind == "OneHot":
         weights += [ints("i", [0]), numpy_helper.from_array(np.array([0, 1], np.float32), "v")]
         made = [node("OneHot", ["i", "n", "v"], ["t"])]
+    elif kind == "MaxUnpool":
+        side = math.isqrt(count)
+        weights += [numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "m"), ints("s", [1, 1, side, side])]
+        weights.append(numpy_helper.from_array(np.zeros((1, 1, 1, 1), np.int64), "i"))
+        made = [node("MaxUnpool", ["m", "i", "s"], ["t"], kernel_shape=[1, 1])]
     elif kind == "Resize":
         weights.append(numpy_helper.from_array(np.array([float(count)], np.float32), "z"))
         made = [node("Resize", ["c", "", "z"], ["t"])]
@@ -359,6 +424,23 @@ def grown(kind: str, count: int) -> onnx.ModelProto:
         weights.append(numpy_helper.from_array(np.array(0, np.int64), "zero"))
     nodes = [*made, node("ReduceSum", ["t"], ["u"], keepdims=0), node("Add", ["x", "u"], ["y"])]
     return model(nodes, weights=weights)
+
+
+def worked(kind: str, size: int) -> onnx.ModelProto:
+    """A few constants that become a few numbers by an operator whose work one of its attributes says."""
+    weights = [numpy_helper.from_array(np.ones((1, 1, 2, 2), np.float32), "c")]
+    if kind == "Conv":
+        made = node("Conv", ["c", "c"], ["t"], dilations=[2 * size, 2 * size], pads=[size] * 4)
+    elif kind == "RoiAlign":
+        weights += [numpy_helper.from_array(np.array([[0, 0, 1, 1]], np.float32), "r"), ints("b", [0])]
+        made = node("RoiAlign", ["c", "r", "b"], ["t"], sampling_ratio=size)
+    elif kind == "TfIdfVectorizer":
+        weights.append(ints("i", [1, 2, 3, 4]))
+        grams: dict[str, object] = {"ngram_counts": [0, 1], "ngram_indexes": [0, 1], "pool_int64s": [1, 2, 3]}
+        made = node(kind, ["i"], ["t"], max_gram_length=2, min_gram_length=1, max_skip_count=size, mode="TF", **grams)
+    else:
+        made = node(kind, ["c"], ["t"], kernel_shape=[size + 1, size + 1], pads=[size] * 4, strides=[size, size])
+    return model([made, node("ReduceSum", ["t"], ["u"], keepdims=0), node("Add", ["x", "u"], ["y"])], weights=weights)
 
 
 def declared(dims: Sequence[int]) -> onnx.ModelProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,15 +13,18 @@ from typing import Any
 import onnx
 import pytest
 
-from mirage_cli import assemble, mugraph_file, pipeline, report_file, showing, trust
+from mirage_cli import assemble, kept, mugraph_file, pipeline, report_file, showing, trust
 from mirage_cli.backends import toolchain
 from mirage_cli.benchmark import BenchOptions, bench_folder
 from mirage_cli.errors import ModelError, Refused, ToolMissing, UsageError
 from mirage_cli.options import Options
 from mirage_cli.output import check_target
 from mirage_cli.recheck import VerifyOptions, verify_folder
+from mirage_cli.report import sealed
 from mirage_cli.verification import Verification
-from tests.optimized import Optimized, sample
+from tests.frontends.test_torchscript_file import SCRIPT, archive
+from tests.optimized import Optimized, once, sample
+from tests.security import models as m
 from tests.test_recheck import failed, match_hashes, mugraph
 
 OPERATOR, MODEL = "rmsnorm_linear_fp32", "llama_fp32"
@@ -112,6 +116,94 @@ def test_a_library_that_is_a_link(copied: Optimized, tmp_path: Path, harm: Path)
     with pytest.raises(Refused, match=r"libmirage.so is not loaded: it is a link"):
         bench_folder(folder, BenchOptions(cpu=True, runs=1))
     assert not harm.exists()
+
+
+@pytest.mark.parametrize("name", trust.RUNS)
+@pytest.mark.parametrize("whole", [True, False])
+def test_programs_that_are_links(copied: Optimized, tmp_path: Path, name: str, whole: bool) -> None:
+    """To the very program, which its owner may change when it has been looked at, or to one that is not there yet."""
+    folder, elsewhere = copied(OPERATOR), tmp_path / "elsewhere"
+    report = json.loads((folder / "report.json").read_text())
+    shutil.copy(folder / "libmirage.so", elsewhere)
+    (folder / name).unlink(missing_ok=True)
+    shutil.copy(elsewhere, folder / name)
+    report["files"][name] = hashlib.sha256(elsewhere.read_bytes()).hexdigest()
+    report["seal"] = kept.seal(sealed(report["files"], report["model"]))
+    assert trust.is_own(folder, report)
+    (folder / name).unlink()
+    (folder / name).symlink_to(elsewhere)
+    if not whole:
+        elsewhere.unlink()
+    assert not trust.is_own(folder, report)
+    with pytest.raises(Refused, match=rf"{name} is not loaded: it is a link"):
+        trust.check_unchanged(folder, report)
+
+
+# --- programs of PyTorch ----------------------------------------------------------------------------------------------
+@pytest.fixture
+def torch_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What appears when a package called torch is imported: before it could open anything."""
+    place = tmp_path / "packages"
+    place.mkdir()
+    (place / "torch.py").write_text(f"open({str(tmp_path / 'torch')!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(str(place))
+    return tmp_path / "torch"
+
+
+@pytest.fixture
+def bare(shared_folder: Path, cache: Path, tmp_path: Path) -> Path:
+    """A copy of the output folder of a model of which nothing is replaced, so that there is no library."""
+
+    def model() -> Path:
+        onnx.save(m.chain(2), shared_folder / "chain.onnx")
+        return shared_folder / "chain.onnx"
+
+    folder = Path(shutil.copytree(once(shared_folder / "chain", model, cache), tmp_path / "chain"))
+    assert not (folder / "libmirage.so").exists()
+    return folder
+
+
+def changed_report(folder: Path, part: str, **values: str) -> None:
+    report = json.loads((folder / "report.json").read_text())
+    report[part] |= values
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+def test_a_module_that_somebody_else_wrote_is_not_run(bare: Path, torch_tells: Path) -> None:
+    """In a folder of this user's that has no library."""
+    archive(bare / "model.pt", SCRIPT)
+    with pytest.raises(Refused, match=r"model\.pt is not loaded: it is not the file that its report\.json tells of"):
+        bench_folder(bare, BenchOptions(cpu=True, runs=1))
+    found = checked(bare)
+    assert "model.pt is not run: it is a program that this user's mirage did not write" in found.text()
+    assert not torch_tells.exists() and not found.of("torchscript")
+    checked(bare, trust_library=True)
+    assert torch_tells.exists()
+
+
+def test_a_module_that_the_report_tells_of_is_not_run(bare: Path, torch_tells: Path) -> None:
+    """Its hash is in the report, but the seal is of what `optimize` wrote."""
+    archive(bare / "model.pt", SCRIPT)
+    changed_report(bare, "files", **{"model.pt": hashlib.sha256((bare / "model.pt").read_bytes()).hexdigest()})
+    bench_folder(bare, BenchOptions(cpu=True, runs=1, seconds=0.001))
+    found = checked(bare)
+    assert "model.pt is not run" in found.text() and not torch_tells.exists()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".TS"])
+@pytest.mark.parametrize("own", [False, True])
+def test_an_original_that_the_folder_alone_names_is_not_run(
+    bare: Path, tmp_path: Path, torch_tells: Path, suffix: str, own: bool
+) -> None:
+    """A report that names another program as the model that was read, with the hash of that model or the program's own."""
+    program = tmp_path / f"program{suffix}"
+    archive(program, SCRIPT)
+    changed_report(bare, "model", path=str(program), format="torchscript")
+    if own:
+        changed_report(bare, "model", sha256=hashlib.sha256(program.read_bytes()).hexdigest())
+    found = checked(bare)
+    told = "is a program, which this folder alone names" if own else "has changed since"
+    assert f"{program.name} {told}" in found.text() and not torch_tells.exists()
 
 
 def test_bench_loads_what_the_report_tells_of(copied: Optimized, harm: Path) -> None:

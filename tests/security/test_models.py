@@ -7,11 +7,15 @@ import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from mirage_cli import frontends, inspection, isolation
 from mirage_cli.backends import process
@@ -42,6 +46,7 @@ def saved(model: onnx.ModelProto, folder: Path) -> Path:
         (lambda: m.calling(["f0"]), "f::f0 calls f::f0"),
         (lambda: m.calling(["f0", "f1", "f2"]), "without an end"),
         (lambda: m.chained(3000), "refuses the model"),
+        (m.two_of_a_name, "the same domain and name"),
         (m.cyclic, "topologically sorted"),
         (m.twice, "single static assignment"),
         (lambda: m.weight([HUGE]), "the file has 0"),
@@ -68,6 +73,36 @@ def test_refused(make: Callable[[], onnx.ModelProto], words: str, tmp_path: Path
     with pytest.raises(ModelError) as caught:
         frontends.load(str(path))
     assert words in str(caught.value) and str(caught.value).startswith(str(path))
+
+
+def test_names_that_functions_would_take(tmp_path: Path) -> None:
+    """What the model itself names keeps its name, by which users and reports know it, and no name stands for two."""
+    proto = m.taken_names()
+    read = frontends.load(str(saved(proto, tmp_path))).model
+    nodes = list(ir.traversal.RecursiveGraphIterator(read.graph))
+    loop = next(n.attributes["body"].as_graph() for n in nodes if n.op_type == "Loop")
+    values = [v.name for n in nodes for v in n.outputs] + [v.name for v in loop.inputs] + [*read.graph.initializers]
+    names = [n.name for n in nodes]
+    assert len(set(values)) == len(values) and len(set(names)) == len(names)
+    own = {"n": "If", "k": "Loop", "k_2": "Add", "n_1": "Relu", "k_1": "Abs", "k_3": "Mul"}
+    assert own.items() <= {n.name: n.op_type for n in nodes}.items()
+    made = {"u": "Exp", "v": "Exp", "w": "If", "t": "Relu", "t_1": "Abs", "t_3": "Loop", "s": "Mul", "y": "Add"}
+    assert made.items() <= {v.name: n.op_type for n in nodes for v in n.outputs}.items()
+    assert [v.name for v in loop.inputs] == ["t_2_1", "d", "t_4"] and {"t_2", "three"} <= read.graph.initializers.keys()
+    assert sum(n.op_type == "Neg" for n in nodes) == 2
+    for condition in (True, False):
+        feeds = {"x": np.array([1, -2], np.float32), "c": np.array(condition)}
+        written = [ReferenceEvaluator(p).run(None, feeds)[0] for p in (proto, ir.serde.serialize_model(read))]
+        assert np.array_equal(*written)
+
+
+def test_operators_that_are_only_called_like_functions(tmp_path: Path) -> None:
+    """They stay, under their names; only the calls of the two functions are written out."""
+    read = frontends.load(str(saved(m.alike(), tmp_path))).model
+    found = [(n.domain, n.op_type, n.overload) for n in read.graph]
+    alike = [("f", "g", ""), ("f", "g", "One"), ("F", "g", "one")]
+    alike += [("function0", "f", ""), ("function1", "f", ""), ("function_0", "f", "")]
+    assert found == [("", "Neg", ""), ("", "Exp", ""), *alike, ("", "Relu", "")]
 
 
 @pytest.mark.parametrize("depth", [10, 30, 100, 3000])
@@ -99,6 +134,48 @@ def test_tensors_that_are_declared_or_made_huge(make: Callable[[], onnx.ModelPro
         inspection.inspect(str(path), Options())
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@pytest.mark.parametrize("kind", ["Range", "Tile", "Expand", "Pad", "BlackmanWindow", "MaxUnpool"])
+def test_what_is_folded_is_small(kind: str, tmp_path: Path) -> None:
+    """Tensors of 32 MiB and more, which this machine could well make: too much memory would be told as any failure of folding
+    is, so that only sizes that fit into memory show whether anything of their size is made."""
+    assert _peak(saved(m.grown(kind, 1 << 23), tmp_path)) < 16 << 20
+
+
+def test_what_is_folded_is_of_little(tmp_path: Path) -> None:
+    """The least of a weight is one number, but the file of the weight, here a sparse one, is not read for it."""
+    model = m.model([m.node("ReduceMin", ["w"], ["u"], keepdims=0), m.node("Add", ["x", "u"], ["y"])])
+    weight = model.graph.initializer.add(name="w", data_type=m.FLOAT, dims=[1 << 24])
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="w.data")
+    with (tmp_path / "w.data").open("wb") as file:
+        file.truncate(4 << 24)
+    path = saved(model, tmp_path)
+    assert _peak(path) < 16 << 20
+    assert [n.op_type for n in frontends.load(str(path)).model.graph] == ["ReduceMin", "Add"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("Conv", 1000), ("AveragePool", 2000), ("LpPool", 2000), ("RoiAlign", 1 << 28), ("TfIdfVectorizer", 1 << 40)],
+)
+def test_what_is_folded_is_soon_done(kind: str, size: int, tmp_path: Path) -> None:
+    """However small all tensors are, windows and what is skipped are as large as an attribute says."""
+    with limits.time(2.0):
+        read = frontends.load(str(saved(m.worked(kind, size), tmp_path))).model
+    assert read.graph[0].op_type == kind
+
+
+def _peak(path: Path) -> int:
+    """The most bytes that Python and numpy hold at once while a model is read."""
+    frontends.load(str(path))  # what is imported and made once
+    tracemalloc.start()
+    try:
+        frontends.load(str(path))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def _data() -> int:
