@@ -49,6 +49,7 @@ def functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "max": torch.maximum,
         "min": torch.minimum,
         "nonzero": lambda x: x != 0,
+        "rounded": lambda x: x,
     }
     return {name: getattr(torch, name) for name in _SAME} | {n: getattr(torch, t) for n, t in _LOGICAL.items()} | own
 
