@@ -397,29 +397,15 @@ def last_uses(program: Program) -> dict[str, list[str]]:
 
 
 def _apply(p: Program, n: Node, d: ArrayValues, args: list[Array], symbols: Mapping[str, int]) -> Array:
-    match n.op:
-        case "const":
-            return fit(np.asarray(d.const(n.value if n.value is not None else 0)), len(p.axes), d.lead)
-        case "iota":
-            return fit(d.iota(n.axis, ex.value(p.extent(n.axis or ""), symbols)), len(p.axes), d.lead)
-        case "extent":
-            return fit(np.asarray(d.const(ex.value(p.extent(n.axis or ""), symbols))), len(p.axes), d.lead)
-        case "stable_exp":
-            return d.stable_exp(args[0], n.over)
-        case "contract":
-            return d.contract(args[0], args[1], n.over)
-        case "sum":
-            return d.sum(spread(p, args[0], n.over, d, symbols), n.over)
-        case "max" | "min" | "prod" if n.over:
-            return d.extreme(n.op, args[0], n.over)
-        case _:
-            result: Array = lookup(n.op).apply(d, *args)
-            return result
+    extents = {} if n.axis is None else {n.axis: ex.value(p.extent(n.axis), symbols)}
+    given = [spread(p, args[0], n.over, d, symbols)] if n.op == "sum" else args
+    result: Array = node_value(n, d, given, extents)
+    return fit(np.asarray(result), len(p.axes), d.lead) if n.op in ("const", "iota", "extent") else result
 
 
 def node_value(n: Node, d: Any, args: Sequence[Any], extents: Mapping[Any, int]) -> Any:
-    """The value of a node in a domain whose values are no arrays over the axes (figures of whole tensors, say); `extents`
-    gives every axis its number of positions."""
+    """The value of a node in a domain; `extents` gives the axis that it names its number of positions. Where values are arrays,
+    the operand of a sum has all axes that are summed (`spread`)."""
     match n.op:
         case "const":
             return d.const(0 if n.value is None else n.value)
