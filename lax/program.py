@@ -404,8 +404,8 @@ def _apply(p: Program, n: Node, d: ArrayValues, args: list[Array], symbols: Mapp
 
 
 def node_value(n: Node, d: Any, args: Sequence[Any], extents: Mapping[Any, int]) -> Any:
-    """The value of a node in a domain; `extents` gives the axis that it names its number of positions. Where values are arrays,
-    the operand of a sum has all axes that are summed (`spread`)."""
+    """The value of a node in a domain; `extents` gives the axis that it names its number of positions. Where values are
+    arrays, the operand of a sum has all axes that are summed (`spread`)."""
     match n.op:
         case "const":
             return d.const(0 if n.value is None else n.value)
