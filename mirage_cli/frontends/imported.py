@@ -62,7 +62,8 @@ class Imported:
     holds the elements (extents) of integer tensors where all are known; `reasons` says of each node that is not read
     why. `external` maps each external data file, as the model names it, to its sha256. `node_count` counts the file's
     nodes, before functions are inlined and constants folded. `script` is where the TorchScript module is that the model was
-    made from (in the process that runs it: the module itself), `files` hold the external data.
+    made from (in the process that runs it: the module itself), `files` hold the external data. `stated` is the graph as the
+    nodes state it, before `one_spelling`, with its own values by name: what proofs begin at.
     """
 
     path: str
@@ -78,6 +79,8 @@ class Imported:
     reasons: dict[str, str]
     notes: list[str]
     script: Script | ScriptPlace | None = None
+    stated: Graph | None = None
+    stated_values: Mapping[str, int] = field(default_factory=dict)
     files: tuple[DataFile, ...] = ()
 
     def forget(self) -> None:

@@ -62,5 +62,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> I
         shapes=reading.shapes,
         reasons=reading.reasons,
         notes=notes,
+        stated=reading.graph,
+        stated_values=reading.values,
         files=tuple(files.files.values()),
     )
