@@ -229,7 +229,10 @@ def _bit_shift(call: Call) -> Tensor:
     broadcast(call, a, b)
     bits = a.dtype.itemsize * 8
     shift = np.left_shift if call.text("direction") == "LEFT" else np.right_shift
-    return call.like(np.where(b < bits, shift(a, np.minimum(b, b.dtype.type(bits - 1))), a.dtype.type(0)))
+    beyond = (
+        np.where(a < 0, a.dtype.type(-1), a.dtype.type(0)) if shift is np.right_shift and a.dtype.kind == "i" else 0
+    )
+    return call.like(np.where(b < bits, shift(a, np.minimum(b, b.dtype.type(bits - 1))), beyond).astype(a.dtype))
 
 
 @meaning("Div")

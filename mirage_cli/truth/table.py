@@ -10,7 +10,26 @@ import onnx
 
 from mirage_cli.errors import Refused
 
-from . import attention, casts, control, elementwise, gathering, linear, normalization, pooling, reductions, shapes
+from . import (
+    attention,
+    casts,
+    control,
+    elementwise,
+    gathering,
+    linear,
+    losses,
+    microsoft,
+    normalization,
+    pooling,
+    quantized,
+    recurrent,
+    reductions,
+    reference,
+    resize,
+    sampling,
+    shapes,
+    signals,
+)
 from .call import Meaning
 
 FAMILIES: tuple[ModuleType, ...] = (
@@ -20,10 +39,18 @@ FAMILIES: tuple[ModuleType, ...] = (
     elementwise,
     gathering,
     linear,
+    losses,
+    microsoft,
     normalization,
     pooling,
+    quantized,
+    recurrent,
     reductions,
+    reference,
+    resize,
+    sampling,
     shapes,
+    signals,
 )
 
 #: the oldest version of ONNX's own opset that is evaluated
