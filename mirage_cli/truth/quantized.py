@@ -85,16 +85,12 @@ def _dynamic(x: Array) -> tuple[Tensor, Array, Array]:
 
 
 def _rows(zero: Array | None, rank: int) -> Array | int:
-    """Zero points of a left operand: one for all, or one for each row."""
+    """Zero points or scales of a left operand: one for all, or one for each row."""
     if zero is None:
         return 0
-    return (
-        zero.reshape(-1, 1)
-        if zero.ndim == 1 and zero.size > 1 and rank > 1
-        else zero.reshape(())
-        if zero.size == 1
-        else zero
-    )
+    if zero.size == 1:
+        return zero.reshape(())
+    return zero.reshape(-1, 1) if zero.ndim == 1 and rank > 1 else zero
 
 
 def _columns(zero: Array | None) -> Array | int:
@@ -166,8 +162,8 @@ def _dynamic_quantize_matmul(call: Call) -> Tensor:
 
 @meaning("QLinearAdd", "QLinearMul", domain="com.microsoft")
 def _qlinear_binary(call: Call) -> Tensor:
-    a = _less(call.array(0), call.maybe(2) if call.given(2) else 0) * call.array(1)
-    b = _less(call.array(3), call.maybe(5) if call.given(5) else 0) * call.array(4)
+    a = _less(call.array(0), call.array(2) if call.given(2) else 0) * call.array(1)
+    b = _less(call.array(3), call.array(5) if call.given(5) else 0) * call.array(4)
     y = (a + b if call.node.op_type == "QLinearAdd" else a * b) / call.array(6)
     return quantized(y, call.array(7) if call.given(7) else 0, call.tensor(0).type)
 

@@ -96,9 +96,11 @@ def _layers(call: Call, gates: int, defaults: Sequence[str], peepholes: int) -> 
     holes = call.array(peepholes) if peepholes and call.given(peepholes) else np.zeros((directions, 3 * size))
     functions = _functions(call, defaults, directions)
     clip = call.number("clip", 0.0)
-    return [
-        Layer(kernel[i], recurrent[i], *np.split(bias[i], 2), holes[i], functions[i], clip) for i in range(directions)
-    ]
+    layers = []
+    for i in range(directions):
+        of_input, of_state = np.split(bias[i], 2)
+        layers.append(Layer(kernel[i], recurrent[i], of_input, of_state, holes[i], functions[i], clip))
+    return layers
 
 
 def _run(

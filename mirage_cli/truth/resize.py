@@ -157,7 +157,7 @@ def _along(call: Call, x: Array, place: int, axis: Axis, where: Array, manner: M
 
 def _whole(y: Array, kind: np.dtype[np.generic]) -> Array:
     """Interpolated integers, as C casts them."""
-    return np.trunc(y).astype(np.int64).astype(kind)
+    return np.asarray(np.trunc(y).astype(np.int64).astype(kind))
 
 
 def _nearest(where: Array, axis: Axis, how: str) -> Array:

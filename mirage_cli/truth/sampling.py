@@ -32,7 +32,8 @@ def _grid_sample(call: Call) -> Tensor:
     borders = [(0.0, n - 1.0) if corners else (-0.5, n - 0.5) for n in lengths]
     if padding == "border":
         places = [
-            np.where((p < b[0]) | (p > b[1]), np.clip(p, 0, n - 1), p) for p, b, n in _zip(places, borders, lengths)
+            np.where((p < low) | (p > high), np.clip(p, 0, n - 1), p)
+            for p, (low, high), n in zip(places, borders, lengths, strict=True)
         ]
     if padding == "reflection":
         places = [_reflected(p, *b) for p, b in zip(places, borders, strict=True)]
@@ -42,12 +43,6 @@ def _grid_sample(call: Call) -> Tensor:
         weight = math.prod((w for _, w in choice), start=np.ones(()))
         y = y + weight[:, None] * _pixels(x, [i for i, _ in choice], borders, padding)
     return call.like(y)
-
-
-def _zip(
-    places: Sequence[Array], borders: Sequence[tuple[float, float]], lengths: Sequence[int]
-) -> zip[tuple[Array, tuple[float, float], int]]:
-    return zip(places, borders, lengths, strict=True)
 
 
 def _reflected(places: Array, low: float, high: float) -> Array:
