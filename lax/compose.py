@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domain import Number
+from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.graph import Cast, Graph, Map, Reduce, broadcast
+from mirage_cli.lax.magnitudes import narrowed, never_negative
 
 
 def scale(g: Graph, x: int, factor: Number) -> int:
@@ -46,10 +48,11 @@ def square(g: Graph, x: int) -> int:
 
 
 def power(g: Graph, x: int, exponent: Number) -> int:
-    """`x ** exponent`; small whole and half exponents become products, roots and quotients."""
-    if exponent == 0.5:
+    """`x ** exponent`; small whole exponents become products and quotients, and half ones of what is never negative roots:
+    of -infinity a root is NaN, and a power is not."""
+    if exponent == 0.5 and never_negative(g, x):
         return g.map("sqrt", x)
-    if exponent == -0.5:
+    if exponent == -0.5 and never_negative(g, x):
         return g.map("rsqrt", x)
     if exponent == -1:
         return g.map("recip", x)
@@ -59,6 +62,14 @@ def power(g: Graph, x: int, exponent: Number) -> int:
             result = g.map("mul", result, x)
         return result
     return g.map("pow", x, g.fill(exponent, g.dtype(x)))
+
+
+def converted(g: Graph, x: int, to: DType) -> int:
+    """A value in a float type. Of numbers that were rounded to a type of 16 bits there is no more than that."""
+    dtype = g.dtype(x)
+    if to.is_float and to.bytes > dtype.bytes and narrowed(g, x):
+        x = g.map(f"round_{dtype}", x)
+    return g.cast(x, to)
 
 
 def softmax(g: Graph, x: int, dims: Sequence[int]) -> int:

@@ -36,6 +36,17 @@ def functions(torch: Any) -> dict[str, Callable[..., Any]]:
         spurious = torch.isnan(quotient) & (torch.isnan(y) | ~torch.isnan(x))
         return torch.where(spurious, torch.zeros_like(quotient), quotient)
 
+    def whole(bits: int, low: float) -> Callable[..., Any]:
+        """Conversion to integers of so many bits, from `low` on."""
+
+        def convert(x: Any) -> Any:
+            wide = 64 if bits == 64 else 32
+            fits = (x >= -(2.0 ** (wide - 1))) & (x < 2.0 ** (wide - 1))
+            number = torch.where(fits, torch.trunc(x), torch.full_like(x, -(2.0 ** (wide - 1)))) + 0.0
+            return number if bits == wide else torch.remainder(number.double() - low, 2.0**bits).to(x.dtype) + low
+
+        return convert
+
     own: dict[str, Callable[..., Any]] = {
         "div0": guarded,
         "recip": torch.reciprocal,
@@ -50,6 +61,14 @@ def functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "min": torch.minimum,
         "nonzero": lambda x: x != 0,
         "rounded": lambda x: x,
+        "to_i64": whole(64, -(2.0**63)),
+        "to_i32": whole(32, -(2.0**31)),
+        "to_i16": whole(16, -(2.0**15)),
+        "to_i8": whole(8, -(2.0**7)),
+        "to_u16": whole(16, 0.0),
+        "to_u8": whole(8, 0.0),
+        "round_f16": lambda x: x.to(torch.float16).to(x.dtype),
+        "round_bf16": lambda x: x.to(torch.bfloat16).to(x.dtype),
     }
     return {name: getattr(torch, name) for name in _SAME} | {n: getattr(torch, t) for n, t in _LOGICAL.items()} | own
 

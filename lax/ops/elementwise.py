@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mirage_cli.lax import dtypes
 from mirage_cli.lax.ops.registry import Op, define, opaque
 
 _HALF = Fraction(1, 2)
@@ -105,6 +106,11 @@ define(
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
+def _power(x: Any, y: Any) -> Any:
+    """C's pow; numpy takes the root for one exponent of 1/2, which of -infinity and -0 is another number."""
+    return np.power(x, np.array(np.broadcast_to(y, np.broadcast_shapes(np.shape(x), np.shape(y)))))
+
+
 def _sign(x: Any) -> Any:
     return np.sign(x)
 
@@ -125,10 +131,49 @@ opaque("round", 1, np.rint, "m_rint({0})", onnx="Round")
 opaque("trunc", 1, np.trunc, "m_trunc({0})")
 opaque("max", 2, np.maximum, "m_max({0}, {1})", commutative=True)
 opaque("min", 2, np.minimum, "m_min({0}, {1})", commutative=True)
-opaque("pow", 2, np.power, "m_pow({0}, {1})", flops=20, onnx="Pow")
+opaque("pow", 2, _power, "m_pow({0}, {1})", flops=20, onnx="Pow")
 opaque("isnan", 1, lambda x: np.isnan(x).astype(np.float64), "m_isnan({0})", predicate=True)
 opaque("isinf", 1, lambda x: np.isinf(x).astype(np.float64), "m_isinf({0})", predicate=True)
 opaque("nonzero", 1, lambda x: (x != 0).astype(np.float64), "({0} != 0.0f ? 1.0f : 0.0f)", predicate=True)
+
+
+# --- numbers of narrower types ----------------------------------------------------------------------------------------
+# Not the identity: a number is not what is left of it. What an integer type of 4 or 8 bytes cannot hold, NaN among it,
+# is its smallest number, and narrower types keep the low bits of the one of 4 bytes: so do onnxruntime and x86.
+_WORD = 32
+
+
+def _to_integer(bits: int) -> Any:
+    """The integer of so many bits, with a sign, that a float is truncated to."""
+    low, high = -(2.0 ** (bits - 1)), 2.0 ** (bits - 1)
+    return lambda x: np.where((x > low - 1) & (x < high), np.trunc(x), low) + 0.0  # and no -0
+
+
+def _low_bits(bits: int, low: float) -> Any:
+    """The integers of so many bits from `low` on that have the low bits of the one of 4 bytes."""
+    word = _to_integer(_WORD)
+    return lambda x: np.mod(word(x) - low, 2.0**bits) + low
+
+
+def _nearest(mantissa: int, exponent: int) -> Any:
+    """The nearest number of a type with so many explicit bits."""
+    least, largest = 3 - 2 ** (exponent - 1), 2.0 ** (2 ** (exponent - 1)) * (1 - 2.0 ** -(mantissa + 1))
+
+    def real(x: Any) -> Any:
+        _, e = np.frexp(x)
+        unit = mantissa + 1 - np.maximum(e, least)
+        nearest = np.where(np.isfinite(x), np.ldexp(np.rint(np.ldexp(x, unit)), -unit), x)
+        return np.where(np.abs(nearest) > largest, np.copysign(np.inf, x), nearest)
+
+    return real
+
+
+for _type in (dtypes.I64, dtypes.I32):
+    opaque(f"to_{_type}", 1, _to_integer(8 * _type.bytes), f"m_to_{_type}({{0}})", flops=2)
+for _type, _low in ((dtypes.I16, -(2.0**15)), (dtypes.I8, -(2.0**7)), (dtypes.U16, 0.0), (dtypes.U8, 0.0)):
+    opaque(f"to_{_type}", 1, _low_bits(8 * _type.bytes, _low), f"m_to_{_type}({{0}})", flops=2)
+for _type in (dtypes.F16, dtypes.BF16):
+    opaque(f"round_{_type}", 1, _nearest(_type.mantissa, _type.exponent), f"m_round_{_type}({{0}})", flops=2)
 
 
 def _compare(name: str, function: Any, c: str, onnx: str, **facts: Any) -> None:

@@ -44,13 +44,23 @@ def check(model: ir.Model, path: str) -> None:
         given = {name: attribute.value for name, attribute in node.attributes.items()}
         told = given.get("num_outputs")
         if node.op_type == "Split" and told is not None and told != len(node.outputs):
-            raise ModelError(f"{path}: node {node.name!r} splits into {told} outputs and has {len(node.outputs)}")
-        if node.op_type == "Einsum" and not _EQUATION.fullmatch(str(given.get("equation", "")).replace(" ", "")):
-            raise ModelError(f"{path}: node {node.name!r} has the equation {given.get('equation')!r}, which is none")
+            raise ModelError(f"{path}: {called(node)} splits into {told} outputs and has {len(node.outputs)}")
+        equation = str(given.get("equation", ""))
+        if node.op_type == "Einsum" and not _EQUATION.fullmatch(equation.replace(" ", "")):
+            wanted = "expected letters, `...`, commas and one `->`"
+            raise ModelError(f"{path}: {called(node)} has the equation {equation!r}, which is none: {wanted}")
         for name, value in given.items():
             low, high = _DIMENSIONS.get((node.op_type, name), _ANY)
             if isinstance(value, int) and not low <= value < high:
-                raise ModelError(f"{path}: node {node.name!r} has {name} = {value}, which is no dimension")
+                raise ModelError(f"{path}: {called(node)} has {name} = {value}, which is no dimension")
+
+
+def called(node: ir.Node) -> str:
+    """How a message names a node: by its name, or by what it computes."""
+    if node.name:
+        return f"node {node.name!r}"
+    output = next((v.name for v in node.outputs if v.name), None)
+    return f"a node without a name ({node.op_type})" if output is None else f"the node that computes {output!r}"
 
 
 def without_negative_dimensions(proto: onnx.ModelProto) -> None:

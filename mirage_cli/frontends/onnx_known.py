@@ -173,12 +173,25 @@ def _gather(node: ir.Node, operands: list[Any]) -> Known:
     return np.asarray(np.take(data, numbers, axis=_int(node, "axis", 0)), dtype=object)
 
 
-def _slice(_: ir.Node, operands: list[Any]) -> Known:
-    data, starts, ends = operands[:3]
-    axes = _numbers(operands[3]) if len(operands) > 3 and operands[3] is not None else list(range(len(starts)))
-    steps = _numbers(operands[4]) if len(operands) > 4 and operands[4] is not None else [1] * len(starts)
+def _listed(node: ir.Node, operands: list[Any], name: str, i: int) -> list[int] | None:
+    """The elements of an attribute of older opsets, or of operand `i` of newer ones; None when neither is there."""
+    attribute = node.attributes.get(name)
+    if attribute is not None:
+        return list(attribute.as_ints())
+    return _numbers(operands[i]) if i < len(node.inputs) and node.inputs[i] is not None else None
+
+
+def _slice(node: ir.Node, operands: list[Any]) -> Known:
+    data = operands[0]
+    starts, ends, axes, steps = (
+        _listed(node, operands, name, i + 1) for i, name in enumerate(("starts", "ends", "axes", "steps"))
+    )
+    if starts is None or ends is None:
+        raise TypeError
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
     index = [slice(None)] * data.ndim
-    for axis, start, end, step in zip(axes, _numbers(starts), _numbers(ends), steps, strict=True):
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         last = None if step < 0 and end < -data.shape[axis] else end
         index[axis] = slice(start, last, step)
     return np.asarray(data[tuple(index)], dtype=object)
@@ -190,13 +203,16 @@ def _concat(node: ir.Node, operands: list[Any]) -> Known:
     return np.asarray(np.concatenate(operands, axis=_int(node, "axis", 0)), dtype=object)
 
 
-def _squeeze(_: ir.Node, operands: list[Any]) -> Known:
-    axes = tuple(_numbers(operands[1])) if len(operands) > 1 and operands[1] is not None else None
-    return np.asarray(np.squeeze(operands[0], axis=axes), dtype=object)
+def _squeeze(node: ir.Node, operands: list[Any]) -> Known:
+    axes = _listed(node, operands, "axes", 1)
+    return np.asarray(np.squeeze(operands[0], axis=None if axes is None else tuple(axes)), dtype=object)
 
 
-def _unsqueeze(_: ir.Node, operands: list[Any]) -> Known:
-    return np.expand_dims(operands[0], tuple(_numbers(operands[1])))
+def _unsqueeze(node: ir.Node, operands: list[Any]) -> Known:
+    axes = _listed(node, operands, "axes", 1)
+    if axes is None:
+        raise TypeError
+    return np.expand_dims(operands[0], tuple(axes))
 
 
 def _reshape(_: ir.Node, operands: list[Any]) -> Known:
@@ -246,7 +262,7 @@ def _split(node: ir.Node, operands: list[Any]) -> list[Known]:
     axis, n = _int(node, "axis", 0), len(node.outputs)
     total = operands[0].shape[axis]
     chunk = math.ceil(total / n)
-    counts = _numbers(operands[1]) if len(operands) > 1 and operands[1] is not None else [chunk] * (n - 1)
+    counts = _listed(node, operands, "split", 1) or [chunk] * (n - 1)
     return [np.asarray(a, dtype=object) for a in np.split(operands[0], np.cumsum(counts)[: n - 1], axis=axis)]
 
 

@@ -1,6 +1,7 @@
-"""The model that will be patched: checked, brought to opset 13 or newer, with functions inlined and constants folded.
+"""The model that is read: checked, with functions inlined and constants folded.
 
-The checks and the converter of `onnx` see a skeleton in which weights are inputs, so that their size does not matter.
+The checks of `onnx` see a skeleton in which weights are inputs, so that their size does not matter. No model is brought to
+another opset: readers know every version of their operators from `OLDEST_OPSET` on.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
-from onnxscript import optimizer
 
 from mirage_cli.dims import check_inputs, check_known, check_rank
 from mirage_cli.errors import ModelError, UsageError
-from mirage_cli.frontends import onnx_calls, onnx_convert, onnx_fragile, onnx_inline, sizes
+from mirage_cli.frontends import onnx_calls, onnx_folding, onnx_fragile, onnx_inline, onnx_tolerated, sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx_external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx_nodes import all_graphs
@@ -27,24 +27,11 @@ from mirage_cli.frontends.onnx_ops.registry import MICROSOFT
 from mirage_cli.frontends.onnx_tensors import store_what_is_cut_at
 from mirage_cli.lax.dtypes import from_numpy
 
-OLDEST_OPSET = 13  #: older models are converted to it
+OLDEST_OPSET = 7  #: nodes of models of older ones are not read
+_ANY_OPSET = 13  #: for models that have operators of other domains only
 SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape arguments are among them
-FOLD_INPUT_ELEMENTS = 8192
-FOLD_OUTPUT_ELEMENTS = 512 * 512
-FOLD_AGAIN = 8  #: times, where what was folded shows how long sequences are
 #: attributes of onnxruntime's operators that are looked at before these are read
 CONTRIBUTED = {"epsilon": "FLOAT", "do_rotary": "INT", "qkv_hidden_sizes": "INTS"}
-SMALL_FILL = 64  #: elements of a ConstantOfShape that becomes a constant
-#: operators that take as much time or memory as an attribute says (windows, samples, skipped words), however little they
-#: read and make; no shape is computed with them
-_ANY_WORK = (
-    *("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "LpPool", "MaxPool", "QLinearConv"),
-    *("RoiAlign", "TfIdfVectorizer"),
-)
-#: operators in ONNX's own domain that models have at opsets where the checker refuses them: two that onnxruntime
-#: defines, and one that opset 18 declares deprecated since opset 21 corrects it
-_TOLERATED = ("SimplifiedLayerNormalization", "LayerNormalization", "GroupNormalization")
-_ELSEWHERE = "mirage.tolerated"  #: the domain that hides these from the checker
 _ELEMENT_TYPES = {t.value for t in ir.DataType} - {ir.DataType.UNDEFINED.value}
 MOST_ELEMENTS, MOST_DIMENSIONS = 1 << 60, 32  #: of a tensor, as numpy can hold it; dimensions of 0 count as 1
 _TYPED_DATA = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
@@ -52,20 +39,25 @@ _TYPED_DATA = ("float_data", "int32_data", "int64_data", "double_data", "uint64_
 
 # --- checking and converting ------------------------------------------------------------------------------------------
 def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelProto:
-    """A valid model of opset 13 or newer. Raises ModelError."""
-    opset = _check_versions(proto, path)
+    """A valid model, which is `proto` after some edits. Raises ModelError."""
+    onnx_tolerated.bring_into_form(proto)
+    _check_versions(proto, path)
     _check_sizes(proto, path)
     onnx_calls.check(proto, path)
     onnx_fragile.without_negative_dimensions(proto)
-    small = skeleton(proto)
     try:
-        onnx.checker.check_model(small)
+        onnx.checker.check_model(skeleton(proto))
     except (onnx.checker.ValidationError, ValueError) as error:
-        raise ModelError(f"{path}: the ONNX checker refuses the model: {str(error).strip()}") from None
-    if opset >= OLDEST_OPSET:
-        return proto
-    notes.append(f"converted from opset {opset} to opset {OLDEST_OPSET}")
-    return _with_weights_of(proto, onnx_convert.converted(small, OLDEST_OPSET, path))
+        raise ModelError(f"{path}: the ONNX checker refuses the model: {_one_line(str(error))}") from None
+    opset = default_opset(proto) or OLDEST_OPSET
+    if opset < OLDEST_OPSET:
+        notes.append(f"operators of opset {opset} are not read (from {OLDEST_OPSET} on)")
+    return proto
+
+
+def _one_line(text: str) -> str:
+    """A message of `onnx` without its line breaks."""
+    return " ".join(text.replace("==> Context:", "in:").split())
 
 
 def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
@@ -110,12 +102,12 @@ def default_opset(proto: onnx.ModelProto) -> int | None:
     return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), None)
 
 
-def _check_versions(proto: onnx.ModelProto, path: str) -> int:
-    """The version of ONNX's own operators. Raises ModelError for one that is missing or too new, and for sparse weights."""
+def _check_versions(proto: onnx.ModelProto, path: str) -> None:
+    """Raise ModelError for a version of ONNX's own operators that is missing or too new, and for sparse weights."""
     newest, found = onnx.defs.onnx_opset_version(), default_opset(proto)
     if found is None and not any(node.domain in ("", "ai.onnx") for node in proto.graph.node):
-        proto.opset_import.add(domain="", version=OLDEST_OPSET)  # operators of other domains only
-        found = OLDEST_OPSET
+        proto.opset_import.add(domain="", version=_ANY_OPSET)  # operators of other domains only
+        found = _ANY_OPSET
     if found is None:
         raise ModelError(f"{path}: the model names no version of the ONNX operators (opset_import)")
     if not 1 <= found <= newest:
@@ -124,7 +116,6 @@ def _check_versions(proto: onnx.ModelProto, path: str) -> int:
         raise ModelError(f"{path}: expected IR version up to {onnx.IR_VERSION}, found {proto.ir_version}")
     if any(graph.sparse_initializer for graph in all_graphs(proto)):
         raise ModelError(f"{path}: sparse initializers are not supported")
-    return found
 
 
 def skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -146,35 +137,8 @@ def skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
     for value in (*graph.input, *graph.output):  # the checker wants a shape, runtimes do not
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
-    opset = default_opset(proto) or OLDEST_OPSET
-    extra = {n for n in _TOLERATED if not onnx.defs.has(n, opset) or onnx.defs.get_schema(n, opset).deprecated}
-    if opset < OLDEST_OPSET:  # the converter infers shapes too; these operators are the same in all versions until then
-        extra.update(onnx_fragile.NEED_A_TYPE)
-    tolerated = [node for node in graph.node if node.domain == "" and node.op_type in extra]
-    for node in tolerated:
-        node.domain = _ELSEWHERE
-    if tolerated:
-        small.opset_import.add(domain=_ELSEWHERE, version=1)
+    onnx_tolerated.hide(small, default_opset(proto) or OLDEST_OPSET)
     return small
-
-
-def _with_weights_of(proto: onnx.ModelProto, newer: onnx.ModelProto) -> onnx.ModelProto:
-    """The converted skeleton with the weights of the model that it came from."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    declared = {value.name for value in proto.graph.input}
-    kept = [value for value in newer.graph.input if value.name in declared or value.name not in weights]
-    del newer.graph.input[:]
-    newer.graph.input.extend(kept)
-    there = {tensor.name for tensor in newer.graph.initializer}
-    newer.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in there)
-    for node in newer.graph.node:
-        node.domain = "" if node.domain == _ELSEWHERE else node.domain
-    kept_imports = [entry for entry in newer.opset_import if entry.domain != _ELSEWHERE]
-    del newer.opset_import[:]
-    newer.opset_import.extend(kept_imports)
-    newer.metadata_props.extend(proto.metadata_props)
-    newer.producer_name, newer.producer_version = proto.producer_name, proto.producer_version
-    return newer
 
 
 def to_ir(proto: onnx.ModelProto, files: DataFiles, path: str) -> ir.Model:
@@ -276,33 +240,19 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
 
     Raises ModelError for calls that do not fit their functions, and for a constant outside of 64 bits.
     """
+    opset = model.opset_imports.get("") or OLDEST_OPSET
     with _quiet(), _without_defaults(model):
         _inline(model, path)
         _check_attributes(model, path)
         onnx_fragile.check(model, path)
         with onnx_fragile.hidden(model) as shown:
-            _fold(model, notes)
-            for _ in range(FOLD_AGAIN):
-                if not shown():
-                    break
-                _fold(model, notes)
+            if opset >= OLDEST_OPSET:
+                onnx_folding.fold(model, notes, shown)
             _lift_and_infer(model, path)
-        store_what_is_cut_at(model)
+        if opset >= OLDEST_OPSET:
+            store_what_is_cut_at(model, opset)
         _name_nodes(model)
         passes.NameFixPass()(model)
-
-
-def _fold(model: ir.Model, notes: list[str]) -> None:
-    try:
-        optimizer.fold_constants(
-            model,
-            onnx_shape_inference=True,
-            input_size_limit=FOLD_INPUT_ELEMENTS,
-            output_size_limit=FOLD_OUTPUT_ELEMENTS,
-            should_fold=_may_fold,
-        )
-    except Exception as error:  # raises what operators do; nodes are replaced one at a time: the model is whole
-        notes.append(f"constants are folded in part only: {error}")
 
 
 def _lift_and_infer(model: ir.Model, path: str) -> None:
@@ -359,7 +309,7 @@ def _check_attributes(model: ir.Model, path: str) -> None:
         for name, attribute in node.attributes.items():
             kind = ir.AttributeType(attribute.type).name
             if wanted.get(name, kind) != kind:
-                where = f"node {node.name!r} ({node.op_type})"
+                where = f"{onnx_fragile.called(node)} ({node.op_type})"
                 raise ModelError(f"{path}: {where}: expected {wanted[name]} as attribute {name!r}, found {kind}")
 
 
@@ -374,32 +324,6 @@ def _attribute_types(domain: str, op_type: str, version: int) -> Mapping[str, st
     return {
         k: str(a.type).rpartition(".")[2] for k, a in onnx.defs.get_schema(op_type, version, domain).attributes.items()
     }
-
-
-def _may_fold(node: ir.Node) -> bool | None:
-    """False for what would read or make large tensors, or work without an end; the folding pass looks at the result's size
-    only afterwards."""
-    if node.op_type in _ANY_WORK:
-        return False
-    elements = 0
-    for value in node.inputs:
-        if value is not None and value.const_value is not None:
-            elements += value.const_value.size
-    if elements > FOLD_INPUT_ELEMENTS:
-        return False
-    for value in node.outputs:
-        dims = _dims(value) if value.shape is not None else [None]
-        if not all(isinstance(d, int) for d in dims):
-            return False
-        if math.prod(d for d in dims if isinstance(d, int)) > FOLD_OUTPUT_ELEMENTS:
-            return False
-    return True if node.op_type == "ConstantOfShape" and _is_small_fill(node) else None
-
-
-def _is_small_fill(node: ir.Node) -> bool:
-    """Whether a ConstantOfShape gives a few numbers: shapes are computed from such, and the pass leaves them alone."""
-    shape = node.inputs[0].const_value if node.inputs[0] is not None else None
-    return shape is not None and math.prod(shape.numpy().tolist()) <= SMALL_FILL
 
 
 def _name_nodes(model: ir.Model) -> None:

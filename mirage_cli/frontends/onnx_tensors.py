@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT
 
+SPLIT_BY_INPUT = 13  #: the opset from which on a Split has its sizes as an input
 SUM_OUTPUT = 3  #: of the operators below
 _EPSILON = 1e-12  #: and their default
 _SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
@@ -28,15 +29,15 @@ _VIEWS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 _SCALES = ("Mul", "Div")
 
 
-def store_what_is_cut_at(model: ir.Model) -> None:
-    """Make the edits, in place."""
+def store_what_is_cut_at(model: ir.Model, opset: int) -> None:
+    """Make the edits, in place, in the forms of an opset."""
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type in _SKIPS:
             _apart_from_sum(node)
         elif node.domain == MICROSOFT and node.op_type == "Attention":
-            _parts_of_attention(node)
+            _parts_of_attention(node, opset)
         elif node.domain == MICROSOFT and node.op_type == "MultiHeadAttention":
-            _bias_in_front(node)
+            _bias_in_front(node, opset)
         elif node.domain in ("", "ai.onnx") and node.op_type in _VIEWS:
             _before_scales(node)
 
@@ -100,7 +101,7 @@ _KEPT = ("num_heads", "mask_filter_value", "scale", "unidirectional")
 _BIAS = 3  #: of MultiHeadAttention
 
 
-def _parts_of_attention(node: ir.Node) -> None:
+def _parts_of_attention(node: ir.Node, opset: int) -> None:
     """Case 3; a node with a cache or rotary embeddings inside stays as it is."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * 7]
     x, w, bias, mask, past, added, *rest = given
@@ -120,7 +121,7 @@ def _parts_of_attention(node: ir.Node) -> None:
     total = y.add("MatMul", [x, w], _shaped(x, width))
     if bias is not None:
         total = y.add("Add", [total, bias], _shaped(x, width))
-    parts = y.parts(total, sizes)
+    parts = y.parts(total, sizes, opset)
     inputs = [*parts, None, mask, added]
     attributes = [a for name, a in node.attributes.items() if name in _KEPT]
     made = ir.Node(MICROSOFT, "MultiHeadAttention", inputs, attributes, num_outputs=1, name=node.name)
@@ -128,7 +129,7 @@ def _parts_of_attention(node: ir.Node) -> None:
     _take_place(node, [(node.outputs[0], made.outputs[0])])
 
 
-def _bias_in_front(node: ir.Node) -> None:
+def _bias_in_front(node: ir.Node, opset: int) -> None:
     """Case 4, where queries, keys and values are apart."""
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
     operands = [v for v in node.inputs[:3] if v is not None]
@@ -136,7 +137,7 @@ def _bias_in_front(node: ir.Node) -> None:
     if bias is None or len(sizes) != 3:
         return
     y = _Before(node)
-    for i, (v, part) in enumerate(zip(operands, y.parts(bias, sizes), strict=True)):
+    for i, (v, part) in enumerate(zip(operands, y.parts(bias, sizes, opset), strict=True)):
         node.replace_input_with(i, y.add("Add", [v, part], v.shape))
     node.replace_input_with(_BIAS, None)
 
@@ -186,7 +187,7 @@ class _Before:
         self.graph.insert_before(self.node, ir.node(op, inputs, outputs=[made], name=name))
         return made
 
-    def parts(self, x: ir.Value, sizes: list[int]) -> list[ir.Value]:
+    def parts(self, x: ir.Value, sizes: list[int], opset: int) -> list[ir.Value]:
         """A value cut along its last dimension: a weight into weights."""
         stored = None if x.is_graph_input() else x.const_value
         if stored is not None:
@@ -195,8 +196,12 @@ class _Before:
         self.count += 1
         name = f"{self.node.outputs[0].name}/Split_{self.count}"
         made = [ir.Value(name=f"{name}/{k}", shape=_shaped(x, n), type=x.type) for k, n in enumerate(sizes)]
-        counts = self.weight(np.array(sizes, np.int64), "sizes")
-        self.graph.insert_before(self.node, ir.node("Split", [x, counts], {"axis": -1}, outputs=made, name=name))
+        if opset < SPLIT_BY_INPUT:
+            split = ir.node("Split", [x], {"axis": -1, "split": sizes}, outputs=made, name=name)
+        else:
+            counts = self.weight(np.array(sizes, np.int64), "sizes")
+            split = ir.node("Split", [x, counts], {"axis": -1}, outputs=made, name=name)
+        self.graph.insert_before(self.node, split)
         return made
 
     def weight(self, elements: NDArray[Any], what: str) -> ir.Value:

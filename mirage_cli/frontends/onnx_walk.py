@@ -19,8 +19,9 @@ from onnx_ir.analysis import analyze_implicit_usage
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import onnx_fragile, onnx_known, sizes
 from mirage_cli.frontends.onnx_known import Known
+from mirage_cli.frontends.onnx_model import OLDEST_OPSET
 from mirage_cli.frontends.onnx_ops import READERS
-from mirage_cli.frontends.onnx_ops.registry import ELEMENT_TYPES, Call, Results
+from mirage_cli.frontends.onnx_ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results
 from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import compose
 from mirage_cli.lax import extents as ex
@@ -251,12 +252,16 @@ class _Walk:
         """The node's outputs as graph values. Raises Refused or InvalidGraph with the reason."""
         domain = "" if node.domain == "ai.onnx" else node.domain
         reader = READERS.get((domain, node.op_type))
+        version = self.model.opset_imports.get(domain) or 1
+        if domain == "" and version < OLDEST_OPSET:
+            raise Refused(f"operators of opset {version} are not read (from {OLDEST_OPSET} on)")
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
             raise Refused("it contains sub-graphs")
         if reader is None:
             kind = "operator" if domain == "" else f"operator of domain {domain}"
             raise Refused(f"the {kind} is not read")
-        version = self.model.opset_imports.get(node.domain) or 1
+        if domain == "" and node.op_type not in RUNTIMES_OWN and not onnx.defs.has(node.op_type, version):
+            raise Refused(f"opset {version} has no such operator")
         results: Results = reader.read(Call(self.graph, node, version, self))
         listed: list[int | None] = [results] if isinstance(results, int) else list(results)
         for output in node.outputs[len(listed) :]:
@@ -273,13 +278,22 @@ class _Walk:
                 raise Refused(f"read as {self.graph.dtype(v)}, but the model says {output.type.dtype.name.lower()}")
             if output.shape is None:
                 continue
-            declared = [d if isinstance(d, int) else None for d in output.shape]
-            if not _agree(declared, self.graph.dims(v)):
+            if not _agree(output.shape, self.graph.dims(v)) and not self.corrected(node, output, v):
                 raise Refused(f"read as {self.graph.tensors[v]}, but the model says {output.shape}")
+
+    def corrected(self, node: ir.Node, output: ir.Value, v: int) -> bool:
+        """Give an output of the model the dimensions that it was read with, where inference finds them too: runtimes only
+        warn of others that are declared."""
+        found = self.inferred(node).get(output.name or "") if output.is_graph_output() else None
+        shape = None if found is None else ir.serde.deserialize_type_proto_for_shape(found)
+        if shape is None or not _agree(shape, self.graph.dims(v)):
+            return False
+        output.shape = shape
+        return True
 
     def known_outputs(self, node: ir.Node) -> list[Known] | None:
         """What is known of the integers that the node computes."""
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in ("", "ai.onnx") or (self.model.opset_imports.get("") or 1) < OLDEST_OPSET:
             return None
         if node.op_type in _SHAPE_OPERATORS:
             return self.shape_of(node)
@@ -356,30 +370,7 @@ class _Walk:
 
     def infer(self, node: ir.Node) -> None:
         """Infer the types of a node's outputs from the dimensions that were read; the model's inference stopped earlier."""
-        version = self.model.opset_imports.get(node.domain)
-        if version is None or not onnx.defs.has(node.op_type, version, node.domain):
-            return
-        types: dict[str, onnx.TypeProto] = {}
-        data: dict[str, onnx.TensorProto] = {}
-        for value in node.inputs:
-            if value is None or value.name is None or value.name not in self.values:
-                continue
-            tensor = self.graph.tensors[self.values[value.name]]
-            if any(isinstance(e, int) and e >= sizes.LARGEST for e in tensor.dims):
-                return
-            shape = [e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims]
-            types[value.name] = onnx.helper.make_tensor_type_proto(_ONNX_TYPES[tensor.dtype], shape)
-            fixed = value.const_value if not value.is_graph_input() else None
-            if fixed is not None and fixed.size <= onnx_known.MAX_ELEMENTS:
-                data[value.name] = ir.serde.serialize_tensor(fixed)
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
-        try:
-            proto = ir.serde.serialize_node(node)
-            if not onnx_fragile.may_infer(proto, types):
-                return
-            found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
-        except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
-            return
+        found = self.inferred(node)
         for output in node.outputs:
             if output.name not in found:
                 continue
@@ -396,8 +387,36 @@ class _Walk:
                 ]
             )
 
+    def inferred(self, node: ir.Node) -> dict[str, onnx.TypeProto]:
+        """What inference says of a node's outputs from the dimensions that were read, by name."""
+        version = self.model.opset_imports.get(node.domain)
+        if version is None or not onnx.defs.has(node.op_type, version, node.domain):
+            return {}
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, onnx.TensorProto] = {}
+        for value in node.inputs:
+            if value is None or value.name is None or value.name not in self.values:
+                continue
+            tensor = self.graph.tensors[self.values[value.name]]
+            if any(isinstance(e, int) and e >= sizes.LARGEST for e in tensor.dims):
+                return {}
+            shape = [e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims]
+            types[value.name] = onnx.helper.make_tensor_type_proto(_ONNX_TYPES[tensor.dtype], shape)
+            fixed = value.const_value if not value.is_graph_input() else None
+            if fixed is not None and fixed.size <= onnx_known.MAX_ELEMENTS:
+                data[value.name] = ir.serde.serialize_tensor(fixed)
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+        try:
+            proto = ir.serde.serialize_node(node)
+            if not onnx_fragile.may_infer(proto, types):
+                return {}
+            return dict(onnx.shape_inference.infer_node_outputs(schema, proto, types, data))
+        except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
+            return {}
 
-def _agree(declared: list[int | None], dims: Dims) -> bool:
+
+def _agree(declared: ir.Shape, dims: Dims) -> bool:
+    """Whether numbers that are declared are those of the dimensions."""
     if len(declared) != len(dims):
         return False
-    return all(a is None or not isinstance(b, int) or a == b for a, b in zip(declared, dims, strict=True))
+    return not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(declared, dims, strict=True))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ import pytest
 from onnx import version_converter
 from onnx.backend.test.case.test_case import TestCase
 
-from mirage_cli.frontends import onnx_convert
 from mirage_cli.frontends.onnx_model import OLDEST_OPSET
 from mirage_cli.frontends.onnx_ops import READERS
-from mirage_cli.isolation import Resident
 from tests import alone
 from tests.frontends import node_cases
 from tests.frontends.node_cases import PASSED, STORED, WRONG
-from tests.fuzz.limits import Converter
 
 GOLDEN = Path(__file__).parent / "golden" / "backend_nodes.json"
 UPDATE = bool(os.environ.get("MIRAGE_GOLDEN"))
@@ -33,16 +29,6 @@ CHUNKS = 8
 NEWEST = onnx.defs.onnx_opset_version()
 #: operators whose readers no node test reaches; `test_against_onnxruntime.py` and `test_indexing.py` run them
 ELSEWHERE = {"GatherElements", "SimplifiedLayerNormalization"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_converter() -> Iterator[None]:
-    """Old opsets are converted in one process for all cases."""
-    resident = Resident(Converter, (), 60.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_convert, "apart", lambda data, opset: resident.call("convert", (data, opset), 60.0))
-        yield
-    resident.close()
 
 
 def golden() -> dict[str, str]:

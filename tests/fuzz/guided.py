@@ -60,11 +60,6 @@ def work(name: str, seconds: int, number: int, folder: Path, out: Path | None) -
 
     with atheris.instrument_imports(include=["mirage_cli"]):
         from tests.fuzz import limits, targets  # the readers come with them
-    from mirage_cli import isolation
-    from mirage_cli.frontends import onnx_convert
-
-    resident = isolation.Resident(limits.Converter, (), HANG_SECONDS)
-    onnx_convert.apart = lambda data, opset: resident.call("convert", (data, opset), HANG_SECONDS)
     target = targets.BY_NAME[name]
     place = targets.Place(Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-", dir=folder)), out)
     stock = folder / "corpus" / name

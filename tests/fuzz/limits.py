@@ -10,16 +10,6 @@ from pathlib import Path
 from typing import Any
 
 
-class Converter:
-    """onnx's converter, for a process that stays: one for each model would take most of the time."""
-
-    def convert(self, data: bytes, opset: int) -> bytes:
-        """The model in another opset. Raises MirageError."""
-        from mirage_cli.frontends import onnx_convert
-
-        return onnx_convert.convert(data, opset)
-
-
 class TooSlow(BaseException):
     """An input took longer than is allowed. Not an Exception: what is read may catch these, as libraries do, and go on."""
 

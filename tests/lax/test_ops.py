@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -28,6 +29,20 @@ from tests.lax.programs import recorded
 
 LOGICAL = ("and", "or", "xor", "not")
 CONDITION = {"where": 0}  #: operand that is a truth value
+NARROW = {"i64": np.int64, "i32": np.int32, "i16": np.int16, "i8": np.int8, "u16": np.uint16, "u8": np.uint8}
+
+
+def _wrapped(x: float, dtype: Any) -> float:
+    """What x86 leaves of a float in an integer type: the low bits of a word, which is its smallest where `x` does not fit."""
+    bits = 64 if dtype == np.int64 else 32
+    word = (
+        math.trunc(x)
+        if math.isfinite(x) and -(2 ** (bits - 1)) <= math.trunc(x) < 2 ** (bits - 1)
+        else -(2 ** (bits - 1))
+    )
+    return float(np.int64(word).astype(dtype))
+
+
 NUMPY: dict[str, Callable[..., Any]] = {  #: operators without an ONNX operator of the same operands (or a rough one)
     "erf": lambda x: np.array([math.erf(t) for t in x]),
     "div0": lambda x, y: np.nan_to_num(x / y, nan=0.0, posinf=np.inf, neginf=-np.inf),
@@ -44,6 +59,9 @@ NUMPY: dict[str, Callable[..., Any]] = {  #: operators without an ONNX operator 
     "isnan": lambda x: np.array([math.isnan(t) for t in x], dtype=float),
     "isinf": lambda x: (np.abs(x) == np.inf).astype(float),
     "nonzero": lambda x: 1.0 - (x == 0),
+    **{f"to_{name}": lambda x, t=t: np.array([_wrapped(v, t) for v in x]) for name, t in NARROW.items()},
+    "round_f16": lambda x: x.astype(np.float32).astype(np.float16),
+    "round_bf16": lambda x: x.astype(np.float32).astype(ml_dtypes.bfloat16),
 }
 each_op = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 
@@ -60,6 +78,9 @@ def operands(op: Op, count: int = 64) -> list[np.ndarray]:
             x = np.round(rng.uniform(0, 1, count))
         if op.name in ("eq", "lt", "le", "nonzero"):
             x = np.round(x)
+        if op.name.startswith(("to_", "round_")):
+            x *= 10.0 ** rng.integers(-9, 12, count)
+            x[:4] = (np.nan, np.inf, -np.inf, 0.0)
         if op.name in ("isnan", "isinf"):
             x[:4] = (np.nan, np.inf, -np.inf, 0.0)
         found.append(x)

@@ -137,6 +137,6 @@ def _softmax(call: Call, scores: int, guarded: bool) -> int:
     """Softmax over the keys, in the type that the node asks for."""
     g, own = call.graph, call.graph.dtype(scores)
     precision = call.integer("softmax_precision", 0)
-    x = g.cast(scores, element_type(precision)) if precision else scores
+    x = compose.converted(g, scores, element_type(precision)) if precision else scores
     e = g.stable_exp(x, [3])
     return g.cast(g.map("div0" if guarded else "div", e, g.reduce("sum", e, [3])), own)

@@ -10,12 +10,16 @@ from functools import reduce
 from mirage_cli.errors import Refused
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT, READERS, Call, Reader, element_type, reads
 from mirage_cli.lax import compose
-from mirage_cli.lax.dtypes import BOOL, DType
+from mirage_cli.lax.dtypes import BOOL, F32, DType
 from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.magnitudes import integers, whole_range
 from mirage_cli.lax.ops import OPS
 
 #: results that are exact for integers of any width; others may wrap around
 _EXACT = frozenset({"Where", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Sign", "Relu"})
+
+
+BOUNDS_ARE_INPUTS = 11  #: the opset from which on Clip has inputs for its bounds
 
 
 def whole_arithmetic(dtype: DType) -> None:
@@ -99,11 +103,16 @@ def _mean(call: Call) -> int:
 
 @reads("Clip")
 def _clip(call: Call) -> int:
-    """`max` with the lower bound, then `min` with the upper one."""
+    """`max` with the lower bound, then `min` with the upper one: attributes before opset 11, the type's limits by default."""
     g, x = call.graph, call.arg(0)
-    low, high = call.maybe(1), call.maybe(2)
-    if low is not None:
-        x = g.map("max", x, low)
+    if call.version < BOUNDS_ARE_INPUTS:
+        bounds = (call.real("min", -F32.largest), call.real("max", F32.largest))
+        least, most = (g.fill(b, g.dtype(x)) for b in bounds)
+        return g.map("min", g.map("max", x, least), most)
+    dtype, low, high = g.dtype(x), call.maybe(1), call.maybe(2)
+    if dtype.is_float:
+        low, high = (g.fill(sign * dtype.largest, dtype) if b is None else b for sign, b in ((-1, low), (1, high)))
+    x = x if low is None else g.map("max", x, low)
     return x if high is None else g.map("min", x, high)
 
 
@@ -254,21 +263,29 @@ def convert(g: Graph, x: int, to: DType) -> int:
     source = g.dtype(x)
     if to == BOOL:
         return x if source == BOOL else g.map("nonzero", x)
-    if source in (to, BOOL) or to.is_float:
+    if source in (to, BOOL):
         return g.cast(x, to)
+    if to.is_float:
+        return compose.converted(g, x, to)
+    numbers, room = whole_range(g, x), integers(to)
+    if numbers is not None and room is not None and room[0] <= numbers[0] and numbers[1] <= room[1]:
+        return g.cast(x, to)
+    if source.is_float and f"to_{to}" in OPS:
+        return g.cast(g.map(f"to_{to}", x), to)
     unsigned, from_unsigned = to.name.startswith("u"), source.name.startswith("u")
-    wide = to.bytes >= 4 and not unsigned
+    wide = to.bytes >= 4 and not unsigned and not source.is_float
     fits = source.kind == "int" and (
         (unsigned == from_unsigned and to.bytes >= source.bytes) or (from_unsigned and to.bytes > source.bytes)
     )
     if not (wide or fits):
         raise Refused(f"conversion from {source} to {to} wraps around")
-    return g.cast(g.map("trunc", x) if source.is_float else x, to)
+    return g.cast(x, to)
 
 
 @reads("Cast")
 def _cast(call: Call) -> int:
-    """The same number in another type; floats are truncated to integers, truth is `nonzero`; refused where it wraps."""
+    """The same number in another type; floats to integers and to types of 16 bits and back are operators of their own;
+    truth is `nonzero`; refused where it wraps."""
     return convert(call.graph, call.arg(0), element_type(call.integer("to", 0)))
 
 

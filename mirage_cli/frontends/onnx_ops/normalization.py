@@ -20,7 +20,7 @@ _FLOAT = 1  #: ONNX's code of float32
 
 def stashed(call: Call) -> int:
     """Input 0 in the type of the statistics."""
-    return call.graph.cast(call.arg(0), element_type(call.integer("stash_type", _FLOAT)))
+    return compose.converted(call.graph, call.arg(0), element_type(call.integer("stash_type", _FLOAT)))
 
 
 def along_channels(g: Graph, v: int | None, rank: int) -> int | None:
@@ -93,6 +93,8 @@ def _batch_normalization(call: Call) -> int:
     g, x = call.graph, call.arg(0)
     if call.integer("training_mode", 0):
         raise Refused("training mode")
+    if not call.integer("spatial", 1):  # before opset 9
+        raise Refused("statistics for every element")
     rank = len(g.dims(x))
     gain, bias, mean, variance = (along_channels(g, call.arg(i), rank) for i in range(1, 5))
     if mean is None or variance is None:
@@ -104,12 +106,12 @@ def _batch_normalization(call: Call) -> int:
 
 @reads("MeanVarianceNormalization")
 def _mean_variance_normalization(call: Call) -> int:
-    """(x - mean) / (standard deviation + 1e-9)."""
+    """(x - mean) / standard deviation: onnxruntime adds nothing to it, and equal elements give NaN."""
     g, x = call.graph, call.arg(0)
     dims = call.integers("axes", (0, 2, 3))
     y = compose.centred(g, x, dims)
     deviation = g.map("sqrt", compose.mean(g, compose.square(g, y), dims))
-    return g.map("div", y, compose.shift(g, deviation, 1e-9))
+    return g.map("div", y, deviation)
 
 
 @reads("LpNormalization")

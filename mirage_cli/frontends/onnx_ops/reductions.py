@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 from mirage_cli.errors import Refused
 from mirage_cli.frontends.onnx_ops.elementwise import floating, whole_arithmetic
-from mirage_cli.frontends.onnx_ops.registry import Call, reads
+from mirage_cli.frontends.onnx_ops.registry import Call, dimension, reads
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BOOL
 from mirage_cli.lax.graph import Graph
 
+ALONG_ONE_AXIS = 13  #: the opset from which on a softmax is along one axis
 Reduction = Callable[[Graph, int, Sequence[int]], int]
 
 
@@ -76,14 +77,24 @@ reads("ReduceLogSumExp", how="`log` of the `sum` of `exp`, with the maximum take
 
 @reads("Softmax")
 def _softmax(call: Call) -> int:
-    """`StableExp` divided by its `sum`: the maximum is not part of the algebra."""
-    return compose.softmax(call.graph, call.arg(0), [call.axis(-1, len(call.dims(0)))])
+    """`StableExp` divided by its `sum`: the maximum is not part of the algebra; before opset 13 along all dimensions from
+    the axis on."""
+    return compose.softmax(call.graph, call.arg(0), _softmax_dims(call))
+
+
+def _softmax_dims(call: Call) -> list[int]:
+    """The dimensions along which a softmax is taken: its axis, and before opset 13 all behind it too."""
+    rank = len(call.dims(0))
+    if call.version >= ALONG_ONE_AXIS:
+        return [call.axis(-1, rank)]
+    axis = call.integer("axis", 1)
+    return [] if axis == rank else list(range(dimension(axis, rank), rank))
 
 
 @reads("LogSoftmax")
 def _log_softmax(call: Call) -> int:
     """x - max, minus the `log` of the `sum` of its `exp`."""
-    return compose.log_softmax(call.graph, call.arg(0), [call.axis(-1, len(call.dims(0)))])
+    return compose.log_softmax(call.graph, call.arg(0), _softmax_dims(call))
 
 
 @reads("GlobalAveragePool")

@@ -23,6 +23,8 @@ from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.graph import Dims, Graph
 
 ONNX, MICROSOFT = "", "com.microsoft"
+#: operators that onnxruntime has in ONNX's own domain, at opsets too at which ONNX has none of the name
+RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization")
 Results: TypeAlias = int | Sequence[int | None]  #: one output, or all of them (None: not computed)
 
 
@@ -108,13 +110,15 @@ class Call:
 
     def axes(self, i: int, rank: int) -> list[int] | None:
         """The `axes` attribute or input `i`, as dimensions from 0 on; None when neither is there."""
-        if "axes" in self.node.attributes:
-            axes = self.integers("axes", ())
-        elif self.has(i):
-            axes = self.ints(i)
-        else:
-            return None
-        return [dimension(a, rank) for a in axes]
+        axes = self.listed("axes", i)
+        return None if axes is None else [dimension(a, rank) for a in axes]
+
+    def listed(self, name: str, i: int) -> list[int] | None:
+        """Integers that are an attribute in older versions of the operator and input `i` in newer ones; None when neither
+        is there. Raises Refused."""
+        if name in self.node.attributes:
+            return self.integers(name, ())
+        return self.ints(i) if self.has(i) else None
 
     # --- attributes ---------------------------------------------------------------------------------------------------
     def integer(self, name: str, default: int) -> int:

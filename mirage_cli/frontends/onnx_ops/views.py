@@ -17,6 +17,7 @@ from mirage_cli.lax.dtypes import BOOL
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.graph import Concat, Dims, Graph, Slice, Transpose
 
+TRAINING_IS_AN_INPUT, MASK_IS_TRUTH = 12, 10  #: the opsets from which on Dropout has these forms
 MAX_RUNS = 64  #: arithmetic runs that a Gather with constant indices is cut into
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -29,8 +30,12 @@ def _identity(call: Call) -> int:
 
 @reads("Dropout")
 def _dropout(call: Call) -> list[int | None]:
-    """The operand itself; training is refused unless the ratio is 0."""
+    """The operand itself; training is refused unless the ratio is 0. The mask says that all is kept, and before opset 12,
+    as onnxruntime has it, that nothing is."""
     g, x = call.graph, call.arg(0)
+    if call.version < TRAINING_IS_AN_INPUT:
+        kind = BOOL if call.version >= MASK_IS_TRUTH else g.dtype(x)
+        return [x, g.expand(g.fill(0, kind), g.dims(x)) if call.wants(1) else None]
     if call.has(2) and g.fill_value(call.arg(2)) != 0 and (not call.has(1) or g.fill_value(call.arg(1)) != 0):
         raise Refused("training mode")
     return [x, g.expand(g.fill(1, BOOL), g.dims(x)) if call.wants(1) else None]
@@ -94,8 +99,11 @@ def _squeeze(call: Call) -> int:
 @reads("Unsqueeze")
 def _unsqueeze(call: Call) -> int:
     """`Reshape` with more dimensions of extent 1."""
-    rank = len(call.dims(0)) + len(call.ints(1))
-    new, old = call.axes(1, rank) or [], iter(call.dims(0))
+    axes = call.listed("axes", 1)
+    if axes is None:
+        raise Refused("it has no axes")
+    rank = len(call.dims(0)) + len(axes)
+    new, old = [dimension(a, rank) for a in axes], iter(call.dims(0))
     if len(set(new)) != len(new):
         raise Refused(f"two of its axes are the same: {new}")
     return call.graph.reshape(call.arg(0), [1 if i in new else next(old) for i in range(rank)])
@@ -185,6 +193,8 @@ def _split(call: Call) -> list[int | None]:
     counts: list[Extent]
     if call.has(1):
         counts = call.extents(1)
+    elif "split" in call.node.attributes:  # before opset 13
+        counts = list(call.integers("split", ()))
     elif isinstance(total, int):
         chunk = math.ceil(total / n)  # the last one may be smaller
         counts = [*[chunk] * (n - 1), total - chunk * (n - 1)]
@@ -206,14 +216,21 @@ def _split(call: Call) -> list[int | None]:
 def _slice(call: Call) -> int:
     """A `Slice` for each axis; starts and ends are known."""
     g, x = call.graph, call.arg(0)
-    starts, ends, rank = call.sizes(1), call.sizes(2), len(g.dims(call.arg(0)))
-    axes = call.ints(3) if call.has(3) else list(range(len(starts)))
+    rank = len(g.dims(x))
+    starts, ends = _bounds(call, "starts", 1), _bounds(call, "ends", 2)
+    axes = call.listed("axes", 3)
+    axes = list(range(len(starts))) if axes is None else axes
     steps = call.ints(4) if call.has(4) else [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         dim = dimension(axis, rank)
         first, count = slice_range(g.dims(x)[dim], start, end, step, call.scope.least)
         x = g.slice(x, dim, first, count, step) if count != 0 else g.slice(x, dim, 0, 0)
     return x
+
+
+def _bounds(call: Call, name: str, i: int) -> list[Size]:
+    """The starts or ends of a slice: attributes before opset 10, then inputs."""
+    return list(call.integers(name, ())) if name in call.node.attributes else call.sizes(i)
 
 
 def slice_range(

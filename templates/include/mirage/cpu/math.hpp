@@ -194,6 +194,31 @@ MIRAGE_INLINE float m_floor(float x) { return __builtin_floorf(x); }
 MIRAGE_INLINE float m_ceil(float x) { return __builtin_ceilf(x); }
 MIRAGE_INLINE float m_rint(float x) { return __builtin_rintf(x); }
 MIRAGE_INLINE float m_trunc(float x) { return __builtin_truncf(x); }
+// what is left of a number in a narrower type: outside of an integer's numbers its smallest one, of types of less than 4
+// bytes the low bits of that; and no -0
+MIRAGE_INLINE float m_to_i64(float x) {
+    return x >= -9223372036854775808.0f && x < 9223372036854775808.0f ? m_trunc(x) + 0.0f : -9223372036854775808.0f;
+}
+MIRAGE_INLINE int32_t word_of(float x) {
+    const bool fits = x >= -2147483648.0f && x < 2147483648.0f;
+    const int32_t word = static_cast<int32_t>(fits ? x : 0.0f);
+    return fits ? word : INT32_MIN;
+}
+MIRAGE_INLINE float m_to_i32(float x) { return static_cast<float>(word_of(x)); }
+MIRAGE_INLINE float m_to_i16(float x) { return static_cast<float>(static_cast<int16_t>(word_of(x))); }
+MIRAGE_INLINE float m_to_i8(float x) { return static_cast<float>(static_cast<int8_t>(word_of(x))); }
+MIRAGE_INLINE float m_to_u16(float x) { return static_cast<float>(static_cast<uint16_t>(word_of(x))); }
+MIRAGE_INLINE float m_to_u8(float x) { return static_cast<float>(static_cast<uint8_t>(word_of(x))); }
+MIRAGE_INLINE float m_round_f16(float x) {
+    half y;
+    put(y, x);
+    return to_float(y);
+}
+MIRAGE_INLINE float m_round_bf16(float x) {
+    bfloat y;
+    put(y, x);
+    return to_float(y);
+}
 MIRAGE_INLINE float m_isnan(float x) { return x != x ? 1.0f : 0.0f; }
 MIRAGE_INLINE float m_isinf(float x) { return m_abs(x) == INFINITY ? 1.0f : 0.0f; }
 // Without a branch: of a comparison, a choice by it and a load, GCC 12 makes a masked load with the wrong mask.

@@ -43,6 +43,21 @@ MIRAGE_DEVICE float m_floor(float x) { return floorf(x); }
 MIRAGE_DEVICE float m_ceil(float x) { return ceilf(x); }
 MIRAGE_DEVICE float m_rint(float x) { return rintf(x); }
 MIRAGE_DEVICE float m_trunc(float x) { return truncf(x); }
+// what is left of a number in a narrower type: outside of an integer's numbers its smallest one, of types of less than 4
+// bytes the low bits of that; and no -0
+MIRAGE_DEVICE float m_to_i64(float x) {
+    return x >= -9223372036854775808.0f && x < 9223372036854775808.0f ? m_trunc(x) + 0.0f : -9223372036854775808.0f;
+}
+MIRAGE_DEVICE int32_t word_of(float x) {
+    return x >= -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(x) : INT32_MIN;
+}
+MIRAGE_DEVICE float m_to_i32(float x) { return static_cast<float>(word_of(x)); }
+MIRAGE_DEVICE float m_to_i16(float x) { return static_cast<float>(static_cast<int16_t>(word_of(x))); }
+MIRAGE_DEVICE float m_to_i8(float x) { return static_cast<float>(static_cast<int8_t>(word_of(x))); }
+MIRAGE_DEVICE float m_to_u16(float x) { return static_cast<float>(static_cast<uint16_t>(word_of(x))); }
+MIRAGE_DEVICE float m_to_u8(float x) { return static_cast<float>(static_cast<uint8_t>(word_of(x))); }
+MIRAGE_DEVICE float m_round_f16(float x) { return __half2float(__float2half_rn(x)); }
+MIRAGE_DEVICE float m_round_bf16(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 MIRAGE_DEVICE float m_isnan(float x) { return isnan(x) ? 1.0f : 0.0f; }
 MIRAGE_DEVICE float m_isinf(float x) { return isinf(x) ? 1.0f : 0.0f; }
 MIRAGE_DEVICE float m_where(float c, float x, float y) { return c != 0.0f ? x : y; }
