@@ -110,6 +110,11 @@ class Residues(ArrayDomain):
         """A random nonzero array that nothing else depends on."""
         return self._draw(self._stream, dims, True, np.int64)
 
+    def keyed(self, name: str, index: NDArray[np.int64]) -> Residue:
+        """The random values that `random` would give a large array, at some places of it: one for each number in `index`."""
+        same = np.broadcast_to(index, (len(self.primes), *index.shape))
+        return self._function(f"place {name}", (0,), (same,))
+
     def _draw(self, bits: np.random.BitGenerator, dims: Sequence[int], nonzero: bool, dtype: Any) -> Array:
         low = 1 if nonzero else 0
         out = np.empty((len(self.primes), *dims), dtype=dtype)

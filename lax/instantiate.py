@@ -56,12 +56,17 @@ def instantiate(graph: g.Graph, outputs: Sequence[int], boundary: Iterable[int],
     `names` gives boundary and output values the names that the program's sources and outputs carry. Raises Refused when
     a view inside cannot be expressed on axes, or when an operator inside is not read.
     """
+    return together(tidy(untidied(graph, outputs, boundary, names)))
+
+
+def untidied(graph: g.Graph, outputs: Sequence[int], boundary: Iterable[int], names: dict[int, str]) -> Program:
+    """The same before axes that are one are found: each step as it stands, on axes of its own. Raises Refused."""
     splits: dict[str, tuple[Extent, Extent]] = {}
     paths: dict[str, str] = {}
     stops = frozenset(boundary)
     for _ in range(MAX_SPLITS):
         try:
-            return together(tidy(_Builder(graph, stops, names, splits, paths).build(outputs)))
+            return _Builder(graph, stops, names, splits, paths).build(outputs)
         except _Split as s:
             splits[s.axis] = (s.outer, s.inner)
     raise Refused(f"axes had to be split more than {MAX_SPLITS} times")

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import onnx
+
 from mirage_cli import (
     __version__,
     coverage,
@@ -20,6 +22,7 @@ from mirage_cli import (
     patch,
     ranges,
     report_file,
+    saving,
     script_patch,
 )
 from mirage_cli.backends import cpu
@@ -52,9 +55,8 @@ def clear(draft: Path) -> None:
         shutil.rmtree(item) if item.is_dir() else item.unlink()
 
 
-def write(imported: Imported, work: Sequence[Work], draft: Path, pieces: list[Piece] | None = None) -> list[str]:
-    """Patch the model and write everything but the library and the reports into the draft; what is worth telling of it.
-    `pieces` takes down what the file of weights is made of."""
+def write(imported: Imported, work: Sequence[Work], draft: Path) -> list[str]:
+    """Write what is beside the patched model, the library and the reports into the draft; what is worth telling of it."""
     chosen = [w for w in work if w.replace]
     if chosen:
         folder = draft / MUGRAPHS
@@ -66,11 +68,23 @@ def write(imported: Imported, work: Sequence[Work], draft: Path, pieces: list[Pi
     notes: list[str] = []
     if imported.script is not None:
         notes = script_patch.write(imported, script_calls(chosen), draft / SCRIPT)
-    replacements = [patch.Replacement(w.op_type, o.region) for w in chosen for o in w.occurrences]
-    if replacements:
-        patch.patch(imported.model, replacements, metadata(chosen))
-    patch.save(imported.model, draft / MODEL, bool(imported.external), pieces)
     return notes
+
+
+def write_model(imported: Imported, chosen: Sequence[Work], draft: Path, pieces: list[Piece] | None = None) -> None:
+    """Write the patched model, or the original's bytes where nothing is replaced, with its data files. Raises InvalidGraph and
+    Refused for fragments that cannot be put into it. `pieces` takes down what the file of weights is made of."""
+    assert imported.original is not None
+    if not chosen:
+        saving.copy(imported.original, draft / MODEL, pieces)
+        return
+    saving.save(patched(imported, chosen), imported.original.files, draft / MODEL, pieces)
+
+
+def patched(imported: Imported, chosen: Sequence[Work]) -> onnx.ModelProto:
+    """The model with fragments replaced. Raises InvalidGraph and Refused."""
+    replacements = [patch.Replacement(w.op_type, o.region) for w in chosen for o in w.occurrences]
+    return patch.patched(imported, replacements, metadata(chosen))
 
 
 def script_calls(work: Sequence[Work]) -> list[script_patch.Call]:
@@ -250,6 +264,8 @@ def _fill(r: FragmentReport, w: Work, main: TargetPlan) -> None:
         "text": main.graph.text().splitlines(),
     }
     r.verification = main.verdict.to_json() | {"targets": {k: _verdicts(p) for k, p in sorted(w.plan.plans.items())}}
+    if w.statement is not None:
+        r.verification["statement"] = w.statement.to_json()
     if w.float_check is not None:
         r.verification["float"] = w.float_check.to_json()
     r.schedule = {k: fragment_details.schedules(p) for k, p in sorted(w.plan.plans.items())}

@@ -36,8 +36,8 @@ _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  #: packages; asking for versions
 
 # --- plans ------------------------------------------------------------------------------------------------------------
 def plan_key(identifier: str, name: str, program: Program, operators: int, options: PlanOptions) -> str:
-    """The name of a fragment's plan: of all that `plan_fragment` is given, but for the number of processes."""
-    told = repr(replace(options, search=replace(options.search, jobs=1)))
+    """The name of a fragment's plan: of all that `plan_fragment` is given, but for the number of processes and the entropy."""
+    told = repr(replace(options, search=replace(options.search, jobs=1), entropy=""))
     libraries = [np.__version__, platform.python_version()]
     return key("plan", identifier, name, program.to_json(), operators, told, libraries)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,8 @@ from mirage_cli import (
     isolation,
     planning,
     ranges,
+    stating,
+    tried,
     tuning_stage,
     whole_graph,
 )
@@ -124,6 +127,7 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
                 run.check()
                 run.tune()
                 run.rebuild(draft)
+                run.hand_over(draft)
                 report = run.write(draft, out)
     enforce(report, options)
     return report
@@ -144,8 +148,10 @@ class Run:
     kept: Kept | None = None
     work: list[Work] = field(default_factory=list)
     built: BuildResult | None = None
+    entropy: str = field(default_factory=lambda: secrets.token_hex(16))  #: that proofs' random points come from
     steady: bool = True  #: whether all that failed would fail again
     pieces: list[Piece] = field(default_factory=list)  #: what the file of weights is made of
+    notes: list[str] = field(default_factory=list)  #: on trying the patched model
     clock: Clock = field(default_factory=Clock)
 
     @property
@@ -172,13 +178,18 @@ class Run:
             if self.complete:
                 whole_graph.check_complete(self.imported, self.parts, self.work)
             self.imported.forget()
+        with self.clock.measure("verify"):
+            for w in self.work:
+                if not w.failed:
+                    own, bits = w.occurrences[0].fragment.program, self.options.confidence
+                    w.stated(stating.statement(self.imported, own, f"{self.entropy}, seed {self.options.seed}", bits))
 
     def plan(self) -> None:
         """Search, render and prove each distinct fragment, in processes of their own when there are several; those of which
         earlier runs have kept the plan are not searched again."""
         work = [w for w in self.work if not w.failed]
         symbols = {s for w in work for s in w.program.symbols}
-        options = plan_options(self.options, self.tools, symbols, self.ranges)
+        options = replace(plan_options(self.options, self.tools, symbols, self.ranges), entropy=self.entropy)
         self.plans = planning.shared_out(options, len(work), self.options.jobs)
         measured = "" if self.options.gpu is None else devices.architecture(self.options.gpu)
         self.progress.stage("search and prove", len(work))
@@ -199,7 +210,7 @@ class Run:
                 self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
         plans = [w.plan for w in work if w.plan is not None and not w.plan.kept]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
-        self.clock.seconds["verify"] = sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
+        self.clock.seconds["verify"] += sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
 
     def _watch(self, work: Sequence[Work]) -> Callable[[int, Standing], None] | None:
         """What hears how far searches are, where anybody looks at it."""
@@ -313,18 +324,36 @@ class Run:
         assemble.clear(draft)
         self.build(draft)
 
+    def hand_over(self, draft: Path) -> None:
+        """Write the patched model where onnxruntime loads it, without the library and with it; fragments that keep it from
+        that are left."""
+        blamed = True
+        while blamed:
+            library = None if self.built is None else self.built.library
+            with self.clock.measure("render"):
+                outcome = tried.write(
+                    self.imported, self.chosen, draft, library, self.options.max_memory, self.pieces
+                )
+            blamed = bool(outcome.blamed)
+            self.notes = [outcome.note] if outcome.note else []
+            for w, reason in outcome.blamed:
+                self.steady = False
+                w.fail(reason)
+            if blamed:
+                self.rebuild(draft)
+
     def report(self) -> Report:
         """What is known by now."""
         seconds = self.clock.total()
         return assemble.report(self.model, self.imported, self.parts, self.work, self.options, seconds)
 
     def write(self, draft: Path, out: Path) -> Report:
-        """Patch the model and write everything into the draft, which will be `out`."""
-        report = self.report()  # before patching changes the model's nodes
+        """Write everything but model and library, which are there, into the draft, which will be `out`."""
+        report = self.report()
         if self.complete:
             whole_graph.write(self.imported, self.parts, self.work, self.complete, draft)
         with self.clock.measure("render"):
-            report.notes += assemble.write(self.imported, self.work, draft, self.pieces)
+            report.notes += [*self.notes, *assemble.write(self.imported, self.work, draft)]
         report.seconds = self.clock.total()
         page = assemble.write_report(report, draft, str(out))
         if self.steady and not self.complete and answers.lasting(self.model, self.options):

@@ -33,6 +33,7 @@ MAX_TRIES = 40  #: candidates that are rendered and proved before a target is gi
 MORE_GRAPHS = (
     4  #: times as many block graphs are looked at where the candidates' muGraphs are wrong, whatever their tiles
 )
+UNION_BITS = 6  #: more than are asked for, so that the bound over all tries is as asked
 NEAR = 1.02  #: what is predicted to take up to so many times the best time may be as fast: the model is off by more
 TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning chooses from
 
@@ -136,7 +137,8 @@ class FragmentPlan:
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """What planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
-    optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs."""
+    optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs, and what
+    random points of proofs come from, beside the seed."""
 
     targets: dict[str, tuple[str, ...]]
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -145,6 +147,7 @@ class PlanOptions:
     passes: Passes = ALL
     pool: int = 0
     ranges: tuple[tuple[str, Range], ...] = ()
+    entropy: str = ""
 
 
 def newest(names: Sequence[str]) -> Target:
@@ -322,7 +325,8 @@ def _choose(
             continue
         tries += 1
         try:
-            return planned(identifier, program, candidate, target, operators, options), ""
+            made = planned(identifier, program, candidate, target, operators, options)
+            return replace(made, verdict=made.verdict.among(tries)), ""
         except (Refused, InvalidGraph) as e:
             reason = reason or str(e)
         except CheckFailed as e:
@@ -354,7 +358,8 @@ def planned(
     title = f"{identifier}, {target.name}"
     debug.show("tile", title, lambda: "\n".join(tile.text() for tile in made.tiles))
     debug.show("source", title, lambda: made.text)
-    verdict = verify(program, graph, tiles, options.seed, options.confidence)
+    bits = options.confidence + UNION_BITS
+    verdict = verify(program, graph, tiles, options.seed, bits, entropy=options.entropy)
     if not verdict.passed:
         raise CheckFailed(f"the proof failed: {verdict.reason}")
     problem = infinities.changed(program, graph, tiles, options.seed)

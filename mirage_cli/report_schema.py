@@ -85,11 +85,24 @@ _VERDICT = {
     "applications": _of(["integer", "null"], "How often functions are applied."),
     "rounds": _count("Random points in each field."),
     "log2_bound": _of("number", "The bound as a power of two.", maximum=0),
+    "entropy": _text("What random points come from, beside program, muGraph and seed."),
+    "candidates": _count("MuGraphs that were tried until one was accepted; the bound is that of all of them."),
     "extents": _text("`real`: compared at the real extents; else at smaller ones that the theorem allows."),
     "seconds": _number("How long the proof took."),
     "reason": _text("Why it did not pass."),
     "error_bound": _maybe("The proof is wrong with at most this probability.", minimum=0, maximum=1),
 }
+_STATEMENT = _object(
+    "The proof that the fragment's program is what the nodes of the file mean.",
+    {
+        "passed": _of("boolean", "Whether it is."),
+        "error_bound": _of("number", "The proof is wrong with at most this probability.", minimum=0, maximum=1),
+        "assumptions": _list("What the proofs take for granted.", {"type": "string"}),
+        "primes": _list("The prime fields.", {"type": "integer"}),
+        "seconds": _number("How long it took."),
+    },
+    {"reason": _text("Why not.")},
+)
 _ON = _text("The architecture of the GPUs that take it, where others take another one.")
 #: of a proof that there is: those of a fragment are null where there is none
 _PROVED = _VERDICT | {k: {**_VERDICT[k], "type": _VERDICT[k]["type"][0]} for k in ("mode", "degree", "applications")}
@@ -278,6 +291,7 @@ FRAGMENT = _object(
                     _object("One proof.", _NEEDED, {**_PROVED, "when": _BETWEEN, "others": _OTHERS}),
                 ),
                 "others": _OTHERS,
+                "statement": _STATEMENT,
             },
         ),
         "schedule": _map("Schedules of the kernels, by target.", _list("One for each kernel.", _SCHEDULE)),

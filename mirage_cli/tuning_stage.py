@@ -135,9 +135,10 @@ def first_proved(
     for other sizes and architectures, and predicts of these, stays as it is."""
     passed_over: dict[str, str] = {}
     target = newest(options.targets["cuda"])
-    for key, candidate in candidates:
+    for tries, (key, candidate) in enumerate(candidates, 1):
         try:
             plan = planned(identifier, program, candidate, target, operators, options)
+            plan = replace(plan, verdict=plan.verdict.among(tries))
             made = with_others(plan, own.others, identifier, program, target, options.passes)
             return replace(made, slower=own.slower), passed_over
         except (Refused, InvalidGraph, CheckFailed) as e:

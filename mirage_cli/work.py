@@ -26,6 +26,7 @@ from mirage_cli.lax.fragment import LaxFragment
 from mirage_cli.lax.program import Program, Source
 from mirage_cli.plan import FragmentPlan
 from mirage_cli.regions import Facts, Region, Regions
+from mirage_cli.search.statement import Statement
 
 
 def tensor_names(imported: Imported) -> dict[int, str]:
@@ -40,7 +41,8 @@ def regions_of(imported: Imported) -> Regions:
     """The model's regions, looked up once for all fragments."""
     dims = {name: imported.graph.dims(v) for name, v in imported.values.items()}
     grown = grown_tensors(imported.model, imported.graph, imported.values)
-    return Regions(imported.model, Facts(imported.values, dims, imported.shapes, grown))
+    results = {} if imported.original is None else imported.original.outputs
+    return Regions(imported.model, Facts(imported.values, dims, imported.shapes, grown, results))
 
 
 def region_of(regions: Regions, fragment: LaxFragment) -> Region:
@@ -84,6 +86,7 @@ class Work:
     replace: bool = False
     reason: str = ""
     failed: bool = False
+    statement: Statement | None = None
     float_check: FloatCheck | None = None
     measured: list[dict[str, Any]] = field(default_factory=list)
     tuning: dict[str, Any] = field(default_factory=dict)  #: what was tried on a GPU, for the report
@@ -149,6 +152,12 @@ class Work:
             return self.reason
         assert self.plan is not None
         return ", ".join(f"{p.target} {p.predicted_us:.1f} us" for p in self.plan.plans.values())
+
+    def stated(self, outcome: Statement) -> None:
+        """Take the proof that the program is what the nodes mean: without one the fragment fails."""
+        self.statement = outcome
+        if not outcome.passed:
+            self.fail(f"its program is not proved to be what its nodes mean: {outcome.reason}")
 
     # --- building and checking --------------------------------------------------------------------------------------------
     def source(self) -> KernelSource:
@@ -227,8 +236,8 @@ def group(
 ) -> list[Work]:
     """Distinct fragments in order of their first occurrence; only places whose nodes (by name) are `wanted`.
 
-    Fragments of one key are apart where their constants differ in the last bits or their tensors in dimensions, and
-    where their original nodes read more than the fragment's inputs, and not the same. Where one node computes a fragment
+    Fragments of one key are apart where their constants differ in the last bits, their tensors in dimensions, or their
+    original nodes in anything but names. Where one node computes a fragment
     and an input of it the fragment has failed: the operator could not take that node's place.
     """
     found: dict[str, Work] = {}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +29,7 @@ from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Program, evaluate_program
 from mirage_cli.search import degrees
 from mirage_cli.search.evaluate import Tiles, evaluate_kernels
-from mirage_cli.search.mugraph import CustomKernel, KernelGraph
+from mirage_cli.search.mugraph import CustomKernel, KernelGraph, graph_to_json
 from mirage_cli.search.parts import Part
 from mirage_cli.search.stand_in import Point, points
 
@@ -48,6 +50,8 @@ class Verdict:
 
     Of a homomorphic one, `primes` are the pairs of all rounds, `terms` the number of exponentials behind an entry,
     `exponent_degree` the degree of a difference of their exponents, and `paper_log2_bound` what the paper's own theorem says.
+    `entropy` is what the random points come from, beside the program, the muGraph and the seed. The bound covers all
+    `candidates` that were tried until one was accepted.
     """
 
     passed: bool
@@ -65,6 +69,8 @@ class Verdict:
     terms: int | None = None
     exponent_degree: int | None = None
     paper_log2_bound: float | None = None
+    entropy: str = ""
+    candidates: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """The report's form."""
@@ -72,6 +78,10 @@ class Verdict:
         data["primes"] = list(self.primes)
         data["error_bound"] = 2.0**self.log2_bound if self.log2_bound > -1000 else 0.0
         return data
+
+    def among(self, candidates: int) -> Verdict:
+        """The verdict on the one that was accepted of so many: any of them might have been, wrongly."""
+        return replace(self, log2_bound=min(0.0, self.log2_bound + math.log2(candidates)), candidates=candidates)
 
 
 def verify(
@@ -82,18 +92,20 @@ def verify(
     confidence: int = DEFAULT_CONFIDENCE,
     mode: Mode = "auto",
     extents: Extents = "auto",
+    entropy: str = "",
 ) -> Verdict:
     """Prove or refute that `graph`, run with `tiles`, computes `program` for every input.
 
     A refutation is certain for the mode's reading of exp; an acceptance errs with at most the probability stated. `mode`
     "auto" takes exponentials for arbitrary functions, and where that finds a difference, uses exp(a) exp(b) = exp(a + b)
-    as well. `extents` "real" compares at the real extents however long that takes. Raises InvalidGraph for a graph that
-    is not well-formed or not one for this program, UsageError for an unknown mode.
+    as well. `extents` "real" compares at the real extents however long that takes. Random points come from the program, the
+    muGraph, the seed and `entropy`: nobody who does not know all of them beforehand can aim at them. Raises InvalidGraph for
+    a graph that is not well-formed or not one for this program, UsageError for an unknown mode.
     """
     _check_choice("mode", mode, get_args(Mode))
     _check_choice("extents", extents, get_args(Extents))
     check_tensors(program, graph.validate(), tiles)
-    job = _Job(program, graph, tiles, seed, confidence, extents)
+    job = _Job(program, graph, tiles, seed, confidence, extents, entropy)
     if mode == HOMOMORPHIC:
         return job.homomorphic()
     verdict, refuted = job.uninterpreted()
@@ -120,7 +132,7 @@ def merges_exponentials(program: Program, graph: KernelGraph) -> bool:
     return any(exponential(op) for op in ops if op in OPS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Job:
     """One proof."""
 
@@ -130,6 +142,13 @@ class _Job:
     seed: int
     confidence: int
     extents: str
+    entropy: str
+
+    @functools.cached_property
+    def salt(self) -> str:
+        """What random points come from."""
+        text = json.dumps(graph_to_json(self.graph), sort_keys=True)
+        return f"{self.entropy}, seed {self.seed}, {self.program.key()}, {hashlib.sha256(text.encode()).hexdigest()}"
 
     def uninterpreted(self) -> tuple[Verdict, bool]:
         """The verdict where exp is an arbitrary function, and whether a difference was found."""
@@ -155,6 +174,7 @@ class _Job:
             found.extents,
             time.perf_counter() - start,
             found.reason,
+            entropy=self.entropy,
         )
         return verdict, found.refuted
 
@@ -189,6 +209,7 @@ class _Job:
             gap.terms,
             gap.exponent,
             bound.paper,
+            self.entropy,
         )
 
     @property
@@ -218,7 +239,7 @@ class _Job:
         """Compare in so many prime fields at once, at another point where a denominator is zero."""
         primes: tuple[int, ...] = ()
         for draw in range(MAX_DRAWS):
-            key = _key(f"mirage proof, seed {self.seed}, draw {draw}")
+            key = _key(f"mirage proof, {self.salt}, draw {draw}")
             primes = random_primes(key, fields)
             try:
                 reason = self.compare(
@@ -233,7 +254,7 @@ class _Job:
         """Compare in so many pairs of prime fields, one after the other."""
         primes: list[int] = []
         for draw in range(rounds + MAX_REDRAWS):
-            key = _key(f"mirage homomorphic proof, seed {self.seed}, draw {draw}")
+            key = _key(f"mirage homomorphic proof, {self.salt}, draw {draw}")
             pair = random_pair(np.random.default_rng(key))
             try:
                 shared = _Shared(functools.partial(Homomorphic, seed=key, pair=pair), 2)

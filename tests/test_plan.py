@@ -202,8 +202,8 @@ def test_reasons_are_kept_where_nothing_renders(fragment: Program) -> None:
 
 
 def test_nothing_unproved_is_chosen(fragment: Program) -> None:
-    def failed(*arguments: Any) -> Verdict:
-        return replace(verify(*arguments), passed=False, reason="output 0 differs")
+    def failed(*arguments: Any, entropy: str) -> Verdict:
+        return replace(verify(*arguments, entropy=entropy), passed=False, reason="output 0 differs")
 
     with mock.patch.object(plans, "verify", failed):
         found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)

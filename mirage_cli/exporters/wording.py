@@ -77,7 +77,19 @@ def proof(verification: Mapping[str, Any]) -> list[str]:
         found.append(
             "Exponentials and other scalar functions counted as arbitrary functions, so the equality holds for the true ones."
         )
-    return found
+    return found + stated(verification)
+
+
+def stated(verification: Mapping[str, Any]) -> list[str]:
+    """Sentences about the proof's beginning, at the nodes of the file, and about what it takes for granted."""
+    statement = verification.get("statement")
+    if statement is None:
+        return []
+    found = [
+        "What the file's nodes mean, step by step, was compared in the same way with the program that the muGraph was proved "
+        f"to compute (wrong with a probability of at most {bound(statement)})."
+    ]
+    return [*found, f"Taken for granted: {'; '.join(statement['assumptions'])}."]
 
 
 def _extents(verification: Mapping[str, Any]) -> str:
@@ -102,19 +114,26 @@ def proofs(report: Mapping[str, Any]) -> str:
     """How everything that was replaced was proved, in one sentence; nothing where nothing was replaced."""
     replaced = [f["verification"] for f in report["fragments"] if f["status"] == "replaced"]
     proved = [v for own in replaced if log2_bound(own) is not None for v in _verdicts(own)]
-    bounds = [log2 for v in proved if (log2 := log2_bound(v)) is not None]
+    stated = [own["statement"] for own in replaced if "statement" in own]
+    bounds = [log2 for v in (*proved, *stated) if (log2 := log2_bound(v)) is not None]
     if not bounds:
         return ""
     return (
-        "Each was proved equal to the original by evaluating both at random points of prime fields: a wrong one would have "
-        f"passed with a probability of at most {power_of_two(max(bounds))}."
+        "Each was proved equal to the original by evaluating both at random points of prime fields: that any of them is wrong "
+        f"has a probability of at most {power_of_two(union(bounds))}."
     )
+
+
+def union(log2_bounds: Sequence[float]) -> float:
+    """log2 of the sum of probabilities, at most 0."""
+    top = max(log2_bounds)
+    return min(0.0, top + math.log2(math.fsum(2.0 ** max(b - top, -1000.0) for b in log2_bounds)))
 
 
 def _verdicts(verification: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The verdicts of a fragment's muGraphs for all targets and sizes."""
     own = list(verification.get("targets", {}).values())
-    return [verification, *own, *(o for v in own for o in v.get("others", ()))]
+    return [*(own or [verification]), *(o for v in own for o in v.get("others", ()))]
 
 
 def speed(report: Mapping[str, Any]) -> str:

@@ -10,12 +10,9 @@ import pytest
 
 from mirage_cli.lax import compose
 from mirage_cli.lax.canonical import canonical
-from mirage_cli.lax.domain import Float64
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.functions import FUNCTIONS, POINTS, TOLERANCE, recognised
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.key import key
-from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import Program
 from tests.lax.programs import recorded
 
@@ -85,44 +82,3 @@ def test_sums_and_products_are_compared_without_their_order(op: str) -> None:
         return chain
 
     assert len({key(normal(build(k))) for k in range(3)}) == 1
-
-
-def by_tanh(g: Graph, x: int) -> int:
-    inner = compose.scale(
-        g, g.map("add", x, compose.scale(g, compose.power(g, x, 3), 0.044715)), math.sqrt(2 / math.pi)
-    )
-    return compose.scale(g, g.map("mul", x, compose.shift(g, g.map("tanh", inner), 1)), 0.5)
-
-
-def by_erf(g: Graph, x: int) -> int:
-    ratio = g.map("div", x, g.fill(float(np.float32(math.sqrt(2))), F32))
-    return g.map("mul", compose.scale(g, x, 0.5), compose.shift(g, g.map("erf", ratio), 1))
-
-
-def by_exp(g: Graph, x: int) -> int:
-    return g.map("div", x, compose.shift(g, g.map("exp", g.map("neg", x)), 1))
-
-
-@pytest.mark.parametrize(("spell", "name"), [(by_tanh, "gelu_tanh"), (by_erf, "gelu"), (by_exp, "silu")])
-def test_functions_that_are_spelled_out_are_named(spell: Callable[[Graph, int], int], name: str) -> None:
-    p = normal(lambda g: spell(g, g.input("x", (5, 8), F32)))
-    assert [n.op for n in p.nodes] == [name]
-    gated = normal(lambda g: g.map("mul", spell(g, g.input("x", (5, 8), F32)), g.input("y", (5, 8), F32)))
-    assert [n.op for n in gated.nodes] == [name, "mul"]
-
-
-def test_functions_that_differ_somewhere_keep_their_spelling() -> None:
-    def build(g: Graph) -> int:
-        x = g.input("x", (5, 8), F32)
-        return compose.scale(g, g.map("mul", x, compose.shift(g, g.map("tanh", x), 1)), 0.5)  # silu(2 x) / 2
-
-    p = normal(build)
-    assert "tanh" in {n.op for n in p.nodes}
-    assert recognised(p) is p
-
-
-def test_the_points_tell_the_functions_apart() -> None:
-    values = [OPS[name].apply(Float64(), POINTS) for name in FUNCTIONS]
-    for k, a in enumerate(values):
-        for b in values[k + 1 :]:
-            assert np.abs(a - b).max() > 100 * TOLERANCE

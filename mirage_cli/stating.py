@@ -1,0 +1,54 @@
+"""The proof begins at the file: that a fragment's program computes what its nodes state, as the front end reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.frontends import sizes
+from mirage_cli.frontends.imported import Imported
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax import graph as g
+from mirage_cli.lax.instantiate import untidied
+from mirage_cli.lax.program import Program
+from mirage_cli.search.statement import CONFIDENCE, Statement, states
+
+SMALL, STEP = 3, 2  #: what symbols are where they differ: 3, 5, 7, ...
+
+
+def statement(imported: Imported, program: Program, key: str, confidence: int = CONFIDENCE) -> Statement:
+    """The proof for a program between tensors of a model, which its sources and outputs name."""
+    try:
+        stated = stated_program(imported, [s.name for s in program.sources], [o.name for o in program.outputs])
+        return states(stated, program, key, confidence, assignments((*stated.symbols, *program.symbols)))
+    except (Refused, InvalidGraph) as reason:
+        return Statement(False, 0.0, str(reason))
+
+
+def stated_program(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+    """The program that the nodes between tensors state, step by step. Raises Refused or InvalidGraph."""
+    graph, values = imported.stated, imported.stated_values
+    assert graph is not None
+    for name in (*inputs, *outputs):
+        if name not in values:
+            raise InvalidGraph(f"tensor {name!r} is not read from the model")
+    names = {v: s.name for v, s in enumerate(graph.steps) if isinstance(s, g.Input)}
+    names |= {values[n]: n for n in outputs} | {values[n]: n for n in inputs}
+    boundary = [values[n] for n in inputs]
+    others = [v for v, s in enumerate(graph.steps) if isinstance(s, g.Input) and v not in boundary]
+    return untidied(graph, [values[n] for n in outputs], [*boundary, *others], names)
+
+
+def assignments(symbols: Iterable[str]) -> list[Mapping[str, int]]:
+    """Numbers for symbols that fit each other (`past` and `(past+1)`): all 1, then small ones that differ."""
+    known = {s: sizes.from_extent(ex.symbol(s)) for s in symbols}
+    roots = sorted({n for size in known.values() for n in sizes.names(size)})
+    found: list[Mapping[str, int]] = []
+    for values in (dict.fromkeys(roots, 1), {s: SMALL + STEP * k for k, s in enumerate(roots)}):
+        solved = {s: sizes.substitute(size, values) for s, size in known.items()}
+        numbers = values | {s: n for s, n in solved.items() if isinstance(n, int)}
+        if numbers.keys() >= known.keys() and min(numbers.values(), default=1) > 0 and numbers not in found:
+            found.append(numbers)
+    if not found and known:
+        raise Refused(f"no small numbers fit the sizes {', '.join(sorted(known))}")
+    return found or [{}]
