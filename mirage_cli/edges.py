@@ -211,7 +211,7 @@ def _huge(facts: Facts, arrays: Sequence[Array]) -> Iterator[Edge]:
     sources = [k for k, s in enumerate(facts.program.sources) if s.dtype.is_float and not s.constant]
 
     def larger(k: int, factor: float) -> Array:
-        return _converted(arrays[k].astype(np.float64) * factor, arrays[k].dtype)
+        return converted(arrays[k].astype(np.float64) * factor, arrays[k].dtype)
 
     yield Edge(HUGE, tuple(larger(k, TOGETHER) if k in sources else a for k, a in enumerate(arrays)))
     for k in sources:
@@ -224,7 +224,7 @@ def _small(facts: Facts, arrays: Sequence[Array], random: np.random.Generator) -
     sources = [k for k, s in enumerate(facts.program.sources) if s.dtype.is_float and not s.constant and arrays[k].size]
     for variant in (_least_normal, partial(_steps, most=100), partial(_steps, most=1)):
         for k in sources:
-            made = _converted(variant(arrays[k], random), arrays[k].dtype)
+            made = converted(variant(arrays[k], random), arrays[k].dtype)
             yield Edge(TINY, (*arrays[:k], made, *arrays[k + 1 :]))
 
 
@@ -243,7 +243,7 @@ def _showing_constants(
             rows = facts.rows(k, symbols)
             a = np.array(arrays[k], order="C")
             values = np.resize(np.array(pair), rows.shape[1:]) * random.uniform(0.9, 1.1, rows.shape)
-            a.reshape(-1)[rows] = _converted(values, a.dtype)
+            a.reshape(-1)[rows] = converted(values, a.dtype)
             made[k] = a
         yield Edge(CONSTANTS, tuple(made))
 
@@ -267,12 +267,12 @@ def _changed(
             flat = a.reshape(-1)
             for k, row in enumerate(rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]):
                 made = variants[(shown[source] + k) % len(variants)](flat[row], random)
-                flat[row] = _converted(made, a.dtype)
+                flat[row] = converted(made, a.dtype)
             shown[source] += count
             yield Edge(kind, (*arrays[:source], a, *arrays[source + 1 :]))
 
 
-def _converted(values: Array, dtype: np.dtype[Any]) -> Array:
+def converted(values: Array, dtype: np.dtype[Any]) -> Array:
     """Values in a type; finite ones stay finite."""
     own = from_numpy(dtype)
     if own is None or not own.is_float:

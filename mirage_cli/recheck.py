@@ -355,7 +355,7 @@ class _Recheck:
             text = f"{outcome.case}: {outcome.worst}" if outcome.worst else f"not run: {outcome.skipped}"
             self.result.add("kernel", f.op_type, "", text, float=outcome.to_json())
         else:
-            problem = f"the kernel is less accurate than the rule allows ({outcome.case} inputs): {outcome.worst}"
+            problem = outcome.reason if outcome.parted else f"the kernel is {outcome.reason}"
             self.result.add("kernel", f.op_type, problem, float=outcome.to_json())
 
     # --- 6. outputs, and everything that runs ---------------------------------------------------------------------------

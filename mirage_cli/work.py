@@ -195,7 +195,7 @@ class Work:
             return
         self.float_check = outcome
         if outcome is not None and not outcome.passed:
-            self.fail(f"less accurate than the original ({outcome.case} inputs): {outcome.worst}")
+            self.fail(outcome.reason)
 
     def constants(self, imported: Imported) -> dict[int, NDArray[Any]]:
         """The model's own weights among the sources of the first occurrence."""

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mirage_cli import check as checks
-from mirage_cli import edges
+from mirage_cli import drawing, edges
 from mirage_cli.check import Runner
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BOOL, F16, F32, I64, DType
@@ -416,15 +416,15 @@ def _sizes(limits: checks.Limits) -> dict[str, list[int]]:
     p = program(lambda g, t: [compose.rms_norm(g, g.input("x", (symbol("rows"), 33), t), [1], 1e-5)], F32)
     found: dict[str, list[int]] = {}
     for d in checks.draws(p, {}, 1, limits):
-        if d.name in (checks.SHORTEST, checks.LONGEST, checks.EMPTY):
+        if d.name in (drawing.SHORTEST, drawing.LONGEST, checks.EMPTY):
             found.setdefault(d.name, []).append(d.symbols["rows"])
     return found
 
 
 def test_sizes_at_their_limits() -> None:
     free = _sizes({})
-    assert free == {checks.SHORTEST: [1], checks.LONGEST: [checks.LONG], checks.EMPTY: [0]}
-    assert _sizes({"rows": (3, 20)}) == {checks.SHORTEST: [3], checks.LONGEST: [20]}
+    assert free == {drawing.SHORTEST: [1], drawing.LONGEST: [drawing.LONG], checks.EMPTY: [0]}
+    assert _sizes({"rows": (3, 20)}) == {drawing.SHORTEST: [3], drawing.LONGEST: [20]}
 
 
 def test_what_the_original_refuses_when_empty_is_no_case() -> None:
@@ -439,7 +439,7 @@ def test_what_the_original_refuses_when_empty_is_no_case() -> None:
 
     names = [c.name for c in checks.cases(p, original, {}, 1) if not isinstance(c, str)]
     assert checks.EMPTY not in names
-    assert checks.LONGEST in names
+    assert drawing.LONGEST in names
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
