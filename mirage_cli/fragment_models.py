@@ -29,6 +29,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.program import Source
 from mirage_cli.output import MODEL
+from mirage_cli.regions import ONNX_DOMAINS
 from mirage_cli.work import Work
 
 Array = NDArray[Any]
@@ -154,9 +155,9 @@ def from_work(imported: Imported, work: Work, symbols: Mapping[str, int]) -> Fra
         for i, t in enumerate(spec.inputs)
         if i >= sources and i not in constants  # only the original nodes read these
     }
-    return FragmentModel(
-        spec, function, imported.model.opset_imports, imported.model.ir_version, shapes, constants, given
-    )
+    opsets = {"" if d in ONNX_DOMAINS else d: v for d, v in imported.model.opset_imports.items()}
+    version = max(imported.model.ir_version or 0, patch.FUNCTIONS_IR_VERSION)
+    return FragmentModel(spec, function, opsets, version, shapes, constants, given)
 
 
 # ---- from an output folder -------------------------------------------------------------------------------------------

@@ -331,9 +331,7 @@ class Run:
         while blamed:
             library = None if self.built is None else self.built.library
             with self.clock.measure("render"):
-                outcome = tried.write(
-                    self.imported, self.chosen, draft, library, self.options.max_memory, self.pieces
-                )
+                outcome = tried.write(self.imported, self.chosen, draft, library, self.options.max_memory, self.pieces)
             blamed = bool(outcome.blamed)
             self.notes = [outcome.note] if outcome.note else []
             for w, reason in outcome.blamed:

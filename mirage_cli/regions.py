@@ -29,7 +29,9 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.graph import Dims
 
+ONNX_DOMAINS = ("", "ai.onnx")  #: two spellings of one
 SMALL_CONSTANT_BYTES = 4096  #: up to this size a constant becomes a node of the copy
+FILLS_SINCE, SLICE_BY_INPUTS = 9, 10  #: opsets: of ConstantOfShape, of a Slice whose bounds are inputs
 FILL_ELEMENTS = 2**16  #: up to this size it is looked at whether a constant holds one number only
 
 
@@ -38,13 +40,15 @@ class Facts:
     """What the reader knows of a model's tensors, by name.
 
     Tensors with the same number in `values` are equal, `dims` are their dimensions, `shapes` the elements (extents) of
-    small integer tensors; `grown` are those that can be computed apart from the node that returns them.
+    small integer tensors; `grown` are those that can be computed apart from the node that returns them; `results` are all
+    that a node returns in the file, by the first one: reading removes those that nothing reads.
     """
 
     values: Mapping[str, int] = field(default_factory=dict)
     dims: Mapping[str, Dims] = field(default_factory=dict)
     shapes: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
     grown: Mapping[str, Grown] = field(default_factory=dict)
+    results: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Region:
 
     `inputs` are the `asked` ones and then whatever else the nodes need; `same` maps tensors to inputs that are equal,
     `stretches` to parts of inputs; `grown` are tensors that the nodes return besides, and what these are made of.
+    `results` is for some nodes how many results they have in the file.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -89,6 +94,7 @@ class Region:
     same: Mapping[ir.Value, ir.Value]
     stretches: Mapping[ir.Value, Stretch]
     grown: Mapping[ir.Value, Grown]
+    results: Mapping[ir.Node, int] = field(default_factory=dict)
 
     @property
     def node_names(self) -> list[str]:
@@ -111,26 +117,35 @@ class Region:
         return next((v for v in self.inputs[: self.asked] if v not in read), None)
 
     def signature(self) -> str:
-        """Equal for regions that compute the same function of their inputs, those passed in beside them included.
+        """Equal for regions whose nodes are the same: operators, attributes, constants, and what reads what. Names, and the
+        order of the nodes in the file, do not matter."""
+        known = {v: f"input {k}" for k, v in enumerate(self.inputs)}
+        known |= {v: known[i] for v, i in self.same.items()}
+        known |= {
+            v: f"{known[s.of]} {s.axis} {s.part.start} {s.part.stop} {s.part.perm}" for v, s in self.stretches.items()
+        }
+        known |= {v: repr(s) for v, s in self.shapes.items()}
+        known |= {v: _digest(v.const_value) for v in self.constants}
+        for node in self.nodes:  # in an order in which they can be computed
+            read = ["" if i is None else known[i] for i in node.inputs]
+            given = [_attribute(a) for _, a in sorted(node.attributes.items())]
+            count = self.results.get(node, len(node.outputs))
+            text = f"{_onnx(node.domain)} {node.op_type} {node.overload} {read} {given} {count}"
+            own = hashlib.sha256(text.encode()).hexdigest()
+            known |= {v: f"{own} {k}" for k, v in enumerate(node.outputs) if v not in known}
+        return hashlib.sha256("\n".join(known[v] for v in self.outputs).encode()).hexdigest()
 
-        Regions of equal fragments that need nothing beside their inputs are the same function however they are
-        written: their signature is empty.
-        """
-        if len(self.inputs) == self.asked:
-            return ""
-        number = {v: f"i{k}" for k, v in enumerate(self.inputs)}
-        number |= {v: number[i] for v, i in self.same.items()}
-        number |= {v: f"{number[s.of]} {s.axis} {s.part.start} {s.part.stop}" for v, s in self.stretches.items()}
-        number |= {v: repr(s) for v, s in self.shapes.items()}
-        number |= {v: _digest(v.const_value) for v in self.constants}
-        lines = []
-        for k, node in enumerate(self.nodes):
-            read = [number[i] if i is not None else "" for i in node.inputs]
-            attributes = [ir.to_proto(a).SerializeToString().hex() for _, a in sorted(node.attributes.items())]
-            lines.append(f"{node.domain} {node.op_type} {node.overload} {read} {attributes} {len(node.outputs)}")
-            number |= {v: f"n{k}.{i}" for i, v in enumerate(node.outputs)}
-        lines.append(" ".join(number[v] for v in self.outputs))
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+def _onnx(domain: str) -> str:
+    """A domain in one spelling."""
+    return "" if domain in ONNX_DOMAINS else domain
+
+
+def _attribute(a: ir.Attr) -> str:
+    """An attribute's name and value."""
+    found = ir.to_proto(a)
+    found.doc_string = ""
+    return str(found.SerializeToString().hex())
 
 
 def _digest(tensor: ir.TensorProtocol | None) -> str:
@@ -171,7 +186,15 @@ class Regions:
                 for v in n.outputs
                 if v.name in self.facts.grown and v not in walk.outputs
             },
+            {n: count for n in walk.nodes if (count := self.count(n)) > len(n.outputs)},
         )
+
+    def count(self, node: ir.Node) -> int:
+        """How many results a node of ONNX's own has in the file; onnxruntime's own need none of those that nothing reads."""
+        named = next((v.name for v in node.outputs if v.name), None)
+        if node.domain not in ONNX_DOMAINS or named is None:
+            return len(node.outputs)
+        return len(self.facts.results.get(named, node.outputs))
 
 
 def tensors_by_name(model: ir.Model) -> dict[str, ir.Value]:
@@ -292,9 +315,9 @@ def is_fill(tensor: ir.TensorProtocol) -> bool:
 # ---- copying them ----------------------------------------------------------------------------------------------------
 
 
-def cloned(r: Region) -> tuple[list[ir.Value], list[ir.Value], list[ir.Node]]:
-    """Copies of a region's inputs, outputs and nodes, with nodes for its constants and shapes in front."""
-    copy = _Copy({v.name or "" for v in (*r.inputs, *r.constants, *r.shapes, *r.stretches)})
+def cloned(r: Region, opset: int) -> tuple[list[ir.Value], list[ir.Value], list[ir.Node]]:
+    """Copies of a region's inputs, outputs and nodes, with nodes of an opset for its constants and shapes in front."""
+    copy = _Copy({v.name or "" for v in (*r.inputs, *r.constants, *r.shapes, *r.stretches)}, opset)
     for v in r.inputs:
         copy.values[v] = ir.Value(name=v.name, shape=v.shape, type=v.type)
     copy.values |= {v: copy.values[i] for v, i in r.same.items()}
@@ -306,25 +329,29 @@ def cloned(r: Region) -> tuple[list[ir.Value], list[ir.Value], list[ir.Node]]:
     for v, s in r.stretches.items():
         copy.stretch(v, s)
     for n in r.nodes:
-        copy.node(n)
+        copy.node(n, r.results.get(n, 0))
     return [copy.values[v] for v in r.inputs], [copy.values[v] for v in r.outputs], copy.nodes
 
 
 class _Copy:
     """Nodes of a copy in the making; `values` maps original tensors to theirs, `names` are those in use."""
 
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
+    def __init__(self, names: set[str], opset: int) -> None:
+        self.names, self.opset = names, opset
         self.values: dict[ir.Value, ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.dimensions: dict[tuple[int, int], ir.Value] = {}
 
-    def node(self, n: ir.Node) -> None:
-        """Copy a node; what it returns besides and is an input already gets another name."""
+    def node(self, n: ir.Node, results: int) -> None:
+        """Copy a node; what it returns besides and is an input already gets another name. It has so many results, at least."""
         inputs = [None if i is None else self.values[i] for i in n.inputs]
         names = [self.fresh("again", v).name if v in self.values else v.name for v in n.outputs]
         outputs = [ir.Value(name=m, shape=v.shape, type=v.type) for m, v in zip(names, n.outputs, strict=True)]
         self.values |= {v: o for v, o in zip(n.outputs, outputs, strict=True) if v not in self.values}
+        if results:
+            named = next(v for v in outputs if v.name)
+            outputs = [v if v.name else self.fresh("besides", named) for v in outputs]
+            outputs += [self.fresh("besides", named) for _ in range(results - len(outputs))]
         attributes = list(n.attributes.values())
         made = ir.Node(n.domain, n.op_type, inputs, attributes, overload=n.overload, outputs=outputs, name=n.name)
         self.nodes.append(made)
@@ -334,7 +361,7 @@ class _Copy:
         tensor = v.const_value
         assert tensor is not None
         made = ir.Value(name=v.name, shape=v.shape, type=v.type)
-        if tensor.nbytes <= SMALL_CONSTANT_BYTES:
+        if tensor.nbytes <= SMALL_CONSTANT_BYTES or self.opset < FILLS_SINCE:
             self.add("Constant", [], made, value=tensor)
         else:
             dims = self.integers(list(tensor.shape.numpy()), "shape", v)
@@ -345,8 +372,12 @@ class _Copy:
         """A part of an input as nodes, in its own layout."""
         part, end = s.part, np.iinfo(np.int64).max
         limits = [part.start, end if part.stop is None else part.stop, s.axis]
-        bounds = [self.integers([n], what, v) for n, what in zip(limits, ("start", "stop", "axis"), strict=True)]
-        made = self.add("Slice", [self.values[s.of], *bounds], self.fresh("stretch", v))
+        if self.opset < SLICE_BY_INPUTS:
+            told = {k: [n] for k, n in zip(("starts", "ends", "axes"), limits, strict=True)}
+            made = self.add("Slice", [self.values[s.of]], self.fresh("stretch", v), **told)
+        else:
+            bounds = [self.integers([n], what, v) for n, what in zip(limits, ("start", "stop", "axis"), strict=True)]
+            made = self.add("Slice", [self.values[s.of], *bounds], self.fresh("stretch", v))
         if part.perm:
             back = [part.perm.index(d) for d in range(len(part.perm))]
             made = self.add("Transpose", [made], self.fresh("turned", v), perm=back)

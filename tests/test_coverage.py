@@ -186,8 +186,8 @@ def test_every_node_that_stays_has_one_reason(name: str) -> None:
     shares = coverage.measure(imported, [o for w in work for o in w.occurrences])
     assert 0.25 < shares["weight_bytes"] <= 1 and 0.5 < shares["nodes"] <= 1 and shares["flops"] == 1.0
     replacements = [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences]
-    patch.patch(imported.model, replacements, {})
-    stays = {n.name for n in imported.model.graph if n.domain != patch.DOMAIN}
+    made = patch.patched(imported, replacements, {})
+    stays = {n.name for n in made.graph.node if n.domain != patch.DOMAIN}
     assert stays == set(names)
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from mirage_cli import frontends, patch, pipeline, rawfile
+from mirage_cli import frontends, patch, pipeline, rawfile, saving
 from mirage_cli.datafile import StoredTensor, write
 from mirage_cli.options import Options
 from mirage_cli.rawfile import DataFile
@@ -101,8 +101,9 @@ def test_tied_weights_are_stored_once(name: str, external: bool, tmp_path: Path)
     run.parts = pipeline.partition(imported.graph, pipeline.works.tensor_names(imported))
     work = pipeline.works.group(run.parts.fragments, imported)
     replacements = [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences]
-    patch.patch(imported.model, replacements, {})
-    patch.save(imported.model, tmp_path / "model.onnx", external)
+    assert imported.original is not None
+    made = patch.patched(imported, replacements, {})
+    saving.save(made, imported.original.files, tmp_path / "model.onnx")
     stored = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     large = [t for t in onnx.load(tmp_path / "model.onnx").graph.initializer if len(t.raw_data) > 1024]
     assert len({t.raw_data for t in large}) == len(large)
@@ -122,7 +123,9 @@ def test_two_names_for_one_range_stay_one_range(tmp_path: Path) -> None:
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value="w")
     (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
-    patch.save(frontends.load(str(tmp_path / "in.onnx")).model, tmp_path / "model.onnx", True)
+    original = frontends.load(str(tmp_path / "in.onnx")).original
+    assert original is not None
+    saving.save(original.proto(), original.files, tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx.data").stat().st_size == 64 * 64 * 4
 
 
@@ -181,11 +184,11 @@ def grown(function, warm):
     print(peak() - before)
 """
 READ_AND_WRITE = """
-from mirage_cli import frontends, patch
+from mirage_cli import frontends, saving
 from mirage_cli.bench_rows import original_model
 def work(path):
     imported = frontends.load(path)
-    patch.save(imported.model, Path(path + ".out"), True)
+    saving.save(imported.original.proto(), imported.original.files, Path(path + ".out"))
     told = {"path": path, "format": "onnx", "sha256": imported.sha256, "external_data": imported.external}
     assert original_model(Path(), {"model": told})[0] == Path(path)
 """

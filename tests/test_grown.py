@@ -53,8 +53,8 @@ def replaced(before: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, float]
         w.replace = True
     shares = coverage.measure(imported, places)
     left = [group["reason"] for group in coverage.unchanged(imported, parts, work)]
-    patch.patch(imported.model, [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences], {})
-    return ir.to_proto(imported.model), shares, left
+    made = patch.patched(imported, [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences], {})
+    return made, shares, left
 
 
 def drawn(m: onnx.ModelProto) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:

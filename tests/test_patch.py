@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from mirage_cli import patch
+from mirage_cli import patch, saving
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends import onnx as front_end
 from mirage_cli.frontends.imported import Options
@@ -51,8 +50,7 @@ def test_nothing_else_changes() -> None:
     entry = model.graph.output[0].metadata_props.add()
     entry.key, entry.value = "unit", "volts"
     helper.set_model_props(model, {"license": "free"})
-    before = read(model)
-    untouched: onnx.ModelProto = ir.to_proto(before.model)
+    untouched = model
     made = patched(read(model), ("f_1", ["h"], ["y"]))
     assert list(made.graph.input) == list(untouched.graph.input)
     assert list(made.graph.output) == list(untouched.graph.output)
@@ -202,7 +200,7 @@ def test_unknown_tensors_and_results_that_no_node_computes() -> None:
     with pytest.raises(InvalidGraph, match="no tensor 'nothing'"):
         regions.of(["nothing"], ["y"])
     with pytest.raises(InvalidGraph, match="output 'x'"):
-        patch.patch(imported.model, [patch.Replacement("f_1", regions.of([], ["x"]))], {})
+        patch.patched(imported, [patch.Replacement("f_1", regions.of([], ["x"]))], {})
 
 
 # --- what functions hold ----------------------------------------------------------------------------------------------
@@ -345,8 +343,9 @@ def test_weights_are_stored_as_they_were(tmp_path: Path, external: bool) -> None
     onnx.save(model, source, save_as_external_data=external, location="weights.bin", size_threshold=0)
     imported = front_end.load(str(source), Options())
     region = regions_of(imported).of(["x", "w"], ["a"])
-    patch.patch(imported.model, [patch.Replacement("f_1", region)], {})
-    patch.save(imported.model, tmp_path / "model.onnx", bool(imported.external))
+    made = patch.patched(imported, [patch.Replacement("f_1", region)], {})
+    assert imported.original is not None
+    saving.save(made, imported.original.files, tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx.data").exists() == external
     stored = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     (w,) = stored.graph.initializer
@@ -358,7 +357,7 @@ def test_weights_are_stored_as_they_were(tmp_path: Path, external: bool) -> None
 
 
 def test_weights_that_a_file_cannot_hold_go_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patch, "PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr(saving, "PROTOBUF_LIMIT", 1000)
     imported = read(parsed("g (float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", w=noise(64, 64)))
-    patch.save(imported.model, tmp_path / "model.onnx", external=False)
+    saving.save_ir(imported.model, tmp_path / "model.onnx", external=False)
     assert (tmp_path / "model.onnx.data").stat().st_size >= 64 * 64 * 4

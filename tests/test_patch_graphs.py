@@ -78,13 +78,13 @@ def test_any_graph_with_any_runs_of_nodes_replaced(data: st.DataObject) -> None:
     count = len(list(imported.model.graph))
     runs = data.draw(st.composite(lambda draw: intervals(draw, count))()) if count >= 1 else []
     places = [(f"f_{k}", *around(imported.model, r)) for k, r in enumerate(runs)]
-    before: onnx.ModelProto = ir.to_proto(imported.model)
     made = patched(imported, *[p for p in places if p[2]])
-    assert list(made.graph.input) == list(before.graph.input)
-    assert list(made.graph.output) == list(before.graph.output)
+    assert list(made.graph.input) == list(model.graph.input)
+    assert list(made.graph.output) == list(model.graph.output)
     assert len(operators(made)) == len([p for p in places if p[2]])
-    for ours, theirs, original in zip(run(made, feed), run(before, feed), run(model, feed), strict=True):
-        assert np.array_equal(ours, theirs, equal_nan=True)
+    exact = {t.name for t in made.graph.initializer} <= {t.name for t in model.graph.initializer}  # nothing was folded
+    for ours, original in zip(run(made, feed), run(model, feed), strict=True):
+        assert np.array_equal(ours, original, equal_nan=True) or not exact
         assert np.allclose(ours, original, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -117,8 +117,7 @@ def test_many_layers_share_their_functions() -> None:
     work = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
     assert sum(len(w.occurrences) for w in work) >= 20
     assert len(work) <= 4
-    patch.patch(imported.model, [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences], {})
-    made: onnx.ModelProto = ir.to_proto(imported.model)
+    made = patch.patched(imported, [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences], {})
     onnx.checker.check_model(made)
     assert len(made.functions) == len(work)
     x = noise(3, 8)
@@ -136,6 +135,6 @@ def test_the_model_is_not_searched_for_every_fragment(monkeypatch: pytest.Monkey
         walks.clear()
         work = group(fragments, imported)
         replacements = [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences]
-        patch.patch(imported.model, replacements, {})
+        patch.patched(imported, replacements, {})
         counts.append(len(walks))
     assert counts[0] == counts[1]

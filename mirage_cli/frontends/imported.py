@@ -1,4 +1,4 @@
-"""What a front end hands over: the model that will be patched and the graph that was read from it."""
+"""What a front end hands over: the reader's copy of a model, the graph that was read from it, and the model as it was."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mirage_cli.errors import UsageError
 if TYPE_CHECKING:
     import onnx_ir
 
+    from mirage_cli.frontends.original import Original
     from mirage_cli.lax.domain import Array
     from mirage_cli.lax.graph import Graph
     from mirage_cli.rawfile import DataFile
@@ -62,7 +63,8 @@ class Imported:
     holds the elements (extents) of integer tensors where all are known; `reasons` says of each node that is not read
     why. `external` maps each external data file, as the model names it, to its sha256. `node_count` counts the file's
     nodes, before functions are inlined and constants folded. `script` is where the TorchScript module is that the model was
-    made from (in the process that runs it: the module itself), `files` hold the external data. `stated` is the graph as the
+    made from (in the process that runs it: the module itself), `files` hold the external data. `model` is the reader's copy,
+    with functions inlined and constants folded; what is patched is the `original`. `stated` is the graph as the
     nodes state it, before `one_spelling`, with its own values by name: what proofs begin at.
     """
 
@@ -82,6 +84,7 @@ class Imported:
     stated: Graph | None = None
     stated_values: Mapping[str, int] = field(default_factory=dict)
     files: tuple[DataFile, ...] = ()
+    original: Original | None = None
 
     def forget(self) -> None:
         """Give back the memory that weights in files take; they are read again when they are needed."""

@@ -1,4 +1,4 @@
-"""The ONNX front end: a model file in, the model that will be patched and its graph of primitive operators out."""
+"""The ONNX front end: a model file in, its graph of primitive operators and the original that will be patched out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mirage_cli.frontends.imported import Imported, Options
 from mirage_cli.frontends.onnx_external import DataFiles, inline_inner
 from mirage_cli.frontends.onnx_model import OLDEST_OPSET, checked, default_opset, fix_dimensions, simplify, to_ir
 from mirage_cli.frontends.onnx_walk import read_graph
+from mirage_cli.frontends.original import Original, outputs_of
 from mirage_cli.lax.spelling import one_spelling
 
 suffixes = (".onnx",)
@@ -22,25 +23,29 @@ def load(path: str, options: Options) -> Imported:
     invalid, and UsageError for options that do not fit its inputs.
     """
     data = onnx_file.read_bytes(path)
-    return from_proto(onnx_file.parse(data, path), options, path, onnx_file.sha256(data))
+    return from_proto(onnx_file.parse(data, path), options, path, onnx_file.sha256(data), data)
 
 
-def from_proto(proto: onnx.ModelProto, options: Options, path: str = "-", sha256: str = "") -> Imported:
-    """Read a model in memory, which this changes. External data is looked for beside `path`.
+def from_proto(
+    proto: onnx.ModelProto, options: Options, path: str = "-", sha256: str = "", data: bytes = b""
+) -> Imported:
+    """Read a model in memory, which this changes; `data` are the bytes that it was read from. External data is looked for
+    beside `path`.
 
     Raises ModelError or UsageError.
     """
     try:
-        return _read(proto, options, path, sha256)
+        return _read(proto, options, path, sha256, data or proto.SerializeToString())
     except UnicodeDecodeError as error:  # the texts of a message are decoded when they are looked at
         raise ModelError(f"{path}: a name in the model is not UTF-8: {error.object[:64]!r}") from None
 
 
-def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> Imported:
+def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data: bytes) -> Imported:
     notes: list[str] = []
     onnx_texts.check(proto, path)
     node_count = len(proto.graph.node)
     files = DataFiles(path)
+    original = Original(data, files, outputs_of(proto))
     inline_inner(proto, files)
     proto = checked(proto, path, notes)
     model = to_ir(proto, files, path)
@@ -65,4 +70,5 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str) -> I
         stated=reading.graph,
         stated_values=reading.values,
         files=tuple(files.files.values()),
+        original=original,
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirage_cli import devices, environment, patch, pipeline, placed, settings, steps
+from mirage_cli import devices, environment, pipeline, placed, saving, settings, steps
 from mirage_cli import kept as results
 from mirage_cli.backends import cpu
 from mirage_cli.backends import toolchain as toolchains
@@ -66,7 +66,7 @@ def _built(graph: Recording, folder: Path, store: Kept | None, options: Options,
     """The output folder of a graph, found or made."""
     model = graph.model()
     with Scratch(".", folder) as draft:
-        patch.save(model, draft / MODEL, patch.weight_bytes(model) > OUTSIDE_BYTES)
+        saving.save_ir(model, draft / MODEL, saving.weight_bytes(model) > OUTSIDE_BYTES)
         key = _key(draft, options, store)
         place = folder / key[NAME]
         if store is not None and _is_kept(place / OUT, key, store):

@@ -1,0 +1,141 @@
+"""Operators that onnxruntime runs but loads no model-local function with: the same in standard operators of the model's opset.
+
+onnxruntime ends with SIGSEGV where it inlines a function that holds, in ONNX's own domain, an operator that ONNX does not
+have at that opset. Models have these in their graphs, where its own declaration is found:
+
+1. LayerNormalization before opset 17;
+2. SimplifiedLayerNormalization at any, which is RMSNormalization of opset 23.
+
+Anything else of that kind is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from mirage_cli.errors import Refused
+
+_EPSILON = 1e-5  #: of both operators, where nothing else is said
+_AXES_INPUT = 18  #: the opset from which on ReduceMean takes axes as an input
+_BROADCAST = 7  #: the opset from which on elementwise operators broadcast as numpy does
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def make_loadable(graph: ir.Graph) -> None:
+    """Put stand-ins into the body of a function, in place. Raises Refused naming an operator that has none."""
+    opset = graph.opset_imports.get("", 1)
+    for node in list(graph):
+        if any(a.type in _GRAPHS for a in node.attributes.values()):
+            raise Refused(f"{node.op_type} has sub-graphs, which a function cannot hold here")
+        if node.domain != "" or _is_declared(node.op_type, opset):
+            continue
+        made = _STAND_INS.get(node.op_type)
+        if made is None or opset < _BROADCAST:
+            raise Refused(
+                f"onnxruntime loads no function with {node.op_type}, which ONNX does not have at opset {opset}"
+            )
+        made(_Before(graph, node, opset))
+        graph.remove(node, safe=False)
+
+
+def _is_declared(op_type: str, opset: int) -> bool:
+    return bool(onnx.defs.has(op_type, opset, ""))
+
+
+class _Before:
+    """New nodes in front of one that is to go."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node, opset: int) -> None:
+        self.graph, self.node, self.opset = graph, node, opset
+        self.names = {v.name for n in graph for v in (*n.inputs, *n.outputs) if v is not None}
+
+    def add(self, op: str, *inputs: ir.Value, to: ir.Value | None = None, **attributes: Any) -> ir.Value:
+        """A node of one result."""
+        made = self.fresh(op) if to is None else to
+        self.graph.insert_before(
+            self.node, ir.node(op, list(inputs), attributes, outputs=[made], name=f"{made.name}/{op}")
+        )
+        return made
+
+    def number(self, value: float, dtype: ir.DataType) -> ir.Value:
+        """A scalar."""
+        return self.add("Constant", value=ir.tensor(np.array(value, dtype.numpy()), dtype))
+
+    def fresh(self, what: str) -> ir.Value:
+        """A tensor with a name that is free."""
+        base = f"{self.node.outputs[0].name}/{what}"
+        name, count = base, 0
+        while name in self.names:
+            count += 1
+            name = f"{base}_{count}"
+        self.names.add(name)
+        return ir.Value(name=name)
+
+    def mean(self, x: ir.Value, axes: Sequence[int], to: ir.Value | None = None) -> ir.Value:
+        """The mean over some axes, which stay with one element."""
+        if self.opset < _AXES_INPUT:
+            return self.add("ReduceMean", x, to=to, axes=list(axes), keepdims=1)
+        listed = self.add("Constant", value=ir.tensor(np.array(axes, np.int64)))
+        return self.add("ReduceMean", x, listed, to=to, keepdims=1)
+
+    def cast(self, x: ir.Value, given: ir.DataType, wanted: ir.DataType, to: ir.Value | None = None) -> ir.Value:
+        """A tensor in another type."""
+        if given == wanted:
+            return x
+        made = self.fresh("Cast") if to is None else to
+        node = ir.node("Cast", [x], {"to": wanted.value}, outputs=[made], name=f"{made.name}/Cast")
+        self.graph.insert_before(self.node, node)
+        return made
+
+    def result(self, k: int) -> ir.Value | None:
+        """A result of the node, as one of a new node."""
+        if k >= len(self.node.outputs) or not self.node.outputs[k].name:
+            return None
+        old = self.node.outputs[k]
+        new = ir.Value(name=old.name, shape=old.shape, type=old.type)
+        ir.convenience.replace_all_uses_with(old, new)
+        for i, out in enumerate(self.graph.outputs):
+            if out is old:
+                self.graph.outputs[i] = new
+        return new
+
+
+def _normalised(y: _Before, centred: bool) -> None:
+    """Cases 1 and 2, in the type that the operator says, and rounded at the end only, as onnxruntime's kernels do."""
+    node = y.node
+    x, gain, *rest = node.inputs
+    assert x is not None and gain is not None
+    bias = rest[0] if rest else None
+    told = {k: a.value for k, a in node.attributes.items()}
+    kind, rank = x.dtype, None if x.shape is None else len(x.shape)
+    axis = told.get("axis", -1)
+    if kind is None or (axis >= 0 and rank is None):
+        raise Refused(f"{node.op_type} reads a tensor whose type or number of dimensions is unknown")
+    wide = ir.DataType(told.get("stash_type", ir.DataType.FLOAT))
+    result = gain.dtype or kind
+    axes = range(axis if axis < 0 else axis - (rank or 0), 0)
+    centre = y.cast(x, kind, wide)
+    if centred:
+        centre = y.add("Sub", centre, y.mean(centre, axes, y.result(1)))
+    variance = y.mean(y.add("Mul", centre, centre), axes)
+    root = y.add("Sqrt", y.add("Add", variance, y.number(told.get("epsilon", _EPSILON), wide)))
+    scaled = y.add("Mul", centre, y.add("Reciprocal", root, to=y.result(2 if centred else 1)))
+    last = y.result(0)
+    assert last is not None
+    steps = [("Mul", gain)] if bias is None else [("Mul", gain), ("Add", bias)]
+    for k, (op, by) in enumerate(steps):
+        ends = k == len(steps) - 1 and result == wide
+        scaled = y.add(op, scaled, y.cast(by, result, wide), to=last if ends else None)
+    if result != wide:
+        y.cast(scaled, wide, result, last)
+
+
+_STAND_INS: dict[str, Callable[[_Before], None]] = {
+    "LayerNormalization": lambda y: _normalised(y, True),
+    "SimplifiedLayerNormalization": lambda y: _normalised(y, False),
+}
