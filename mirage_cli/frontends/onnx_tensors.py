@@ -6,7 +6,7 @@ would cut them in other places.
 1. A normalisation that adds a skip connection inside is a sum and a normalisation.
 2. A multiplication by a number stands behind the views of its result, not before them: the value without the factor is
    then there in the layout in which it is read.
-3. onnxruntime's Attention is a product with its weight, a bias, a split, and a MultiHeadAttention.
+3. onnxruntime's Attention is a product with its weight, a bias, a split, and a MultiHeadAttention; its cache is two.
 4. The bias of a MultiHeadAttention is added to queries, keys and values in front of it.
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT
 
-SPLIT_BY_INPUT = 13  #: the opset from which on a Split has its sizes as an input
+SPLIT_BY_INPUT = 13  #: the opset from which on sizes of a Split and axes are inputs
 SUM_OUTPUT = 3  #: of the operators below
 _EPSILON = 1e-12  #: and their default
 _SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
@@ -98,16 +98,17 @@ def _before_scales(view: ir.Node) -> None:
 
 # --- 3 and 4: attention with more inside ------------------------------------------------------------------------------
 _KEPT = ("num_heads", "mask_filter_value", "scale", "unidirectional")
+_INSIDE = ("do_rotary", "past_present_share_buffer")
 _BIAS = 3  #: of MultiHeadAttention
 
 
 def _parts_of_attention(node: ir.Node, opset: int) -> None:
-    """Case 3; a node with a cache or rotary embeddings inside stays as it is."""
+    """Case 3; a node with a cache of fixed size or rotary embeddings inside stays as it is."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * 7]
     x, w, bias, mask, past, added, *rest = given
-    turned = "do_rotary" in node.attributes and node.attributes["do_rotary"].as_int()
-    present = len(node.outputs) > 1 and bool(node.outputs[1].name)
-    if x is None or w is None or w.shape is None or past is not None or any(rest) or turned or present:
+    inside = any(n in node.attributes and node.attributes[n].as_int() for n in _INSIDE)
+    present = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1].name else None
+    if x is None or w is None or w.shape is None or any(rest) or inside:
         return
     width = w.shape[1]
     if not isinstance(width, int):
@@ -123,10 +124,20 @@ def _parts_of_attention(node: ir.Node, opset: int) -> None:
         total = y.add("Add", [total, bias], _shaped(x, width))
     parts = y.parts(total, sizes, opset)
     inputs = [*parts, None, mask, added]
+    if past is not None:
+        rest_of = None if past.shape is None else ir.Shape(list(past.shape)[1:])
+        numbers = (y.weight(np.array(i), "part") for i in range(2))
+        inputs += [y.add("Gather", [past, n], rest_of) for n in numbers]
     attributes = [a for name, a in node.attributes.items() if name in _KEPT]
-    made = ir.Node(MICROSOFT, "MultiHeadAttention", inputs, attributes, num_outputs=1, name=node.name)
+    count = 1 if present is None else 3
+    made = ir.Node(MICROSOFT, "MultiHeadAttention", inputs, attributes, num_outputs=count, name=node.name)
     y.graph.insert_before(node, made)
-    _take_place(node, [(node.outputs[0], made.outputs[0])])
+    results = [(node.outputs[0], made.outputs[0])]
+    if present is not None:
+        for k, v in enumerate(made.outputs[1:]):
+            v.name, v.type = f"{present.name}/{k}", x.type
+        results.append((present, y.stacked(made.outputs[1:], opset)))
+    _take_place(node, results)
 
 
 def _bias_in_front(node: ir.Node, opset: int) -> None:
@@ -203,6 +214,23 @@ class _Before:
             split = ir.node("Split", [x, counts], {"axis": -1}, outputs=made, name=name)
         self.graph.insert_before(self.node, split)
         return made
+
+    def stacked(self, values: Sequence[ir.Value], opset: int) -> ir.Value:
+        """Values one after the other along a new first dimension."""
+        parts = []
+        for v in values:
+            self.count += 1
+            name = f"{self.node.outputs[0].name}/Unsqueeze_{self.count}"
+            made = ir.Value(name=name, type=v.type)
+            if opset < SPLIT_BY_INPUT:
+                more = ir.node("Unsqueeze", [v], {"axes": [0]}, outputs=[made], name=name)
+            else:
+                more = ir.node("Unsqueeze", [v, self.weight(np.zeros(1, np.int64), "axis")], outputs=[made], name=name)
+            self.graph.insert_before(self.node, more)
+            parts.append(made)
+        joined = ir.Value(name=f"{self.node.outputs[0].name}/Concat", type=values[0].type)
+        self.graph.insert_before(self.node, ir.node("Concat", parts, {"axis": 0}, outputs=[joined], name=joined.name))
+        return joined
 
     def weight(self, elements: NDArray[Any], what: str) -> ir.Value:
         """A new weight."""

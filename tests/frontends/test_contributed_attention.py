@@ -74,6 +74,14 @@ def test_its_cache_is_a_concatenation() -> None:
     agrees(parsed(text), **drawn(inputs))
 
 
+def test_its_scores_are_an_output() -> None:
+    inputs = "float[2,3,8] q, float[2,5,8] k, float[2,5,8] v"
+    text = f"""{HEAD} g ({inputs}) => (float[2,3,8] y, float[2,2,3,5] qk) {{
+        y, , , qk = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , add)
+    }}"""
+    agrees(parsed(text, add=WEIGHTS["add"]), **drawn(inputs))
+
+
 @pytest.mark.parametrize(
     "attributes", ["num_heads = 2", "num_heads = 2, unidirectional = 1", "num_heads = 2, scale = 0.3"]
 )
@@ -83,6 +91,25 @@ def test_attention_with_weights_inside_is_taken_apart(attributes: str) -> None:
     }}"""
     imported = agrees(parsed(text, w=noise(6, 3 * D), bias=noise(3 * D)), x=noise(2, 3, 6))
     assert [n.op_type for n in imported.model.graph] == ["MatMul", "Add", "Split", "MultiHeadAttention"]
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("dims", ["2", "p"])
+@pytest.mark.parametrize("case", ["", "unidirectional = 1", "mask", "only present"])
+def test_the_cache_of_attention_is_two_concatenations(case: str, dims: str, opset: int) -> None:
+    head = HEAD.replace('"" : 18', f'"" : {opset}')
+    behind = case != "only present"
+    given = f", float[2,2,2,{dims if case != 'mask' else P},4] past" if behind else ""
+    mask, past = "mask" if case == "mask" else "", "past" if behind else ""
+    attributes = "num_heads = 2" + (f", {case}" if "=" in case else "")
+    text = f"""{head} g (float[2,3,8] x{given}) => (float[2,3,8] y, float[a,b,c,d,e] present) {{
+        y, present = com.microsoft.Attention <{attributes}> (x, w, bias, {mask}, {past})
+    }}"""
+    weights = {"w": noise(8, 3 * D), "bias": noise(3 * D)}
+    if case == "mask":
+        weights["mask"] = WEIGHTS["pad"]
+    arrays = {"x": noise(2, 3, 8)} | ({"past": noise(2, 2, 2, 2, 4)} if behind else {})
+    agrees(parsed(text, **weights), **arrays)
 
 
 def rope(length: int, half: int = 2) -> dict[str, Any]:

@@ -71,9 +71,9 @@ def _offset(call: Call, past: Extent | None, queries: Extent) -> int | None:
     """The position of the first query: behind the past keys, or so that the last query is at the last valid key."""
     g = call.graph
     if past is not None:
-        return None if past == 0 else _count(g, past)
+        return None if past == 0 else heads.counted(g, past)
     if call.has(6):
-        return g.map("sub", _valid(call), _count(g, queries))
+        return g.map("sub", _valid(call), heads.counted(g, queries))
     return None
 
 
@@ -82,14 +82,6 @@ def _valid(call: Call) -> int:
     g = call.graph
     v = g.cast(call.arg(6), I64)
     return g.reshape(v, [g.dims(v)[0], 1, 1, 1])
-
-
-def _count(g: Graph, extent: Extent) -> int:
-    """An extent as a scalar."""
-    if isinstance(extent, int):
-        return g.fill(extent, I64)
-    ones = g.expand(g.fill(1, I64, (1,)), (extent,))
-    return g.reshape(g.reduce("sum", ones, [0]), ())
 
 
 def _masked(call: Call, scores: int, frame: _Frame) -> int:

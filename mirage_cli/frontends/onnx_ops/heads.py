@@ -53,6 +53,15 @@ def weighted(g: Graph, weights: int, v: int) -> int:
     return g.contract(weights, v, [b, h, m, n], [b, h, n, d], [b, h, m, d])
 
 
-def behind(g: Graph, queries: Extent, keys: Extent, past: int) -> tuple[int, int]:
+def behind(g: Graph, queries: Extent, keys: Extent, past: Extent) -> tuple[int, int]:
     """Positions of the queries [1, 1, q, 1], which begin at `past`, and of the keys [1, 1, 1, k]."""
-    return compose.shift(g, g.iota(queries, 2, 4, I64), past), g.iota(keys, 3, 4, I64)
+    rows, columns = g.iota(queries, 2, 4, I64), g.iota(keys, 3, 4, I64)
+    return (rows if past == 0 else g.map("add", rows, counted(g, past))), columns
+
+
+def counted(g: Graph, extent: Extent) -> int:
+    """An extent as a scalar."""
+    if isinstance(extent, int):
+        return g.fill(extent, I64)
+    ones = g.expand(g.fill(1, I64, (1,)), (extent,))
+    return g.reshape(g.reduce("sum", ones, [0]), ())

@@ -26,7 +26,7 @@ _FILTER = -10000.0  #: the default of `mask_filter_value`
 def _multi_head_attention(call: Call) -> list[int | None]:
     """Contraction, scale, bias, masks, softmax, contraction; packed operands are `Slice`s, the cache is a `Concat`."""
     g = call.graph
-    _refuse(call, {3: "a bias", 8: "a cache of fixed size", 9: "a cache of beams"}, outputs=3)
+    _refuse(call, {3: "a bias", 8: "a cache of fixed size", 9: "a cache of beams"}, outputs=4)
     q, k, v = _operands(call)
     past = g.dims(call.arg(6))[2] if call.has(6) else 0
     if past != 0:
@@ -37,8 +37,10 @@ def _multi_head_attention(call: Call) -> list[int | None]:
     biased = biased if not call.has(5) else g.map("add", biased, call.arg(5))
     if call.integer("unidirectional", 0):
         biased = compose.attention_mask(g, biased, _causal(g, q, k, past))
+        if call.wants(3):
+            raise Refused("its scores are read, of which keys in the future have no number")
     y = heads.join_heads(g, heads.weighted(g, compose.softmax(g, biased, [3]), v))
-    return [y, k, v]
+    return [y, k, v, biased]
 
 
 def _operands(call: Call) -> tuple[int, int, int]:
@@ -74,8 +76,6 @@ def _padding(call: Call, hidden: float) -> int:
 
 def _causal(g: Graph, q: int, k: int, past: Extent) -> int:
     """Which keys each query sees: those up to its own position."""
-    if not isinstance(past, int):
-        raise Refused(f"a causal mask behind a cache of {past} positions")
     rows, columns = heads.behind(g, g.dims(q)[2], g.dims(k)[2], past)
     return g.map("le", columns, rows)
 
