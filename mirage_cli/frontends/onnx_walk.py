@@ -95,7 +95,7 @@ class _Walk:
     captures: dict[ir.Graph, set[ir.Value]] = field(default_factory=dict)
     symbols: set[str] = field(default_factory=set)  #: those of the first `heard` values
     heard: int = 0
-    learnt: dict[str, int] = field(default_factory=dict)  #: what contractions tell of such sizes
+    learnt: dict[str, int] = field(default_factory=dict)  #: what contractions and indices tell of such sizes
 
     def __post_init__(self) -> None:
         self.captures = analyze_implicit_usage(self.model.graph)
@@ -236,6 +236,12 @@ class _Walk:
     def learn(self, a: Extent, b: Extent) -> None:
         """Two extents are equal in every run that does not fail: a window is full."""
         found = sizes.full(sizes.from_extent(a), sizes.from_extent(b))
+        if found is not None:
+            self.learnt[found[0]] = max(found[1], self.learnt.get(found[0], 0))
+
+    def need(self, extent: Extent, size: int) -> None:
+        """A dimension has so many positions in every run that does not fail. That it has one says nothing."""
+        found = sizes.reached(sizes.from_extent(extent), size) if size > 1 else None
         if found is not None:
             self.learnt[found[0]] = max(found[1], self.learnt.get(found[0], 0))
 

@@ -161,6 +161,19 @@ def full(a: Size, b: Size) -> tuple[str, int] | None:
     return (symbol, limit - more) if isinstance(more, int) else None
 
 
+def reached(size: Size, number: int) -> tuple[str, int] | None:
+    """(symbol, number) where a size is `number` or more if and only if the symbol is, as `past+1` and 3 are from 2 on; None
+    for sizes of another form."""
+    terms = _terms(size)
+    constant = terms.pop((), 0)
+    if len(terms) != 1:
+        return None
+    ((monomial, factor),) = terms.items()
+    if len(monomial) != 1 or factor < 0 or _limited(monomial[0]) is not None:
+        return None
+    return monomial[0], -((constant - number) // factor)
+
+
 def exact_quotient(a: Size, b: Size) -> Size | None:
     """`a / b` when `b` is a monomial that divides every term of `a`, or equals it; else None."""
     if a in (0, b):

@@ -74,6 +74,30 @@ def test_a_traced_window_is_full(past: int) -> None:
     assert imported.notes == ["past is taken to be 7 or more: the model fails below that"]
 
 
+@pytest.mark.parametrize(("nodes", "least"), [
+    ("y = Gather <axis = 0> (x, two)", "past is taken to be 3 or more"),
+    ("k = Concat <axis = 0> (x, row) y = Gather <axis = 0> (k, two)", "past is taken to be 2 or more"),
+    ("y = Slice (x, two, end, axis)", "past is taken to be 2 or more"),
+])  # fmt: skip
+def test_indices_tell_how_long_a_dimension_is(nodes: str, least: str) -> None:
+    text = f"g (float[past,4] x) => (float[a,b] y) {{ {nodes} }}"
+    weights = WEIGHTS | {"two": np.array([2]), "row": noise(1, 4)}
+    imported = agrees(parsed(text, **weights), x=noise(5, 4))
+    assert imported.notes == [f"{least}: the model fails below that"]
+
+
+def test_a_first_element_tells_nothing() -> None:
+    text = "g (float[past,4] x) => (float[4] y, float[a,4] z) { y = Gather <axis = 0> (x, zero) z = Slice(x, one, end, axis) }"
+    weights = WEIGHTS | {"zero": np.array(0), "one": np.array([1])}
+    assert agrees(parsed(text, **weights), x=noise(3, 4)).notes == []
+
+
+def test_where_a_size_is_reached() -> None:
+    assert sizes.reached(PAST, 3) == ("past", 3) and sizes.reached(PAST + 1, 3) == ("past", 2)
+    assert sizes.reached(2 * PAST + 1, 4) == ("past", 2) and sizes.reached(2 * PAST, 4) == ("past", 2)
+    assert sizes.reached(PAST * sizes.named("b"), 3) is None and sizes.reached(KEPT, 3) is None
+
+
 def test_a_sum_does_not_tell_that_a_window_is_full() -> None:
     """With an empty cache the one element is repeated, and the model works."""
     text = """g (float[past] old, float[1] new, float[8] bias) => (float[8] y) {

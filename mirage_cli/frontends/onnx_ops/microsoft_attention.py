@@ -12,7 +12,7 @@ from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx_ops import heads
 from mirage_cli.frontends.onnx_ops.registry import MICROSOFT, Call, reads
 from mirage_cli.frontends.onnx_ops.rotary import rotate
-from mirage_cli.frontends.onnx_ops.views import joined, taken
+from mirage_cli.frontends.onnx_ops.views import joined, picked
 from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import I64
 from mirage_cli.lax.extents import Extent, quotient
@@ -214,7 +214,7 @@ def _rotated(
     g = call.graph
     tables = []
     for i in caches:
-        rows = taken(g, call.arg(i), 0, positions, dims)
+        rows = picked(call, call.arg(i), 0, positions, dims)
         batch, length, width = g.dims(rows)
         tables.append(g.reshape(rows, [batch, 1, length, width]))
     half, size = g.dims(tables[0])[3], g.dims(x)[3]

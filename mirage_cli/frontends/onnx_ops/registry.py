@@ -37,6 +37,9 @@ class Scope(Protocol):
     def known(self, tensor: ir.Value) -> Known | None:
         """The integers in a tensor as far as they are known when the model is read."""
 
+    def need(self, extent: Extent, size: int) -> None:
+        """An operator reads a dimension of this extent up to this size: it has no fewer positions in any run."""
+
     @property
     def least(self) -> Mapping[str, int]:
         """Sizes that symbols are not below in any run of the model."""

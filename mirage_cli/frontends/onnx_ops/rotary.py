@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mirage_cli.errors import Refused
 from mirage_cli.frontends.onnx_ops.registry import Call, reads
-from mirage_cli.frontends.onnx_ops.views import joined, taken
+from mirage_cli.frontends.onnx_ops.views import joined, picked
 from mirage_cli.lax.extents import quotient
 from mirage_cli.lax.graph import Graph
 
@@ -42,7 +42,7 @@ def _table(call: Call, i: int, turned: int) -> int:
         known = call.scope.known(call.tensor(3))
         if known is None:
             raise Refused("its position_ids are not known when the model is read")
-        table = taken(g, table, 0, call.ints(3), known.shape)
+        table = picked(call, table, 0, call.ints(3), known.shape)
     dims = g.dims(table)
     if len(dims) != 3 or dims[2] != turned // 2:
         raise Refused(f"a cache of {g.tensors[table]} for a rotation of {turned} elements")

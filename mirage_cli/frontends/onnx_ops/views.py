@@ -224,6 +224,8 @@ def _slice(call: Call) -> int:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         dim = dimension(axis, rank)
         first, count = slice_range(g.dims(x)[dim], start, end, step, call.scope.least)
+        if not isinstance(count, int) and first > 0:
+            call.scope.need(g.dims(x)[dim], first)
         x = g.slice(x, dim, first, count, step) if count != 0 else g.slice(x, dim, 0, 0)
     return x
 
@@ -288,7 +290,13 @@ def _gather(call: Call) -> int:
         if moving is None:
             raise Refused("its indices are not known when the model is read")
         return _walked(g, x, axis, moving, call.dims(1))
-    return taken(g, x, axis, call.ints(1), known.shape)
+    return picked(call, x, axis, call.ints(1), known.shape)
+
+
+def picked(call: Call, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:
+    """As `taken`; it is noted that a symbolic dimension has the positions. Raises Refused."""
+    call.scope.need(call.graph.dims(x)[axis], max(indices, default=0) + 1)
+    return taken(call.graph, x, axis, indices, shape)
 
 
 def _walked(g: Graph, x: int, axis: int, w: Walk, out: Dims) -> int:
