@@ -44,7 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     apart.warm()
     made(o.folder, o.nodes, o.spellings)
     out = o.out or o.folder / "results.jsonl"
-    settings = Settings(o.timeout, o.cache, o.keep, not o.all_isas, not o.spawn, tuple(o.options))
+    settings = Settings(
+        timeout=o.timeout,
+        cache=o.cache,
+        keep=o.keep,
+        one_isa=not o.all_isas,
+        forking=not o.spawn,
+        quick=o.quick,
+        options=tuple(o.options),
+    )
     run(o.folder, out, settings, o.jobs, o.only, o.seconds, o.failed, o.every)
     found = [r for name, r in record.read(out).items() if (o.folder / name).exists()]
     print(record.table(found))

@@ -89,6 +89,24 @@ def _floats(found: Any, original: Any, dtype: DType, exact: Any, apart: Any) -> 
     return Difference(INACCURATE if error <= NEAR * allowed else WRONG, text)
 
 
+def far(original: Any, exact: NDArray[Any]) -> str:
+    """How an original's output is not that of a float64 run; empty where it is, up to rounding."""
+    if not isinstance(original, np.ndarray) or original.dtype.kind not in "fiubV":
+        return ""
+    if original.shape != exact.shape:
+        return f"shape {list(original.shape)}, {list(exact.shape)} by the float64 run"
+    dtype = from_numpy(original.dtype)
+    o, e = (np.asarray(a, dtype=np.float64) for a in (original, exact))
+    if (np.isnan(o) != np.isnan(e)).any():
+        return "NaN at other places than in the float64 run"
+    known = np.isfinite(o) & np.isfinite(e)
+    error = float(np.abs(o[known] - e[known]).max(initial=0.0))
+    share = SHARES.get(dtype.name, 0.0) if dtype is not None else SHARES["f16"]
+    if error <= 10 * share * float(np.abs(e[known]).max(initial=0.0)):
+        return ""
+    return f"{original.dtype}: {error:.1e} apart, where the largest number is {float(np.abs(e[known]).max()):.1e}"
+
+
 def _apart(original: Any, apart: Any) -> float:
     """How far the original is from itself without optimizations."""
     if not isinstance(apart, np.ndarray) or apart.shape != original.shape:

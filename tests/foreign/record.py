@@ -17,7 +17,8 @@ PASSED, FAILED, APART = "passed", "failed", "apart"  #: apart: no model of onnxr
 @dataclass(slots=True)
 class Record:
     """What became of one model. `failures` are pairs of a kind and a text; `left` counts nodes by the reason for which they
-    were left alone, `lost` places of fragments that failed by their reasons."""
+    were left alone, `lost` places of fragments that failed by their reasons; `doubts` say where a float64 run is not what
+    the original computes, which is no fault of the patched model."""
 
     model: str
     digest: str = ""
@@ -33,6 +34,7 @@ class Record:
     draws: list[str] = field(default_factory=list)
     exact: int = 0
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def fail(self, kind: str, text: str) -> None:
@@ -80,6 +82,9 @@ def table(records: Iterable[Record], most: int = 25) -> str:
     texts = Counter(f"{k}: {general(t)}" for r in ours for k, t in dict(reversed(r.failures)).items())
     lines += _ranked("failures, in general words (models)", texts, most)
     lines += _ranked("refusals (models)", Counter(general(r.refusal) for r in ours if r.refusal), most)
+    lines += _ranked("float64 runs that are not what the original computes (models)", doubted(ours), most)
+    none = Counter(general(n) for r in ours for n in r.notes if n.startswith("no float64 run"))
+    lines += _ranked("why there was no float64 run (models)", none, most)
     lost, left = Counter[str](), Counter[str]()
     for r in ours:
         lost.update({general(reason): n for reason, n in r.lost.items()})
@@ -95,6 +100,11 @@ def _ranked(title: str, counted: Counter[str], most: int) -> list[str]:
     rest = sum(n for _, n in counted.most_common()[most:])
     more = [f"{rest:7}  others"] if rest else []
     return ["", f"{title}:", *(f"{n:7}  {text[:220]}" for text, n in counted.most_common(most)), *more]
+
+
+def doubted(records: Iterable[Record]) -> Counter[str]:
+    """Doubts in general words."""
+    return Counter(general(r.doubts[0].split(": ", 1)[1]) for r in records if r.doubts)
 
 
 def general(text: str) -> str:
