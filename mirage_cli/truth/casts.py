@@ -11,13 +11,25 @@ from mirage_cli.errors import Refused
 
 from .call import Call, meaning
 from .elementwise import to_integers
-from .values import FLOATS, NARROW, SMALL_FLOATS, Array, Tensor, carrier, finer, numpy_type, rounded, tensor
+from .values import (
+    FLOATS,
+    NARROW,
+    SMALL_FLOATS,
+    Array,
+    Tensor,
+    carrier,
+    finer,
+    numpy_type,
+    power_of_two,
+    rounded,
+    tensor,
+)
 
 
-def cast(value: Tensor, kind: int, *, rounds: bool = True, saturate: bool = True) -> Tensor:
+def cast(value: Tensor, kind: int, *, rounds: bool = True, saturate: bool = True, mode: str = "up") -> Tensor:
     """A tensor as one of another element type, as onnxruntime converts on x86.
 
-    Without `rounds` a cast between float types keeps the numbers.
+    Without `rounds` a cast between float types keeps the numbers; `mode` is how float8e8m0 rounds.
     """
     target = carrier(kind)
     if value.type == TensorProto.STRING:
@@ -25,6 +37,8 @@ def cast(value: Tensor, kind: int, *, rounds: bool = True, saturate: bool = True
     if kind == TensorProto.STRING:
         return _to_text(value)
     if kind in FLOATS:
+        if kind == TensorProto.FLOAT8E8M0 and rounds and value.type != kind:
+            return Tensor(power_of_two(value.data, saturate, mode), kind)
         return _to_float(value, kind, rounds=rounds, saturate=saturate)
     if kind == TensorProto.BOOL:
         return Tensor(value.data != 0, kind)
@@ -44,10 +58,14 @@ def _to_float(value: Tensor, kind: int, *, rounds: bool, saturate: bool) -> Tens
 
 
 def _narrowed(value: Tensor, kind: int) -> Array:
-    """Integers of less than a byte: the low bits of the number."""
+    """Integers of less than a byte: the low bits of the number, which onnxruntime rounds (halves away from zero)."""
     low, high = NARROW[kind]
     count = high - low + 1
-    whole = to_integers(value.data, np.dtype(np.int32)) if value.type in FLOATS else value.data.astype(np.int64)
+    if value.type in FLOATS:
+        near = np.copysign(np.floor(np.abs(value.data) + 0.5), value.data)
+        whole = to_integers(near, np.dtype(np.int32))
+    else:
+        whole = value.data
     return ((whole.astype(np.int64) - low) % count + low).astype(carrier(kind))
 
 
@@ -75,14 +93,20 @@ def _text(number: float | int | bool, digits: int) -> str:
     return str(int(number))
 
 
+def _as(call: Call, kind: int) -> Tensor:
+    """The first input as one of another element type, as the node says."""
+    saturate, mode = bool(call.integer("saturate", 1)), call.text("round_mode", "up")
+    return cast(call.tensor(0), kind, rounds=call.casts, saturate=saturate, mode=mode)
+
+
 @meaning("Cast")
 def _cast(call: Call) -> Tensor:
-    return cast(call.tensor(0), call.integer("to"), rounds=call.casts, saturate=bool(call.integer("saturate", 1)))
+    return _as(call, call.integer("to"))
 
 
 @meaning("CastLike")
 def _cast_like(call: Call) -> Tensor:
-    return cast(call.tensor(0), call.tensor(1).type, rounds=call.casts, saturate=bool(call.integer("saturate", 1)))
+    return _as(call, call.tensor(1).type)
 
 
 @meaning("BitCast")

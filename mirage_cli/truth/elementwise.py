@@ -274,7 +274,7 @@ def _pow(call: Call) -> Tensor:
 def to_integers(x: Array, target: np.dtype[np.generic]) -> Array:
     """Floats as integers, as C on x86 casts them: towards zero, and the lowest number for NaN and what is out of range.
 
-    Narrow types take the low bits of a cast to int32, unsigned ones those of a cast to int64.
+    Narrow types take the low bits of a cast to int32, unsigned ones those of a cast to int64; too much for uint64 is 0.
     """
     whole = np.trunc(x)
     wide = np.int32 if target.itemsize < 4 or target == np.int32 else np.int64
@@ -284,7 +284,8 @@ def to_integers(x: Array, target: np.dtype[np.generic]) -> Array:
     if target != np.uint64:
         return near.astype(target)
     high = (whole >= edge) & (whole < 2 * edge)
-    return np.where(high, np.where(high, whole, 0).astype(np.uint64), near.astype(np.uint64))
+    upper = np.where(high, np.where(high, whole, 0).astype(np.uint64), near.astype(np.uint64))
+    return np.where(whole >= 2 * edge, np.uint64(0), upper)
 
 
 @meaning("Max", "Min", "Sum", "Mean")

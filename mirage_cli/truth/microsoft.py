@@ -128,8 +128,8 @@ def _group_query_attention(call: Call) -> Sequence[Value]:
     past_keys = call.array(3) if call.given(3) else np.zeros((batch, shared, 0, size))
     past_values = call.array(4) if call.given(4) else np.zeros((batch, shared, 0, v.shape[-1]))
     room = max(whole, past_keys.shape[2])
-    keys, values = _present(past_keys, k, before, totals, room), _present(past_values, v, before, totals, room)
-    y, total = _grouped_attention(call, q, keys[:, :, :whole], values[:, :, :whole], before)
+    keys, values = _present(past_keys, k, before, room), _present(past_values, v, before, room)
+    y, total = _grouped_attention(call, q, keys[:, :, :whole], values[:, :, :whole], before, totals)
     return [call.like(joined(y)), call.like(keys), call.like(values), call.like(total)]
 
 
@@ -153,23 +153,23 @@ def _turned(call: Call, q: Array, k: Array, before: Array) -> tuple[Array, Array
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
 
 
-def _present(past: Array, new: Array, before: Array, totals: Array, room: int) -> Array:
-    """The past with new keys or values behind what counts of it, in a buffer of a length; the rest of it is the past's."""
+def _present(past: Array, new: Array, before: Array, room: int) -> Array:
+    """What counts of the past with new keys or values behind it, in a buffer of a length that is zero behind them."""
     present = np.zeros((past.shape[0], past.shape[1], room, past.shape[3]))
-    present[:, :, : past.shape[2]] = past
     for i, start in enumerate(before):
         count = min(new.shape[2], room - start)
+        present[i, :, :start] = past[i, :, :start]
         present[i, :, start : start + count] = new[i, :, :count]
     return present
 
 
-def _grouped_attention(call: Call, q: Array, k: Array, v: Array, before: Array) -> tuple[Array, Array]:
+def _grouped_attention(call: Call, q: Array, k: Array, v: Array, before: Array, totals: Array) -> tuple[Array, Array]:
     """Attention up to each query's own place, within a window, with a sink; and its scores."""
     total = capped(scores(call.limits, q, k, _scale(call, q.shape[-1])), call.number("softcap", 0.0))
     bias = call.array(10) if call.given(10) else np.zeros(())
     total = total + (bias[..., : k.shape[2]] if bias.ndim else bias)
     place = before[:, None, None, None] + np.arange(q.shape[2])[:, None]
-    seen = np.arange(k.shape[2]) <= place
+    seen = (np.arange(k.shape[2]) <= place) & (np.arange(k.shape[2]) < totals[:, None, None, None])
     window = call.integer("local_window_size", -1)
     if window >= 0:
         seen = seen & (np.arange(k.shape[2]) > place - window)
@@ -194,6 +194,5 @@ def _rotary_embedding(call: Call) -> Tensor:
     if size and size != 2 * cos.shape[-1]:
         raise Refused(f"angles of {cos.shape[-1]} pairs for {size} numbers")
     chosen = int(places.reshape(-1)[0]) + np.arange(y.shape[2])[None] if places.size == 1 else places
-    scaled = call.number("scale", 1.0)
-    y = scaled * rotated(y, cos[chosen][:, None], sin[chosen][:, None], bool(call.integer("interleaved", 0)))
+    y = rotated(y, cos[chosen][:, None], sin[chosen][:, None], bool(call.integer("interleaved", 0)))
     return call.like(joined(y) if flat else y)

@@ -115,7 +115,8 @@ def _mean_variance_normalization(call: Call) -> Tensor:
     chosen = call.integers("axes")
     axes = tuple(at_axis(a, x.ndim) for a in ([0, 2, 3] if chosen is None else chosen))
     centred = x - np.mean(x, axis=axes, keepdims=True)
-    return call.like(centred / (np.sqrt(np.mean(centred * centred, axis=axes, keepdims=True)) + 1e-9))
+    deviation = np.sqrt(np.mean(centred * centred, axis=axes, keepdims=True))
+    return call.like(centred / np.where(deviation == 0, 0.0, deviation + 1e-9))  # NaN of constants, as onnxruntime
 
 
 @meaning("LpNormalization")

@@ -98,12 +98,6 @@ def _conv(call: Call) -> Tensor:
     return call.like(_with_bias(convolution(call, call.array(0), call.array(1)), call.maybe(2)))
 
 
-@meaning("NhwcConv", domain="com.microsoft")
-def _nhwc_conv(call: Call) -> Tensor:
-    y = convolution(call, np.moveaxis(call.array(0), -1, 1), np.moveaxis(call.array(1), -1, 1))
-    return call.like(np.moveaxis(_with_bias(y, call.maybe(2)), 1, -1))
-
-
 @meaning("CausalConvWithState")
 def _causal_conv(call: Call) -> Sequence[Value]:
     x, kernel, past = call.array(0), call.array(1), call.maybe(3)

@@ -121,7 +121,8 @@ def _softmax(call: Call) -> Tensor:
     x, function = call.array(0), functions[call.node.op_type]
     if call.version >= 13:
         return call.like(function(x, at_axis(call.integer("axis", -1), x.ndim)) if x.ndim else function(x[None], 0)[0])
-    axis = at_axis(call.integer("axis", 1), x.ndim + 1)
+    axis = call.integer("axis", 1)
+    axis = at_axis(axis, x.ndim) if axis < 0 else at_axis(axis, x.ndim + 1)
     rows = x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), int(np.prod(x.shape[axis:], dtype=np.int64)))
     return call.like(function(rows, 1).reshape(x.shape))
 

@@ -189,7 +189,7 @@ def _matrix(axis: Axis, where: Array, manner: Manner) -> Array:
         old = base + offset
         weight = _weight((old - where) * narrowing, manner)
         inside = (old >= 0) & (old < axis.before)
-        if manner.outside or manner.antialias:
+        if manner.outside:
             weight = np.where(inside, weight, 0.0)
         matrix[np.arange(axis.after), np.clip(old, 0, axis.before - 1)] += weight
     if manner.outside or manner.antialias:
@@ -201,7 +201,7 @@ def _weight(distance: Array, manner: Manner) -> Array:
     """The weight of an old place at a distance."""
     d, a = np.abs(distance), manner.cubic
     if manner.mode == "linear":
-        return np.maximum(1 - d, 0)
+        return np.asarray(np.maximum(1 - d, 0))
     if manner.mode != "cubic":
         raise Refused(f"mode {manner.mode!r}")
     near = ((a + 2) * d - (a + 3)) * d * d + 1

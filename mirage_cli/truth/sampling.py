@@ -30,7 +30,7 @@ def _grid_sample(call: Call) -> Tensor:
     if mode == "nearest":
         places = [np.rint(p) for p in places]
     borders = [(0.0, n - 1.0) if corners else (-0.5, n - 0.5) for n in lengths]
-    if padding == "border":
+    if padding == "border" and mode != "cubic":  # its elements are looked for at the border one by one
         places = [
             np.where((p < low) | (p > high), np.clip(p, 0, n - 1), p)
             for p, (low, high), n in zip(places, borders, lengths, strict=True)

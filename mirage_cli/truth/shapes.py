@@ -62,7 +62,8 @@ def _identity(call: Call) -> Value:
 def _dropout(call: Call) -> Sequence[Value]:
     if call.version >= 12 and call.given(2) and bool(call.scalar(2)) and not (call.given(1) and not call.scalar(1)):
         raise Refused("a random operator")
-    return [call.tensor(0), plain(np.ones(call.array(0).shape, np.bool_))]
+    mask = np.full(call.array(0).shape, call.version >= 12)  # False before, as onnxruntime has it
+    return [call.tensor(0), plain(mask) if call.version >= 10 else call.like(mask.astype(call.array(0).dtype))]
 
 
 @meaning("Shape")

@@ -87,12 +87,3 @@ def _mel_weight_matrix(call: Call) -> Tensor:
         if right > centre:
             y[centre:right, i] = (right - np.arange(centre, right)) / (right - centre)
     return Tensor(y, call.integer("output_datatype", TensorProto.FLOAT))
-
-
-@meaning("Rfft", "Irfft", domain="com.microsoft")
-def _rfft(call: Call) -> Tensor:
-    x, axes = call.array(0), call.integer("signal_ndim")
-    if call.node.op_type == "Rfft":
-        return call.like(_pairs(np.fft.rfftn(x, axes=tuple(range(x.ndim - axes, x.ndim)))))
-    y = _complex(x)
-    return call.like(np.fft.irfftn(y, axes=tuple(range(y.ndim - axes, y.ndim))))

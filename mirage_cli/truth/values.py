@@ -221,7 +221,7 @@ def rounded(data: Array, kind: int, saturate: bool = False) -> Array:
     if kind == TensorProto.DOUBLE or kind not in FLOATS:
         return data
     if kind == TensorProto.FLOAT8E8M0:
-        return _power_of_two(data)
+        return power_of_two(data)
     shape = FORMATS[kind]
     if kind in (TensorProto.FLOAT, TensorProto.FLOAT16):
         narrow = data.astype(np.float32 if kind == TensorProto.FLOAT else np.float16)
@@ -237,7 +237,7 @@ def _within(near: Array, data: Array, shape: FloatFormat, saturate: bool) -> Arr
     largest = np.copysign(shape.largest, data)
     if not shape.nan:
         result = np.where(np.abs(near) > shape.largest, largest, near)
-        result = np.where(np.isnan(data), -shape.largest if shape.bits == 2 else shape.largest, result)
+        result = np.where(np.isnan(data), 0.0, result)
     elif saturate:
         result = np.where(np.abs(near) > shape.largest, largest, near)
     elif shape.infinite:
@@ -247,11 +247,9 @@ def _within(near: Array, data: Array, shape: FloatFormat, saturate: bool) -> Arr
     return result if shape.signed_zero else np.asarray(result + 0.0)
 
 
-def _power_of_two(data: Array) -> Array:
-    """Numbers as float8e8m0 has them: the nearest powers of two, NaN for the rest."""
-    magnitude = np.where(np.isfinite(data) & (data > 0), data, 1.0)
-    power = np.ldexp(1.0, np.clip(np.rint(np.log2(magnitude)), -127, 127).astype(np.int64))
-    return np.where(np.isfinite(data) & (data > 0), power, np.nan)
+def power_of_two(data: Array, saturate: bool = True, mode: str = "nearest") -> Array:
+    """Numbers as float8e8m0 has them, which is powers of two alone, rounded `up`, `down` or to the `nearest`."""
+    return np.asarray(numpy_helper.to_float8e8m0(data.astype(np.float32), saturate, mode)).astype(np.float64)
 
 
 def finer(source: int, target: int) -> bool:
