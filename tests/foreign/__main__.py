@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spellings", action="store_true", help="write old spellings of operators to FOLDER first")
     parser.add_argument("--all-isas", action="store_true", help="compile kernels for every instruction set")
     parser.add_argument("--spawn", action="store_true", help="let mirage start its processes as users' runs do")
+    parser.add_argument("--quick", action="store_true", help="verify one in eight folders without a replaced fragment")
     parser.add_argument(
         "--options", nargs=argparse.REMAINDER, default=[], help="options of `mirage optimize`, at the end"
     )
