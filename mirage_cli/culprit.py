@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from mirage_cli import patch, whole
 from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.frontends import Imported
 from mirage_cli.frontends.onnx_external import DataFiles
+from mirage_cli.given import entry
 from mirage_cli.runs import Arrays, Job, ScriptJob
 
-LONGEST = 200  #: characters of a name that are kept
 Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; raises MirageError
 
 
@@ -25,7 +24,7 @@ Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; rais
 class Case:
     """A patched model (its external data not loaded), its file and library, inputs, the original's outputs and those of
     a float64 run; `redraw` makes the inputs and outputs of further draws, from 1 on; a run has `seconds` (0: no limit);
-    `read` is the model that the float64 run is of."""
+    `stated` is the model that the float64 run is of."""
 
     model: onnx.ModelProto
     path: Path
@@ -35,7 +34,7 @@ class Case:
     exact: Arrays | None
     redraw: Callable[[int], tuple[Arrays, Arrays, Arrays | None]] | None = None
     seconds: float = 0
-    read: Imported | None = None
+    stated: whole.Stated | None = None
 
     def compared(self, found: Arrays, run: Callable[[Arrays], Arrays]) -> list[whole.Compared]:
         """Outputs by the accuracy rule; `run` makes those for the inputs of another draw."""
@@ -46,11 +45,16 @@ class Case:
             inputs, original, exact = redraw(k)
             return run(inputs), original, exact
 
-        return whole.compare_outputs(found, self.original, self.exact, None if redraw is None else again, self.rounded)
+        more = None if redraw is None else again
+        return whole.compare_outputs(found, self.original, self.exact, more, self.rounded, self.unrounded)
 
     def rounded(self) -> Arrays | None:
-        """The outputs of a run that rounds every tensor of 16 bits to its type; none where that makes no difference."""
-        return None if self.read is None else whole.rounded_run(self.read, self.inputs, self.seconds)
+        """The outputs of a run that rounds every tensor to its type; none where that makes no difference."""
+        return None if self.stated is None else whole.rounded_run(self.stated, self.inputs, self.seconds)
+
+    def unrounded(self) -> Arrays | None:
+        """The outputs of a run without the roundings of casts; none where there are none."""
+        return None if self.stated is None else whole.unrounded_run(self.stated, self.inputs, self.seconds)
 
     def operators(self) -> list[onnx.NodeProto]:
         """The nodes that the library computes."""
@@ -70,9 +74,10 @@ class Case:
 
 
 def original_job(original: Imported, inputs: Arrays, seconds: float = 0) -> Job | ScriptJob:
-    """A run of the original, in the program that it was made for; by onnxruntime in `seconds` at most (0: no limit)."""
+    """A run of the original, in the program that it was made for; by onnxruntime as its nodes stand there, without its
+    optimizations, in `seconds` at most (0: no limit)."""
     if original.script is None:
-        return Job(original.path, inputs, seconds=seconds)
+        return Job(original.path, inputs, seconds=seconds, optimize=False)
     return ScriptJob(original.path, inputs, output_names(original))
 
 
@@ -133,14 +138,6 @@ def save(case: Case, node: onnx.NodeProto | None, shown: Arrays, folder: Path, r
     except OSError as error:
         raise UsageError(f"--save-failing {folder}: {error.strerror or error}") from None
     return sorted(p.name for p in folder.iterdir())
-
-
-def entry(name: str) -> str:
-    """The name of a tensor in an archive of arrays, which are files there, and arguments of numpy's function before."""
-    plain = name.replace("/", "|").replace("\0", "|")
-    if len(plain) <= LONGEST and plain not in ("file", "allow_pickle"):
-        return plain
-    return f"{plain[:LONGEST]}|{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _outputs(name: str, job: Job, run: Runner) -> dict[str, Arrays]:

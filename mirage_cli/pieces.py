@@ -92,24 +92,25 @@ def run(
     library: Path | None,
     limit: int = PIECE,
     seconds: float = 0,
+    optimize: bool = True,
 ) -> Arrays:
     """The outputs of a model, whose external data lie in `folder`, on the CPU, `seconds` for each piece at most (0: no
-    limit). Raises ModelError, MirageError."""
+    limit), with onnxruntime's optimizations or without. Raises ModelError, MirageError."""
     outputs = [o.name for o in model.graph.output]
     parts = pieces(model, limit)
     last = {name: k for k, part in enumerate(parts) for name in part.inputs}
     values: Arrays = dict(inputs)
     for k, part in enumerate(parts):
         feeds = {name: values[name] for name in part.inputs}
-        values |= _run(_model(model, part, feeds), folder, feeds, library, seconds)
+        values |= _run(_model(model, part, feeds), folder, feeds, library, seconds, optimize)
         for name in [n for n in values if last.get(n, -1) <= k and n not in outputs]:
             del values[name]
     return {name: values[name] for name in outputs}
 
 
-def _run(model: bytes, folder: Path, feeds: Arrays, library: Path | None, seconds: float) -> Arrays:
+def _run(model: bytes, folder: Path, feeds: Arrays, library: Path | None, seconds: float, optimize: bool) -> Arrays:
     """The outputs of a piece; its session ends here."""
-    return runtime.run(runtime.session(model, library, data=folder), feeds, seconds)
+    return runtime.run(runtime.session(model, library, data=folder, optimize=optimize), feeds, seconds)
 
 
 def _model(model: onnx.ModelProto, part: Piece, feeds: Mapping[str, NDArray[Any]]) -> bytes:

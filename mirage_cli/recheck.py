@@ -7,8 +7,9 @@
 4. proof: each muGraph computes the program that the model states, with other random points;
 5. source: the muGraphs, rendered again, give the sources byte by byte; library: it was built from sources with these
    hashes; kernel: and its kernels agree with float64 on the inputs that `optimize` made, on others with another seed;
-6. outputs: the patched model with the library agrees with the original, and so does it without the library;
-   torchscript: and so does the patched TorchScript module, where there is one.
+6. reference: the original computes what its nodes mean in float64; outputs: the patched model with the library agrees with
+   the original, and so does it without the library; torchscript: and so does the patched TorchScript module, where there
+   is one.
 
 Originals run in a process of their own and the library in another, which either may end. The library is not loaded at
 all where this user's mirage did not build it: then kernels and outputs are those of the sources of step 5, built anew.
@@ -17,6 +18,7 @@ all where this user's mirage did not build it: then kernels and outputs are thos
 from __future__ import annotations
 
 import importlib.util
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -33,11 +35,13 @@ from mirage_cli import (
     derive,
     dims,
     frontends,
+    given,
     isolation,
     patch,
+    recheck_case,
     recheck_folder,
+    stating,
     trust,
-    whole,
 )
 from mirage_cli.assemble import SOURCES, digests
 from mirage_cli.backends import torch_library
@@ -45,14 +49,14 @@ from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.check import CheckJob, FloatCheck
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.culprit import Case
-from mirage_cli.errors import Crashed, MirageError, ModelError
-from mirage_cli.example import example_inputs
+from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.frontends import Imported, torchscript_module
 from mirage_cli.lax.program import Program
 from mirage_cli.output import LIBRARY, MARK, MODEL, MUGRAPHS, SCRIPT, steady
 from mirage_cli.pipeline import Progress, Silent
 from mirage_cli.plan import rendered as rendered_again
 from mirage_cli.rawfile import held
+from mirage_cli.recheck_case import Models, Refusal, judge, not_compared
 from mirage_cli.recheck_folder import Fragment, against_original, asked_sizes, check_job, check_pair, fragments
 from mirage_cli.report import REPLACED
 from mirage_cli.report_file import read as read_report
@@ -64,7 +68,6 @@ __all__ = ["Finding", "Verification", "VerifyOptions", "verify_folder", "verify_
 
 OTHER_SEED = 1_000_000  #: added to the seed, so that the points of proofs are not those of the run that is checked
 _SUFFIX = {"cpu": ".cpp", "cuda": ".cu"}
-_BARE = "it does not run without the library"
 
 
 def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | None = None) -> Verification:
@@ -110,6 +113,7 @@ class _Recheck:
     odd: list[onnx.NodeProto] = field(default_factory=list)  #: operators that bisection found
     rendered: dict[str, bytes] = field(default_factory=dict)  #: sources by their names in src/
     rebuilt: str = ""  #: why the library is not loaded, but one that was built anew from these sources
+    entropy: str = field(default_factory=lambda: secrets.token_hex(16))  #: that proofs' random points come from
     start: float = field(default_factory=time.perf_counter)
 
     @property
@@ -139,8 +143,7 @@ class _Recheck:
     def pair_run(self, path: Path) -> Verification:
         self.progress.stage("read", 2)
         shapes = self.options.shape if torchscript_module.is_script(path) else ()
-        given = recheck_folder.reading(self.options, shapes, {})
-        original = frontends.load(str(path), given)
+        original = frontends.load(str(path), recheck_folder.reading(self.options, shapes, {}))
         self.progress.step(str(path))
         model, imported = self.read()
         self.progress.step(str(self.folder / self.name))
@@ -207,8 +210,7 @@ class _Recheck:
             return None
         try:
             numbers, shapes = dims.numbers(dims.parse(options["dim"])), options["shape"]
-            given = recheck_folder.reading(self.options, shapes, numbers)
-            imported = frontends.load(path, given)
+            imported = frontends.load(path, recheck_folder.reading(self.options, shapes, numbers))
         except MirageError as error:
             self.result.notes.append(f"the original model cannot be read: {error}")
             return None
@@ -228,6 +230,10 @@ class _Recheck:
                 continue
             other = [n for n, p in zip(f.nodes, programs, strict=True) if p.key() != f.stored.program.key()]
             problem = f"the function states another program than {f.file}, at node {other[0].name}" if other else ""
+            said = stating.statement(
+                imported, programs[0], f"{self.entropy}, seed {self.seed}", self.options.confidence
+            )
+            problem = problem or f"its nodes are not proved to mean this program: {said.reason}" * (not said.passed)
             self.programs[f.id] = programs[0]
             if self.result.add("function", f.op_type, problem) and original is not None:
                 self.result.add("original", f.op_type, against_original(f, original))
@@ -245,7 +251,8 @@ class _Recheck:
                     self.result.add("proof", f.file, f"{kind}{where}: the schedule does not fit: {error}")
                     continue
                 program = self.programs.get(f.id, f.stored.program)
-                jobs.append((program, graph, [s.as_tiles() for s in schedules], self.seed, self.options.confidence))
+                given = (self.seed, self.options.confidence, "auto", "auto", self.entropy)
+                jobs.append((program, graph, [s.as_tiles() for s in schedules], *given))
                 places.append((f, kind, where))
         self.progress.stage("prove", len(jobs))
         verdicts: dict[int, Verdict | isolation.Lost] = dict(isolation.each(verify, jobs, self.options.jobs))
@@ -267,8 +274,8 @@ class _Recheck:
         for f in self.fragments:
             for kind, (_, graph, schedules) in f.stored.targets.items():
                 try:
-                    given = (f.stored.target(kind), f.stored.passes, f.stored.others[kind])
-                    text = rendered_again(f.id, f.stored.program, graph, schedules, *given).text
+                    rest = (f.stored.target(kind), f.stored.passes, f.stored.others[kind])
+                    text = rendered_again(f.id, f.stored.program, graph, schedules, *rest).text
                     self.rendered[f"{f.id}{_SUFFIX.get(kind, '.txt')}"] = text.encode()
                 except (MirageError, KeyError, ValueError, IndexError) as error:
                     self.result.add("source", f.file, f"{kind}: the muGraph cannot be rendered: {error}")
@@ -367,15 +374,16 @@ class _Recheck:
         kernels: list[tuple[Fragment, CheckJob]],
     ) -> None:
         """Everything for which the library is loaded, in one process, and what it is compared with."""
-        case = self.case(model, imported, original)
+        made = self.case(model, imported, original)
+        case = made if isinstance(made, Case) else None
         operators = sorted({n.op_type for n in model.graph.node if n.domain == patch.DOMAIN})
         uses = (bool(operators) or self.library.exists()) and (not self.rebuilt or self.library.exists())
         if self.rebuilt:
             self.result.add("library", LIBRARY, self.rebuilt)
             kernels = kernels if uses else []
         jobs: list[Task] = [self.library, *(job for _, job in kernels)] if uses else []
-        if case is not None and uses:
-            jobs.append(Job(str(case.path), case.inputs, self.library, seconds=case.seconds))
+        if made is not None and uses:
+            jobs.append(Job(str(self.folder / self.name), made.inputs, self.library, seconds=self.options.timeout))
         self.progress.stage("check", len(jobs))
         done = [self.done_apart(task) for task in jobs]
         if uses and not self.rebuilt:
@@ -386,42 +394,21 @@ class _Recheck:
                 self.shown[f.id] = check.failing_inputs(job, outcome)
         if case is not None and uses:
             self.with_library(case, done[-1])
+        elif isinstance(made, Refusal):
+            not_compared(made, done[-1] if uses else None, self.name, self.result)
         if case is not None and (self.folder / SCRIPT).is_file():
             self.script(case, culprit.output_names(imported), bool(operators))
         if self.options.save_failing is not None and not self.result.passed and case is not None:
             self.save(case)
 
-    def case(self, model: onnx.ModelProto, imported: Imported, original: Imported | None) -> Case | None:
+    def case(self, model: onnx.ModelProto, imported: Imported, original: Imported | None) -> Case | Refusal | None:
         """Inputs, what the original makes of them, and a float64 run; the model without the library is judged here."""
-        path, read, limit = self.folder / self.name, imported if original is None else original, self.options.timeout
-        sizes = asked_sizes(
-            imported, self.report, self.options
-        )  # what does not fit the model is an error and no finding
-
-        def inline(inputs: Arrays) -> Arrays:
-            return self.originals.arrays(Job(str(path), inputs, seconds=limit))
-
-        def drawn(k: int) -> tuple[Arrays, Arrays, Arrays | None]:
-            inputs = example_inputs(imported.model, sizes, self.seed + k)
-            job = Job(str(path), inputs, seconds=limit)
-            own = self.originals.arrays(job if original is None else culprit.original_job(original, inputs, limit))
-            try:
-                return inputs, own, whole.float64_run(read, inputs, limit)
-            except MirageError as error:
-                self.result.notes.append(f"outputs are compared with the original's only: {error}")
-                return inputs, own, None
-
-        where, who = (self.name, _BARE) if original is None else (original.path, "the original does not run")
-        try:
-            case = Case(model, path, self.library, *drawn(0), drawn, limit, read)
-            if original is not None:
-                where, who = self.name, _BARE
-                self.judge("without the library", case.compared(inline(case.inputs), inline))
-            return case
-        except MirageError as error:
-            self.result.add("outputs", where, f"{who}: {error}")
-            self.result.notes += [error.hint] if isinstance(error, Crashed) else []
-            return None
+        # what does not fit the model is an error and no finding
+        asked = asked_sizes(imported, self.report, self.options)
+        path = self.folder / self.name
+        inputs = None if self.options.inputs is None else given.read(self.options.inputs, model)
+        models = Models(model, imported, path, self.library, original, self.originals, self.options.timeout)
+        return recheck_case.made(models, asked, self.seed, inputs, self.result)
 
     def with_library(self, case: Case, found: Arrays | isolation.Lost) -> None:
         """Judge the outputs of the patched model with its library; find the operator that differs when asked to."""
@@ -430,7 +417,7 @@ class _Recheck:
             self.result.add("outputs", self.name, f"it does not run with the library: {found.reason}")
         else:
             self.result.outputs = case.compared(found, lambda x: self.run(Job(str(case.path), x, self.library)))
-            self.judge("with the library", self.result.outputs)
+            judge("with the library", self.result.outputs, self.result)
             differs = not all(c.accuracy.passed for c in self.result.outputs)
         if self.options.bisect and differs:
             self.odd = culprit.bisect(case, self.run)
@@ -470,11 +457,6 @@ class _Recheck:
             shown = {node.input[k]: a for k, a in failed.items()}
         culprit.save(case, node, shown, Path(self.options.save_failing), self.run)
         self.result.saved = self.options.save_failing
-
-    def judge(self, which: str, compared: Sequence[whole.Compared]) -> None:
-        for c in compared:
-            problem = "" if c.accuracy.passed else f"{which}: {c.accuracy} against {c.reference}"
-            self.result.add("outputs", c.output, problem, f"{which}: {c.accuracy} against {c.reference}")
 
     def suspect(self, case: Case) -> onnx.NodeProto | None:
         """An operator of the first fragment that a finding names."""

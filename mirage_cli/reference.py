@@ -26,8 +26,8 @@ from mirage_cli.truth import evaluate
 Array: TypeAlias = NDArray[Any]
 MAX_WORK = 4e10  #: multiply-adds of the largest operator up to which float64 is affordable
 MAX_ELEMENTS = 1 << 28  #: elements of the largest value
-SAME = 1e-6  #: relative distance of two evaluations in float64 that are of the same function
-ROUNDED = 16.0  #: units that leaving out a cast to a narrower type may change
+SAME = 1e-7  #: relative distance of two evaluations in float64 that are of the same function, at most `ROUNDED` times
+ROUNDED = 16.0  #: units that leaving out casts to a narrower type may change
 #: operators that are given keys which they hide, and may or may not read
 ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention"})
 _NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT})
@@ -81,12 +81,6 @@ class Nodes:
             self.model, feeds, self.outputs, most_work=MAX_WORK, most_elements=MAX_ELEMENTS, casts=False
         )
 
-    @property
-    def narrows(self) -> bool:
-        """Whether some node casts to a floating-point type that may be narrower than what it is given."""
-        casts = (n for n in self.model.graph.node if n.op_type in ("Cast", "CastLike"))
-        return any(n.op_type == "CastLike" or any(a.i in _NARROW for a in n.attribute) for n in casts)
-
 
 @dataclass(slots=True)
 class Reference:
@@ -133,14 +127,14 @@ class Reference:
     ) -> tuple[Array, ...] | None:
         """The values without the roundings of casts, where these change no more than that: what computes in wider types than
         the nodes say is nearer to these. None where there are no such casts, or where a cast's rounding is what counts."""
-        if not self.nodes.narrows:
+        if not narrows(self.nodes.model):
             return None
         try:
             found = self.nodes.exact(arrays, symbols, casts=False)
         except Unknown:
             return None
-        unit = ROUNDED * parting.unit(self.nodes.model)
-        return found if all(_near(t, f, unit) for t, f in zip(exact, found, strict=True)) else None
+        unit = parting.unit(self.nodes.model)
+        return found if all(near(t, f, unit) for t, f in zip(exact, found, strict=True)) else None
 
     def agrees(self) -> bool:
         """Whether the program was seen to be equal to its nodes."""
@@ -149,7 +143,7 @@ class Reference:
             try:
                 exact = self.nodes.exact(arrays, symbols, casts=False)
                 own = of_program(self.program, arrays, symbols)
-                self.same = all(_near(t, p, SAME) for t, p in zip(exact, own, strict=True))
+                self.same = all(near(t, p, SAME) for t, p in zip(exact, own, strict=True))
             except Refused:
                 self.same = False
         return bool(self.same)
@@ -183,12 +177,19 @@ def of_program(
         raise Unknown(f"the program has no value at these sizes: {error}") from None
 
 
-def _near(exact: Array, other: Array, unit: float) -> bool:
-    """Whether numbers are the same but for so many parts of their size, where both are finite."""
+def narrows(model: onnx.ModelProto) -> bool:
+    """Whether some node casts to a floating-point type that may be narrower than what it is given."""
+    nodes = (*model.graph.node, *(n for f in model.functions for n in f.node))
+    casts = (n for n in nodes if n.op_type in ("Cast", "CastLike"))
+    return any(n.op_type == "CastLike" or any(a.i in _NARROW for a in n.attribute) for n in casts)
+
+
+def near(exact: Array, other: Array, unit: float) -> bool:
+    """Whether numbers are the same but for a few such parts of their size, where both are finite."""
     if exact.shape != other.shape:
         return False
     t, o = (np.asarray(a, dtype=np.float64) for a in (exact, other))
     both = np.isfinite(t) & np.isfinite(o)
     if not both.any():
         return True
-    return parting.rms(t[both] - o[both]) <= unit * max(parting.rms(t[both]), parting.rms(o[both]))
+    return parting.rms(t[both] - o[both]) <= ROUNDED * unit * max(parting.rms(t[both]), parting.rms(o[both]))

@@ -30,13 +30,15 @@ _START = 120.0  #: seconds in which a process has to begin
 @dataclass(frozen=True, slots=True)
 class Job:
     """A run of a model in onnxruntime on the CPU, in a form that another process can take; `data` is the folder of the
-    external data of a model given as bytes, and `seconds` what it may take (0: no limit)."""
+    external data of a model given as bytes, and `seconds` what it may take (0: no limit). Without `optimize` onnxruntime takes
+    the nodes as they stand."""
 
     model: str | bytes
     inputs: Mapping[str, NDArray[Any]]
     library: Path | None = None
     data: Path | None = None
     seconds: float = 0
+    optimize: bool = True
 
     @property
     def title(self) -> str:
@@ -52,7 +54,7 @@ def run_job(job: Job) -> Arrays:
         if large is not None:
             return large
         isolation.doing(f"onnxruntime loaded {job.title}")
-        session = runtime.session(job.model, job.library, provider="cpu", data=job.data)
+        session = runtime.session(job.model, job.library, provider="cpu", data=job.data, optimize=job.optimize)
     expect_inputs({i.name for i in session.get_inputs()}, job.inputs)
     isolation.doing(f"onnxruntime ran {job.title}")
     return runtime.run(session, job.inputs, job.seconds)
@@ -112,7 +114,7 @@ def _large(job: Job) -> Arrays | None:
     weights = {t.name for t in model.graph.initializer}
     expect_inputs({v.name for v in model.graph.input} - weights, job.inputs)
     isolation.doing(f"onnxruntime ran {job.title} in pieces")
-    return pieces.run(model, folder, job.inputs, job.library, seconds=job.seconds)
+    return pieces.run(model, folder, job.inputs, job.library, seconds=job.seconds, optimize=job.optimize)
 
 
 def expect_inputs(known: set[str], given: Mapping[str, NDArray[Any]]) -> None:

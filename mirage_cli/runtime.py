@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ONNX_BF16 = 16
+FAILED = "onnxruntime failed"  #: how the error of a run begins that onnxruntime refuses
 #: what to do where onnxruntime cannot use the GPU; both packages own the same folder, so one has to go first
 CUDA_PROVIDER_COMMAND = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
 CUDA_LIBRARIES_COMMAND = "pip install 'onnxruntime-gpu[cuda,cudnn]'"  #: what onnxruntime's provider needs beside itself
@@ -216,7 +217,7 @@ def run(session: Any, inputs: Mapping[str, NDArray[Any]], seconds: float = 0) ->
         except Exception as error:  # as above
             if options.terminate:
                 raise OutOfTime(f"it took longer than {seconds:g} s") from None
-            raise _cuda_error(f"onnxruntime failed: {error}", _cuda_code(error)) from error
+            raise _cuda_error(f"{FAILED}: {error}", _cuda_code(error)) from error
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ CHECKS = {
     "source": "the sources are those that the muGraphs give",
     "library": "the library was built from these sources",
     "kernel": "the kernels agree with float64",
+    "reference": "the original computes what its nodes mean",
     "outputs": "the outputs agree with the original's",
     "torchscript": "the TorchScript module agrees with the original",
 }
@@ -32,7 +33,8 @@ class VerifyOptions:
     proofs, `dim` and `shape` (as in `Options`) the sizes at which whole models are run. `bisect` looks for the operator that
     makes outputs differ, `save_failing` is a folder for what is needed to see the difference again. `jobs` proofs run at a
     time. `trust_library` loads the library of a folder that somebody else wrote. `timeout` is what one run of a model may
-    take, in seconds, and `max_memory` what a process that runs models may, in bytes (0: no limit).
+    take, in seconds, and `max_memory` what a process that runs models may, in bytes (0: no limit). `inputs` is a file or
+    folder with the inputs of whole models, in place of drawn ones.
     """
 
     seed: int = 0
@@ -45,6 +47,7 @@ class VerifyOptions:
     trust_library: bool = False
     timeout: float = 600.0
     max_memory: int = 0
+    inputs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,12 @@
-"""Whole models: a float64 run of what was read, and the comparison of a patched model with its original.
+"""Whole models: what a file's own nodes mean in float64, and the comparison of a patched model with its original.
 
-The float64 run takes the graph that the front end read, node by node, in the domain of the reference; nodes that are not
-read are computed by the evaluator of the `onnx` package on float64 arrays.
+What is evaluated is the file as it was given, by `truth`, at its own opset: nothing that was read, folded or rewritten.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,21 +14,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper
-from onnx.reference import ReferenceEvaluator
+from onnx import TensorProto, helper
 
-from mirage_cli import runtime
+from mirage_cli import parting
 from mirage_cli.accuracy import DRAWS, Accuracy, Sample, compare, judged, kept
-from mirage_cli.errors import MirageError, OutOfTime, Refused, UsageError
-from mirage_cli.frontends import sizes
+from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.frontends.imported import Imported
-from mirage_cli.lax import extents as ex
-from mirage_cli.lax import graph as g
-from mirage_cli.lax.domain import Float64
-from mirage_cli.lax.dtypes import BF16, F16, F32, DType, from_numpy
-from mirage_cli.lax.evaluate import step_value
+from mirage_cli.frontends.onnx_external import DataFiles
+from mirage_cli.lax.dtypes import F16, F32, DType, from_numpy
+from mirage_cli.reference import narrows, near
+from mirage_cli.truth import evaluate
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[str, Array]
@@ -41,173 +34,98 @@ MAX_ELEMENTS = 1 << 27  #: elements of the largest value
 #: without a float64 run: how far root mean square and maximum may be apart, in units of the last place
 APART = {"f64": 256.0, "f32": 256.0, "f16": 16.0, "bf16": 16.0}
 AS_TYPED = "the original leaves out roundings that its types ask for: compared with a run that has them"
+UNROUNDED = "compared with a run without the roundings of casts, which change no more than rounding does"
 APART_AT_MOST = 16.0  #: the maximum, as a multiple of that
+_WIDE = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
 
 # --- the float64 run --------------------------------------------------------------------------------------------------
-def float64_run(imported: Imported, inputs: Mapping[str, Array], seconds: float = 0, rounded: bool = False) -> Arrays:
-    """The outputs of a model in float64, by name; `rounded` makes every tensor of 16 bits one of its type on the way. Raises
-    Refused, with the reason, where that cannot be done, and OutOfTime where it takes longer than `seconds` (0: no limit)."""
-    run = _Run(imported, inputs, time.monotonic() + seconds if seconds else math.inf, rounded)
-    names = [v.name or "" for v in imported.model.graph.outputs]
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return dict(zip(names, run.outputs(), strict=True))
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A model as its file states it, and what reads weights that lie outside of it."""
+
+    model: onnx.ModelProto
+    load: parting.Load
+
+    def run(self, inputs: Mapping[str, Array], seconds: float = 0, rounded: bool = False, casts: bool = True) -> Arrays:
+        """The outputs in float64, by name; `rounded` makes every tensor one of its type on the way, without `casts` those to
+        narrower types keep their numbers. Raises Refused, with the reason, where that cannot be done, OutOfTime where it takes
+        longer than `seconds` (0: no limit), and UsageError for inputs that are not the model's."""
+        check_inputs(self.model, inputs)
+        return evaluate.run(
+            self.model,
+            inputs,
+            load=self.load,
+            seconds=seconds,
+            most_work=MAX_WORK,
+            most_elements=MAX_ELEMENTS,
+            rounded=rounded,
+            casts=casts,
+        )
+
+    def parted(self, inputs: Mapping[str, Array], own: Arrays, exact: Arrays, shown: Callable[[bytes], Arrays]) -> str:
+        """The node at which what a runtime makes of the model (`own`) parts from what it means, in words; nothing where
+        rounding explains the difference. `shown` runs a model that has other outputs."""
+        unit, terms = parting.unit(self.model), parting.longest(inputs)
+        if all(parting.explained(own[n], exact[n], unit, terms) for n in own.keys() & exact.keys()):
+            return ""
+        plain = parting.inlined(self.model)
+        try:
+            return parting.parted(plain, {**inputs} | shown(parting.showing_all(plain).SerializeToString()), self.load)
+        except MirageError:
+            return ""
 
 
-def rounded_run(imported: Imported, inputs: Mapping[str, Array], seconds: float = 0) -> Arrays | None:
-    """The outputs with every tensor of 16 bits rounded to its type; none where no output is wider, or for lack of memory or
-    of `seconds`."""
-    outputs = {imported.graph.dtype(v) for v in imported.graph.outputs}
-    if not half_tensors(imported) or outputs <= {F16, BF16}:
+def stated(imported: Imported) -> Stated:
+    """The model that was read, as it was given."""
+    assert imported.original is not None
+    return Stated(imported.original.proto(), imported.original.files.array)
+
+
+def stated_by(model: onnx.ModelProto, path: str) -> Stated:
+    """A model whose external data lie beside a path."""
+    return Stated(model, DataFiles(path, hashed=False).array)
+
+
+def check_inputs(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> None:
+    """Raise UsageError for an input that is missing or has another number of dimensions than the model says."""
+    weights = {t.name for t in model.graph.initializer}
+    for v in model.graph.input:
+        shape = v.type.tensor_type.shape if v.type.tensor_type.HasField("shape") else None
+        if v.name in weights and v.name not in inputs:
+            continue
+        if v.name not in inputs:
+            raise UsageError(f"input {v.name!r} is missing")
+        if shape is not None and len(shape.dim) != inputs[v.name].ndim:
+            raise UsageError(f"input {v.name!r}: expected {len(shape.dim)} dimensions, found {inputs[v.name].ndim}")
+
+
+def float64_run(imported: Imported, inputs: Mapping[str, Array], seconds: float = 0) -> Arrays:
+    """The outputs in float64 of a model that was read; see `Stated.run`."""
+    return stated(imported).run(inputs, seconds)
+
+
+def rounded_run(of: Stated, inputs: Mapping[str, Array], seconds: float = 0) -> Arrays | None:
+    """The outputs with every tensor rounded to its type; none where no tensor has 16 bits or no output is wider, or for lack
+    of memory or of `seconds`."""
+    outputs = {v.type.tensor_type.elem_type for v in of.model.graph.output}
+    if parting.unit(of.model) < F16.epsilon or not outputs & _WIDE:
         return None
     try:
-        return float64_run(imported, inputs, seconds, rounded=True)
+        return of.run(inputs, seconds, rounded=True)
     except MirageError:
         return None
 
 
-def half_tensors(imported: Imported) -> frozenset[int]:
-    """The values of a model's tensors of 16 bits."""
-    return frozenset(v for v in imported.values.values() if imported.graph.dtype(v) in (F16, BF16))
-
-
-class _Run:
-    """One evaluation; values are dropped after their last use."""
-
-    def __init__(
-        self, imported: Imported, inputs: Mapping[str, Array], until: float = math.inf, rounded: bool = False
-    ) -> None:
-        self.imported, self.graph, self.until = imported, imported.graph, until
-        self.rounded = half_tensors(imported) if rounded else frozenset[int]()
-        self.inputs = inputs
-        self.symbols = _symbols(imported.graph, inputs)
-        self.order = self.graph.cone(self.graph.outputs)
-        self.nodes = {f"{n.op_type} {n.name}": n for n in imported.model.graph}
-        self.made: dict[str, list[Array]] = {}
-        self.values: dict[int, Array] = {}
-
-    def outputs(self) -> list[Array]:
-        last = {a: v for v in self.order for a in (v, *self.graph.inputs[v])}
-        last.update(dict.fromkeys(self.graph.outputs, -1))
-        for v in self.order:
-            _check_time(self.until)
-            self.values[v] = self.value(v)
-            if v in self.rounded:
-                self.values[v] = self.values[v].astype(runtime.numpy_type(self.graph.dtype(v))).astype(np.float64)
-            for a in {v, *self.graph.inputs[v]}:
-                if last[a] == v:
-                    del self.values[a]
-        return [self.values[v] for v in self.graph.outputs]
-
-    def value(self, v: int) -> Array:
-        step = self.graph.steps[v]
-        if isinstance(step, g.Opaque):
-            return self.opaque(v, step)
-        self.check_size(v, step)
-        if isinstance(step, g.Input):
-            if not step.constant:
-                return np.asarray(self.inputs[step.name]).astype(np.float64)
-            wide = np.asarray(self.imported.constant(step.name)).astype(np.float64)
-            self.imported.forget()
-            return wide
-        args = [self.values[a] for a in self.graph.inputs[v]]
-        return step_value(self.graph, v, Float64(), args, {}, self.symbols)
-
-    def check_size(self, v: int, step: g.Step) -> None:
-        held = math.prod(float(ex.value(e, self.symbols)) for e in self.graph.dims(v))
-        work = held
-        if isinstance(step, g.Contract):
-            size: dict[int, float] = {}
-            for labels, a in zip((step.lhs, step.rhs), self.graph.inputs[v], strict=True):
-                for label, n in zip(labels, self.values[a].shape, strict=True):
-                    size[label] = max(size.get(label, 1.0), float(n))
-            work = math.prod(size.values())
-        if held > MAX_ELEMENTS or work > MAX_WORK:
-            raise Refused(f"a value of {held:.1e} elements ({work:.1e} multiply-adds) is too large for a float64 run")
-
-    # --- nodes that are not read ----------------------------------------------------------------------------------------
-    def opaque(self, v: int, step: g.Opaque) -> Array:
-        if step.label not in self.made:
-            node = self.nodes.get(step.label)
-            if node is None:
-                raise Refused(f"{step.label} has no float64 value")
-            self.made[step.label] = self.compute(node)
-        found = self.made[step.label][step.output]
-        for e, n in zip(self.graph.dims(v), found.shape, strict=True):
-            if isinstance(e, ex.Symbolic) and len(e.names) == 1:
-                self.symbols.setdefault(e.names[0], n // e.factor)
-        return found.astype(np.float64)
-
-    def compute(self, node: ir.Node) -> list[Array]:
-        feeds = {f"i{k}": self.argument(v) for k, v in enumerate(node.inputs) if v is not None}
-        proto = ir.to_proto(node)
-        del proto.input[:], proto.output[:]
-        proto.input.extend(f"i{k}" if v is not None else "" for k, v in enumerate(node.inputs))
-        proto.output.extend(f"o{k}" if v.name else "" for k, v in enumerate(node.outputs))
-        opsets = [helper.make_opsetid(d, n) for d, n in self.imported.model.opset_imports.items()]
-        names = [n for n in proto.output if n]
-        given, made = (
-            [helper.make_value_info(n, helper.make_tensor_type_proto(0, None)) for n in x] for x in (feeds, names)
-        )
-        model = helper.make_model(helper.make_graph([proto], "node", given, made), opset_imports=opsets)
-        try:
-            found = dict(zip(names, _evaluator(self.until)(model).run(None, feeds), strict=True))
-        except OutOfTime:
-            raise
-        except Exception as error:  # the evaluator raises whatever its operators do
-            raise Refused(f"{node.op_type} {node.name!r} has no float64 value: {error}") from None
-        return [np.asarray(found[n]) if n else np.zeros(()) for n in proto.output]
-
-    def argument(self, tensor: ir.Value) -> Array:
-        """A tensor as the evaluator takes it: integers and truth values in their type, anything else in float64."""
-        name = tensor.name or ""
-        v = self.imported.values.get(name)
-        dtype = None if v is None else self.graph.dtype(v)
-        if tensor.const_value is not None and (dtype is None or not dtype.is_float):
-            return tensor.const_value.numpy()  # float64 does not hold the largest integers, which mean "to the end"
-        if v is None or dtype is None:
-            raise Refused(f"tensor {name!r} has no float64 value")
-        if v not in self.values:
-            self.values[v] = self.value(v)  # a constant that only this node reads
-        return self.values[v] if dtype.is_float else self.values[v].astype(runtime.numpy_type(dtype))
-
-
-def _check_time(until: float) -> None:
-    if time.monotonic() > until:
-        raise OutOfTime("its float64 run took too long")
-
-
-def _evaluator(until: float) -> type[ReferenceEvaluator]:
-    """An evaluator that ends at some time: it makes sub-graphs, such as bodies of loops, evaluators of its own kind."""
-
-    class Timed(ReferenceEvaluator):
-        """Looks at the clock before every run."""
-
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            _check_time(until)
-            return super().run(*args, **kwargs)
-
-    return Timed
-
-
-def _symbols(graph: g.Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
-    """Numbers for the symbols, from the shapes of the inputs. Raises UsageError for an input of another shape."""
-    found: dict[str, int] = {}
-    given = [(s.name, graph.dims(v)) for v, s in enumerate(graph.steps) if isinstance(s, g.Input) and not s.constant]
-    for name, dims in given:
-        if name not in inputs or len(dims) != inputs[name].ndim:
-            raise UsageError(f"input {name!r}: expected {len(dims)} dimensions")
-        for e, n in zip(dims, inputs[name].shape, strict=True):
-            if isinstance(e, ex.Symbolic) and len(e.names) == 1:
-                found.setdefault(e.names[0], n // e.factor)
-    for tensor in graph.tensors:
-        for e in tensor.dims:
-            for name in ex.names(e):
-                size = sizes.substitute(sizes.parse(name[1:-1]) if name.startswith("(") else sizes.named(name), found)
-                if isinstance(size, int):
-                    found.setdefault(name, size)
-    return found
+def unrounded_run(of: Stated, inputs: Mapping[str, Array], seconds: float = 0) -> Arrays | None:
+    """The outputs without the roundings of casts; none where there are no such casts, or for lack of memory or of
+    `seconds`."""
+    if not narrows(of.model):
+        return None
+    try:
+        return of.run(inputs, seconds, casts=False)
+    except MirageError:
+        return None
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
@@ -233,11 +151,13 @@ def compare_outputs(
     exact: Mapping[str, Array] | None,
     again: Callable[[int], Draw] | None = None,
     rounded: Callable[[], Mapping[str, Array] | None] | None = None,
+    unrounded: Callable[[], Mapping[str, Array] | None] | None = None,
 ) -> list[Compared]:
     """Every output by the accuracy rule, against the float64 run `exact`; without one, by its distance from the original's.
     `again` makes further draws, from 1 on, for outputs that do not pass. `rounded` makes a run with the roundings that the
     model's types ask for: onnxruntime's CPU leaves out those between operators of float16, so that the original may be nearer
-    to the exact outputs than it says."""
+    to the exact outputs than it says. `unrounded` makes one without the roundings of casts, which what computes in wider types
+    has not."""
     result = []
     draws = kept(again(k) for k in range(1, DRAWS) if again is not None)
 
@@ -252,6 +172,10 @@ def compare_outputs(
             if typed is not None:
                 beside = compare(found[name], typed[name], exact[name], dtype)
                 accuracy = replace(beside, note=AS_TYPED) if beside.passed else accuracy
+            loose = None if accuracy.passed or unrounded is None else unrounded()
+            if loose is not None and near(exact[name], loose[name], F16.epsilon):
+                beside = compare(found[name], own, loose[name], dtype)
+                accuracy = replace(beside, note=UNROUNDED) if beside.passed else accuracy
             result.append(Compared(name, accuracy, "float64"))
         else:
             result.append(Compared(name, _apart(found[name], own, dtype), "original"))
