@@ -148,8 +148,10 @@ def _values(
 
 def _fed(name: str, array: NDArray[Any], plan: Plan, frame: Frame) -> Tensor:
     """A tensor that is fed, of the element type that the graph declares for it."""
-    value = tensor(np.asarray(array), plan.types.get(name) or None)
-    return _kept(value, frame)
+    try:
+        return _kept(tensor(np.asarray(array), plan.types.get(name) or None), frame)
+    except (TypeError, ValueError) as error:
+        raise Refused(f"input {name!r}: {error}") from error
 
 
 def _kept(value: Tensor, frame: Frame) -> Tensor:
@@ -161,8 +163,21 @@ def _kept(value: Tensor, frame: Frame) -> Tensor:
 
 
 def _weight(proto: TensorProto | SparseTensorProto, frame: Frame) -> Tensor:
-    """A weight of a graph."""
-    frame.limits.check_shape(proto.dims)
+    """A weight of a graph; Refused, with its name, where it cannot be read."""
+    name = proto.name if isinstance(proto, TensorProto) else proto.values.name
+    try:
+        frame.limits.check_shape(proto.dims)
+        return _kept(_read(proto, frame), frame)
+    except Refused as error:
+        raise type(error)(f"weight {name!r}: {error}", error.hint) from error
+    except MirageError:
+        raise
+    except Exception as error:
+        raise Refused(f"weight {name!r}: {error or type(error).__name__}") from error
+
+
+def _read(proto: TensorProto | SparseTensorProto, frame: Frame) -> Tensor:
+    """A weight as it is stored, with zeros where a sparse one has nothing."""
     if isinstance(proto, TensorProto):
         return stored(proto, frame.load)
     values, places = stored(proto.values, frame.load), stored(proto.indices, frame.load).data

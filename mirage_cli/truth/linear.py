@@ -86,7 +86,7 @@ def _einsum(call: Call) -> Tensor:
     equation = call.text("equation").replace(" ", "")
     arrays = call.arrays()
     _check_einsum(call.limits, equation, arrays)
-    return call.like(np.einsum(equation, *arrays))
+    return call.like(np.einsum(equation, *arrays, optimize=True))
 
 
 def _check_einsum(limits: Limits, equation: str, arrays: Sequence[Array]) -> None:

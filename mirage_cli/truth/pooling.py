@@ -15,6 +15,9 @@ from mirage_cli.errors import Refused
 from .call import Call, meaning
 from .values import Array, Tensor, Value, plain
 
+#: how many elements the windows of a convolution have that are laid out at once
+LARGEST_PART = 1 << 24
+
 
 @dataclass(frozen=True)
 class Window:
@@ -81,11 +84,23 @@ def convolution(call: Call, x: Array, kernel: Array) -> Array:
     places = seen.shape[2 : 2 + rank]
     deep = kernel.shape[1] * math.prod(kernel.shape[2:])
     call.limits.check_work(float(batch) * filters * math.prod(places) * deep)
-    rows = np.moveaxis(seen, 1, 1 + rank).reshape(batch, math.prod(places), groups, deep)
     if batch * filters * math.prod(places) == 0:
         return np.zeros((batch, filters, *places), x.dtype)
-    rows = np.moveaxis(rows, 2, 1)
-    product: Array = np.matmul(rows, kernel.reshape(groups, filters // groups, deep).swapaxes(1, 2))
+    parts = np.array_split(np.arange(places[0]), min(places[0], 1 + seen.size // LARGEST_PART))
+    found = []
+    for part in parts:
+        call.limits.check_time()
+        found.append(_product(seen[:, :, part[0] : part[-1] + 1], kernel, groups))
+    return np.concatenate(found, 2)
+
+
+def _product(seen: Array, kernel: Array, groups: int) -> Array:
+    """The products of what windows see with kernels, (batch, filters, places...)."""
+    rank, filters = kernel.ndim - 2, kernel.shape[0]
+    batch, places = seen.shape[0], seen.shape[2 : 2 + rank]
+    rows = np.moveaxis(seen, 1, 1 + rank).reshape(batch, math.prod(places), groups, -1)
+    weights = kernel.reshape(groups, filters // groups, -1).swapaxes(1, 2)
+    product: Array = np.matmul(np.moveaxis(rows, 2, 1), weights)
     return product.swapaxes(2, 3).reshape(batch, filters, *places)
 
 

@@ -200,7 +200,7 @@ def stored(proto: TensorProto, load: Load | None) -> Tensor:
     """A tensor as it is kept in the file, or beside it (read by `load`)."""
     if proto.data_location == TensorProto.EXTERNAL:
         if load is None:
-            raise Refused(f"weight {proto.name!r} lies outside the file, and nothing was given to read it")
+            raise Refused("it lies outside the file, and nothing was given to read it")
         return tensor(np.asarray(load(proto)).reshape(tuple(proto.dims)), proto.data_type)
     carrier(proto.data_type)
     array = numpy_helper.to_array(proto)
