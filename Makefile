@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs fuzz \
+.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs fuzz foreign \
   threads passes suite tuning cpu-suite edges oldest reproducible lock dist clean
 
 help: ## Print these targets
@@ -80,6 +80,11 @@ programs: $(STAMP) ## Optimize 1,000 random programs and compare them with float
 
 fuzz: $(VENV)/.fuzz ## Fuzz all readers for an hour of processor time, guided by coverage (docs/reliability.md); SECONDS for less
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.guided --seconds $(or $(SECONDS),3600)
+
+foreign: $(STAMP) ## Run models of others end to end: node tests of onnx and old spellings of operators; FOLDER for other ones
+	mkdir -p out; if [ -n "$(FOLDER)" ]; then OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.foreign $(FOLDER) --jobs $$(nproc) --out out/foreign-$$(git rev-parse --short HEAD).jsonl; else \
+	  mkdir -p out/foreign && status=0; for kind in nodes spellings; do OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.foreign out/foreign/$$kind --$$kind \
+	  --out out/foreign/$$kind-$$(git rev-parse --short HEAD).jsonl --jobs $$(nproc) --cache out/foreign/cache || status=$$?; done; exit $$status; fi
 
 threads: $(STAMP) ## Call sessions and kernels from many threads for ten minutes (docs/reliability.md); SECONDS for less
 	$(BIN)/python -m samples.threads --seconds $(or $(SECONDS),600)
