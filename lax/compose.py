@@ -65,11 +65,13 @@ def power(g: Graph, x: int, exponent: Number) -> int:
 
 
 def converted(g: Graph, x: int, to: DType) -> int:
-    """A value in a float type. Of numbers that were rounded to a type of 16 bits there is no more than that."""
-    dtype = g.dtype(x)
-    if to.is_float and to.bytes > dtype.bytes and narrowed(g, x):
-        x = g.map(f"round_{dtype}", x)
-    return g.cast(x, to)
+    """A value in a float type; in a wider one, what is left of it."""
+    return g.cast(left(g, x) if to.bytes > g.dtype(x).bytes else x, to)
+
+
+def left(g: Graph, x: int) -> int:
+    """The numbers of a value of 16 bits whose steps do not say that they were rounded to it."""
+    return g.map(f"round_{g.dtype(x)}", x) if narrowed(g, x) else x
 
 
 def softmax(g: Graph, x: int, dims: Sequence[int]) -> int:

@@ -134,4 +134,5 @@ def _fits(g: Graph, v: int, to: DType, depth: int) -> bool:
         return True
     while isinstance(g.steps[v], VIEWS):
         (v,) = g.inputs[v]
-    return g.steps[v] == Map(f"round_{to}")
+    widened = isinstance(g.steps[v], Cast) and g.dtype(g.inputs[v][0]) == to
+    return widened or g.steps[v] == Map(f"round_{to}")

@@ -3,7 +3,8 @@
 Only what is a tensor of the model can be stored between fragments, so what one exporter stores and another does not
 would cut them in other places.
 
-1. A normalisation that adds a skip connection inside is a sum and a normalisation.
+1. A normalisation that adds a skip connection inside is a sum and a normalisation; of 16-bit operands both are computed in
+   float32, as onnxruntime does, and rounded when they are stored.
 2. A multiplication by a number stands behind the views of its result, not before them: the value without the factor is
    then there in the layout in which it is read.
 3. onnxruntime's Attention is a product with its weight, a bias, a split, and a MultiHeadAttention; its cache is two.
@@ -25,6 +26,7 @@ SPLIT_BY_INPUT = 13  #: the opset from which on sizes of a Split and axes are in
 SUM_OUTPUT = 3  #: of the operators below
 _EPSILON = 1e-12  #: and their default
 _SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+_NARROW, _WIDE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
 _VIEWS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 _SCALES = ("Mul", "Div")
 
@@ -51,6 +53,10 @@ def _apart_from_sum(node: ir.Node) -> None:
     if x is None or skip is None:
         return
     before = _Before(node)
+    narrow = x.dtype if x.dtype in _NARROW else None
+    if narrow is not None:
+        x, skip, gain, beta, bias = (None if v is None else before.cast(v, _WIDE) for v in (x, skip, gain, beta, bias))
+        assert x is not None and skip is not None
     total = before.add("Add", [x, skip], x.shape)
     total = total if bias is None else before.add("Add", [total, bias], x.shape)
     epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else _EPSILON
@@ -60,9 +66,13 @@ def _apart_from_sum(node: ir.Node) -> None:
     inputs = [total, gain, beta] if beta is not None else [total, gain]
     made = ir.node(kind, inputs, {"epsilon": epsilon, "axis": -1}, outputs=results, name=node.name)
     before.graph.insert_before(node, made)
+    if narrow is not None:
+        results[0].type, results[0].shape = ir.TensorType(_WIDE), x.shape
+        results[0].name = f"{node.outputs[0].name}/wide"
+        results[0] = before.cast(results[0], narrow)
     pairs = list(zip(node.outputs, results, strict=False))
     if len(node.outputs) > SUM_OUTPUT and node.outputs[SUM_OUTPUT].name:
-        pairs.append((node.outputs[SUM_OUTPUT], total))
+        pairs.append((node.outputs[SUM_OUTPUT], total if narrow is None else before.cast(total, narrow)))
     _take_place(node, pairs)
 
 
@@ -196,6 +206,18 @@ class _Before:
         name = f"{self.node.outputs[0].name}/{op}_{self.count}"
         made = ir.Value(name=name, shape=shape, type=inputs[0].type)
         self.graph.insert_before(self.node, ir.node(op, inputs, outputs=[made], name=name))
+        return made
+
+    def cast(self, x: ir.Value, to: ir.DataType) -> ir.Value:
+        """A value in another element type; a weight stays one."""
+        stored = None if x.is_graph_input() else x.const_value
+        if stored is not None:
+            return self.weight(stored.numpy().astype(to.numpy()), "cast")
+        made = self.add("Cast", [x], x.shape)
+        node = made.producer()
+        assert node is not None
+        node.attributes["to"] = ir.AttrInt64("to", to.value)
+        made.type = ir.TensorType(to)
         return made
 
     def parts(self, x: ir.Value, sizes: list[int], opset: int) -> list[ir.Value]:

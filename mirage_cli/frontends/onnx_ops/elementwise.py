@@ -271,7 +271,7 @@ def convert(g: Graph, x: int, to: DType) -> int:
     if numbers is not None and room is not None and room[0] <= numbers[0] and numbers[1] <= room[1]:
         return g.cast(x, to)
     if source.is_float and f"to_{to}" in OPS:
-        return g.cast(g.map(f"to_{to}", x), to)
+        return g.cast(g.map(f"to_{to}", compose.left(g, x)), to)
     unsigned, from_unsigned = to.name.startswith("u"), source.name.startswith("u")
     wide = to.bytes >= 4 and not unsigned and not source.is_float
     fits = source.kind == "int" and (
