@@ -12,7 +12,8 @@ class BenchOptions:
     as many as fit into `seconds`, for each fragment and for the whole model), `threads` those of one operator on the
     CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further contestants on a GPU (`peers.GROUPS`);
     `record` puts the fragments' times into the folder's report.json and report.html. `timeout` is what one measurement may
-    take, in seconds, `max_memory` what the process that measures may, in bytes (0: no limit)."""
+    take, in seconds, `max_memory` what the process that measures may, in bytes (0: no limit). `inputs` is a file or folder
+    with the inputs of the whole model, in place of drawn ones."""
 
     gpu: int | None = None
     cpu: bool = False
@@ -26,3 +27,4 @@ class BenchOptions:
     record: bool = False
     timeout: float = 3600.0
     max_memory: int = 0
+    inputs: str | None = None

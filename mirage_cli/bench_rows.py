@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from mirage_cli import bench_gpu, devices, dims, example, fragment_models, mugraph_file, report_file, runtime
+from mirage_cli import bench_gpu, devices, dims, example, fragment_models, given, mugraph_file, report_file, runtime
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.bench_options import BenchOptions
 from mirage_cli.bench_report import FragmentRow
@@ -128,7 +128,10 @@ def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
 
 def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> list[Arrays]:
     """Sets of inputs for the whole model, with different values: two, or more as long as they do not exceed four times
-    the cache. Raises UsageError when --dim or --shape do not fit the inputs."""
+    the cache; those of --inputs in their place. Raises UsageError when options do not fit the inputs."""
+    if options.inputs is not None:
+        chosen = given.read(options.inputs, model)
+        return [{name: a.copy() for name, a in chosen.items()} for _ in range(_count(chosen, cache))]
     asked = dims.parse_shapes(options.shape)
     numbers = sizes_of(model, options.dim, asked)
     first = example.example_inputs(model, numbers, options.seed)
@@ -137,9 +140,13 @@ def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> lis
         if first[name].shape != shape:
             found = "x".join(map(str, first[name].shape))
             raise UsageError(f"--shape {name}={'x'.join(map(str, shape))}: the model's input is {found}")
-    size = max(1, sum(a.nbytes for a in first.values()))
-    count = max(2, min(MAX_SETS, COLD * cache // size))
-    return [first, *(example.example_inputs(model, numbers, options.seed + k) for k in range(1, count))]
+    return [first, *(example.example_inputs(model, numbers, options.seed + k) for k in range(1, _count(first, cache)))]
+
+
+def _count(inputs: Arrays, cache: int) -> int:
+    """How many sets of inputs there are."""
+    size = max(1, sum(a.nbytes for a in inputs.values()))
+    return max(2, min(MAX_SETS, COLD * cache // size))
 
 
 def sizes_of(model: onnx.ModelProto, dim: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -66,6 +66,7 @@ __all__ = [
     "Arrays",
     "Case",
     "CheckJob",
+    "Drawn",
     "Limits",
     "Nodes",
     "Runner",

@@ -76,7 +76,7 @@ def _archive(place: Path, wanted: Mapping[str, Any]) -> Arrays:
     """The arrays of an archive, by the names of inputs."""
     written = {entry(name): name for name in wanted}
     try:
-        with np.load(place, allow_pickle=False) as archive:
+        with place.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise UsageError(f"--inputs {place}: expected {_FORM}, found one array")
             return {name if name in wanted else written.get(name, name): archive[name] for name in archive.files}

@@ -21,8 +21,8 @@ class Options:
     `budget` seconds for a fragment's search (0: no limit), `tune_candidates` and `tune_budget` how many candidates of a
     fragment `gpu` measures and in how many seconds (0: no limit), `tuned` takes times from the cache without a GPU too,
     `without` optimizer passes that are left out, `confidence` bits of the proof, `require_coverage` pairs KIND=SHARE,
-    `cache` a folder ("" for none), `max_memory` bytes (0: no
-    limit). `--keep-going` is `strict` negated.
+    `cache` a folder ("" for none), `max_memory` bytes (0: no limit), `inputs` a file or folder with inputs of the model that
+    kernels are checked with too. `--keep-going` is `strict` negated.
     """
 
     shape: tuple[str, ...] = ()
@@ -45,6 +45,7 @@ class Options:
     confidence: int = 40
     cache: str | None = None
     max_memory: int = 0
+    inputs: str | None = None
     require_coverage: tuple[str, ...] = ()
     dry_run: bool = False
     force: bool = False

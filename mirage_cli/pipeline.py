@@ -20,6 +20,8 @@ from mirage_cli import (
     environment,
     fragment_models,
     frontends,
+    given,
+    given_tensors,
     isolation,
     planning,
     ranges,
@@ -146,6 +148,7 @@ class Run:
     parts: Partition = field(init=False)
     plans: PlanOptions = field(init=False)
     kept: Kept | None = None
+    inputs: given.Arrays | None = None  #: of the whole model, with which kernels are checked too
     work: list[Work] = field(default_factory=list)
     built: BuildResult | None = None
     entropy: str = field(default_factory=lambda: secrets.token_hex(16))  #: that proofs' random points come from
@@ -171,6 +174,7 @@ class Run:
             self.progress.stage("read", 1)
             self.imported = frontends.load(self.model, frontend_options(self.options))
             dims.check_known({n: r for n, r in self.ranges.items() if not r.fixed}, symbols_of(self.imported))
+            self.inputs = self._inputs()
             self.progress.step(self.model)
         with self.clock.measure("partition"):
             self.parts = partition(self.imported.graph, works.tensor_names(self.imported), bool(self.complete))
@@ -269,6 +273,7 @@ class Run:
             limits: Limits = {name: (r.low, r.high) for name, r in self.ranges.items()}
             jobs: list[tuple[CheckJob]] = []
             checked: list[Work] = []
+            tensors = self._tensors()
             checks = earlier.Checks(self.kept, self.built.library, self._identity(), limits)
             for w in self.chosen:
                 reason = too_large(w.program, symbol_values(w.program.symbols, "longer", limits))
@@ -282,7 +287,8 @@ class Run:
                     self.progress.step(f"{w.name}: agrees, as it did before")
                     continue
                 checked.append(w)
-                jobs.append((w.check_job(self.imported, self.built.library, self.options.seed, limits),))
+                job = w.check_job(self.imported, self.built.library, self.options.seed, limits)
+                jobs.append((job if tensors is None else given_tensors.checked_with(job, tensors),))
             # a kernel that crashes, or an original at which onnxruntime does, costs its own check only
             for k, outcome in isolation.each(run_job, jobs, self.options.jobs, self.options.max_memory, apart=True):
                 checked[k].checked(outcome)
@@ -291,10 +297,24 @@ class Run:
                 self.imported.forget()
                 self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
 
+    def _inputs(self) -> given.Arrays | None:
+        """The inputs of `--inputs`. Raises UsageError for those that do not fit the model."""
+        if self.options.inputs is None or self.imported.original is None:
+            return None
+        return given.read(self.options.inputs, self.imported.original.proto())
+
+    def _tensors(self) -> given.Arrays | None:
+        """What the fragments read where the model is given these inputs."""
+        if self.inputs is None or self.imported.original is None:
+            return None
+        names = [v.name or "" for w in self.chosen for v in w.occurrences[0].region.inputs]
+        return given_tensors.of(self.imported.original, self.inputs, names, self.options.max_memory)
+
     def _identity(self) -> list[object]:
-        """What weights and original nodes come from, and where random inputs start."""
+        """What weights and original nodes come from, and where random inputs start, or what they are."""
         o = self.options
-        return [self.imported.sha256, sorted(self.imported.external.items()), o.shape, o.dim, o.seed]
+        inputs = None if o.inputs is None else given.digest(o.inputs)
+        return [self.imported.sha256, sorted(self.imported.external.items()), o.shape, o.dim, o.seed, inputs]
 
     def tune(self) -> None:
         """With `--gpu`, time every fragment there beside its original nodes; without `--force`, what is not faster is

@@ -56,12 +56,12 @@ def _files(description: str) -> Schema:
 
 
 def _option(name: str, default: Any) -> Schema:
-    """What an option of `optimize` is, by its default; one that is not given by default is a whole number."""
+    """What an option of `optimize` is, by its default; of those that are not given by default the GPU is a whole number."""
     said = f"`--{name.replace('_', '-')}`."
     if isinstance(default, list):
         return _list(said, {"type": "string"})
     kinds: dict[type, str | list[str]] = {bool: "boolean", int: "integer", float: "number"}
-    return _of(kinds.get(type(default), ["integer", "null"]), said)
+    return _of(kinds.get(type(default), ["integer" if name == "gpu" else "string", "null"]), said)
 
 
 _EXTENT: Schema = {"type": ["integer", "string"], "description": "A number, or symbols such as `batch*(past+1)`."}

@@ -161,6 +161,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cache", _text("a folder, or false for none", "DIR"), "Folder of earlier results [user's cache]."),
     Setting("max_memory", Kind("a size such as 4G or 512M", "SIZE", size), "Memory of a process, as 4G [no limit]."),
     Setting(
+        "inputs", _text("a file .npz or a folder", "PATH"), "Check with these inputs too: a .npz file or test data."
+    ),
+    Setting(
         "require_coverage",
         Kind(
             f"KIND=SHARE with KIND one of {', '.join(COVERAGE_KINDS)} and SHARE from 0 to 1",

@@ -12,7 +12,7 @@ from mirage_cli.commands.common import Voice
 from mirage_cli.errors import CheckFailed
 
 #: options that only one of the two forms takes
-_FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory")
+_FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory", "inputs")
 _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
 
 
@@ -24,7 +24,18 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
     ),
-    rare=("timeout", "max_memory", "jobs", "peers_from", "allow_tf32", "build", "peers_only", "tune", "markdown"),
+    rare=(
+        "timeout",
+        "max_memory",
+        "inputs",
+        "jobs",
+        "peers_from",
+        "allow_tf32",
+        "build",
+        "peers_only",
+        "tune",
+        "markdown",
+    ),
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(), required=False)
 @click.option("--suite", type=click.Choice(["paper"]), help="Optimize and time the cases of this suite instead.")
@@ -44,6 +55,7 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
 @common.settings_options(
     "seed",
     max_memory="Memory of the process that measures, as 4G [no limit].",
+    inputs="Run the whole model on these inputs: a .npz file or a folder of test data [drawn ones].",
     only="Suite: only rows with such a name.",
     jobs="Suite: rows that are optimized at a time [number of cores].",
 )

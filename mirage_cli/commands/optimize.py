@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         "seed",
         "confidence",
         "max_memory",
+        "inputs",
     ),
 )
 @click.argument("model", required=False, type=common.Model())

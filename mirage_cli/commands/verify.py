@@ -38,6 +38,7 @@ from mirage_cli.errors import CheckFailed
     seed="Where random numbers start [0: kernels on the inputs of optimize].",
     jobs="Fragments that are proved at a time [1].",
     max_memory="Memory of a process, as 4G; models run in ones of their own [no limit].",
+    inputs="Compare outputs for these inputs: a .npz file or a folder of test data [drawn ones].",
 )
 @common.speaking
 def verify(
