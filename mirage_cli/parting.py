@@ -123,10 +123,18 @@ def _parts(model: onnx.ModelProto, node: onnx.NodeProto, given: Mapping[str, Arr
     for name, own in made.items():
         floats = [a.dtype for a in (own, *given.values()) if a.dtype.kind not in "biuOSU"]
         coarsest = max((float(_epsilon(t)) for t in floats), default=F32.epsilon)
-        off = rms(np.asarray(rounded[name] - exact[name])) if own.dtype.kind not in "biuOSU" else 0.0
-        if not explained(own, exact[name], coarsest, longest(given), scales.get(name, 0.0), _finite(off)):
+        off = _apart(rounded[name], exact[name])
+        if not explained(own, exact[name], coarsest, longest(given), scales.get(name, 0.0), off):
             return _difference(own, exact[name])
     return ""
+
+
+def _apart(rounded: Array, exact: Array) -> float:
+    """The error of rounding alone, where it is finite."""
+    if exact.dtype.kind != "f" or rounded.shape != exact.shape:
+        return 0.0
+    both = np.isfinite(rounded) & np.isfinite(exact)
+    return _finite(rms(rounded[both] - exact[both]))
 
 
 def _finite(x: float) -> float:
@@ -166,6 +174,7 @@ def _difference(own: Array, exact: Array) -> str:
     """How two results differ, in words."""
     if own.shape != exact.shape:
         return f"shape {own.shape} in place of {exact.shape}"
-    off = np.abs(np.asarray(own, dtype=np.float64) - np.asarray(exact, dtype=np.float64))
+    with np.errstate(invalid="ignore"):
+        off = np.abs(np.asarray(own, dtype=np.float64) - np.asarray(exact, dtype=np.float64))
     k = int(np.nan_to_num(off, nan=0.0, posinf=0.0).argmax())
     return f"{np.ravel(own)[k]:.6g} in place of {np.ravel(exact)[k]:.6g}"

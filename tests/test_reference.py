@@ -253,6 +253,21 @@ def test_a_program_that_reads_beyond_a_size_has_no_value_there() -> None:
         reference.of_program(p, [np.ones((1, 3), np.float32)], {"n": 1})
 
 
+def test_positions_that_the_shortest_size_does_not_have() -> None:
+    """The second of n rows: with one row the original has no answer, and nothing is checked there."""
+    p = program(lambda g, t: [g.map("tanh", g.slice(g.input("u", (symbol("n"), 3), t), 0, 1, 1))], F32)
+    text = "i = Constant <value_ints = [1]> () r = Gather <axis = 0> (u, i) y = Tanh (r)"
+    nodes = nodes_of(text, "float[n,3] u", "float[1,3] y")
+    found = check(p, lambda a, s: [np.tanh(a[0][1:2])], in_float32(nodes), {}, 1, nodes=nodes)
+    assert found.passed, found.worst
+    names = [c.name for c in checks.cases(p, in_float32(nodes), {}, 1, nodes=nodes) if not isinstance(c, str)]
+    assert drawing.LONGEST in names
+    assert not {drawing.SHORTEST, drawing.EMPTY} & set(names)
+    one = {"n": (1, 1)}
+    with pytest.raises(MirageError, match=r"onnxruntime failed"):
+        check(p, lambda a, s: [np.tanh(a[0][1:2])], in_float32(nodes), {}, 1, one, nodes=nodes)
+
+
 # --- turns ----------------------------------------------------------------------------------------------------------------
 TURNS: dict[str, tuple[str, dict[str, set[float]]]] = {
     "clip": (
