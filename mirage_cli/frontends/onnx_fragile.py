@@ -11,6 +11,10 @@ And a node that folding, which is Python, may take hours and all memory for:
 
 6. SplitToSequence is written out with a name for every result, of which a few bytes may tell billions.
 
+And one whose type onnx-ir cannot read back:
+
+7. ZipMap makes a sequence of maps.
+
 Most were found by giving every operator of every version operands without a type, and attributes and operands of
 extreme values (onnx 1.23).
 """
@@ -34,6 +38,7 @@ _ANY = (-(1 << 63), 1 << 63)
 _TERM = r"[a-zA-Z]*(?:\.\.\.)?[a-zA-Z]*"
 _EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 SPLIT = "SplitToSequence"
+_MAKES_MAPS = ("ai.onnx.ml", "ZipMap")
 MOST = 1 << 14  #: results for which folding may write such nodes out, in all
 _HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
 
@@ -104,12 +109,14 @@ def _results(node: ir.Node) -> int | None:
 
 @contextlib.contextmanager
 def hidden(model: ir.Model) -> Iterator[Callable[[], bool]]:
-    """Case 1: keep such nodes from inference where the model does not say their operand's type. Case 6: keep such nodes from
-    folding until what is called here finds, by what is known then, how few results they make; it says whether it found any."""
+    """Cases 1 and 7: keep such nodes from inference, in case 1 where the model does not say their operand's type. Case 6:
+    keep such nodes from folding until what is called here finds, by what is known then, how few results they make; it says
+    whether it found any."""
     domains: dict[ir.Node, str] = {
         node: node.domain
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or node.op_type == SPLIT)
+        if (node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or node.op_type == SPLIT))
+        or (node.domain, node.op_type) == _MAKES_MAPS
     }
     for node in domains:
         node.domain = _HIDDEN

@@ -267,7 +267,10 @@ def _lift_and_infer(model: ir.Model, path: str) -> None:
     except Exception as wrapped:  # a result without a name that is read all the same
         raise ModelError(f"{path}: nodes that nothing reads cannot be removed: {_cause(wrapped)}") from None
     # without data propagation: it writes a ConstantOfShape of any size out as a list
-    passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+    try:
+        passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+    except ir.serde.SerdeError as wrapped:  # a type that onnx-ir does not have
+        raise ModelError(f"{path}: what is inferred of the model cannot be read: {_cause(wrapped)}") from None
 
 
 @contextlib.contextmanager

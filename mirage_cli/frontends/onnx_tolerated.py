@@ -5,7 +5,8 @@ These edits are made on the reader's copy of a model:
 1. the domain `ai.onnx` is the one without a name;
 2. a domain that nodes have and nothing imports is imported in version 1, as onnxruntime takes it;
 3. the nodes of the main graph are put into an order of computation, where there is one;
-4. a declaration that says no type is dropped, and so is a weight without a name.
+4. a declaration that says no type is dropped, and so is a weight without a name; an output that holds maps, of which
+   onnx-ir knows no type, has none.
 
 And in the skeleton that the checker sees, operators that onnxruntime adds to ONNX's own are in a domain that it does not
 know, and outputs without a type have one.
@@ -41,6 +42,9 @@ def bring_into_form(proto: onnx.ModelProto) -> None:
         function.domain = "" if function.domain == _SPELLED_OUT else function.domain
     _sort(proto.graph)
     for graph in all_graphs(proto):
+        for value in (*graph.output, *graph.value_info):
+            if holds_maps(value.type):
+                value.ClearField("type")
         _drop(graph.value_info, [v.type.WhichOneof("value") is None for v in graph.value_info])
         _drop(graph.initializer, [not t.name for t in graph.initializer])
 
@@ -127,6 +131,15 @@ def _order(needs: Sequence[set[int]]) -> list[int] | None:
 
 
 # --- 4: what has no type or no name -----------------------------------------------------------------------------------
+def holds_maps(kind: onnx.TypeProto) -> bool:
+    """Whether a type is a map, or a sequence or an optional value of one."""
+    inner = kind.WhichOneof("value")
+    while inner in ("sequence_type", "optional_type"):
+        kind = getattr(kind, inner).elem_type
+        inner = kind.WhichOneof("value")
+    return bool(inner == "map_type")
+
+
 def _drop(entries: object, gone: Sequence[bool]) -> None:
     """Delete the entries of a repeated field that are marked."""
     assert hasattr(entries, "__delitem__")

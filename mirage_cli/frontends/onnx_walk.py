@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
 
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.frontends import onnx_fragile, onnx_known, sizes
+from mirage_cli.frontends import onnx_fragile, onnx_known, onnx_tolerated, sizes
 from mirage_cli.frontends.onnx_known import Known
 from mirage_cli.frontends.onnx_model import OLDEST_OPSET
 from mirage_cli.frontends.onnx_ops import READERS
@@ -416,7 +416,8 @@ class _Walk:
             proto = ir.serde.serialize_node(node)
             if not onnx_fragile.may_infer(proto, types):
                 return {}
-            return dict(onnx.shape_inference.infer_node_outputs(schema, proto, types, data))
+            found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
+            return {name: kind for name, kind in found.items() if not onnx_tolerated.holds_maps(kind)}
         except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
             return {}
 

@@ -490,6 +490,18 @@ def test_declarations_without_a_type(what: str) -> None:
     agrees(model, x=X)
 
 
+def test_outputs_that_hold_maps() -> None:
+    """As classifiers of scikit-learn have: the node that makes them is left as it is, the rest is read."""
+    text = """<ir_version: 8, opset_import: ["" : 15, "ai.onnx.ml" : 1]> g (float[2,4] x) => (float[2,3] y, float[2,3] z) {
+        y = MatMul(x, w) z = ai.onnx.ml.ZipMap <classlabels_int64s = [1, 2, 3]> (y)
+    }"""
+    model = parsed(text, w=noise(4, 3))
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    model.graph.output[1].type.CopyFrom(helper.make_sequence_type_proto(kind))
+    assert run(model, {"x": X})
+    assert list(read(model).reasons.values()) == ["the operator of domain ai.onnx.ml is not read"]
+
+
 def test_an_output_declared_with_other_dimensions() -> None:
     """onnxruntime warns of it, and computes what the operator says."""
     for dims in ("2,4,1", "8", "2,5"):
@@ -499,7 +511,9 @@ def test_an_output_declared_with_other_dimensions() -> None:
 
 
 def test_an_equation_that_is_none_is_told_with_its_place() -> None:
-    with pytest.raises(ModelError, match=r"the node that computes 'y' has the equation 'i2->i2', which is none: expected"):
+    with pytest.raises(
+        ModelError, match=r"the node that computes 'y' has the equation 'i2->i2', which is none: expected"
+    ):
         read(parsed('g (float[2,4] x) => (float[2,4] y) { y = Einsum <equation = "i2->i2"> (x) }'))
 
 
