@@ -95,7 +95,7 @@ def _dims(imported: Imported, tensor: ir.Value | None) -> g.Dims | None:
 def measure(imported: Imported, occurrences: Sequence[Occurrence]) -> dict[str, float]:
     """Shares of the work in products, of the weights' bytes and of the nodes that are in fragments.
 
-    A share of nothing is 1: nothing of it is left outside.
+    A share of nothing is 1, since nothing of it is left outside, unless there are no fragments.
     """
     graph = imported.graph
     needed = set(graph.cone(graph.outputs))
@@ -109,14 +109,13 @@ def measure(imported: Imported, occurrences: Sequence[Occurrence]) -> dict[str, 
     nodes = {n.name for n in imported.model.graph if n.op_type not in FREE}
     gone = {n.name for o in occurrences for n in o.region.nodes}
     return {
-        "flops": _share(sum(flops_of(graph, v) for v in needed & inside), total_flops(imported)),
-        "weight_bytes": _share(sum(b for v, b in weights.items() if v in read), sum(weights.values())),
-        "nodes": _share(len(nodes & gone), len(nodes)),
+        kind: part / whole if whole else float(bool(occurrences))
+        for kind, part, whole in (
+            ("flops", sum(flops_of(graph, v) for v in needed & inside), total_flops(imported)),
+            ("weight_bytes", sum(b for v, b in weights.items() if v in read), sum(weights.values())),
+            ("nodes", len(nodes & gone), len(nodes)),
+        )
     }
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 1.0
 
 
 # --- what stays, and why ------------------------------------------------------------------------------------------------

@@ -43,10 +43,7 @@ class Grown:
 
 
 def grown_tensors(model: ir.Model, graph: Graph, values: Mapping[str, int]) -> dict[str, Grown]:
-    """For tensors of ONNX's nodes with several results what they are made of, as far as tensors of the model make them up.
-
-    onnxruntime's own operators are left alone: it loads no model-local function that holds one with a cache.
-    """
+    """For tensors of nodes with several results what they are made of, as far as tensors of the model make them up."""
     first: dict[int, ir.Value] = {}
     tensors = [*model.graph.inputs, *model.graph.initializers.values()]
     for v in (*tensors, *(o for node in model.graph for o in node.outputs)):
@@ -54,7 +51,7 @@ def grown_tensors(model: ir.Model, graph: Graph, values: Mapping[str, int]) -> d
             first.setdefault(values[v.name or ""], v)
     found: dict[str, Grown] = {}
     for node in model.graph:
-        if node.domain == "" and len(node.outputs) > 1:
+        if len(node.outputs) > 1:
             own = _Tensors(graph, first, node)
             names = [v.name or "" for v in node.outputs]
             made = {name: own.made_of(values[name]) for name in names if name in values}

@@ -190,10 +190,8 @@ class Regions:
         )
 
     def count(self, node: ir.Node) -> int:
-        """How many results a node of ONNX's own has in the file; onnxruntime's own need none of those that nothing reads."""
-        named = next((v.name for v in node.outputs if v.name), None)
-        if node.domain not in ONNX_DOMAINS or named is None:
-            return len(node.outputs)
+        """How many results a node has in the file: attention without its grown caches may not look at the past ones."""
+        named = next((v.name for v in node.outputs if v.name), "")
         return len(self.facts.results.get(named, node.outputs))
 
 

@@ -6,7 +6,10 @@ have at that opset. Models have these in their graphs, where its own declaration
 1. LayerNormalization before opset 17;
 2. SimplifiedLayerNormalization at any, which is RMSNormalization of opset 23.
 
-Anything else of that kind is refused.
+Anything else of that kind is refused. And it refuses a function in which
+
+3. onnxruntime's MultiHeadAttention returns grown caches: it does not infer their type. Without them it would not look at
+   the past ones. So the caches are grown in front of it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from mirage_cli.errors import Refused
 _EPSILON = 1e-5  #: of both operators, where nothing else is said
 _AXES_INPUT = 18  #: the opset from which on ReduceMean takes axes as an input
 _BROADCAST = 7  #: the opset from which on elementwise operators broadcast as numpy does
+_CACHED = ("com.microsoft", "MultiHeadAttention")
+_PAST, _CACHES = 6, 2  #: the first input that is a cache, how many there are
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
@@ -30,6 +35,10 @@ def make_loadable(graph: ir.Graph) -> None:
     """Put stand-ins into the body of a function, in place. Raises Refused naming an operator that has none."""
     opset = graph.opset_imports.get("", 1)
     for node in list(graph):
+        if (node.domain, node.op_type) == _CACHED and _grows(node):
+            _caches_in_front(_Before(graph, node, opset))
+            graph.remove(node, safe=False)
+            continue
         if any(a.type in _GRAPHS for a in node.attributes.values()):
             raise Refused(f"{node.op_type} has sub-graphs, which a function cannot hold here")
         if node.domain != "" or _is_declared(node.op_type, opset):
@@ -98,10 +107,10 @@ class _Before:
             return None
         old = self.node.outputs[k]
         new = ir.Value(name=old.name, shape=old.shape, type=old.type)
-        ir.convenience.replace_all_uses_with(old, new)
         for i, out in enumerate(self.graph.outputs):
             if out is old:
                 self.graph.outputs[i] = new
+        ir.convenience.replace_all_uses_with(old, new)
         return new
 
 
@@ -133,6 +142,33 @@ def _normalised(y: _Before, centred: bool) -> None:
         scaled = y.add(op, scaled, y.cast(by, result, wide), to=last if ends else None)
     if result != wide:
         y.cast(scaled, wide, result, last)
+
+
+def _grows(node: ir.Node) -> bool:
+    """Whether a MultiHeadAttention has past keys and values, new ones, and nothing that counts positions."""
+    given: list[ir.Value | None] = [*node.inputs, *[None] * 10]
+    caches = given[_PAST : _PAST + _CACHES]
+    causal = "unidirectional" in node.attributes and node.attributes["unidirectional"].as_int()
+    plain = all(v is not None for v in (*given[:3], *caches)) and given[3] is None
+    known = all(v is not None and v.shape is not None and len(v.shape) == 4 for v in caches)
+    return plain and known and not causal and not any(given[_PAST + _CACHES :])
+
+
+def _caches_in_front(y: _Before) -> None:
+    """Case 3: keys and values of all positions, with heads in front of positions as this operator takes them too."""
+    node = y.node
+    heads, whole = node.attributes["num_heads"].as_int(), list(node.inputs[:_PAST])
+    for k, past in enumerate(node.inputs[_PAST : _PAST + _CACHES]):
+        new = node.inputs[1 + k]
+        assert new is not None and past is not None and past.shape is not None
+        size = past.shape[3] if isinstance(past.shape[3], int) else -1
+        dims = y.add("Constant", value=ir.tensor(np.array([0, 0, heads, size], np.int64)))
+        turned = y.add("Transpose", y.add("Reshape", new, dims), perm=[0, 2, 1, 3])
+        whole[1 + k] = y.add("Concat", past, turned, to=y.result(1 + k), axis=2)
+    last = y.result(0)
+    assert last is not None
+    attributes = list(node.attributes.values())
+    y.graph.insert_before(node, ir.Node(node.domain, node.op_type, whole, attributes, outputs=[last], name=node.name))
 
 
 _STAND_INS: dict[str, Callable[[_Before], None]] = {

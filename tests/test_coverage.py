@@ -226,3 +226,10 @@ def test_sub_graphs_keep_what_they_read(tmp_path: Path) -> None:
     found = reasons(*read(path))
     assert found["n_if"] == "If: it contains sub-graphs"
     assert "n_outer" in found
+
+
+def test_nothing_is_covered_where_nothing_is_replaced(tmp_path: Path) -> None:
+    """Not even of products, where a model has none."""
+    path = model(tmp_path / "m.onnx", (node("Tanh", ["x"], "y"),), {"x": (TensorProto.FLOAT, [2, 3])}, ["y"], {})
+    imported, _, work = read(path)
+    assert not work and set(coverage.measure(imported, []).values()) == {0.0}

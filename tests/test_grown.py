@@ -38,6 +38,11 @@ MODELS = {
     "heads apart": (ONNX, FOUR + ", float[2,2,5,16] pk, float[2,2,5,16] pv", OUT, "Attention(q, k, v, , pk, pv)"),
     "causal": (ONNX, *flat("3", "5", "8"), f"Attention <{HEADS}, is_causal = 1> (q, k, v, , pk, pv)"),
     "any past": (ONNX, *flat("1", "p", "t"), f"Attention <{HEADS}> (q, k, v, , pk, pv)"),
+    "onnxruntime's own": (
+        '<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>',
+        *flat("3", "5", "8", 32),
+        "com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , , pk, pv)",
+    ),
     "no past": (ONNX, *flat("3", "", "3"), f"Attention <{HEADS}, is_causal = 1> (q, k, v)"),
 }
 
@@ -78,13 +83,7 @@ def test_the_attention_is_gone_and_its_caches_are_not(case: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-MHA = "com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , , pk, pv)"
 STAYS = {
-    "onnxruntime's own: it loads no model-local function in which one has a cache": (
-        '<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>',
-        *flat("3", "5", "8", 32),
-        MHA,
-    ),
     "new rows of any number: where they begin cannot be counted from the end": (
         ONNX,
         *flat("s", "5", "t"),
