@@ -51,8 +51,10 @@ def cast(value: Tensor, kind: int, *, rounds: bool = True, saturate: bool = True
 
 def _to_float(value: Tensor, kind: int, *, rounds: bool, saturate: bool) -> Tensor:
     data = value.data.astype(carrier(kind))
-    if value.type in FLOATS and (not rounds or not finer(value.type, kind)):
-        return Tensor(data, kind)
+    if value.type in FLOATS:
+        known = value.type if value.was is None else value.was
+        if not rounds or not finer(known, kind):
+            return Tensor(data, kind, None if known == kind else known)
     saturates = saturate and kind in SMALL_FLOATS
     return Tensor(rounded(data, kind, saturates), kind)
 

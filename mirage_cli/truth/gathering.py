@@ -151,8 +151,9 @@ def _ordered(x: Array, axis: int, largest: bool) -> Array:
 def _compress(call: Call) -> Tensor:
     x, kept = call.array(0), np.flatnonzero(call.array(1))
     if not call.has("axis"):
-        return call.like(x.reshape(-1)[kept])
-    return call.like(np.take(x, kept, at_axis(call.integer("axis"), x.ndim)))
+        return call.like(x.reshape(-1)[kept[kept < x.size]])
+    axis = at_axis(call.integer("axis"), x.ndim)
+    return call.like(np.take(x, kept[kept < x.shape[axis]], axis))
 
 
 @meaning("Unique")

@@ -23,10 +23,12 @@ Load: TypeAlias = Callable[[TensorProto], Array]
 
 @dataclass(frozen=True)
 class Tensor:
-    """An array, and the ONNX element type that it has in the file."""
+    """An array, and the ONNX element type that it has in the file. `was` is a narrower float type, all numbers of which it is
+    a wider spelling of: casting it back does not round."""
 
     data: Array
     type: int
+    was: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class FloatFormat:
     signed_zero: bool = True
 
 
+FLOAT6E2M3, FLOAT6E3M2 = 27, 28  #: element types that the oldest onnx this works with has no names for
+
 FORMATS: dict[int, FloatFormat] = {
     TensorProto.FLOAT: FloatFormat(24, -149, float(np.finfo(np.float32).max), infinite=True),
     TensorProto.FLOAT16: FloatFormat(11, -24, 65504.0, infinite=True),
@@ -64,8 +68,8 @@ FORMATS: dict[int, FloatFormat] = {
     TensorProto.FLOAT8E5M2: FloatFormat(3, -16, 57344.0, infinite=True),
     TensorProto.FLOAT8E5M2FNUZ: FloatFormat(3, -17, 57344.0, signed_zero=False),
     TensorProto.FLOAT4E2M1: FloatFormat(2, -1, 6.0, nan=False),
-    TensorProto.FLOAT6E2M3: FloatFormat(4, -3, 7.5, nan=False),
-    TensorProto.FLOAT6E3M2: FloatFormat(3, -4, 28.0, nan=False),
+    FLOAT6E2M3: FloatFormat(4, -3, 7.5, nan=False),
+    FLOAT6E3M2: FloatFormat(3, -4, 28.0, nan=False),
 }
 
 #: element types that are carried as float64
@@ -79,8 +83,8 @@ SMALL_FLOATS = frozenset(
         TensorProto.FLOAT8E5M2,
         TensorProto.FLOAT8E5M2FNUZ,
         TensorProto.FLOAT4E2M1,
-        TensorProto.FLOAT6E2M3,
-        TensorProto.FLOAT6E3M2,
+        FLOAT6E2M3,
+        FLOAT6E3M2,
     }
 )
 
@@ -121,8 +125,8 @@ FOREIGN = {
     "float8_e5m2fnuz": TensorProto.FLOAT8E5M2FNUZ,
     "float8_e8m0fnu": TensorProto.FLOAT8E8M0,
     "float4_e2m1fn": TensorProto.FLOAT4E2M1,
-    "float6_e2m3fn": TensorProto.FLOAT6E2M3,
-    "float6_e3m2fn": TensorProto.FLOAT6E3M2,
+    "float6_e2m3fn": FLOAT6E2M3,
+    "float6_e3m2fn": FLOAT6E3M2,
     "int4": TensorProto.INT4,
     "uint4": TensorProto.UINT4,
     "int2": TensorProto.INT2,
