@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mirage_cli.errors import InvalidGraph
+from mirage_cli.errors import InvalidGraph, MirageError
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import graph as g
 from mirage_cli.lax.canonical import canonical
+from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.instantiate import instantiate
 from mirage_cli.lax.program import Program
 
@@ -22,14 +23,51 @@ def stated(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) ->
     for name in (*inputs, *outputs):
         if name not in known:
             raise InvalidGraph(f"tensor {name!r} is not read from the model")
+    try:
+        return _between(imported.graph, known, inputs, outputs)
+    except MirageError:
+        graph, new = _turned_back(imported.graph)
+        if len(graph.steps) == len(imported.graph.steps):
+            raise
+        return _between(graph, {name: new[v] for name, v in known.items()}, inputs, outputs)
+
+
+def _between(graph: Graph, known: Mapping[str, int], inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+    """The program between tensors whose values are `known`."""
     boundary = [known[n] for n in inputs]
     if len(set(boundary)) != len(boundary):
         raise InvalidGraph(f"two of the tensors {', '.join(inputs)} are one")
     names = dict(zip(boundary, inputs, strict=True)) | {known[n]: n for n in outputs if known[n] not in boundary}
     # nodes may read more than their result depends on: a choice between equal values has a condition
-    more = {v: s.name for v, s in enumerate(imported.graph.steps) if isinstance(s, g.Input) and v not in boundary}
-    program = canonical(instantiate(imported.graph, [known[n] for n in outputs], [*boundary, *more], more | names))
+    more = {v: s.name for v, s in enumerate(graph.steps) if isinstance(s, g.Input) and v not in boundary}
+    program = canonical(instantiate(graph, [known[n] for n in outputs], [*boundary, *more], more | names))
     return ordered(program, inputs)
+
+
+def _turned_back(graph: Graph) -> tuple[Graph, list[int]]:
+    """The graph without transpositions that undo the one before, and for each value the new one.
+
+    A function cuts the past and the new positions out of a grown cache, in the layout that the model has them in, and joins
+    them again: only so is that seen to be the cache.
+    """
+    into, new = Graph(), list[int]()
+    for v, (step, inputs, tensor) in enumerate(zip(graph.steps, graph.inputs, graph.tensors, strict=True)):
+        read = [new[i] for i in inputs]
+        before = into.steps[read[0]] if isinstance(step, g.Transpose) else None
+        if isinstance(before, g.Transpose) and isinstance(step, g.Transpose) and _undone(before.perm, step.perm):
+            new.append(into.inputs[read[0]][0])
+        elif isinstance(step, g.Reshape):
+            new.append(into.reshape(read[0], tensor.dims))
+        else:
+            new.append(into.record(step, read, tensor.dims, tensor.dtype))
+        assert into.dims(new[v]) == tensor.dims
+    into.outputs = [new[v] for v in graph.outputs]
+    return into, new
+
+
+def _undone(first: Sequence[int], then: Sequence[int]) -> bool:
+    """Whether one permutation of dimensions after another leaves them as they were."""
+    return [first[p] for p in then] == list(range(len(then)))
 
 
 def ordered(program: Program, names: Sequence[str]) -> Program:

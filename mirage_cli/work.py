@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mirage_cli import patch
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.check import CheckJob, FloatCheck, Limits
-from mirage_cli.errors import InvalidGraph
+from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.grown import grown_tensors
 from mirage_cli.isolation import Lost
@@ -197,6 +197,13 @@ class Work:
         if outcome is not None and not outcome.passed:
             self.fail(outcome.reason)
 
+    def check_function(self, imported: Imported) -> None:
+        """Leave a fragment whose original nodes no model-local function can hold."""
+        try:
+            patch.function_of(imported.model, self.occurrences[0].region, self.op_type)
+        except Refused as refusal:
+            self.fail(str(refusal))
+
     def constants(self, imported: Imported) -> dict[int, NDArray[Any]]:
         """The model's own weights among the sources of the first occurrence."""
         program = self.occurrences[0].fragment.program
@@ -261,6 +268,7 @@ def group(
             found[identifier].occurrences.append(Occurrence(f, region))
             continue
         found[identifier] = Work(identifier, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
+        found[identifier].check_function(imported)
         if region.recomputed is not None:
             found[identifier].fail(f"it reads {region.recomputed.name}, which its original nodes compute themselves")
         if region.entangled is not None:

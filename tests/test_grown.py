@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from mirage_cli import coverage, patch, pipeline
+from mirage_cli import coverage, derive, patch, pipeline
 from mirage_cli.lax.fragment import partition
 from mirage_cli.options import Options
 from mirage_cli.work import group, tensor_names
@@ -119,6 +119,17 @@ def test_the_kernel_s_answers(tmp_path: Path, cache: Path) -> None:
     onnx.save(model(*MODELS["causal"]), path)
     report = pipeline.optimize(str(path), tmp_path / "out", Options(target=("cpu",), force=True, cache=cache))
     assert [f.status for f in report.fragments] == ["replaced"]
+
+
+@pytest.mark.parametrize("case", ["causal", "onnxruntime's own"])
+def test_the_patched_model_states_the_program(case: str) -> None:
+    """As `mirage verify` reads it: the caches that are joined in the function are those beside it."""
+    imported = read(model(*MODELS[case]))
+    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    made = patch.patched(imported, [patch.Replacement(work.op_type, work.occurrences[0].region)], {})
+    node = next(n for n in made.graph.node if n.domain == patch.DOMAIN)
+    inputs = list(node.input)[: len(work.program.sources)]
+    assert derive.stated(read(made), inputs, node.output).key() == work.program.key()
 
 
 @pytest.mark.parametrize("case", ["heads apart", "causal", "no past"])
