@@ -240,7 +240,7 @@ class _Partitioner(Facts):
         for x in (c, inner[0]):
             if not any(self.is_source(self.base(i)) for i in self.graph.inputs[x]):
                 return False
-        sizes = [self.graph.dims(i)[-1] for i in self.graph.inputs[inner[0]]] + [self.graph.dims(c)[-1]]
+        sizes = [e for v in (*self.graph.inputs[inner[0]], c) for e in self.graph.dims(v)[-1:]]
         return all(not isinstance(n, int) or n == rank or n >= 4 * rank for n in sizes)
 
     def linear_path(self, v: int, c: int) -> bool:

@@ -13,7 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli import frontends, work
 from mirage_cli.frontends.onnx import from_proto
+from mirage_cli.lax import compose
+from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.fragment import LaxFragment, Partition, partition
+from mirage_cli.lax.graph import Graph
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 LAYERS = 2
@@ -267,3 +270,11 @@ def test_a_norm_whose_result_is_an_output_is_a_fragment() -> None:
 def test_what_is_left_has_a_reason() -> None:
     for path in sorted((SAMPLES / "models").glob("*.onnx")):
         assert all(left.reason for left in parts_of(path).left), path
+
+
+def test_a_product_without_dimensions_behind_another_is_cut_like_any() -> None:
+    g = Graph()
+    x, w = g.input("x", (5,), F32), g.input("w", (5, 5), F32, constant=True)
+    y = compose.matmul(g, x, w)
+    g.outputs = [g.contract(y, g.input("v", (5,), F32, constant=True), [0], [0], [])]
+    assert partition(g, {v: f"t{v}" for v in range(len(g.steps))}).fragments
