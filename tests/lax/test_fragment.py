@@ -277,4 +277,5 @@ def test_a_product_without_dimensions_behind_another_is_cut_like_any() -> None:
     x, w = g.input("x", (5,), F32), g.input("w", (5, 5), F32, constant=True)
     y = compose.matmul(g, x, w)
     g.outputs = [g.contract(y, g.input("v", (5,), F32, constant=True), [0], [0], [])]
-    assert partition(g, {v: f"t{v}" for v in range(len(g.steps))}).fragments
+    found = partition(g, {v: f"t{v}" for v in range(len(g.steps))})
+    assert {f.outputs[0] for f in found.fragments} | {left.value for left in found.left} >= set(g.outputs)
