@@ -11,20 +11,29 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from mirage_cli.lax.dtypes import BOOL, DType
-from mirage_cli.lax.graph import VIEWS, Cast, Concat, Contract, Fill, Graph, Iota, Map, Reduce, StableExp, Step
+from mirage_cli.lax.graph import VIEWS, Cast, Concat, Contract, Fill, Graph, Iota, Map, Reduce, StableExp
 
 DEEPEST = 12  #: steps behind a value that are looked at
+MOST = 256  #: values that are looked at
 LARGEST = 1 << 63  #: of a range
 Range = tuple[int, int]
 _POSITIVE = ("exp", "sigmoid", "abs")
 _KEEP_SIGN = ("add", "mul", "div", "sqrt", "rsqrt", "recip", "where", "round_f16", "round_bf16")
 
 
-def never_negative(g: Graph, v: int, depth: int = DEEPEST) -> bool:
+def never_negative(g: Graph, v: int) -> bool:
     """Whether no number of a value has a sign, that of -0 among them."""
+    return _never_negative(g, v, DEEPEST, {})
+
+
+def _never_negative(g: Graph, v: int, depth: int, seen: dict[int, bool]) -> bool:
+    if v not in seen:
+        seen[v] = depth > 0 and len(seen) < MOST and _has_no_sign(g, v, depth, seen)
+    return seen[v]
+
+
+def _has_no_sign(g: Graph, v: int, depth: int, seen: dict[int, bool]) -> bool:
     step, inputs = g.steps[v], g.inputs[v]
-    if depth == 0:
-        return False
     if g.dtype(v) == BOOL:
         return True
     match step:
@@ -44,15 +53,20 @@ def never_negative(g: Graph, v: int, depth: int = DEEPEST) -> bool:
             pass
         case _ if not isinstance(step, VIEWS):
             return False
-    return all(never_negative(g, i, depth - 1) for i in inputs)
+    return all(_never_negative(g, i, depth - 1, seen) for i in inputs)
 
 
-def whole_range(g: Graph, v: int, depth: int = DEEPEST) -> Range | None:
+def whole_range(g: Graph, v: int) -> Range | None:
     """(least, largest) of a value that holds whole numbers only; None where that is not known."""
-    found = _computed_range(g, g.steps[v], g.inputs[v], v, depth) if depth else None
-    if found is not None and -LARGEST <= found[0] <= found[1] <= LARGEST:
-        return found
-    return integers(g.dtype(v))
+    return _whole_range(g, v, DEEPEST, {})
+
+
+def _whole_range(g: Graph, v: int, depth: int, seen: dict[int, Range | None]) -> Range | None:
+    if v not in seen:
+        found = _computed_range(g, v, depth, seen) if depth and len(seen) < MOST else None
+        known = found is not None and -LARGEST <= found[0] <= found[1] <= LARGEST
+        seen[v] = found if known else integers(g.dtype(v))
+    return seen[v]
 
 
 def integers(dtype: DType) -> Range | None:
@@ -65,7 +79,8 @@ def integers(dtype: DType) -> Range | None:
     return (0, (1 << bits) - 1) if dtype.name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
-def _computed_range(g: Graph, step: Step, inputs: Sequence[int], v: int, depth: int) -> Range | None:
+def _computed_range(g: Graph, v: int, depth: int, seen: dict[int, Range | None]) -> Range | None:
+    step, inputs = g.steps[v], g.inputs[v]
     match step:
         case Fill(Fraction() as value):
             return (int(value), int(value)) if value.denominator == 1 else None
@@ -80,7 +95,7 @@ def _computed_range(g: Graph, step: Step, inputs: Sequence[int], v: int, depth: 
             pass
         case _ if not isinstance(step, VIEWS):
             return None
-    ranges = [r for i in inputs if (r := whole_range(g, i, depth - 1)) is not None]
+    ranges = [r for i in inputs if (r := _whole_range(g, i, depth - 1, seen)) is not None]
     if len(ranges) != len(inputs):
         return None
     return _of_map(step.op, ranges) if isinstance(step, Map) else _hull(ranges)
@@ -113,22 +128,28 @@ def _of_map(op: str, ranges: Sequence[Range]) -> Range | None:
 
 
 # --- narrowing --------------------------------------------------------------------------------------------------------
-def narrowed(g: Graph, v: int, depth: int = DEEPEST) -> bool:
+def narrowed(g: Graph, v: int) -> bool:
     """Whether numbers of a wider type were rounded to the type of `v`, a float of 16 bits, and only moved since then."""
-    step = g.steps[v]
-    if depth == 0 or not g.dtype(v).is_float or g.dtype(v).bytes > 2:
+    if not g.dtype(v).is_float or g.dtype(v).bytes > 2:
         return False
-    if isinstance(step, Cast):
-        (source,) = g.inputs[v]
-        return not _fits(g, source, g.dtype(v), depth)
-    return isinstance(step, (*VIEWS, Concat)) and any(narrowed(g, i, depth - 1) for i in g.inputs[v])
+    waiting, seen = [v], {v}
+    while waiting:
+        w = waiting.pop()
+        if isinstance(g.steps[w], Cast) and not _fits(g, g.inputs[w][0], g.dtype(w)):
+            return True
+        if isinstance(g.steps[w], (*VIEWS, Concat)):
+            waiting += [i for i in g.inputs[w] if i not in seen]
+            seen.update(g.inputs[w])
+        if len(seen) > MOST:
+            return True
+    return False
 
 
-def _fits(g: Graph, v: int, to: DType, depth: int) -> bool:
+def _fits(g: Graph, v: int, to: DType) -> bool:
     """Whether a narrower type holds all numbers of a value."""
     dtype = g.dtype(v)
     if not dtype.is_float:
-        known = whole_range(g, v, depth)
+        known = whole_range(g, v)
         return known is not None and max(-known[0], known[1]) <= 2 ** (to.mantissa + 1)
     if dtype.mantissa <= to.mantissa and dtype.exponent <= to.exponent:
         return True

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from mirage_cli.lax import compose
 from mirage_cli.lax.domain import Float64
-from mirage_cli.lax.dtypes import BOOL, F32
+from mirage_cli.lax.dtypes import BOOL, F16, F32, I8, I64
 from mirage_cli.lax.evaluate import evaluate_graph
 from mirage_cli.lax.extents import symbol
-from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.graph import Cast, Graph, Map
+from mirage_cli.lax.magnitudes import never_negative, whole_range
 
 X = np.random.default_rng(0).uniform(0.2, 2.0, (2, 3, 4))
 Y = np.random.default_rng(1).uniform(-2.0, 2.0, (4, 5))
@@ -144,3 +145,52 @@ def test_other_choices_stay() -> None:
         compose.select(g, g.map("isnan", ratio), zero, ratio),
     ):
         assert "where" in str(g.steps[v])
+
+
+# --- what is known of numbers -----------------------------------------------------------------------------------------
+def test_powers_that_are_roots() -> None:
+    g = Graph()
+    x, y = g.input("x", (3,), F32), g.input("y", (3,), F32)
+    never = [compose.square(g, x), g.map("exp", x), g.map("abs", y), compose.mean(g, compose.square(g, x), [0])]
+    never += [compose.shift(g, never[0], 1), g.map("mul", never[1], never[2]), g.reshape(never[0], (1, 3))]
+    often = [x, g.map("mul", x, y), compose.shift(g, never[0], -1), g.map("max", x, g.fill(0, F32))]
+    assert all(never_negative(g, v) for v in never) and not any(never_negative(g, v) for v in often)
+    for exponent, root in ((0.5, "sqrt"), (-0.5, "rsqrt")):
+        assert [g.steps[compose.power(g, v, exponent)] for v in never] == [Map(root)] * len(never)
+        assert [g.steps[compose.power(g, v, exponent)] for v in often] == [Map("pow")] * len(often)
+
+
+def test_ranges_of_whole_numbers() -> None:
+    g = Graph()
+    truth = g.map("lt", g.input("x", (4,), F32), g.input("y", (4,), F32))
+    number, position = g.cast(truth, F32), g.iota(4, 0, 1, I64)
+    assert whole_range(g, number) == (0, 1) and whole_range(g, g.cast(position, F32)) == (0, 3)
+    turned = g.map("sub", g.fill(1, F32), number)
+    assert whole_range(g, turned) == (0, 1)
+    assert whole_range(g, g.map("mul", turned, g.fill(-9, F32))) == (-9, 0)
+    assert whole_range(g, g.map("where", truth, g.fill(7, F32), g.cast(position, F32))) == (0, 7)
+    assert whole_range(g, g.input("i", (4,), I8)) == (-128, 127)
+    assert whole_range(g, g.input("x", (4,), F32)) is None and whole_range(g, g.fill(0.5, F32)) is None
+
+
+def test_ranges_and_signs_of_long_chains_are_not_followed() -> None:
+    g = Graph()
+    v = g.fill(1, F32, (2,))
+    for k in range(5000):
+        v = g.map("add", v, g.fill(k + 2, F32, (2,)))
+    assert whole_range(g, v) is None and not never_negative(g, v)
+
+
+def test_what_is_left_of_rounded_numbers() -> None:
+    g = Graph()
+    x = g.input("x", (4, 2), F32)
+    half = g.cast(x, F16)
+    wide = compose.converted(g, g.transpose(half, (1, 0)), F32)
+    assert g.steps[g.inputs[wide][0]] == Map("round_f16")
+    again = compose.converted(g, g.cast(wide, F16), F32)
+    assert g.steps[g.inputs[again][0]] == Cast()
+    stored, sums = g.input("h", (2,), F16), g.map("add", half, half)
+    assert compose.converted(g, stored, F32) == g.cast(stored, F32) and compose.left(g, sums) == sums
+    assert compose.left(g, g.cast(g.iota(9, 0, 1, I64), F16)) == g.cast(g.iota(9, 0, 1, I64), F16)
+    far = g.cast(g.iota(9999, 0, 1, I64), F16)
+    assert g.steps[compose.left(g, far)] == Map("round_f16")
