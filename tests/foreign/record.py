@@ -87,8 +87,9 @@ def table(records: Iterable[Record], most: int = 25) -> str:
     lines += _ranked("why there was no float64 run (models)", none, most)
     lost, left = Counter[str](), Counter[str]()
     for r in ours:
-        lost.update({general(reason): n for reason, n in r.lost.items()})
-        left.update({general(reason): n for reason, n in r.left.items()})
+        for counted, found in ((lost, r.lost), (left, r.left)):
+            for reason, n in found.items():
+                counted[general(reason)] += n
     lines += _ranked("why fragments failed (places)", lost, most)
     lines += _ranked("why nodes were left alone (nodes)", left, most)
     return "\n".join(lines)
