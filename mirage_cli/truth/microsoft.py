@@ -86,6 +86,32 @@ def _multi_head_attention(call: Call) -> Sequence[Value]:
     return [call.like(joined(y)), call.like(k), call.like(v), call.like(total)]
 
 
+@meaning("DecoderMaskedMultiHeadAttention", domain=DOMAIN)
+def _decoder_attention(call: Call) -> Sequence[Value]:
+    if call.given(9):
+        raise Refused("beams whose past is elsewhere")
+    count, shares = call.integer("num_heads"), bool(call.integer("past_present_share_buffer", 0))
+    q, k, v = (call.array(0), *(call.array(i) for i in (1, 2)))
+    if k.ndim == 3:
+        q, k, v = _biased([heads(q, count), heads(k, count), heads(v, count)], call.maybe(10), count)
+    else:
+        q = heads(q if not call.given(10) else q + call.array(10)[: q.shape[-1]], count)
+    keys, values = k, v
+    if call.given(5):
+        end = int(call.scalar(7)) if shares else call.array(5).shape[2]
+        keys = np.concatenate([call.array(5)[:, :, :end], k], 2)
+        values = np.concatenate([call.array(6)[:, :, :end], v], 2)
+    bias = call.array(4) if call.given(4) else np.zeros(())
+    masked = call.number("mask_filter_value", -10000.0)
+    mask = _mask(call.maybe(3), q.shape[0], q.shape[2], keys.shape[2], masked)
+    y, total = _attend(call, q, keys, values, bias, mask, keys.shape[2] - q.shape[2])
+    if shares and call.given(5):
+        rest = slice(keys.shape[2], None)
+        keys = np.concatenate([keys, call.array(5)[:, :, rest]], 2)
+        values = np.concatenate([values, call.array(6)[:, :, rest]], 2)
+    return [call.like(joined(y)), call.like(keys), call.like(values), call.like(total)]
+
+
 def _operands(call: Call, count: int) -> tuple[Array, Array, Array]:
     """Queries, keys and values of MultiHeadAttention, (batch, heads, length, size), from any of its layouts."""
     q, bias = call.array(0), call.maybe(3)

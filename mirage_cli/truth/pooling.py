@@ -13,6 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mirage_cli.errors import Refused
 
 from .call import Call, meaning
+from .linear import activation
 from .values import Array, Tensor, Value, plain
 
 #: how many elements the windows of a convolution have that are laid out at once
@@ -111,6 +112,15 @@ def _with_bias(y: Array, bias: Array | None) -> Array:
 @meaning("Conv")
 def _conv(call: Call) -> Tensor:
     return call.like(_with_bias(convolution(call, call.array(0), call.array(1)), call.maybe(2)))
+
+
+@meaning("FusedConv", domain="com.microsoft")
+def _fused_conv(call: Call) -> Tensor:
+    y = _with_bias(convolution(call, call.array(0), call.array(1)), call.maybe(2))
+    y = y + call.array(3) if call.given(3) else y
+    alpha, beta = [*(call.numbers("activation_params") or []), 0.0, 0.0][:2]
+    name = call.text("activation", "")
+    return call.like(activation(name, y, alpha, beta) if name else y)
 
 
 @meaning("CausalConvWithState")

@@ -31,6 +31,9 @@ def simple() -> list[Case]:
         microsoft("Trilu", f(3, 4), upper=0),
         microsoft("GridSample", f(1, 2, 4, 5), unit(1, 3, 3, 2), mode="bilinear", loose=8),
         microsoft("GroupNorm", f(2, 4, 4, 320), pos(320), f(320), groups=32, activation=1),
+        microsoft("FusedConv", f(1, 2, 5, 5), f(3, 2, 2, 2), f(3), activation="Relu"),
+        microsoft("FusedConv", f(1, 2, 5, 5), f(3, 2, 2, 2), f(3), f(1, 3, 4, 4), activation="LeakyRelu",
+                  activation_params=[0.3]),
         microsoft("FusedGemm", f(2, 3), f(3, 4), f(4), activation="LeakyRelu", activation_alpha=0.3, alpha=0.5),
         microsoft("FusedGemm", f(3, 2), f(4, 3), transA=1, transB=1, activation="Relu"),
         microsoft("FusedMatMul", f(2, 3, 4), f(2, 5, 4), transB=1, alpha=0.3),
@@ -86,6 +89,19 @@ def attentions() -> list[Case]:
         microsoft("MultiHeadAttention", q, f(2, 5, 2, 2, 4), **own),
         microsoft("MultiHeadAttention", q, k, v, None, None, None, None, None, outputs=3, **own),
     ]  # fmt: skip
+
+
+def decoding() -> list[Case]:
+    """DecoderMaskedMultiHeadAttention."""
+    one, past = [f(2, 1, 8) for _ in range(3)], (f(2, 2, 5, 4), f(2, 2, 5, 4))
+    end, shared = i32(3), {"num_heads": 2, "outputs": 3, "past_present_share_buffer": 1}
+    op = "DecoderMaskedMultiHeadAttention"
+    return [
+        microsoft(op, *one, n(2, 2, 4, dtype=np.int32) | i32(1, 0, 0, 0), None, *past, end, scale=0.3, **shared),
+        microsoft(op, *one, None, f(1, 2, 1, 4), *past, end, None, None, f(24), **shared),
+        microsoft(op, *one, None, None, *past, end, **shared),
+        microsoft(op, one[0], f(2, 2, 5, 4), f(2, 2, 5, 4), num_heads=2),
+    ]
 
 
 def grouped() -> list[Case]:
@@ -164,4 +180,4 @@ def quantized() -> list[Case]:
     return found
 
 
-CASES = [*simple(), *attentions(), *grouped(), *quantized()]
+CASES = [*simple(), *attentions(), *decoding(), *grouped(), *quantized()]
