@@ -1,0 +1,84 @@
+"""Patched models are tried in onnxruntime before they are handed over; what keeps them from being loaded is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from mirage_cli import loading, patch, pipeline
+from mirage_cli.loading import Trial
+from mirage_cli.options import Options
+from tests.frontends.models import noise, parsed
+
+pytestmark = pytest.mark.usefixtures("one_isa")
+
+
+@pytest.mark.parametrize(
+    ("bad", "found"),
+    [((), ()), (("b",), ("b",)), (("a", "d"), ("a", "d")), (("a", "b", "c", "d", "e"), ("a", "b", "c", "d", "e"))],
+)
+def test_what_is_to_blame(bad: Sequence[str], found: Sequence[str]) -> None:
+    def fails(parts: Sequence[str]) -> str:
+        return "it is bad" if set(parts) & set(bad) else ""
+
+    assert loading.to_blame("abcde", fails) == [(p, "it is bad") for p in found]
+
+
+def test_parts_that_fail_together_only() -> None:
+    def fails(parts: Sequence[str]) -> str:
+        return "both" if {"a", "d"} <= set(parts) else ""
+
+    assert [p for p, _ in loading.to_blame("abcd", fails)] == list("abcd")
+
+
+def test_a_function_that_ends_the_process(tmp_path: Path) -> None:
+    """onnxruntime ends where it inlines a LayerNormalization of opset 13; a file that it refuses is an error like others."""
+    node = helper.make_node("LayerNormalization", ["x", "w"], ["y"])
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid(patch.DOMAIN, 1)]
+    function = helper.make_function(patch.DOMAIN, "f_1", ["x", "w"], ["y"], [node], opsets[:1])
+    info = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 8]), ("w", [8]), ("y", [2, 8]))
+    ]
+    call = helper.make_node("f_1", ["x", "w"], ["y"], domain=patch.DOMAIN)
+    graph = helper.make_graph([call], "g", info[:2], info[2:])
+    crashing = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8)
+    good = parsed("g (float[2,8] x) => (float[2,8] y) { y = Neg(x) }")
+    onnx.save(good, tmp_path / "good.onnx")
+    trials = [Trial(crashing.SerializeToString()), Trial(b"nonsense"), Trial(str(tmp_path / "good.onnx"))]
+    crashed, refused, fine = loading.problems(trials, 0)
+    assert "onnxruntime loaded the model without the library" in crashed and "process ended" in crashed
+    assert "cannot load the model" in refused and fine == ""
+
+
+def test_a_fragment_whose_function_does_not_load_is_left(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here without the stand-in that the function has otherwise; the other fragment is replaced."""
+    monkeypatch.setattr("mirage_cli.stand_ins.make_loadable", lambda graph: None)
+    before = parsed(
+        """g (float[8,64] x) => (float[8,64] y, float[8,32] t) {
+            n = LayerNormalization <axis = -1> (x, gain, bias)
+            y = MatMul(n, w)
+            a = Erf(y)
+            b = Erf(a)
+            s = MatMul(b, v)
+            t = Relu(s)
+        }""",
+        opset=13,
+        gain=noise(64),
+        bias=noise(64),
+        w=noise(64, 64),
+        v=noise(64, 32),
+    )
+    onnx.save(before, tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    report = pipeline.optimize(str(tmp_path / "model.onnx"), out, Options(target=("cpu",), force=True, cache=cache))
+    left = [f for f in report.fragments if f.status == "failed"]
+    assert left and all("the patched model does not load" in f.reason for f in left)
+    assert any(f.status == "replaced" for f in report.fragments)
+    bare, full = (Trial(str(out / "model.onnx"), library) for library in ("", str(out / "libmirage.so")))
+    assert loading.problems([bare, full], 0) == ["", ""]
