@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from mirage_cli import edges, isolation, patch, runtime
+from mirage_cli import edges, graph_message, isolation, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.errors import ModelError
 from mirage_cli.frontends.imported import Imported
@@ -179,7 +179,7 @@ def from_folder(
     for spec in specs:
         if spec.op_type not in functions or spec.op_type not in nodes:
             raise ModelError(f"{folder / 'model.onnx'}: expected the operator {spec.op_type}, found none")
-    weights = {t.name: t for t in model.graph.initializer}
+    weights = graph_message.stored(model.graph)
     read = [(name, t) for s in specs for name, t in zip(nodes[s.op_type][0].input, s.inputs, strict=True)]
     shapes, values = _computed(model, folder, {n: t for n, t in read if n not in weights}, feeds)
     shapes |= {n: tuple(t.dims) for n, t in weights.items()}

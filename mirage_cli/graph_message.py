@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 import onnx
 
 from mirage_cli.frontends.onnx_nodes import all_graphs, all_nodes, graphs
+from mirage_cli.regions import ONNX_DOMAINS
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
@@ -51,6 +52,13 @@ def unused(name: str, used: set[str]) -> str:
         found = f"{name}_{count}"
     used.add(found)
     return found
+
+
+def stored(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The tensors that a graph holds, as weights and in Constant nodes, by name."""
+    found = {t.name: t for t in graph.initializer}
+    constants = [n for n in graph.node if n.op_type == "Constant" and n.domain in ONNX_DOMAINS]
+    return found | {node.output[0]: a.t for node in constants for a in node.attribute if a.name == "value"}
 
 
 def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from mirage_cli import derive, dims, frontends, mugraph_file, patch, runtime
+from mirage_cli import derive, dims, frontends, graph_message, mugraph_file, patch, runtime
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.check import CheckJob, Extra, Limits
 from mirage_cli.errors import InvalidGraph, MirageError, UsageError
@@ -19,6 +19,7 @@ from mirage_cli.frontends import Imported, onnx_file, sizes
 from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax.program import Program
 from mirage_cli.output import MODEL, MUGRAPHS
+from mirage_cli.regions import ONNX_DOMAINS
 from mirage_cli.report import REPLACED
 from mirage_cli.stored_plan import StoredPlan, plan_from_json
 from mirage_cli.verification import Verification, VerifyOptions
@@ -102,8 +103,8 @@ def constants(model: onnx.ModelProto) -> frozenset[str]:
     """The tensors that nothing writes while a model runs: its weights (one that is an input too may be overridden) and
     what its Constant nodes hold."""
     weights = {t.name for t in model.graph.initializer} - {v.name for v in model.graph.input}
-    held = {o for n in model.graph.node if (n.domain, n.op_type) == ("", "Constant") for o in n.output}
-    return frozenset(weights | held)
+    nodes = (n for n in model.graph.node if n.domain in ONNX_DOMAINS and n.op_type == "Constant")
+    return frozenset(weights | {o for n in nodes for o in n.output})
 
 
 def check_constants(f: Fragment, fixed: frozenset[str]) -> None:
@@ -132,7 +133,7 @@ def check_job(
 ) -> CheckJob:
     """The check of a fragment's CPU kernel against float64, with the weights of its first place. Raises MirageError."""
     node = f.nodes[0]
-    stored = {t.name: t for t in model.graph.initializer}
+    stored = graph_message.stored(model.graph)
     files = DataFiles(str(folder / MODEL), hashed=False)
     weights = {k: files.array(stored[n]) for k, n in enumerate(node.input) if n in stored}
     count = len(program.sources)

@@ -13,6 +13,8 @@ from mirage_cli import frontends, patch, pipeline, stand_ins
 from mirage_cli.errors import Refused
 from mirage_cli.lax.fragment import partition
 from mirage_cli.options import Options
+from mirage_cli.recheck import verify_folder
+from mirage_cli.verification import VerifyOptions
 from mirage_cli.work import group, regions_of, tensor_names
 from tests import alone
 from tests.frontends.models import noise, parsed, read
@@ -288,10 +290,15 @@ def test_nothing_replaced(tmp_path: Path, location: str, cache: Path) -> None:
     assert np.array_equal(ours, theirs)
 
 
-def test_a_constant_of_a_node_is_a_constant_for_verification() -> None:
-    before = parsed("g (float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }")
+def test_a_constant_of_a_node_is_a_weight(tmp_path: Path, cache: Path) -> None:
+    """It stays a node, and verification takes it for what it is."""
+    before = parsed("g (float[2,64] x) => (float[2,64] y) { a = MatMul(x, w) y = Relu(a) }")
     weight = numpy_helper.from_array(noise(64, 64), "w")
     before.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=weight))
-    made = patched(read(before), ("f_1", ["x", "w"], ["y"]))
-    assert [n.op_type for n in made.graph.node] == ["Constant", "f_1"]
-    assert list(operators(made)[0].input) == ["x", "w"]
+    onnx.save(before, tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    pipeline.optimize(str(tmp_path / "model.onnx"), out, Options(target=("cpu",), force=True, cache=cache))
+    made = onnx.load(out / "model.onnx")
+    assert [n.op_type for n in made.graph.node if n.domain != patch.DOMAIN] == ["Constant"]
+    assert [list(n.input) for n in operators(made)] == [["x", "w"]]
+    assert verify_folder(out, VerifyOptions()).passed
