@@ -11,8 +11,10 @@ import pytest
 
 from mirage_cli.truth import evaluate
 from mirage_cli.truth.table import MEANINGS, OLDEST
+from tests.truth import cases, layer_cases
 from tests.truth.case import NEWEST, Case, by_onnxruntime, compare, feeds, model
-from tests.truth.cases import CASES
+
+CASES = [*cases.CASES, *layer_cases.CASES]
 
 #: what onnxruntime says where it has no kernel, or this machine not what one needs
 ABSENT = ("NOT_IMPLEMENTED", "Could not find an implementation", "Failed to construct locale")
