@@ -82,7 +82,8 @@ def still_possible(
     while ready := [k for k in left if there.issuperset(reads(nodes[k]))]:
         yield from ready
         there.update(name for k in ready for name in nodes[k].output)
-        left = [k for k in left if k not in ready]
+        done = set(ready)
+        left = [k for k in left if k not in done]
 
 
 def is_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
