@@ -12,7 +12,7 @@ import pytest
 from mirage_cli import coverage, derive, patch, pipeline
 from mirage_cli.lax.fragment import partition
 from mirage_cli.options import Options
-from mirage_cli.work import group, tensor_names
+from mirage_cli.work import group, regions_of, tensor_names
 from tests.frontends.models import parsed, read, run
 
 pytestmark = pytest.mark.usefixtures("one_isa")
@@ -119,6 +119,25 @@ def test_the_kernel_s_answers(tmp_path: Path, cache: Path) -> None:
     onnx.save(model(*MODELS["causal"]), path)
     report = pipeline.optimize(str(path), tmp_path / "out", Options(target=("cpu",), force=True, cache=cache))
     assert [f.status for f in report.fragments] == ["replaced"]
+
+
+UNREAD = {
+    "onnx": (ONNX, *flat("3", "5", "8"), f"Attention <{HEADS}> (q, k, v, , pk, pv)"),
+    "onnxruntime's own": MODELS["onnxruntime's own"],
+}
+
+
+@pytest.mark.parametrize("case", UNREAD)
+def test_caches_that_nothing_reads_are_grown_all_the_same(case: str) -> None:
+    """onnxruntime refuses an attention without them, or does not look at the past."""
+    before = model(*UNREAD[case])
+    del before.graph.output[1:]
+    imported = read(before)
+    region = regions_of(imported).of(["q", "k", "v", "pk", "pv"], ["y"])
+    made = patch.patched(imported, [patch.Replacement("f_1", region)], {})
+    assert [n.op_type for n in made.graph.node] == ["f_1"]
+    inputs = drawn(before)
+    np.testing.assert_allclose(run(made, inputs)[0], run(before, inputs)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", ["causal", "onnxruntime's own"])
