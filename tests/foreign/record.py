@@ -112,7 +112,7 @@ def general(text: str) -> str:
     """A text without the names and numbers of one model."""
     text = re.sub(r"(/[\w.+-]+){2,}", "PATH", text)
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
-    return re.sub(r"(?<![A-Za-z_])-?\d[\d.]*(e[-+]?\d+)?", "N", text)
+    return re.sub(r"(?<![A-Za-z_\d.])-?\d[\d.]*(e[-+]?\d+)?", "N", text)
 
 
 def told(record: Record) -> str:
