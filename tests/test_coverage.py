@@ -201,16 +201,6 @@ def test_shares() -> None:
     assert none["flops"] < half["flops"] < whole["flops"] == 1.0
 
 
-def test_a_share_of_nothing_is_one(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.onnx", [node("Abs", ["x"], "y")], {"x": (TensorProto.FLOAT, [4])}, ["y"], {})
-    imported, _, work = read(path)
-    assert coverage.measure(imported, [o for w in work for o in w.occurrences]) == {
-        "flops": 1.0,
-        "weight_bytes": 1.0,
-        "nodes": 0.0,
-    }
-
-
 def test_sub_graphs_keep_what_they_read(tmp_path: Path) -> None:
     branch = helper.make_graph(
         [helper.make_node("Identity", ["outer"], ["b"], name="inner")],
