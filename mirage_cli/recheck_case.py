@@ -18,6 +18,7 @@ from mirage_cli.runs import Arrays, Job, Place
 from mirage_cli.verification import Verification
 
 BARE = "it does not run without the library"
+NO_MEMORY = ("bad_alloc", "allocate")  #: parts of what onnxruntime says where memory is short, which no inputs mend
 MORE_INPUTS = "give it inputs that it takes: --inputs FILE.npz|FOLDER"
 
 
@@ -117,7 +118,7 @@ def refused(
     models: Models, sizes: Mapping[str, int], seed: int, given: Arrays | None, error: MirageError
 ) -> Refusal | None:
     """What the original refused, where that is what its error says. Raises UsageError for inputs that somebody gave."""
-    if not str(error).startswith(runtime.FAILED):
+    if not str(error).startswith(runtime.FAILED) or any(text in str(error).lower() for text in NO_MEMORY):
         return None
     if given is not None:
         raise UsageError(f"--inputs: the original refuses them: {error}")

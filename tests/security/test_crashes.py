@@ -53,7 +53,8 @@ def failed(found: Verification) -> list[str]:
 def test_verify_tells_of_it(crashing: tuple[Path, str], optimized: Optimized) -> None:
     path, reason = crashing
     found = recheck.verify_pair(path, path, optimized(SAMPLE) / LIBRARY, VerifyOptions())
-    assert failed(found) == [f"the original does not run: {reason}"]
+    # without its optimizations onnxruntime computes nothing when it loads a model
+    assert failed(found) == [f"the original does not run: {reason.replace('onnxruntime loaded', 'onnxruntime ran')}"]
     assert Crashed.hint in found.notes
 
 
