@@ -191,6 +191,8 @@ class _Story:
                 record.lost[reason] = record.lost.get(reason, 0) + places
             if "internal error" in reason or "process ended" in reason or "took longer" in reason:
                 record.fail("internal", f"{f['name']}: {reason}")
+            elif "cannot load the model" in reason:
+                record.fail("not loaded", f"{f['name']}: {reason}")
         left = Counter[str]()
         for u in said["unchanged"]:
             left[u["reason"]] += len(u["nodes"])
