@@ -270,7 +270,7 @@ class Run:
             return
         self.progress.stage("check", len(self.chosen))
         with self.clock.measure("verify"):
-            limits: Limits = {name: (r.low, r.high) for name, r in self.ranges.items()}
+            limits: Limits = self.imported.limits({name: (r.low, r.high) for name, r in self.ranges.items()})
             jobs: list[tuple[CheckJob]] = []
             checked: list[Work] = []
             tensors = self._tensors()

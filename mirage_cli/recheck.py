@@ -320,7 +320,7 @@ class _Recheck:
         """The float checks of the CPU kernels of fragments whose functions are understood, on the inputs that `optimize` made
         if the seed is 0: what it let pass passes again."""
         ready, told = [], self.report.get("options") or {}
-        limits = {name: (r.low, r.high) for name, r in dims.parse(told.get("dim", ())).items()}
+        limits = imported.limits({name: (r.low, r.high) for name, r in dims.parse(told.get("dim", ())).items()})
         seed = max(0, told.get("seed", 0)) + self.options.seed
         for f in self.fragments:
             if f.id not in self.programs or "cpu" not in f.stored.targets:

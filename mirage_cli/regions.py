@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from mirage_cli.errors import InvalidGraph
+from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.grown import Grown, Part
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
@@ -31,6 +31,8 @@ from mirage_cli.lax.graph import Dims
 
 ONNX_DOMAINS = ("", "ai.onnx")  #: two spellings of one
 SMALL_CONSTANT_BYTES = 4096  #: up to this size a constant becomes a node of the copy
+ANY_CONSTANT = 9  #: the opset from which on a Constant holds other types than floats
+EXACT = 2.0**53  #: up to which float64 holds integers
 FILLS_SINCE, SLICE_BY_INPUTS = 9, 10  #: opsets: of ConstantOfShape, of a Slice whose bounds are inputs
 FILL_ELEMENTS = 2**16  #: up to this size it is looked at whether a constant holds one number only
 
@@ -360,7 +362,7 @@ class _Copy:
         assert tensor is not None
         made = ir.Value(name=v.name, shape=v.shape, type=v.type)
         if tensor.nbytes <= SMALL_CONSTANT_BYTES or self.opset < FILLS_SINCE:
-            self.add("Constant", [], made, value=tensor)
+            self.stored(tensor.numpy(), tensor.dtype, made)
         else:
             dims = self.integers(list(tensor.shape.numpy()), "shape", v)
             self.add("ConstantOfShape", [dims], made, value=ir.tensor(tensor.numpy().reshape(-1)[:1], tensor.dtype))
@@ -390,7 +392,7 @@ class _Copy:
         dtype = v.dtype or ir.DataType.INT64
         if not any(e.parts for e in shape.elements):
             numbers = np.array([e.factor for e in shape.elements], dtype.numpy()).reshape(shape.dims)
-            self.add("Constant", [], made, value=ir.tensor(numbers, dtype))
+            self.stored(numbers, dtype, made)
             return
         elements = [self.size(e, v, inputs) for e in shape.elements]
         joined = elements[0]
@@ -425,7 +427,19 @@ class _Copy:
 
     def integers(self, numbers: Sequence[int], what: str, v: ir.Value) -> ir.Value:
         """A vector of integers."""
-        return self.add("Constant", [], self.fresh(what, v), value=ir.tensor(np.array(numbers, np.int64)))
+        return self.stored(np.array(numbers, np.int64), ir.DataType.INT64, self.fresh(what, v))
+
+    def stored(self, numbers: NDArray[Any], dtype: ir.DataType, output: ir.Value) -> ir.Value:
+        """A Constant; of integers, where the opset knows floats only, one of float64 that is cast. Raises Refused for integers
+        that float64 lacks."""
+        if self.opset >= ANY_CONSTANT or dtype.is_floating_point():
+            return self.add("Constant", [], output, value=ir.tensor(numbers, dtype))
+        wide = numbers.astype(np.float64)
+        if wide.size and np.abs(wide).max() > EXACT:
+            raise Refused(f"opset {self.opset} has no constant for the integers in {output.name!r}")
+        base = ir.Value(name=f"{output.name}/wide")
+        self.names.add(base.name or "")
+        return self.add("Cast", [self.add("Constant", [], base, value=ir.tensor(wide))], output, to=dtype.value)
 
     def add(self, op_type: str, inputs: Sequence[ir.Value], output: ir.Value, **attributes: Any) -> ir.Value:
         """A new node, which is called like its output."""

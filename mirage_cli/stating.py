@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import sizes
@@ -20,7 +21,9 @@ def statement(imported: Imported, program: Program, key: str, confidence: int = 
     """The proof for a program between tensors of a model, which its sources and outputs name."""
     try:
         stated = stated_program(imported, [s.name for s in program.sources], [o.name for o in program.outputs])
-        return states(stated, program, key, confidence, assignments((*stated.symbols, *program.symbols)))
+        return states(
+            stated, program, key, confidence, assignments((*stated.symbols, *program.symbols), imported.least)
+        )
     except (Refused, InvalidGraph) as reason:
         return Statement(False, 0.0, str(reason))
 
@@ -39,12 +42,14 @@ def stated_program(imported: Imported, inputs: Sequence[str], outputs: Sequence[
     return untidied(graph, [values[n] for n in outputs], [*boundary, *others], names)
 
 
-def assignments(symbols: Iterable[str]) -> list[Mapping[str, int]]:
-    """Numbers for symbols that fit each other (`past` and `(past+1)`): all 1, then small ones that differ."""
+def assignments(symbols: Iterable[str], least: Mapping[str, int] = MappingProxyType({})) -> list[Mapping[str, int]]:
+    """Numbers for symbols that fit each other (`past` and `(past+1)`): all 1 or the `least` that they may be, then small ones
+    that differ."""
     known = {s: sizes.from_extent(ex.symbol(s)) for s in symbols}
     roots = sorted({n for size in known.values() for n in sizes.names(size)})
     found: list[Mapping[str, int]] = []
-    for values in (dict.fromkeys(roots, 1), {s: SMALL + STEP * k for k, s in enumerate(roots)}):
+    low = {s: max(1, least.get(s, 1)) for s in roots}
+    for values in (low, {s: low[s] + SMALL - 1 + STEP * k for k, s in enumerate(roots)}):
         solved = {s: sizes.substitute(size, values) for s, size in known.items()}
         numbers = values | {s: n for s, n in solved.items() if isinstance(n, int)}
         if numbers.keys() >= known.keys() and min(numbers.values(), default=1) > 0 and numbers not in found:

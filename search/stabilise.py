@@ -32,7 +32,9 @@ def _expand(graph: BlockGraph, e: BlockOp) -> BlockGraph:
     power = factor_powers(graph, e.name)
     for out in graph.outputs:
         if power[out] != 0:
-            raise Refused(f"the factor of exponential {e.name} does not cancel in output {out}")
+            raise Refused(
+                f"the factor of exponential {e.name} does not cancel in output {out}: it is stored before the sum is known"
+            )
     walks = e.phase == BODY and graph.loop in e.over
     top = BlockOp(f"{e.name}_top", "top", e.inputs, e.phase, e.over)
     maximum = top.name

@@ -63,6 +63,8 @@ def test_a_second_run_does_nothing_again(own_cache: Path, tmp_path: Path, monkey
     assert files(tmp_path / "first") == files(tmp_path / "second")
     (old,), (new,) = first["fragments"], second["fragments"]
     assert new["search"].pop("cached") is True
+    said = [f["verification"].pop("statement") for f in (old, new)]  # found out anew, at points of its own
+    assert said[0]["passed"] and said[1]["passed"] and said[0]["primes"] != said[1]["primes"]
     assert old == new
     assert second["seconds"]["search"] == 0
 

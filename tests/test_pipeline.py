@@ -94,8 +94,8 @@ def test_a_fragment_whose_search_fails_is_left(run: Run, monkeypatch: pytest.Mon
 def test_a_fragment_whose_proof_fails_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real, bad = plan.verify, mlp(run)
 
-    def doubtful(program: Any, *rest: Any) -> Any:
-        verdict = real(program, *rest)
+    def doubtful(program: Any, *rest: Any, entropy: str) -> Any:
+        verdict = real(program, *rest, entropy=entropy)
         if keys.key(program) == bad:
             return type(verdict)(
                 **{f: getattr(verdict, f) for f in verdict.__slots__} | {"passed": False, "reason": "made to fail"}

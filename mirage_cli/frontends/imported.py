@@ -65,7 +65,8 @@ class Imported:
     nodes, before functions are inlined and constants folded. `script` is where the TorchScript module is that the model was
     made from (in the process that runs it: the module itself), `files` hold the external data. `model` is the reader's copy,
     with functions inlined and constants folded; what is patched is the `original`. `stated` is the graph as the
-    nodes state it, before `one_spelling`, with its own values by name: what proofs begin at.
+    nodes state it, before `one_spelling`, with its own values by name: what proofs begin at. `least` are sizes that symbols are not
+    below in any run of the model.
     """
 
     path: str
@@ -83,8 +84,17 @@ class Imported:
     script: Script | ScriptPlace | None = None
     stated: Graph | None = None
     stated_values: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
     files: tuple[DataFile, ...] = ()
     original: Original | None = None
+
+    def limits(self, given: Mapping[str, tuple[int, int | None]]) -> dict[str, tuple[int, int | None]]:
+        """What symbols may be, least and greatest: what is said of them, and what the model asks for."""
+        found = dict(given)
+        for name, least in self.least.items():
+            low, high = found.get(name, (1, None))
+            found[name] = (max(low, least), high)
+        return found
 
     def forget(self) -> None:
         """Give back the memory that weights in files take; they are read again when they are needed."""

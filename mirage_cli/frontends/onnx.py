@@ -69,6 +69,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
         notes=notes,
         stated=reading.graph,
         stated_values=reading.values,
+        least=reading.least,
         files=tuple(files.files.values()),
         original=original,
     )

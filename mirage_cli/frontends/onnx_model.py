@@ -10,6 +10,8 @@ import contextlib
 import functools
 import logging
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -46,7 +48,8 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
     onnx_calls.check(proto, path)
     onnx_fragile.without_negative_dimensions(proto)
     try:
-        onnx.checker.check_model(skeleton(proto))
+        with _unheard():
+            onnx.checker.check_model(skeleton(proto))
     except (onnx.checker.ValidationError, ValueError) as error:
         raise ModelError(f"{path}: the ONNX checker refuses the model: {_one_line(str(error))}") from None
     opset = default_opset(proto) or OLDEST_OPSET
@@ -58,6 +61,25 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
 def _one_line(text: str) -> str:
     """A message of `onnx` without its line breaks."""
     return " ".join(text.replace("==> Context:", "in:").split())
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Standard output of C++, where the checker warns of experimental operators, goes nowhere: it is for data."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed from the start
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
