@@ -37,7 +37,7 @@ def settings(cache: Path) -> Settings:
 @pytest.mark.parametrize("name", NODES)
 def test_node_tests_pass(name: str, settings: Settings, tmp_path: Path) -> None:
     nodes.write(tmp_path, frozenset({name}))
-    for case in cases(tmp_path):
+    for case in cases(tmp_path, "node/*"):
         found = tell(case, settings)
         assert (found.status, found.failures) == (PASSED, []), case.name
         assert "test_data_set_0" in found.draws
