@@ -50,7 +50,7 @@ class Facts:
     dims: Mapping[str, Dims] = field(default_factory=dict)
     shapes: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
     grown: Mapping[str, Grown] = field(default_factory=dict)
-    results: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    results: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,8 @@ class Regions:
     def count(self, node: ir.Node) -> int:
         """How many results a node has in the file: attention without its grown caches may not look at the past ones."""
         named = next((v.name for v in node.outputs if v.name), "")
-        return len(self.facts.results.get(named, node.outputs))
+        op_type, count = self.facts.results.get(named, ("", 0))
+        return count if op_type == node.op_type else 0  # several operators in one are read as such
 
 
 def tensors_by_name(model: ir.Model) -> dict[str, ir.Value]:

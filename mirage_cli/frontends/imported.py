@@ -65,8 +65,8 @@ class Imported:
     nodes, before functions are inlined and constants folded. `script` is where the TorchScript module is that the model was
     made from (in the process that runs it: the module itself), `files` hold the external data. `model` is the reader's copy,
     with functions inlined and constants folded; what is patched is the `original`. `stated` is the graph as the
-    nodes state it, before `one_spelling`, with its own values by name: what proofs begin at. `least` are sizes that symbols are not
-    below in any run of the model.
+    nodes state it, before `one_spelling`, with its own values by name: what proofs begin at. `least` are sizes that symbols
+    are not below in any run of the model.
     """
 
     path: str

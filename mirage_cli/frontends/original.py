@@ -17,13 +17,13 @@ from mirage_cli.frontends.onnx_external import DataFiles
 class Original:
     """The bytes of a model, and its data files, as they were opened for reading.
 
-    `outputs` has, by the first result of each node of the main graph with several, all of its results: reading removes
-    those that nothing reads, which runtimes may insist on.
+    `outputs` has, by the first result of each node of the main graph with several, its operator and how many results it has:
+    reading removes those that nothing reads, which runtimes may insist on.
     """
 
     data: bytes
     files: DataFiles
-    outputs: Mapping[str, tuple[str, ...]]
+    outputs: Mapping[str, tuple[str, int]]
 
     def proto(self) -> onnx.ModelProto:
         """The model as a message of its own, which may be changed."""
@@ -31,10 +31,10 @@ class Original:
         return found
 
 
-def outputs_of(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
-    """All results of the main graph's nodes with several, by the first one."""
+def outputs_of(proto: onnx.ModelProto) -> dict[str, tuple[str, int]]:
+    """The main graph's nodes with several results, by the first one: their operators, and how many results."""
     return {
-        next(filter(None, node.output)): tuple(node.output)
+        next(filter(None, node.output)): (node.op_type, len(node.output))
         for node in proto.graph.node
         if len(node.output) > 1 and any(node.output)
     }
