@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -53,6 +53,13 @@ class Models:
             return self.bare(inputs, optimize=False)
         return self.originals.arrays(culprit.original_job(self.original, inputs, self.seconds))
 
+    def usual(self, inputs: Arrays) -> Arrays:
+        """The outputs of the original as onnxruntime optimizes it. Raises MirageError."""
+        if self.original is None:
+            return self.bare(inputs)
+        job = culprit.original_job(self.original, inputs, self.seconds)
+        return self.originals.arrays(replace(job, optimize=True) if isinstance(job, Job) else job)
+
     def stated(self) -> whole.Stated:
         """What the original's nodes say: of the file that was given, else of the patched one."""
         if self.original is None:
@@ -97,7 +104,7 @@ def made(
     try:
         first = drawn(0)
         again = drawn if given is None else None
-        case = Case(models.model, models.path, models.library, *first, again, models.seconds, stated)
+        case = Case(models.model, models.path, models.library, *first, again, models.seconds, stated, models.usual)
         if parted := models.parted(case):
             result.add("reference", where, f"it computes something else than its nodes mean: {parted}")
         if original is not None:
