@@ -11,8 +11,8 @@ import pytest
 
 from mirage_cli.backends import cpu, toolchain
 
-#: those that call the C library, which has no vector versions of them
-SCALAR = {"m_cos", "m_log", "m_pow", "m_sin", "m_softplus"}
+#: those that call the C library, which has no vector versions of them, and conversions that not all processors have
+SCALAR = {"m_cos", "m_log", "m_pow", "m_round_f16", "m_sin", "m_softplus"}
 FUNCTION = re.compile(r"^MIRAGE_INLINE float (m_\w+)\(((?:float \w+(?:, )?)+)\)", re.MULTILINE)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import config, patch, pipeline, settings
+from mirage_cli import config, pipeline, saving, settings
 from mirage_cli.options import Options
 from mirage_cli.report import Report
 from tests.commands.conftest import Run, error_of
@@ -127,7 +127,7 @@ def test_a_run_that_fails_leaves_the_output_of_before(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "model.onnx")
 
-    monkeypatch.setattr(patch, "save", full)
+    monkeypatch.setattr(saving, "save", full)
     result = run("optimize", MODEL, "-o", out, *fixed, "--force", "--json")
     assert result.exit_code == 5
     assert error_of(result)["message"] == "model.onnx: No space left on device"
@@ -155,7 +155,7 @@ ALL = [
     *("--max-kernels", "3", "--max-ops", "9", "--candidates", "2", "--budget", "1.5", "--jobs", "3", "--seed", "7"),
     *("--without", "order", "--without", "fusion"),
     *("--confidence", "60", "--cache", "there", "--max-memory", "4G", "--require-coverage", "flops=0.95"),
-    *("--dry-run", "--force", "--strict"),
+    *("--dry-run", "--force", "--strict", "--inputs", "given.npz"),
     *("--tune-candidates", "12", "--tune-budget", "30", "--tuned"),
 ]
 ALL_OPTIONS = Options(
@@ -176,6 +176,7 @@ ALL_OPTIONS = Options(
     confidence=60,
     cache="there",
     max_memory=4 << 30,
+    inputs="given.npz",
     require_coverage=("flops=0.95",),
     dry_run=True,
     force=True,

@@ -67,7 +67,8 @@ def test_no_shell_and_no_text_that_runs(trees: dict[str, ast.AST]) -> None:
     for name, tree in trees.items():
         for call, called in calls(tree):
             shell = any(k.arg == "shell" for k in call.keywords)
-            if shell or called in NEVER - HARMLESS:
+            plain = any(k.arg == "allow_pickle" and ast.unparse(k.value) == "False" for k in call.keywords)
+            if shell or called in NEVER - HARMLESS - ({"np.load"} if plain else set()):
                 found.append(f"{name}:{call.lineno}: {called}")
     assert not found
 
