@@ -26,7 +26,7 @@ def stated(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) ->
     try:
         return _between(imported.graph, known, inputs, outputs)
     except MirageError:
-        graph, new = _turned_back(imported.graph)
+        graph, new = turned_back(imported.graph)
         if len(graph.steps) == len(imported.graph.steps):
             raise
         return _between(graph, {name: new[v] for name, v in known.items()}, inputs, outputs)
@@ -44,7 +44,7 @@ def _between(graph: Graph, known: Mapping[str, int], inputs: Sequence[str], outp
     return ordered(program, inputs)
 
 
-def _turned_back(graph: Graph) -> tuple[Graph, list[int]]:
+def turned_back(graph: Graph) -> tuple[Graph, list[int]]:
     """The graph without transpositions that undo the one before, and for each value the new one.
 
     A function cuts the past and the new positions out of a grown cache, in the layout that the model has them in, and joins

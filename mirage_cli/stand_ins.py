@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from mirage_cli.errors import Refused
 
-_EPSILON = 1e-5  #: of both operators, where nothing else is said
+_EPSILON = float(np.float32(1e-5))  #: of both operators, where nothing else is said: attributes are float32
 _AXES_INPUT = 18  #: the opset from which on ReduceMean takes axes as an input
 _BROADCAST = 7  #: the opset from which on elementwise operators broadcast as numpy does
 _CACHED = ("com.microsoft", "MultiHeadAttention")

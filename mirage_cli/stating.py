@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from mirage_cli import derive
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Imported
@@ -29,17 +30,33 @@ def statement(imported: Imported, program: Program, key: str, confidence: int = 
 
 
 def stated_program(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
-    """The program that the nodes between tensors state, step by step. Raises Refused or InvalidGraph."""
+    """The program that the nodes between tensors state, step by step, but for transpositions that undo each other where a
+    grown cache is only so seen to be one of the tensors. Raises Refused or InvalidGraph."""
     graph, values = imported.stated, imported.stated_values
     assert graph is not None
     for name in (*inputs, *outputs):
         if name not in values:
             raise InvalidGraph(f"tensor {name!r} is not read from the model")
+    try:
+        return _between(graph, values, inputs, outputs)
+    except (Refused, InvalidGraph):
+        turned, new = derive.turned_back(graph)
+        if len(turned.steps) == len(graph.steps):
+            raise
+        return _between(turned, {name: new[v] for name, v in values.items()}, inputs, outputs)
+
+
+def _between(graph: g.Graph, values: Mapping[str, int], inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+    """The program between tensors that are `values` of a graph. Raises InvalidGraph where it reads others in their place."""
     names = {v: s.name for v, s in enumerate(graph.steps) if isinstance(s, g.Input)}
     names |= {values[n]: n for n in outputs} | {values[n]: n for n in inputs}
     boundary = [values[n] for n in inputs]
     others = [v for v, s in enumerate(graph.steps) if isinstance(s, g.Input) and v not in boundary]
-    return untidied(graph, [values[n] for n in outputs], [*boundary, *others], names)
+    program = untidied(graph, [values[n] for n in outputs], [*boundary, *others], names)
+    missing = {*inputs} - {s.name for s in program.sources}
+    if missing:
+        raise InvalidGraph(f"its nodes do not read {', '.join(sorted(missing))}")
+    return program
 
 
 def assignments(symbols: Iterable[str], least: Mapping[str, int] = MappingProxyType({})) -> list[Mapping[str, int]]:

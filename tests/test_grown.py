@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from mirage_cli import coverage, derive, patch, pipeline
+from mirage_cli import coverage, derive, patch, pipeline, stating
 from mirage_cli.lax.fragment import partition
 from mirage_cli.options import Options
 from mirage_cli.work import group, regions_of, tensor_names
@@ -140,15 +140,32 @@ def test_caches_that_nothing_reads_are_grown_all_the_same(case: str) -> None:
     np.testing.assert_allclose(run(made, inputs)[0], run(before, inputs)[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["causal", "onnxruntime's own"])
+STATED = MODELS | {
+    "scores": (
+        ONNX,
+        flat("6", "12", "18", 32)[0],
+        flat("6", "12", "18", 32)[1] + ", float[2,2,6,18] qk",
+        "Attention <q_num_heads = 2, kv_num_heads = 2, qk_matmul_output_mode = 2> (q, k, v, , pk, pv)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ["causal", "onnxruntime's own", "scores"])
 def test_the_patched_model_states_the_program(case: str) -> None:
-    """As `mirage verify` reads it: the caches that are joined in the function are those beside it."""
-    imported = read(model(*MODELS[case]))
-    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    """As `mirage verify` reads it: the caches that are joined in the function are those beside it, in normal form and step by
+    step."""
+    head, given, results, call = STATED[case]
+    names = "y, ck, cv, qk" if case == "scores" else "y, ck, cv"
+    imported = read(parsed(f"{head} g ({given}) => ({results}) {{ {names} = {call} }}"))
+    works = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    work = next(w for w in works if not w.failed)
     made = patch.patched(imported, [patch.Replacement(work.op_type, work.occurrences[0].region)], {})
     node = next(n for n in made.graph.node if n.domain == patch.DOMAIN)
     inputs = list(node.input)[: len(work.program.sources)]
-    assert derive.stated(read(made), inputs, node.output).key() == work.program.key()
+    program = derive.stated(read(made), inputs, node.output)
+    assert program.key() == work.program.key()
+    said = stating.statement(read(made), program, "key")
+    assert said.passed, said.reason
 
 
 @pytest.mark.parametrize("case", ["heads apart", "causal", "no past"])

@@ -9,10 +9,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from mirage_cli import loading, patch, pipeline
+from mirage_cli import derive, loading, patch, pipeline
+from mirage_cli.lax.fragment import partition
 from mirage_cli.loading import Trial
 from mirage_cli.options import Options
-from tests.frontends.models import noise, parsed
+from mirage_cli.work import group, tensor_names
+from tests.frontends.models import noise, parsed, read
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 
@@ -82,3 +84,15 @@ def test_a_fragment_whose_function_does_not_load_is_left(
     assert any(f.status == "replaced" for f in report.fragments)
     bare, full = (Trial(str(out / "model.onnx"), library) for library in ("", str(out / "libmirage.so")))
     assert loading.problems([bare, full], 0) == ["", ""]
+
+
+@pytest.mark.parametrize(("op", "opset"), [("SimplifiedLayerNormalization", 19), ("LayerNormalization", 13)])
+def test_a_stand_in_says_what_its_operator_does(op: str, opset: int) -> None:
+    """Without attributes too, whose defaults are float32 as those that are stored are."""
+    before = parsed(f"g (float16[2,4] x, float16[4] w) => (float16[2,4] y) {{ y = {op}(x, w) }}", opset=opset)
+    imported = read(before)
+    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    made = patch.patched(imported, [patch.Replacement("f_1", work.occurrences[0].region)], {})
+    assert op not in {n.op_type for n in made.functions[0].node}
+    (node,) = made.graph.node
+    assert derive.stated(read(made), list(node.input), node.output).key() == work.program.key()

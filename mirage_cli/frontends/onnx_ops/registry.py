@@ -130,9 +130,9 @@ class Call:
         return default if attribute is None else attribute.as_int()
 
     def real(self, name: str, default: float) -> float:
-        """A float attribute (stored as float32, exact as a Python float)."""
+        """A float attribute, exact as a Python float; like one that is stored, the default is a float32."""
         attribute = self.node.attributes.get(name)
-        return default if attribute is None else attribute.as_float()
+        return float(np.float32(default)) if attribute is None else attribute.as_float()
 
     def text(self, name: str, default: str) -> str:
         """A string attribute."""
