@@ -16,6 +16,7 @@ from mirage_cli.frontends import Imported
 from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.given import entry
 from mirage_cli.runs import Arrays, Job, ScriptJob
+from mirage_cli.unboxed import unboxed
 
 Runner = Callable[[Job], Arrays]  #: runs a model, in a process of its own; raises MirageError
 
@@ -154,7 +155,7 @@ def save(case: Case, node: onnx.NodeProto | None, shown: Arrays, folder: Path, r
         if node is not None:
             written |= _operator(case, node, shown, folder, run)
         for name, arrays in written.items():
-            np.savez(folder / name, allow_pickle=False, **{entry(key): a for key, a in arrays.items()})
+            np.savez(folder / name, allow_pickle=False, **{entry(key): a for key, a in unboxed(arrays)[0].items()})
     except OSError as error:
         raise UsageError(f"--save-failing {folder}: {error.strerror or error}") from None
     return sorted(p.name for p in folder.iterdir())

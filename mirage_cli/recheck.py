@@ -444,8 +444,7 @@ class _Recheck:
             self.result.add("torchscript", name, f"it does not run: {error}")
             return
         for c in compared:
-            text = f"{c.output}: {c.accuracy} against {c.reference}"
-            self.result.add("torchscript", name, "" if c.accuracy.passed else text, text)
+            self.result.add("torchscript", name, "" if c.accuracy.passed else str(c), str(c))
 
     def save(self, case: Case) -> None:
         """Keep what failed."""

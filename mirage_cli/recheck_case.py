@@ -146,5 +146,5 @@ def not_compared(refusal: Refusal, found: Arrays | Lost | None, name: str, resul
 def judge(which: str, compared: Sequence[whole.Compared], result: Verification) -> None:
     """Take down how outputs compare."""
     for c in compared:
-        problem = "" if c.accuracy.passed else f"{which}: {c.accuracy} against {c.reference}"
-        result.add("outputs", c.output, problem, f"{which}: {c.accuracy} against {c.reference}")
+        text = f"{which}: {c.text}"
+        result.add("outputs", c.output, "" if c.accuracy.passed else text, text)

@@ -25,6 +25,7 @@ from mirage_cli.frontends.onnx_external import DataFiles
 from mirage_cli.lax.dtypes import F16, F32, DType, from_numpy
 from mirage_cli.reference import narrows, near
 from mirage_cli.truth import evaluate
+from mirage_cli.unboxed import unboxed
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[str, Array]
@@ -36,6 +37,8 @@ APART = {"f64": 256.0, "f32": 256.0, "f16": 16.0, "bf16": 16.0}
 AS_TYPED = "the original leaves out roundings that its types ask for: compared with a run that has them"
 UNROUNDED = "compared with a run without the roundings of casts, which change no more than rounding does"
 APART_AT_MOST = 16.0  #: the maximum, as a multiple of that
+NOTHING, UNCOMPARED = "nothing", "not compared: it holds no tensors"
+TEXTS = "OSU"  #: numpy's kinds of text, which is the same or not
 _WIDE = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
 
@@ -135,14 +138,21 @@ class Compared:
 
     output: str
     accuracy: Accuracy
-    reference: str  #: "float64" or "original"
+    reference: str  #: "float64", "original", or "nothing" where it is not compared
 
     def to_json(self) -> dict[str, Any]:
         """The form of `mirage verify --json`."""
         return {"output": self.output, "reference": self.reference} | self.accuracy.to_json()
 
+    @property
+    def text(self) -> str:
+        """How far it is from what, or why that is not said."""
+        if self.reference == NOTHING:
+            return self.accuracy.note
+        return f"{self.accuracy} against {self.reference}"
+
     def __str__(self) -> str:
-        return f"{self.output}: {self.accuracy} against {self.reference}"
+        return f"{self.output}: {self.text}"
 
 
 def compare_outputs(
@@ -157,14 +167,20 @@ def compare_outputs(
     `again` makes further draws, from 1 on, for outputs that do not pass. `rounded` makes a run with the roundings that the
     model's types ask for: onnxruntime's CPU leaves out those between operators of float16, so that the original may be nearer
     to the exact outputs than it says. `unrounded` makes one without the roundings of casts, which what computes in wider types
-    has not."""
-    result = []
+    has not. Sequences are compared element by element; what holds no tensors is not, unless it is the same or absent."""
+    result = list(_boxed(found, original))
+    found, original = (unboxed(outputs)[0] for outputs in (found, original))
     draws = kept(again(k) for k in range(1, DRAWS) if again is not None)
 
     def more(name: str) -> Iterator[Sample]:
         return ((f[name], o[name], e[name]) for f, o, e in draws() if e is not None)
 
     for name, own in original.items():
+        if name not in found:
+            continue
+        if own.dtype.kind in TEXTS:
+            result.append(Compared(name, _equal(np.array_equal(found[name], own)), "original"))
+            continue
         dtype = from_numpy(own.dtype) or F32
         if exact is not None and name in exact:
             accuracy = judged((found[name], own, exact[name]), dtype, partial(more, name))
@@ -180,6 +196,24 @@ def compare_outputs(
         else:
             result.append(Compared(name, _apart(found[name], own, dtype), "original"))
     return result
+
+
+def _boxed(found: Mapping[str, Any], original: Mapping[str, Any]) -> Iterator[Compared]:
+    """Outputs that hold no tensors, and tensors that one of the two has alone."""
+    (ours, own), (theirs, others) = unboxed(found), unboxed(original)
+    alone = (ours.keys() ^ theirs.keys()) | (own.keys() ^ others.keys())
+    yield from (Compared(name, _equal(False), "original") for name in sorted(alone))
+    for name in [n for n in others if n in own]:
+        if any(v is None or v == [] for v in (own[name], others[name])):
+            yield Compared(name, _equal(own[name] == others[name]), "original")
+        else:
+            yield Compared(name, Accuracy(True, 0.0, 0.0, 0.0, 0.0, UNCOMPARED), NOTHING)
+
+
+def _equal(same: bool) -> Accuracy:
+    """The verdict on what is the same or is not."""
+    far = 0.0 if same else math.inf
+    return Accuracy(same, far, 0.0, far, 0.0, "" if same else "it is another one")
 
 
 def _apart(found: Array, original: Array, dtype: DType) -> Accuracy:

@@ -1,5 +1,7 @@
 """Whole models in float64 against onnxruntime, and the comparison of outputs."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -182,6 +184,21 @@ def test_without_float64_outputs_may_be_so_far_apart(dtype: str, close: float, f
     assert not wrong.accuracy.passed
     broken = {"y": np.full_like(original["y"], np.nan)}
     assert not compare_outputs(broken, original, None)[0].accuracy.passed
+
+
+def test_sequences_are_compared_by_element_and_maps_are_not() -> None:
+    """Texts and what is absent are the same or not."""
+    x = np.float32([1, 2])
+    original: dict[str, Any] = {"s": [x, [x]], "m": [{"a": 1.0}], "n": None, "e": [], "t": np.array(["a"], object)}
+    same = compare_outputs(original, original, None)
+    assert all(c.accuracy.passed for c in same)
+    assert {c.output for c in same} == {"s[0]", "s[1][0]", "m", "n", "e", "t"}
+    assert [c.output for c in same if "not compared" in str(c)] == ["m"]
+    for name, other in {"s": [x, [x + 1]], "n": [x], "e": [x], "t": np.array(["b"], object)}.items():
+        assert not all(c.accuracy.passed for c in compare_outputs(original | {name: other}, original, None)), name
+        assert not all(c.accuracy.passed for c in compare_outputs(original, original | {name: other}, None)), name
+    assert not all(c.accuracy.passed for c in compare_outputs(original | {"s": [x]}, original, None))
+    assert not all(c.accuracy.passed for c in compare_outputs(original | {"n": {"a": 1.0}}, original, None))
 
 
 def test_only_some_operators_use_the_library(optimized: Optimized) -> None:
