@@ -345,13 +345,14 @@ class Run:
         self.build(draft)
 
     def hand_over(self, draft: Path) -> None:
-        """Write the patched model where onnxruntime loads it, without the library and with it; fragments that keep it from
-        that are left."""
+        """Write the patched model where onnxruntime loads and runs it, without the library and with it; fragments that keep it
+        from that are left."""
         blamed = True
         while blamed:
             library = None if self.built is None else self.built.library
             with self.clock.measure("render"):
-                outcome = tried.write(self.imported, self.chosen, draft, library, self.options.max_memory, self.pieces)
+                memory, numbers = self.options.max_memory, dims.typical(self.ranges)
+                outcome = tried.write(self.imported, self.chosen, draft, library, memory, self.pieces, numbers)
             blamed = bool(outcome.blamed)
             self.notes = [outcome.note] if outcome.note else []
             for w, reason in outcome.blamed:

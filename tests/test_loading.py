@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -96,3 +97,38 @@ def test_a_stand_in_says_what_its_operator_does(op: str, opset: int) -> None:
     assert op not in {n.op_type for n in made.functions[0].node}
     (node,) = made.graph.node
     assert derive.stated(read(made), list(node.input), node.output).key() == work.program.key()
+
+
+ASYMMETRIC = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+    g (float[2,8,64] x, int32[4] mask) => (float[2,8,64] y) {
+        y = com.microsoft.Attention <num_heads = 4> (x, w, bias, mask)
+    }"""
+
+
+def test_a_model_that_loads_is_run_too() -> None:
+    """Its reason says so; a run that takes too long has not failed."""
+    model = parsed(ASYMMETRIC, w=noise(64, 192), bias=noise(192)).SerializeToString()
+    good = {"x": noise(2, 8, 64), "mask": np.array([4, 8, 0, 1], np.int32)}
+    trials = [Trial(model), Trial(model, inputs=good), Trial(model, inputs=good | {"mask": np.ones(3, np.int32)})]
+    loaded, fine, refused = loading.problems([*trials], 0)
+    assert loaded == fine == ""
+    assert loading.what_failed(refused) == "run" and loading.what_failed("cannot load the model") == "load"
+    assert loading.what_failed("its process ended while onnxruntime ran the model without the library") == "run"
+
+
+def test_fragments_with_which_the_model_loads_but_does_not_run_are_left(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MultiHeadAttention does not take the mask that Attention takes. Where the original does not run either, because of its
+    inputs, it is enough to load."""
+    monkeypatch.setattr("mirage_cli.frontends.onnx_tensors._mask_fits", lambda mask, x: True)
+    onnx.save(parsed(ASYMMETRIC, w=noise(64, 192), bias=noise(192)), tmp_path / "model.onnx")
+    options = Options(target=("cpu",), force=True, cache=cache)
+    report = pipeline.optimize(str(tmp_path / "model.onnx"), tmp_path / "out", options)
+    (fragment,) = report.fragments
+    assert fragment.status == "failed" and "the patched model does not run: " in fragment.reason
+    assert (tmp_path / "out/model.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
+    before = parsed(ASYMMETRIC.replace("int32[4]", "int32[3]"), w=noise(64, 192), bias=noise(192))
+    onnx.save(before, tmp_path / "other.onnx")
+    report = pipeline.optimize(str(tmp_path / "other.onnx"), tmp_path / "out2", options)
+    assert [f.status for f in report.fragments] == ["replaced"]

@@ -113,12 +113,12 @@ _BIAS = 3  #: of MultiHeadAttention
 
 
 def _parts_of_attention(node: ir.Node, opset: int) -> None:
-    """Case 3; a node with a cache of fixed size or rotary embeddings inside stays as it is."""
+    """Case 3; a node with a cache of fixed size, rotary embeddings inside or a mask of its own stays as it is."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * 7]
     x, w, bias, mask, past, added, *rest = given
     inside = any(n in node.attributes and node.attributes[n].as_int() for n in _INSIDE)
     present = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1].name else None
-    if x is None or w is None or w.shape is None or any(rest) or inside:
+    if x is None or w is None or w.shape is None or any(rest) or inside or not _mask_fits(mask, x):
         return
     width = w.shape[1]
     if not isinstance(width, int):
@@ -148,6 +148,18 @@ def _parts_of_attention(node: ir.Node, opset: int) -> None:
             v.name, v.type = f"{present.name}/{k}", x.type
         results.append((present, y.stacked(made.outputs[1:], opset)))
     _take_place(node, results)
+
+
+def _mask_fits(mask: ir.Value | None, x: ir.Value) -> bool:
+    """Whether MultiHeadAttention takes a mask too, as far as its dimensions are known: neither the ends and starts of rows,
+    nor one that stands for none, nor one of four dimensions."""
+    if mask is None or mask.shape is None:
+        return True
+    dims = list(mask.shape)
+    if len(dims) == 1:
+        batch, count = None if x.shape is None else x.shape[0], dims[0]
+        return not (isinstance(batch, int) and isinstance(count, int)) or count in (batch, 3 * batch + 2)
+    return len(dims) == 3 or (len(dims) == 2 and dims[1] != 1)
 
 
 def _bias_in_front(node: ir.Node, opset: int) -> None:

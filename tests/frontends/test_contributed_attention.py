@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from tests.frontends import evaluation
@@ -91,6 +92,31 @@ def test_attention_with_weights_inside_is_taken_apart(attributes: str) -> None:
     }}"""
     imported = agrees(parsed(text, w=noise(6, 3 * D), bias=noise(3 * D)), x=noise(2, 3, 6))
     assert [n.op_type for n in imported.model.graph] == ["MatMul", "Add", "Split", "MultiHeadAttention"]
+
+
+MASKS = {
+    "ends": (np.array([2, 3], np.int32), True),
+    "ends and starts": (np.array([2, 3, 0, 1], np.int32), False),
+    "by key": (np.array([[1, 1, 0], [1, 1, 1]], np.int32), True),
+    "none": (np.ones((1, 1), np.int32), False),
+    "by query": (np.ones((2, 3, 3), np.int32), True),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_attention_with_a_mask_of_its_own_stays(case: str) -> None:
+    """What it is taken apart to runs."""
+    mask, apart = MASKS[case]
+    text = f"""{HEAD} g (float[2,3,6] x) => (float[2,3,8] y) {{
+        y = com.microsoft.Attention <num_heads = 2> (x, w, bias, mask)
+    }}"""
+    before = parsed(text, w=noise(6, 3 * D), bias=noise(3 * D), mask=mask)
+    imported = read(before)
+    assert ("Attention" in {n.op_type for n in imported.model.graph}) == (not apart)
+    assert apart or "a mask of i32" in next(iter(imported.reasons.values()))
+    inputs = {"x": noise(2, 3, 6)}
+    (ours,), (theirs,) = run(ir.to_proto(imported.model), inputs), run(before, inputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("opset", [11, 18])

@@ -21,6 +21,14 @@ from mirage_cli.lax.graph import Graph
 _FILTER = -10000.0  #: the default of `mask_filter_value`
 
 
+# --- Attention ----------------------------------------------------------------------------------------------------------
+@reads("Attention", domain=MICROSOFT)
+def _attention(call: Call) -> int:
+    """Taken apart before; not with a cache of fixed size, rotary embeddings, or a mask that MultiHeadAttention refuses."""
+    mask = f"a mask of {call.graph.tensors[call.arg(3)]}, " if call.has(3) else ""
+    raise Refused(f"{mask}a cache of fixed size or rotary embeddings inside")
+
+
 # --- MultiHeadAttention -------------------------------------------------------------------------------------------------
 @reads("MultiHeadAttention", domain=MICROSOFT)
 def _multi_head_attention(call: Call) -> list[int | None]:
