@@ -107,6 +107,24 @@ def session(
     Raises ModelError for a model that onnxruntime refuses, ToolMissing for an absent provider, Refused for a library that
     anybody could have replaced.
     """
+    with contextlib.ExitStack() as opened:
+        return _session(model, library, provider, threads, optimize, device, exact, graph, data, stream, opened)
+
+
+def _session(
+    model: str | Path | bytes,
+    library: Path | None,
+    provider: str,
+    threads: int | None,
+    optimize: bool,
+    device: int,
+    exact: bool,
+    graph: bool,
+    data: Path | None,
+    stream: int,
+    opened: contextlib.ExitStack,
+) -> Any:
+    """The same; what it opens stays open until it is there."""
     import onnxruntime  # noqa: PLC0415
 
     check_provider(provider)
@@ -115,13 +133,14 @@ def session(
     options.log_severity_level = 4
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if data is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(data.absolute()))
+        folder = opened.enter_context(_spelled(data.absolute()))
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     if threads is not None:
         options.intra_op_num_threads = threads
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if library is not None:
-        options.register_custom_ops_library(str(check_library(library)))
+        options.register_custom_ops_library(opened.enter_context(_spelled(check_library(library))))
     if provider == "cuda" and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
     wanted: list[Any] = [_PROVIDERS["cpu"]]
@@ -129,7 +148,7 @@ def session(
         settings = {"device_id": device, "use_tf32": int(not exact), "enable_cuda_graph": int(graph)}
         settings |= {"user_compute_stream": stream} if stream else {}
         wanted.insert(0, (_PROVIDERS["cuda"], {name: str(value) for name, value in settings.items()}))
-    source = model if isinstance(model, bytes) else str(model)
+    source = model if isinstance(model, bytes) else opened.enter_context(_spelled(Path(model)))
     made = _loaded(source, options, wanted, _widened(source, library is not None) if provider == "cpu" else None)
     if _PROVIDERS[provider] not in made.get_providers():
         built = f"for CUDA {_cuda_version() or 'of an unknown version'}; {devices.driver()}"
@@ -137,6 +156,23 @@ def session(
             f"onnxruntime (built {built}) could not start its provider for {provider}", CUDA_LIBRARIES_COMMAND
         )
     return made
+
+
+@contextlib.contextmanager
+def _spelled(path: Path) -> Iterator[str]:
+    """A path as onnxruntime takes it, in UTF-8: one of other bytes by way of its folder, or itself, opened."""
+    try:
+        str(path).encode()
+        yield str(path)
+        return
+    except UnicodeEncodeError:
+        pass
+    inside = path.name.isascii()
+    descriptor = os.open(path.parent if inside else path, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}" if inside else f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def _cuda_version() -> str:

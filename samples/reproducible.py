@@ -33,8 +33,9 @@ MOST = 8  #: places of a report that are named
 #: What is the same whatever the compilers are, but for the commands that name them.
 PROMISED = ("model.onnx", "mugraphs/", "src/")
 COMMANDS = "src/build.sh"
-#: What differs from run to run in report.json: times, what came from the cache, and the two options that change no result.
-LEFT_OUT = ("seconds", "cached", "jobs", "cache")
+#: What differs from run to run in report.json: times, what came from the cache, the two options that change no result, and the
+#: points of proofs.
+LEFT_OUT = ("seconds", "cached", "jobs", "cache", "entropy", "primes")
 #: numpy's choice of instructions, as it is on processors that have less.
 OLD_PROCESSOR = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR X86_V4"
 
