@@ -438,9 +438,8 @@ class _Copy:
         wide = numbers.astype(np.float64)
         if wide.size and np.abs(wide).max() > EXACT:
             raise Refused(f"opset {self.opset} has no constant for the integers in {output.name!r}")
-        base = ir.Value(name=f"{output.name}/wide")
-        self.names.add(base.name or "")
-        return self.add("Cast", [self.add("Constant", [], base, value=ir.tensor(wide))], output, to=dtype.value)
+        made = self.add("Constant", [], self.fresh("wide", output), value=ir.tensor(wide))
+        return self.add("Cast", [made], output, to=dtype.value)
 
     def add(self, op_type: str, inputs: Sequence[ir.Value], output: ir.Value, **attributes: Any) -> ir.Value:
         """A new node, which is called like its output."""

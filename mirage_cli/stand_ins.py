@@ -22,6 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from mirage_cli.errors import Refused
+from mirage_cli.graph_message import unused
 
 _EPSILON = float(np.float32(1e-5))  #: of both operators, where nothing else is said: attributes are float32
 _AXES_INPUT = 18  #: the opset from which on ReduceMean takes axes as an input
@@ -61,7 +62,7 @@ class _Before:
 
     def __init__(self, graph: ir.Graph, node: ir.Node, opset: int) -> None:
         self.graph, self.node, self.opset = graph, node, opset
-        self.names = {v.name for n in graph for v in (*n.inputs, *n.outputs) if v is not None}
+        self.names = {v.name or "" for n in graph for v in (*n.inputs, *n.outputs) if v is not None}
 
     def add(self, op: str, *inputs: ir.Value, to: ir.Value | None = None, **attributes: Any) -> ir.Value:
         """A node of one result."""
@@ -77,13 +78,7 @@ class _Before:
 
     def fresh(self, what: str) -> ir.Value:
         """A tensor with a name that is free."""
-        base = f"{self.node.outputs[0].name}/{what}"
-        name, count = base, 0
-        while name in self.names:
-            count += 1
-            name = f"{base}_{count}"
-        self.names.add(name)
-        return ir.Value(name=name)
+        return ir.Value(name=unused(f"{self.node.outputs[0].name}/{what}", self.names))
 
     def mean(self, x: ir.Value, axes: Sequence[int], to: ir.Value | None = None) -> ir.Value:
         """The mean over some axes, which stay with one element."""
