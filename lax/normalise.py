@@ -6,7 +6,7 @@
    factor.
 3. A reduction over an axis that its operand lacks is a multiple (by the extent, a number or an `extent` node), the same
    extreme, or, for a softmax, exp(x - x): 1, but NaN where x is not finite.
-4. Choices between equal values and logic on constants are resolved.
+4. Choices between equal values, logic on constants, and comparisons of positions that all of them decide alike are resolved.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mirage_cli.lax.ops import OPS
 from mirage_cli.lax.program import REDUCTIONS, Axis, Node, Program
 
 Number = Fraction | float
+_Span = tuple[Fraction | None, Fraction | None]
 ZERO, ONE = Fraction(0), Fraction(1)
 _COMPARE = {"eq": lambda x, y: x == y, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y}
 
@@ -237,6 +238,8 @@ class _Normaliser:
         numbers = [a.number for a in args]
         if n.op in _COMPARE and numbers[0] is not None and numbers[1] is not None:
             return _Ratio(Fraction(int(_COMPARE[n.op](numbers[0], numbers[1]))))
+        if n.op in _COMPARE and (decided := _decided(n.op, *(self.span(a) for a in args))) is not None:
+            return _Ratio(Fraction(int(decided)))
         if n.op == "not" and numbers[0] is not None:
             return _Ratio(ONE - numbers[0])
         if n.op in ("and", "or"):
@@ -244,6 +247,33 @@ class _Normaliser:
                 if known is not None:  # the neutral element, or the one that decides
                     return other if (known == 1) == (n.op == "and") else _Ratio(known)
         return self.opaque(n, args)
+
+    def span(self, v: _Ratio) -> _Span:
+        """The numbers between which a value of positions and constants lies."""
+        if v.den or (made := self.made.get(v.base or "")) is None:
+            return (None, None) if v.number is None else (v.number, v.number)
+        low, high = self._span(made)
+        ends = [None if e is None else e * v.factor for e in (low, high)]
+        return (ends[0], ends[1]) if v.factor > 0 else (ends[1], ends[0])
+
+    def _span(self, n: Node) -> _Span:
+        inner = [self.span(_Ratio(ONE, i)) for i in n.inputs]
+        match n.op:
+            case "iota":
+                extent = self.extents[n.axis or ""]
+                return ZERO, Fraction(extent - 1) if isinstance(extent, int) else None
+            case "const" if isinstance(n.value, Fraction):
+                return n.value, n.value
+            case "mul" if (factor := next((a for a, b in inner if a is not None and a == b), None)) is not None:
+                (other,) = inner[:1] if inner[0] != (factor, factor) else inner[1:]
+                ends = [None if e is None else e * factor for e in other]
+                return (ends[0], ends[1]) if factor >= 0 else (ends[1], ends[0])
+            case "add" | "sub":
+                (a, b), (c, d) = inner
+                if n.op == "sub":
+                    c, d = (None if e is None else -e for e in (d, c))
+                return (None if a is None or c is None else a + c), (None if b is None or d is None else b + d)
+        return None, None
 
     # --- reductions ---------------------------------------------------------------------------------------------------
     def contraction(self, n: Node, x: _Ratio, y: _Ratio) -> _Ratio:
@@ -275,6 +305,16 @@ class _Normaliser:
         base = self.plain(x)
         over = tuple(a for a in n.over if a in self.axes[base])
         return _Ratio(ONE, self.emit(n.op, [base], replace(n, over=over))) if over else x
+
+
+def _decided(op: str, x: _Span, y: _Span) -> bool | None:
+    """Whether all numbers of one span compare to all of another as `op` says, or none does; None where some do."""
+    (a, b), (c, d) = x, y
+    if b is not None and c is not None and (b < c or (op == "le" and b == c)):
+        return op != "eq"
+    if a is not None and d is not None and (a > d or (op == "lt" and a == d)):
+        return False
+    return None
 
 
 def _common(x: _Ratio, y: _Ratio) -> tuple[_Ratio, _Ratio, tuple[tuple[str, str], ...]]:

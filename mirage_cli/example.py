@@ -1,12 +1,14 @@
 """Sensible random inputs for any model, from the model alone.
 
 What an input means is read off the graph and its name: an integer that indexes a table is below the table's length,
+strings are those that the model's nodes list,
 `*mask*` is a padding or score mask, `*position*` counts up, a matrix that a product takes on its right is a weight,
 anything else is normal noise. Each input depends on the seed and its own name only.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -32,7 +34,8 @@ _ADDING = frozenset({"Add", "Attention"})
 def example_inputs(model: ir.Model | onnx.ModelProto, dims: Mapping[str, int], seed: int) -> Arrays:
     """Random arrays for the inputs of a model, by name; `dims` are sizes of symbolic dimensions, others get usual ones.
 
-    Raises UsageError for an input that is no tensor of numbers with known rank.
+    Strings are those that the model's nodes list, and one other.
+    Raises UsageError for an input that is no tensor of known rank.
     """
     if isinstance(model, onnx.ModelProto):
         model = ir.from_proto(model)
@@ -75,6 +78,7 @@ class _Graph:
         self.weights: dict[str, int] = {}
         self.added: set[str] = set()  #: what is added to something, as score masks are
         self.positive: set[str] = set()
+        self.words = _words(model)
         origin = {v: v.name or "" for v in self.given}
         for node in _nodes(model, origin):
             reads = [v for v in node.inputs if v is not None]
@@ -98,6 +102,15 @@ class _Graph:
             self.tables[name] = min(rows, self.tables.get(name, rows))
 
 
+def _words(model: ir.Model) -> list[str]:
+    """The strings that attributes of nodes list (vocabularies, labels), and one that none of them is."""
+    lists = (
+        a.value for n in model.graph.all_nodes() for a in n.attributes.values() if a.type == ir.AttributeType.STRINGS
+    )
+    listed = sorted({w for words in lists for w in words})
+    return [*listed, next(w for k in itertools.count() if (w := "word" * (k + 1)) not in listed)]
+
+
 def _nodes(model: ir.Model, origin: dict[ir.Value, str]) -> Iterator[ir.Node]:
     """All nodes in order, those of model-local functions where these are called; `origin` follows into them."""
     for node in model.graph:
@@ -118,11 +131,11 @@ def _array(value: ir.Value, graph: _Graph, dims: Mapping[str, int], seed: int, c
         assert value.dtype is not None
         dtype = value.dtype.numpy()
     except (AssertionError, TypeError, KeyError, NotImplementedError):
-        raise UsageError(f"input {name!r} is no tensor of numbers: {value.type}") from None
+        raise UsageError(f"input {name!r} is no tensor: {value.type}") from None
     shape = dimensions(value, dims)
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     if value.dtype == ir.DataType.STRING:
-        raise UsageError(f"input {name!r} holds strings")
+        return random.choice(np.array(graph.words, object), shape)
     if "mask" in name.lower() and shape:
         return _mask(shape, dtype, random, cached, name in graph.added)
     if value.dtype == ir.DataType.BOOL:

@@ -202,14 +202,20 @@ def _cuda_error(message: str, code: int | None) -> MirageError:
 
 
 def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Callable[[], bytes | None] | None) -> Any:
-    """A session of a model, or of what `spare` makes in its place where an operator lacks a kernel."""
+    """A session of a model; where an operator lacks a kernel, of what `spare` makes in its place, or with the basic
+    optimizations (such as constant folding), by which the operator may go."""
     import onnxruntime  # noqa: PLC0415
 
     try:
         # with its fallback onnxruntime takes the CPU for a GPU that fails, and prints so on standard output
         return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no common base
-        other = spare() if spare is not None and "NOT_IMPLEMENTED" in str(error) else None
+        missing = "NOT_IMPLEMENTED" in str(error)
+        other = spare() if spare is not None and missing else None
+        plain = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if other is None and missing and options.graph_optimization_level == plain:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+            return _loaded(source, options, providers, None)
         if other is None:
             name = "the model" if isinstance(source, bytes) else source
             if (found := _cuda_code(error)) is not None:

@@ -9,7 +9,9 @@ have at that opset. Models have these in their graphs, where its own declaration
 Anything else of that kind is refused. And it refuses a function in which
 
 3. onnxruntime's MultiHeadAttention returns grown caches: it does not infer their type. Without them it would not look at
-   the past ones. So the caches are grown in front of it.
+   the past ones. So the caches are grown in front of it; a single query sees all of them, so that nothing lies in its future;
+4. MeanVarianceNormalization is in another type than float32: ONNX's own function of it mixes types. It computes in
+   float32, and its result is rounded. That function does not know the axes' default either.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ _EPSILON = float(np.float32(1e-5))  #: of both operators, where nothing else is 
 _AXES_INPUT = 18  #: the opset from which on ReduceMean takes axes as an input
 _BROADCAST = 7  #: the opset from which on elementwise operators broadcast as numpy does
 _CACHED = ("com.microsoft", "MultiHeadAttention")
+_STANDARDIZED = "MeanVarianceNormalization"
+_CAUSAL = "unidirectional"
 _PAST, _CACHES = 6, 2  #: the first input that is a cache, how many there are
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
@@ -39,6 +43,9 @@ def make_loadable(graph: ir.Graph) -> None:
         if (node.domain, node.op_type) == _CACHED and _grows(node):
             _caches_in_front(_Before(graph, node, opset))
             graph.remove(node, safe=False)
+            continue
+        if node.op_type == _STANDARDIZED and node.domain == "" and node.inputs[0] is not None:
+            _in_float32(_Before(graph, node, opset), node.inputs[0])
             continue
         if any(a.type in _GRAPHS for a in node.attributes.values()):
             raise Refused(f"{node.op_type} has sub-graphs, which a function cannot hold here")
@@ -139,14 +146,31 @@ def _normalised(y: _Before, centred: bool) -> None:
         y.cast(scaled, wide, result, last)
 
 
+def _in_float32(y: _Before, x: ir.Value) -> None:
+    """Case 4, in place."""
+    kind, wide = x.dtype, ir.DataType.FLOAT
+    if kind is None:
+        raise Refused(f"{_STANDARDIZED} reads a tensor whose type is unknown")
+    node = y.node
+    axes = node.attributes.setdefault("axes", ir.AttrInt64s("axes", [0, 2, 3])).as_ints()
+    last = None if kind == wide else y.result(0)
+    if last is None:
+        return
+    made = y.add(node.op_type, y.cast(x, kind, wide), axes=list(axes))
+    y.cast(made, wide, kind, last)
+    y.graph.remove(node, safe=False)
+
+
 def _grows(node: ir.Node) -> bool:
-    """Whether a MultiHeadAttention has past keys and values, new ones, and nothing that counts positions."""
+    """Whether a MultiHeadAttention has past keys and values, new ones, and nothing that tells queries apart by position."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * 10]
     caches = given[_PAST : _PAST + _CACHES]
-    causal = "unidirectional" in node.attributes and node.attributes["unidirectional"].as_int()
+    causal = _CAUSAL in node.attributes and node.attributes[_CAUSAL].as_int()
     plain = all(v is not None for v in (*given[:3], *caches)) and given[3] is None
     known = all(v is not None and v.shape is not None and len(v.shape) == 4 for v in caches)
-    return plain and known and not causal and not any(given[_PAST + _CACHES :])
+    alone = known and all(v is not None and v.shape is not None and v.shape.is_static() for v in (given[0], *caches))
+    alone = alone and given[0] is not None and given[0].shape is not None and given[0].shape[1] == 1
+    return plain and known and (alone or not causal) and not any(given[_PAST + _CACHES :])
 
 
 def _caches_in_front(y: _Before) -> None:
@@ -162,7 +186,7 @@ def _caches_in_front(y: _Before) -> None:
         whole[1 + k] = y.add("Concat", past, turned, to=y.result(1 + k), axis=2)
     last = y.result(0)
     assert last is not None
-    attributes = list(node.attributes.values())
+    attributes = [a for name, a in node.attributes.items() if name != _CAUSAL]
     y.graph.insert_before(node, ir.Node(node.domain, node.op_type, whole, attributes, outputs=[last], name=node.name))
 
 

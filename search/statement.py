@@ -45,6 +45,11 @@ AFFORDABLE = 4e6  #: elements of all values of both programs; above it axes are 
 PATIENT = 6e7  #: the same where short axes do not do
 SYMBOL_LIMIT = 1 << 20  #: what a symbol is taken to be at most when the bound is computed
 _COMPARED = {"eq": lambda x, y: x == y, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y}
+_COUNTED: dict[str, Any] = _COMPARED | {
+    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
+    "neg": lambda x: -x, "not": lambda x: 1 - x, "and": lambda x, y: x * y, "or": lambda x, y: x + y - x * y,
+}  # fmt: skip
+_EXACT = 1 << 30  #: integers up to which products are in an int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +379,9 @@ class _Evaluation:
         self.p, self.at, self.exact = p, at, exact
         self.domain = Residues([a.name for a in p.axes], seed, primes)
         self.number: dict[str, Fraction] = {}  #: values that are numbers
+        self.integers: dict[
+            str, Positions
+        ] = {}  #: values that are the same integers in every run, where they are exact
 
     def output(self) -> Residue:
         """The results, with all axes in the program's order."""
@@ -394,6 +402,8 @@ class _Evaluation:
         if known is not None:
             self.number[n.name] = known
             return d.const(known).reshape(-1, *[1] * rank)
+        if self.exact and self.count(n):
+            return np.stack([self.integers[n.name] % p for p in d.primes])
         if n.op == "iota":
             return self.positions(n.axis or "")
         if n.op in REDUCTIONS and n.over:
@@ -413,10 +423,30 @@ class _Evaluation:
             return Fraction(int(_COMPARED[n.op](x, rest[0])))
         return None
 
+    def count(self, n: Node) -> bool:
+        """Whether a node computes integers from exact positions, which are kept: they compare as the numbers that they are."""
+        if n.op == "iota":
+            made = _along(self.p, n.axis or "", self.at[n.axis or ""])
+        else:
+            rule, given = _COUNTED.get(n.op), [self._counted(i) for i in n.inputs]
+            known = [x for x in given if x is not None]
+            if rule is None or not known or len(known) < len(given):
+                return False
+            made = np.asarray(rule(*known), np.int64)
+        if int(np.abs(made).max(initial=0)) > _EXACT:
+            return False
+        self.integers[n.name] = made
+        return True
+
+    def _counted(self, name: str) -> Positions | None:
+        number = self.number.get(name)
+        if number is None:
+            return self.integers.get(name)
+        fits = number.denominator == 1 and abs(number) <= _EXACT
+        return np.full([1] * len(self.p.axes), int(number)) if fits else None
+
     def positions(self, axis: str) -> Residue:
-        own = self.at[axis]
-        values = np.broadcast_to(own, (len(self.domain.primes), len(own))) if self.exact else self.domain.keyed("", own)
-        return self.domain.along(axis, np.ascontiguousarray(values))
+        return self.domain.along(axis, np.ascontiguousarray(self.domain.keyed("", self.at[axis])))
 
     def reduced(self, n: Node, x: Residue) -> Residue:
         """A reduction; a sum counts all positions of axes that its operand lacks, an extreme of equal numbers is one."""

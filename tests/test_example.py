@@ -112,13 +112,12 @@ def test_weights_keep_products_at_the_scale_of_their_inputs() -> None:
     assert 0.9 < np.std(found["x"].astype(np.float64) @ found["w"].astype(np.float64)) < 1.1
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape", "message"),
-    [
-        (TensorProto.STRING, [3], "no tensor of numbers|strings"),
-        (TensorProto.FLOAT, None, "no known number of dimensions"),
-    ],
-)
-def test_inputs_that_cannot_be_made_up(kind: int, shape: list[int | str | None] | None, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        example_inputs(model(identity("x"), {"x": (kind, shape)}), {}, 0)
+def test_strings_are_those_that_the_model_lists() -> None:
+    nodes = [helper.make_node("LabelEncoder", ["x"], ["out"], domain="ai.onnx.ml", keys_strings=["a", "word", "c"])]
+    found = example_inputs(model(nodes, {"x": (TensorProto.STRING, [200])}), {}, 0)["x"]
+    assert found.dtype == object and set(found) == {"a", "word", "c", "wordword"}
+
+
+def test_inputs_that_cannot_be_made_up() -> None:
+    with pytest.raises(UsageError, match="no known number of dimensions"):
+        example_inputs(model(identity("x"), {"x": (TensorProto.FLOAT, None)}), {}, 0)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from mirage_cli import derive, loading, patch, pipeline
+from mirage_cli import derive, loading, patch, pipeline, runtime
 from mirage_cli.lax.fragment import partition
 from mirage_cli.loading import Trial
 from mirage_cli.options import Options
@@ -97,6 +97,39 @@ def test_a_stand_in_says_what_its_operator_does(op: str, opset: int) -> None:
     assert op not in {n.op_type for n in made.functions[0].node}
     (node,) = made.graph.node
     assert derive.stated(read(made), list(node.input), node.output).key() == work.program.key()
+
+
+@pytest.mark.parametrize(("kind", "axes"), [("bfloat16", ""), ("float16", "<axes = [1, 3]>"), ("float", "")])
+def test_mean_variance_normalization_has_one_type_and_axes_in_functions(kind: str, axes: str) -> None:
+    before = parsed(f"g ({kind}[2,3,4,5] x) => ({kind}[2,3,4,5] y) {{ y = MeanVarianceNormalization{axes}(x) }}")
+    imported = read(before)
+    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    made = patch.patched(imported, [patch.Replacement("f_1", work.occurrences[0].region)], {})
+    assert loading.problems([Trial(made.SerializeToString())], 0) == [""]
+
+
+@pytest.mark.parametrize(("queries", "loads"), [(1, True), (3, False)])
+def test_one_query_sees_all_of_a_grown_cache(queries: int, loads: bool) -> None:
+    """Its attention need not be causal, which it cannot be in a function."""
+    cache, new = "float[2,2,5,8]", f"float[2,{queries},16]"
+    before = parsed(f"""<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g ({new} q, {new} k, {new} v, {cache} pk, {cache} pv) => ({new} y, float[2,2,t,8] nk, float[2,2,t,8] nv) {{
+            y, nk, nv = com.microsoft.MultiHeadAttention <num_heads = 2, unidirectional = 1> (q, k, v, , , , pk, pv)
+        }}""")
+    imported = read(before)
+    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    assert not {n.op for n in work.program.nodes} & {"le", "where"} or not loads
+    made = patch.patched(imported, [patch.Replacement("f_1", work.occurrences[0].region)], {})
+    assert (loading.problems([Trial(made.SerializeToString())], 0) == [""]) is loads
+
+
+def test_operators_that_only_optimizations_take_away() -> None:
+    """onnxruntime has no kernel for Identity of four bits, and drops it: such a model runs with the basic optimizations."""
+    text = "g (float[2,4] x) => (float[2,4] y) <float s = {0.5}> {"
+    before = parsed(text + "v = Identity(w) d = DequantizeLinear(v, s) y = Add(x, d) }", opset=21, ir_version=10)
+    before.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.INT4, [4], [1, -2, 3, 4]))
+    session = runtime.session(before.SerializeToString(), optimize=False)
+    assert runtime.run(session, {"x": np.zeros((2, 4), np.float32)})["y"].tolist() == [[0.5, -1, 1.5, 2]] * 2
 
 
 ASYMMETRIC = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>

@@ -20,7 +20,7 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import onnx_fragile, onnx_known, onnx_tolerated, sizes
 from mirage_cli.frontends.onnx_known import Known
 from mirage_cli.frontends.onnx_model import OLDEST_OPSET
-from mirage_cli.frontends.onnx_ops import READERS
+from mirage_cli.frontends.onnx_ops import READERS, positions
 from mirage_cli.frontends.onnx_ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results
 from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import compose
@@ -165,7 +165,8 @@ class _Walk:
         return Tensor(tuple(dims), dtype)
 
     def constant(self, stored: ir.TensorProtocol, name: str) -> int:
-        """A stored tensor: one number where all elements are equal, else a constant input. Raises Refused."""
+        """A stored tensor: one number where all elements are equal, positions where integers count, else a constant input.
+        Raises Refused."""
         dtype = ELEMENT_TYPES.get(stored.dtype)
         if dtype is None:
             raise Refused(f"constant {name!r} has element type {stored.dtype.name.lower()}, which is not read")
@@ -176,6 +177,9 @@ class _Walk:
             if stored.size == 1 or bool((elements == first).all()):
                 number = float(first) if dtype.is_float else int(first)
                 return self.graph.fill(number, dtype, dims)
+            walk = None if dtype.is_float or dtype is BOOL else positions.of_numbers(elements)
+            if walk is not None:
+                return positions.counted(self.graph, walk, dims, dtype)
         return self.graph.input(name, dims, dtype, constant=True)
 
     def materialize(self, known: Known, tensor: ir.Value) -> int:

@@ -42,7 +42,12 @@ APART = {
     "SkipLayerNormalization": "LayerNormalization",
     "SkipSimplifiedLayerNormalization": "SimplifiedLayerNormalization",
 }
-ELSEWHERE = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding"}  #: test_contributed_attention.py
+ELSEWHERE = {
+    "Attention",
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "RotaryEmbedding",
+}  #: test_contributed_attention.py
 
 
 def test_every_contributed_operator_is_here() -> None:

@@ -205,3 +205,21 @@ def test_numbered_programs_have_no_symbols() -> None:
     g = Graph()
     _, program = pair(g, compose.softmax(g, g.input("x", (ex.symbol("rows"), 8), F32), [-1]))
     assert not numbered(program, {"rows": 5}).symbols
+
+
+@pytest.mark.parametrize(
+    ("op", "offset", "decided"),
+    [
+        *[("lt", 7, False), ("lt", 8, True), ("le", 7, True), ("le", 6, False), ("lt", -6, True), ("le", -6, False)],
+        *[("eq", 8, True), ("eq", 7, False), ("eq", -7, True)],
+    ],
+)
+def test_comparisons_of_positions_that_all_decide_alike(op: str, offset: int, decided: bool) -> None:
+    """Columns, 0 to 7, against twice the rows, 0 to 6: such comparisons go, and what is left in their place is proved."""
+    g = Graph()
+    x = g.input("x", (4, 8), F32)
+    rows = compose.shift(g, compose.scale(g, g.iota(4, 0, 2, F32), 2), offset)
+    keep = g.map(op, g.iota(8, 1, 2, F32), rows)
+    stated, program = pair(g, g.map("where", keep, x, g.map("mul", x, x)))
+    assert any(n.op == op for n in program.nodes) is not decided
+    assert states(stated, program).passed

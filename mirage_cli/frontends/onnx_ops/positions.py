@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from mirage_cli.errors import Refused
 from mirage_cli.frontends.onnx_ops.registry import Call
+from mirage_cli.lax import compose
 from mirage_cli.lax import graph as steps
+from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.graph import Dims, Graph
 
@@ -100,6 +102,16 @@ def walk_of(g: Graph, v: int) -> Walk | None:
                 return None
             return _fixed(Walk(inner.start + inner.step * start, dim, inner.step * stride), g.dims(v))
     return inner
+
+
+def counted(g: Graph, walk: Walk, dims: Dims, dtype: DType) -> int:
+    """The integers that a walk takes along its dimension of `dims`, as a value."""
+    if walk.dim is None:
+        return g.fill(walk.start, dtype, dims)
+    steps = compose.scale(g, g.iota(dims[walk.dim], 0, 1, dtype), walk.step)
+    steps = compose.shift(g, steps, Fraction(walk.start))
+    steps = g.reshape(steps, [dims[walk.dim] if d == walk.dim else 1 for d in range(len(dims))])
+    return g.expand(steps, dims)
 
 
 def _fixed(walk: Walk, dims: Dims) -> Walk:
