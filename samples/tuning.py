@@ -2,7 +2,7 @@
 
 python -m samples.tuning --gpu 0                      all cases, a table in Markdown
 python -m samples.tuning --gpu 0 'gqa*' --dtype bf16  some of them
-python -m samples.tuning --gpu 0 --write              the table goes into docs/performance.md
+python -m samples.tuning --gpu 0 --write              the table goes into docs/reference/measurements.md
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mirage_cli.suite_report import between
 from mirage_cli.tuning import model_error
 from mirage_cli.work import Work
 
-DOCS = Path(__file__).resolve().parents[1] / "docs/performance.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs/reference/measurements.md"
 BEGIN, END = "<!-- tuning -->", "<!-- end of tuning -->"
 HEADER = ("case", "tried", "wrong", "seconds", "predicted", "own choice", "tuned", "ratio", "engine")
 

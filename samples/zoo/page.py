@@ -1,4 +1,4 @@
-"""docs/models.md, from the records of cells."""
+"""docs/reference/models.md, from the records of cells."""
 
 from __future__ import annotations
 
