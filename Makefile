@@ -97,7 +97,7 @@ tuning: $(STAMP) ## Tune the published cases on GPU 0 and write the cost model's
 
 suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/performance.md (needs torch with CUDA and nvcc)
 	status=0; for type in fp16 bf16 fp32; do \
-	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/performance.md || status=$$?; \
+	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/$$([ $$type = bf16 ] && echo reference/measurements || echo performance).md || status=$$?; \
 	done; exit $$status
 
 cpu-suite: $(STAMP) ## Time the published cases on the CPU and write the table into docs/performance.md
