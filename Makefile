@@ -49,7 +49,7 @@ samples: $(VENV)/.samples ## Export the sample models again (installs torch and 
 	$(BIN)/python samples/operators.py
 	$(BIN)/python samples/catalog.py
 
-models: $(VENV)/.samples ## Export every architecture in every form and write docs/models.md; CELLS="NAME ..." for some of them
+models: $(VENV)/.samples ## Export every architecture in every form and write docs/reference/models.md; CELLS="NAME ..." for some of them
 	$(BIN)/python -m samples.zoo --all --jobs $$(nproc) --write $(CELLS)
 
 cases: $(STAMP) ## Search and prove the published cases; CASES="NAME ..." for some of them
@@ -92,12 +92,12 @@ threads: $(STAMP) ## Call sessions and kernels from many threads for ten minutes
 passes: $(STAMP) ## Write what each optimizer pass does for the published cases into docs/codegen.md
 	$(BIN)/python -m samples.passes --write
 
-tuning: $(STAMP) ## Tune the published cases on GPU 0 and write the cost model's error into docs/performance.md
+tuning: $(STAMP) ## Tune the published cases on GPU 0 and write the cost model's error into docs/reference/measurements.md
 	$(BIN)/python -m samples.tuning --gpu 0 --write
 
 suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/performance.md (needs torch with CUDA and nvcc)
 	status=0; for type in fp16 bf16 fp32; do \
-	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/performance.md || status=$$?; \
+	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/$$([ $$type = bf16 ] && echo reference/measurements || echo performance).md || status=$$?; \
 	done; exit $$status
 
 cpu-suite: $(STAMP) ## Time the published cases on the CPU and write the table into docs/performance.md

@@ -21,7 +21,7 @@ from samples.cases import CASES, Case, program, search_options
 from samples.golden import GOLDEN, Golden
 
 TARGET = "sm_90a"
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "search.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference" / "measurements.md"
 #: the published cases, and those at whose extents the reference ships a muGraph
 ALL = CASES | {g.case.name: g.case for g in GOLDEN}
 BEGIN, END = "<!-- cases -->\n", "<!-- end of cases -->"

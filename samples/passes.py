@@ -1,7 +1,7 @@
 """What each optimizer pass does for kernels, as a table: `python samples/passes.py [--write] [NAME ...]`.
 
 For every published case (`cases.py`) or sample operator the best muGraph for `TARGET` that renders is rendered with all
-passes and without each of them. `--write` puts the table into docs/codegen.md.
+passes and without each of them. `--write` puts the sums over all cases into docs/codegen.md.
 """
 
 from __future__ import annotations
@@ -147,19 +147,16 @@ def summary(rows: Sequence[Row]) -> str:
     """How many memory plans are proved to be the least by their lower bound, and sums over the samples that fit always."""
     own = [f for r in rows if (f := r.figures[""]) is not None]
     exact = sum(f.shared == f.least for f in own)
-    lines = [f"{exact} of {len(own)} memory plans reach the lower bound (the most bytes alive at one time)."]
+    lines = [f"{exact} of {len(own)} memory plans reach the lower bound (the most bytes alive at one time).", ""]
+    lines += ["| without | cases | barriers | bytes of shared memory | cost of layouts |", "|---|---|---|---|---|"]
     for p in BLOCK_PASSES:
         pairs = [(r.figures[""], r.figures[p]) for r in rows]
         both = [(a, b) for a, b in pairs if a is not None and b is not None]
-        parts = [
-            f"{what} {sum(getattr(b, field) for _, b in both) / max(1, sum(getattr(a, field) for a, _ in both)):.2f}"
-            for what, field in (
-                ("barriers", "barriers"),
-                ("bytes", "shared"),
-                ("cost of layouts", "layouts"),
-            )
-        ]
-        lines.append(f"Without {p}, times what all passes give over {len(both)} samples: {', '.join(parts)}.")
+        parts = (
+            f"{sum(getattr(b, field) for _, b in both) / max(1, sum(getattr(a, field) for a, _ in both)):.2f}"
+            for field in ("barriers", "shared", "layouts")
+        )
+        lines.append(f"| {p} | {len(both)} | {' | '.join(parts)} |")
     return "\n".join(lines)
 
 
@@ -167,15 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table and the sums, or write them into the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="published cases, sample operators (all cases)")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the sums into {DOCS.name}")
     options = parser.parse_args(arguments)
     target = load_target(TARGET)
     rows = [measured(name, p, target) for sample in options.names or CASES for name, p in programs(sample)]
-    text = "\n".join([*table(rows), "", summary(rows)])
     if options.write:
-        DOCS.write_text(between(DOCS.read_text(), BEGIN, END, text))
+        DOCS.write_text(between(DOCS.read_text(), BEGIN, END, summary(rows)))
     else:
-        print(text)
+        print("\n".join([*table(rows), "", summary(rows)]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time and memory of proofs at the real extents: the table of docs/proof.md.
+"""Time and memory of proofs at the real extents: the table of docs/reference/measurements.md.
 
     python samples/real_extents.py [CASE ...]
 

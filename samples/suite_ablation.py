@@ -2,7 +2,7 @@
 
 python -m samples.suite_ablation --gpu 0                     the cases of `ROWS`, a table in Markdown
 python -m samples.suite_ablation --gpu 0 'gqa*' --dtype bf16 some of them
-python -m samples.suite_ablation --gpu 0 --write             the table goes into docs/performance.md
+python -m samples.suite_ablation --gpu 0 --write             the table goes into docs/reference/measurements.md
 
 The program is changed where a pass of the optimizer is not what is left out: softmax written as exp(s) / sum(exp(s)), so
 that no muGraph has a maximum to subtract, and weights stored with the rows that a product sums over side by side.
@@ -25,7 +25,7 @@ from mirage_cli.suite_cases import DTYPES, Case, Net, chosen
 from mirage_cli.suite_measure import Asked, Measurement, opened
 from mirage_cli.suite_report import between
 
-DOCS = Path(__file__).resolve().parents[1] / "docs/performance.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs/reference/measurements.md"
 BEGIN, END = "<!-- ablation -->", "<!-- end of ablation -->"
 ROWS = (
     *("rmsnorm_linear_b8", "gated_mlp_b8", "lora_b8", "gqa_b1", "mha_b1", "qknorm_gqa_b1"),

@@ -2,7 +2,7 @@
 
 python -m samples.tuning --gpu 0                      all cases, a table in Markdown
 python -m samples.tuning --gpu 0 'gqa*' --dtype bf16  some of them
-python -m samples.tuning --gpu 0 --write              the table goes into docs/performance.md
+python -m samples.tuning --gpu 0 --write              the table goes into docs/reference/measurements.md
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from mirage_cli.suite_report import between
 from mirage_cli.tuning import model_error
 from mirage_cli.work import Work
 
-DOCS = Path(__file__).resolve().parents[1] / "docs/performance.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs/reference/measurements.md"
 BEGIN, END = "<!-- tuning -->", "<!-- end of tuning -->"
-HEADER = ("case", "tried", "wrong", "seconds", "predicted", "own choice", "tuned", "ratio", "engine", "schedule")
+HEADER = ("case", "tried", "wrong", "seconds", "predicted", "own choice", "tuned", "ratio", "engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class Row:
         named = {c["candidate"]: c for c in t["candidates"]}
         own, best = named.get(t["own"], {}), named.get(t["chosen"], {})
         wrong = sum("problem" in c for c in t["candidates"]) - t["refused"]
-        engines, schedules = best.get("engines", []), [_schedule(s) for s in best.get("schedules", [])]
         return [
             self.name,
             str(t["tried"]),
@@ -68,18 +67,12 @@ class Row:
             _us(t["own_us"]),
             _us(t["chosen_us"]),
             "" if self.ratio is None else f"{self.ratio:.2f}",
-            ", ".join(engines),
-            "; ".join(schedules),
+            ", ".join(best.get("engines", [])),
         ]
 
 
 def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _schedule(s: dict[str, Any]) -> str:
-    numbers = s["tiles"] | ({"loop": s["loop"]} if s["loop"] else {}) | {"warps": s["warps"], "stages": s["stages"]}
-    return " ".join(f"{k}={v}" for k, v in (numbers | s.get("numbers", {})).items())
 
 
 def planned(case: Case, dtype: str, plans: PlanOptions, seed: int) -> tuple[Imported, list[Work]]:

@@ -1,4 +1,4 @@
-"""The documentation's table of ONNX operators: `python -m mirage_cli.frontends.coverage > docs/operators-onnx.md`."""
+"""The page of ONNX operators: `python -m mirage_cli.frontends.coverage > docs/reference/operators-onnx.md`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from samples.zoo.run import quiet, run
 
 DEFAULT_OUT = Path("out/models")
 CHECKED_IN = Path(__file__).resolve().parent / "models"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 
 
 def line(record: Record) -> str:

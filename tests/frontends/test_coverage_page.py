@@ -10,8 +10,8 @@ import pytest
 from mirage_cli.frontends.coverage import table
 from mirage_cli.frontends.onnx_ops import READERS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators-onnx.md"
-COMMAND = "python -m mirage_cli.frontends.coverage > docs/operators-onnx.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "operators-onnx.md"
+COMMAND = "python -m mirage_cli.frontends.coverage > docs/reference/operators-onnx.md"
 
 
 def test_the_page_is_fresh() -> None:
