@@ -1,9 +1,9 @@
-"""Which symbols of a program can be known from the shapes of what it reads, and products of symbols that are one."""
+"""Symbols of a program: which can be known from the shapes of what it reads, products of them that are one, their names."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from mirage_cli.lax import extents as ex
@@ -43,15 +43,36 @@ def _renamed(program: Program, group: tuple[str, ...]) -> Program:
         rest = [n for n in e.names if n not in group]
         return ex.product([e.factor, *map(ex.symbol, [*rest, *[name] * e.names.count(group[0])])])
 
+    return _with_extents(program, joined)
+
+
+def named_as(program: Program, other: Program) -> Program:
+    """The program with the symbols of another one, where its sources have the other's dimensions but for their names: unnamed
+    dimensions of a model are numbered by whatever else it holds. Elsewhere as it is."""
+    new: dict[str, str] = {}
+    pairs = [p for a, b in zip(program.sources, other.sources, strict=False) for p in zip(a.dims, b.dims, strict=False)]
+    for a, b in sorted(pairs, key=lambda p: len(ex.names(p[0]))):
+        own, its = [n for n in ex.names(a) if n not in new], [n for n in ex.names(b) if n not in new.values()]
+        if len(own) == len(its) == 1:
+            new[own[0]] = its[0]
+
+    def renamed(e: Extent) -> Extent:
+        return ex.product([e.factor, *(ex.symbol(new.get(n, n)) for n in e.names)]) if isinstance(e, Symbolic) else e
+
+    apart = len({new.get(s, s) for s in program.symbols}) == len(program.symbols)
+    return _with_extents(program, renamed) if apart and any(k != v for k, v in new.items()) else program
+
+
+def _with_extents(program: Program, changed: Callable[[Extent], Extent]) -> Program:
     def dims(extents: Iterable[Extent]) -> tuple[Extent, ...]:
-        return tuple(map(joined, extents))
+        return tuple(map(changed, extents))
 
     def slots(access: Iterable[Slot]) -> tuple[Slot, ...]:
-        return tuple(replace(s, extent=joined(s.extent)) for s in access)
+        return tuple(replace(s, extent=changed(s.extent)) for s in access)
 
     return replace(
         program,
-        axes=tuple(replace(a, extent=joined(a.extent)) for a in program.axes),
+        axes=tuple(replace(a, extent=changed(a.extent)) for a in program.axes),
         sources=tuple(replace(s, dims=dims(s.dims)) for s in program.sources),
         inputs=tuple(replace(i, access=slots(i.access)) for i in program.inputs),
         outputs=tuple(replace(o, access=slots(o.access), dims=dims(o.dims)) for o in program.outputs),

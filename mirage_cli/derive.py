@@ -8,7 +8,8 @@ from dataclasses import replace
 from mirage_cli.errors import InvalidGraph, MirageError
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import graph as g
-from mirage_cli.lax.canonical import canonical
+from mirage_cli.lax import symbols
+from mirage_cli.lax.canonical import canonical, order
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.instantiate import instantiate
 from mirage_cli.lax.program import Program
@@ -30,6 +31,12 @@ def stated(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) ->
         if len(graph.steps) == len(imported.graph.steps):
             raise
         return _between(graph, {name: new[v] for name, v in known.items()}, inputs, outputs)
+
+
+def named_as(program: Program, other: Program) -> Program:
+    """A stated program with the symbols of another, if it has the same sources but for names (`symbols.named_as`)."""
+    renamed = symbols.named_as(program, other)
+    return program if renamed is program else ordered(order(renamed), [s.name for s in program.sources])
 
 
 def _between(graph: Graph, known: Mapping[str, int], inputs: Sequence[str], outputs: Sequence[str]) -> Program:

@@ -228,13 +228,14 @@ class _Recheck:
             except MirageError as error:
                 self.result.add("function", f.op_type, f"the function states no such program: {error}")
                 continue
-            other = [n for n, p in zip(f.nodes, programs, strict=True) if p.key() != f.stored.program.key()]
+            own = [derive.named_as(p, f.stored.program) for p in programs]
+            other = [n for n, p in zip(f.nodes, own, strict=True) if p.key() != f.stored.program.key()]
             problem = f"the function states another program than {f.file}, at node {other[0].name}" if other else ""
             said = stating.statement(
                 imported, programs[0], f"{self.entropy}, seed {self.seed}", self.options.confidence
             )
             problem = problem or f"its nodes are not proved to mean this program: {said.reason}" * (not said.passed)
-            self.programs[f.id] = programs[0]
+            self.programs[f.id] = own[0]
             if self.result.add("function", f.op_type, problem) and original is not None:
                 self.result.add("original", f.op_type, against_original(f, original))
 

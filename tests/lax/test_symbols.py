@@ -7,10 +7,12 @@ import pytest
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.frontends import sizes
 from mirage_cli.lax import compose
+from mirage_cli.lax.canonical import order
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.extents import Extent, product, symbol
 from mirage_cli.lax.graph import Graph
 from mirage_cli.lax.program import Program
+from mirage_cli.lax.symbols import named_as
 from tests.lax.programs import recorded
 
 BATCH, SEQUENCE, PAST = symbol("batch"), symbol("sequence"), symbol("(past+1)")
@@ -55,3 +57,15 @@ def test_symbols_that_a_shape_tells_stay_apart(other: tuple[Extent, ...]) -> Non
 def test_symbols_that_nothing_tells_are_named() -> None:
     p = normed((ROWS, 8), (product([BATCH, PAST]),))
     assert p.unknown_symbols == ["(past+1)", "batch", "sequence"]
+
+
+def test_the_names_of_another_programs_symbols() -> None:
+    """What else a model holds numbers its unnamed dimensions; symbols that differ stay so."""
+    a, b, c, d = (symbol(f"unk__{k}") for k in (2, 9, 1, 5))
+    p, q = normed((product([a, b]), 8), (b, 4)), normed((product([c, d]), 8), (d, 4))
+    assert p.key() != q.key() and named_as(p, q).symbols == q.symbols
+    assert order(named_as(p, q)).key() == order(q).key() and named_as(q, q) is q
+    same = normed((product([c, c]), 8), (c, 4))
+    assert order(named_as(p, same)).key() != order(same).key()
+    swapped = normed((a, 8), (b, 4))
+    assert named_as(normed((b, 8), (product([a, b]), 4)), swapped).symbols == ("unk__2", "unk__9")
