@@ -36,9 +36,10 @@ format: $(STAMP) ## Bring all Python files into form
 golden: $(STAMP) ## Accept the present output as the golden files of the tests; look at the diff afterwards
 	MIRAGE_GOLDEN=1 $(PYTEST) -n auto --dist worksteal
 
-reference: $(STAMP) ## Write docs/reference and docs/pictures from the code
+reference: $(STAMP) ## Write docs/reference, docs/pictures and the table of packages from the code
 	$(BIN)/python samples/reference.py
 	$(BIN)/python samples/pictures.py
+	$(BIN)/python samples/packages.py
 
 docs: $(VENV)/.docs ## Build the site of the documents in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
@@ -73,7 +74,7 @@ experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small p
 	$(BIN)/python samples/experiment.py
 
 mutations: $(STAMP) ## Prove or refute 10,000 random changes of proved muGraphs (docs/proof.md)
-	$(BIN)/python -m tests.search.test_mutations --count 10000
+	$(BIN)/python -m tests.search.proof.test_mutations --count 10000
 
 programs: $(STAMP) ## Optimize 1,000 random programs and compare them with float64 (docs/reliability.md); COUNT, SEED for others
 	$(BIN)/python -m tests.random_programs --count $(or $(COUNT),1000) --seed $(or $(SEED),0)

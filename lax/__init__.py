@@ -1,1 +1,1 @@
-"""What a tensor program means: graphs, named-axis programs, operators, domains. Needs numpy only."""
+"""What a tensor program means: element types and extents here, all else in the packages below. Needs numpy only."""

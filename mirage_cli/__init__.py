@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mirage_cli.api import bench, compare, inspect, optimize, verify
     from mirage_cli.errors import (
         Busy,
         CheckFailed,
@@ -29,12 +28,13 @@ if TYPE_CHECKING:
         UsageError,
         WrongTensor,
     )
-    from mirage_cli.graph_kernel import GraphKernel, load_kernel
-    from mirage_cli.graphs.from_torch import from_torch
-    from mirage_cli.graphs.kernel_graph import KernelGraph, new_kernel_graph
-    from mirage_cli.graphs.recording import Tensor
-    from mirage_cli.graphs.types import bfloat16, bool_, float16, float32
-    from mirage_cli.kernel import Kernel
+    from mirage_cli.kernels.graph_kernel import GraphKernel, load_kernel
+    from mirage_cli.kernels.kernel import Kernel
+    from mirage_cli.python.api import bench, compare, inspect, optimize, verify
+    from mirage_cli.python.from_torch import from_torch
+    from mirage_cli.python.kernel_graph import KernelGraph, new_kernel_graph
+    from mirage_cli.python.recording import Tensor
+    from mirage_cli.python.types import bfloat16, bool_, float16, float32
 
 __version__ = "0.1.0"
 __all__ = [
@@ -76,13 +76,13 @@ __all__ = [
 _MODULES = {
     name: module
     for module, names in {
-        "api": ("bench", "compare", "inspect", "optimize", "verify"),
-        "graph_kernel": ("GraphKernel", "load_kernel"),
-        "graphs.from_torch": ("from_torch",),
-        "graphs.kernel_graph": ("KernelGraph", "new_kernel_graph"),
-        "graphs.recording": ("Tensor",),
-        "graphs.types": ("bfloat16", "bool_", "float16", "float32"),
-        "kernel": ("Kernel",),
+        "python.api": ("bench", "compare", "inspect", "optimize", "verify"),
+        "kernels.graph_kernel": ("GraphKernel", "load_kernel"),
+        "python.from_torch": ("from_torch",),
+        "python.kernel_graph": ("KernelGraph", "new_kernel_graph"),
+        "python.recording": ("Tensor",),
+        "python.types": ("bfloat16", "bool_", "float16", "float32"),
+        "kernels.kernel": ("Kernel",),
     }.items()
     for name in names
 }

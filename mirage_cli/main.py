@@ -17,9 +17,11 @@ from typing import Any, NoReturn
 
 import click
 
-from mirage_cli import __version__, debug, ending
+from mirage_cli import __version__
 from mirage_cli.commands import common
 from mirage_cli.errors import InternalError, UsageError
+from mirage_cli.options import debug
+from mirage_cli.processes import termination
 
 #: name -> module, imported when the command is asked for
 COMMANDS = {
@@ -70,7 +72,7 @@ class Program(click.Group):
 
             sys.exit(shell_complete(self, extra, "mirage", _COMPLETION, os.environ[_COMPLETION]))
         code = self.run(arguments, **extra)
-        if ending.left():
+        if termination.left():
             os._exit(code)  # as usual it would wait for them
         sys.exit(code)
 

@@ -25,17 +25,17 @@ if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.lax.expr import Expr, Factor
-from mirage_cli.lax.program import Program
-from mirage_cli.search.closure import Closure
-from mirage_cli.search.extract import block_graphs
-from mirage_cli.search.form import Form, search_form
-from mirage_cli.search.fuse import thread_graphs
-from mirage_cli.search.mapping import Mapping, mappings
-from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.stabilise import stabilise
-from mirage_cli.search.wanted import Kind, Pair, Wanted
-from mirage_cli.search.workers import Workers
+from mirage_cli.lax.domains.expr import Expr, Factor
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.processes.workers import Workers
+from mirage_cli.search.closure.closure import Closure
+from mirage_cli.search.closure.extract import block_graphs
+from mirage_cli.search.closure.form import Form, search_form
+from mirage_cli.search.closure.mapping import Mapping, mappings
+from mirage_cli.search.closure.pruning import Kind, Pair, Wanted
+from mirage_cli.search.finish.fuse import thread_graphs
+from mirage_cli.search.finish.stabilise import stabilise
+from mirage_cli.search.mugraph.mugraph import BlockGraph
 
 OPERATORS = range(5, 12)
 PAPER = {5: (11, 58, 768), 6: (16, 93, 19934), 7: (22, 150, None), 8: (24, 152, None), 9: (26, 166, None)}

@@ -17,11 +17,11 @@ if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mirage_cli.frontends.imported import Options
-from mirage_cli.frontends.onnx import from_proto
-from mirage_cli.lax.fragment import whole_program
-from mirage_cli.lax.program import Program
+from mirage_cli.frontends.onnx.front_end import from_proto
+from mirage_cli.lax.fragments.fragment import whole_program
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.optimization.task import tensor_names
 from mirage_cli.search.search import SearchOptions
-from mirage_cli.work import tensor_names
 from samples import operators
 from samples.inputs import MEAN
 

@@ -20,9 +20,10 @@ import onnx
 from onnx import numpy_helper
 
 import mirage_cli as mi
-from mirage_cli import devices, runtime
-from mirage_cli.measure import MIRAGE, ORIGINAL
-from mirage_cli.suite_report import between
+from mirage_cli.machine import devices
+from mirage_cli.optimization.fragment_times import MIRAGE, ORIGINAL
+from mirage_cli.runtime import sessions
+from mirage_cli.suite.report import between
 from samples import operators
 from samples.inputs import random_inputs
 
@@ -182,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     print(error, file=sys.stderr, flush=True)
                     continue
             print(" ".join(results[-1].cells()), file=sys.stderr, flush=True)
-    versions = f"onnxruntime {runtime.version()}, mirage {mi.__version__}"
+    versions = f"onnxruntime {sessions.version()}, mirage {mi.__version__}"
     text = document(results, devices.name("cpu", 0), versions)
     if options.write:
         DOCS.write_text(between(DOCS.read_text(), BEGIN, END, text))

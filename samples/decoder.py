@@ -199,11 +199,12 @@ def _draw(tensor: onnx.TensorProto, block: NDArray[np.float32], file: Any) -> in
 
 def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: float) -> dict[str, Any]:
     """Time the original, the patched model and torch in turn; microseconds of one step."""
-    from mirage_cli import pipeline, timing  # noqa: PLC0415
-    from mirage_cli.contestant import OrtContestant, Place, agreement  # noqa: PLC0415
     from mirage_cli.errors import MirageError  # noqa: PLC0415
-    from mirage_cli.options import Options  # noqa: PLC0415
-    from mirage_cli.output import LIBRARY  # noqa: PLC0415
+    from mirage_cli.files.output import LIBRARY  # noqa: PLC0415
+    from mirage_cli.measurement import timing  # noqa: PLC0415
+    from mirage_cli.measurement.contestant import OrtContestant, Place, agreement  # noqa: PLC0415
+    from mirage_cli.optimization import pipeline  # noqa: PLC0415
+    from mirage_cli.options.options import Options  # noqa: PLC0415
 
     sizes = Sizes(**json.loads((folder / SIZES).read_text()))
     out = folder / OUT

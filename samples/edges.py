@@ -16,30 +16,37 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mirage_cli import check, frontends, isolation, pipeline, recheck_folder, report_file, suite_build, suite_cases
-from mirage_cli.check import CheckJob, FloatCheck
+from mirage_cli import frontends
+from mirage_cli.checks import kernel_check
+from mirage_cli.checks.kernel_check import CheckJob, FloatCheck
 from mirage_cli.errors import MirageError
-from mirage_cli.options import Options
-from mirage_cli.output import LIBRARY, MODEL
-from mirage_cli.tuning_bench import BenchJob, Measured
-from mirage_cli.verification import Verification
+from mirage_cli.files.output import LIBRARY, MODEL
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
+from mirage_cli.processes import isolation
+from mirage_cli.report import reader
+from mirage_cli.suite import build
+from mirage_cli.suite import cases as suite_cases
+from mirage_cli.tuning.bench import BenchJob, Measured
+from mirage_cli.verification import output_folder
+from mirage_cli.verification.findings import Verification
 
 
 def jobs(folder: Path) -> Iterator[tuple[str, CheckJob]]:
     """The checks of the fragments in an output folder, with their operators' names."""
-    model, result = recheck_folder.read_model(folder / MODEL), Verification()
+    model, result = output_folder.read_model(folder / MODEL), Verification()
     imported = frontends.load(str(folder / MODEL))
-    for f in recheck_folder.fragments(folder, model, report_file.read(folder), result):
+    for f in output_folder.fragments(folder, model, reader.read(folder), result):
         library = folder / LIBRARY
         yield (
             f.op_type,
-            recheck_folder.check_job(f, f.stored.program, model, folder, library, imported, 1, {}),
+            output_folder.check_job(f, f.stored.program, model, folder, library, imported, 1, {}),
         )
 
 
 def on_gpu(job: CheckJob, gpu: int) -> str:
     """What is to be said of a CUDA kernel; the original runs on the CPU where onnxruntime lacks its operators in CUDA."""
-    symbols = check.symbol_values(job.spec.symbols)
+    symbols = kernel_check.symbol_values(job.spec.symbols)
     try:
         bench = Measured(BenchJob(job, symbols, gpu))
     except MirageError:
@@ -49,7 +56,7 @@ def on_gpu(job: CheckJob, gpu: int) -> str:
 
 def on_cpu(job: CheckJob) -> str:
     """What is to be said of a CPU kernel."""
-    found = check.run_job(job)
+    found = kernel_check.run_job(job)
     return "no CPU kernel" if found is None else said(found)
 
 
@@ -77,7 +84,7 @@ def folders(args: argparse.Namespace, root: Path) -> Iterator[tuple[str, Path, s
                 yield Path(model).stem, out, str(error)
         return
     cases = suite_cases.chosen("paper", args.models)
-    for row in suite_build.build("paper", cases, args.dtype, root, options, pipeline.Silent()):
+    for row in build.build("paper", cases, args.dtype, root, options, pipeline.Silent()):
         yield f"{row.case} {row.dtype}", row.folder / "out", row.problem
 
 

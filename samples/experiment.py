@@ -22,20 +22,19 @@ import numpy as np
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mirage_cli.lax import compose
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.bound import Arguments, Bound, Degrees, PrimeRange, difference, program_figures
-from mirage_cli.lax.domain import Array
+from mirage_cli.lax.bounds.bound import Arguments, Bound, Degrees, PrimeRange, difference, program_figures
+from mirage_cli.lax.bounds.exponentials import Exponentials, HomomorphicBound, gap
+from mirage_cli.lax.bounds.homomorphic import Homomorphic, pair_of
+from mirage_cli.lax.domains.domain import Array
+from mirage_cli.lax.domains.field import Residues, ZeroDenominator, is_prime
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.exponentials import Exponentials, HomomorphicBound, gap
-from mirage_cli.lax.field import Residues, ZeroDenominator, is_prime
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.homomorphic import Homomorphic, pair_of
-from mirage_cli.lax.instantiate import instantiate
-from mirage_cli.lax.program import Program, evaluate_program
-from mirage_cli.search import degrees
-from mirage_cli.search.evaluate import evaluate_kernels
-from mirage_cli.search.mugraph import (
+from mirage_cli.lax.fragments.instantiate import instantiate
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program, evaluate_program
+from mirage_cli.search.mugraph.evaluate import evaluate_kernels
+from mirage_cli.search.mugraph.mugraph import (
     BODY,
     EPILOGUE,
     BlockGraph,
@@ -45,7 +44,8 @@ from mirage_cli.search.mugraph import (
     ThreadGraph,
     ThreadNode,
 )
-from mirage_cli.search.verify import HOMOMORPHIC, UNINTERPRETED
+from mirage_cli.search.proof import degrees
+from mirage_cli.search.proof.verify import HOMOMORPHIC, UNINTERPRETED
 
 DRAWS = 2_000  #: of primes, functions and points, for each row of the table
 WIDTH = 50  #: entries of an elementwise program, each with variables of its own: so many points in a draw

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from mirage_cli.lax.program import Node, Program
-from mirage_cli.search.evaluate import Tiles
-from mirage_cli.search.mugraph import KernelGraph
+from mirage_cli.lax.ir.program import Node, Program
+from mirage_cli.search.mugraph.evaluate import Tiles
+from mirage_cli.search.mugraph.mugraph import KernelGraph
 from samples.cases import CASES, Case
 from samples.sketch import Drawing, Kernels, Sketch, in_parts, reading, single
 

@@ -11,23 +11,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirage_cli import frontends, work
-from mirage_cli.codegen.memory import least_bytes
-from mirage_cli.codegen.order import barrier_counts
-from mirage_cli.codegen.passes import ALL, BLOCK_PASSES, Passes, without
+from mirage_cli import frontends
+from mirage_cli.codegen.requests.passes import ALL, BLOCK_PASSES, Passes, without
 from mirage_cli.codegen.source import source
-from mirage_cli.codegen.tile import TileProgram
-from mirage_cli.codegen.traffic import WAVEFRONT, layout_cost
+from mirage_cli.codegen.tiles.memory import least_bytes
+from mirage_cli.codegen.tiles.order import barrier_counts
+from mirage_cli.codegen.tiles.tile import TileProgram
+from mirage_cli.codegen.tiles.traffic import WAVEFRONT, layout_cost
 from mirage_cli.errors import Refused
-from mirage_cli.lax.fragment import partition
-from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import KernelGraph
-from mirage_cli.search.schedule import Schedule
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.optimization import task
+from mirage_cli.search.finish.unfuse import unfused
+from mirage_cli.search.mugraph.mugraph import KernelGraph
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target, load_target
+from mirage_cli.search.schedules.tiling import blocks_ranked
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import Target, load_target
-from mirage_cli.search.tiling import blocks_ranked
-from mirage_cli.search.unfuse import unfused
-from mirage_cli.suite_report import between
+from mirage_cli.suite.report import between
 from samples.cases import CASES, program, search_options
 
 TARGET = "sm_90a"
@@ -91,7 +92,7 @@ def programs(sample: str) -> Iterator[tuple[str, Program]]:
         yield sample, program(CASES[sample])
         return
     imported = frontends.load(str(FOLDER / f"{sample}.onnx"))
-    fragments = partition(imported.graph, work.tensor_names(imported)).fragments
+    fragments = partition(imported.graph, task.tensor_names(imported)).fragments
     for k, fragment in enumerate(fragments):
         yield sample if len(fragments) == 1 else f"{sample} {k}", fragment.program
 

@@ -15,8 +15,8 @@ if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mirage_cli.exporters.svg import drawing
-from mirage_cli.plan import PlanOptions, plan_fragment
-from mirage_cli.stored_plan import plan_from_json
+from mirage_cli.planning.plan import PlanOptions, plan_fragment
+from mirage_cli.report.stored_plan import plan_from_json
 from samples.cases import CASES, program
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/pictures"

@@ -22,13 +22,13 @@ if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.program import Program
-from mirage_cli.search import stand_in
-from mirage_cli.search.evaluate import Tiles
-from mirage_cli.search.mugraph import KernelGraph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.evaluate import Tiles
+from mirage_cli.search.mugraph.mugraph import KernelGraph
+from mirage_cli.search.proof import stand_in
+from mirage_cli.search.proof.verify import Verdict, verify
+from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher
-from mirage_cli.search.target import load_target
-from mirage_cli.search.verify import Verdict, verify
 from samples.cases import CASES, program, search_options
 
 HEADER = (

@@ -21,22 +21,24 @@ if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mirage_cli as mi
-from mirage_cli import document_schemas, errors, report_schema
+from mirage_cli import errors
+from mirage_cli.commands import schemas
 from mirage_cli.commands.common import Command
 from mirage_cli.main import COMMANDS, cli
+from mirage_cli.report import schema as report_schema
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
 _SECTION = "\n\nParameters\n"  #: where the parts of a docstring begin that need more than a line
 _NOTE = "<!-- Written by samples/reference.py (make reference) from the code; do not edit. -->\n\n"
 #: dataclasses that calls take and give, in the order of the page
 _DATA = {
-    "mirage_cli.options": ("Options",),
-    "mirage_cli.recheck": ("VerifyOptions",),
-    "mirage_cli.benchmark": ("BenchOptions",),
-    "mirage_cli.report": ("Report", "FragmentReport"),
-    "mirage_cli.verification": ("Verification",),
-    "mirage_cli.bench_report": ("BenchReport",),
-    "mirage_cli.inspection": ("Inspection",),
+    "mirage_cli.options.options": ("Options",),
+    "mirage_cli.verification.recheck": ("VerifyOptions",),
+    "mirage_cli.benchmark.benchmark": ("BenchOptions",),
+    "mirage_cli.report.report": ("Report", "FragmentReport"),
+    "mirage_cli.verification.findings": ("Verification",),
+    "mirage_cli.benchmark.report": ("BenchReport",),
+    "mirage_cli.inspection.summary": ("Inspection",),
 }
 
 
@@ -135,7 +137,7 @@ def documents() -> str:
         "DIR ID` a fragment of it with the lines of its muGraphs, `mirage cache` paths and counts."
     )
     parts = [head]
-    for command, schema in document_schemas.SCHEMAS.items():
+    for command, schema in schemas.SCHEMAS.items():
         parts += _objects(command, schema)
     return "\n\n".join(parts) + "\n"
 

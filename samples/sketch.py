@@ -13,11 +13,11 @@ from types import MappingProxyType
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F32, DType
-from mirage_cli.lax.identify import prune
-from mirage_cli.lax.program import Axis, Input, Node, Output, Program, Slot, Source
-from mirage_cli.search.combine import describe
-from mirage_cli.search.evaluate import Tiles
-from mirage_cli.search.mugraph import (
+from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, Source
+from mirage_cli.lax.normal.identify import prune
+from mirage_cli.search.finish.split_reduction import describe
+from mirage_cli.search.mugraph.evaluate import Tiles
+from mirage_cli.search.mugraph.mugraph import (
     BODY,
     EPILOGUE,
     GRID,

@@ -17,13 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mirage_cli import devices, isolation, suite_build
 from mirage_cli.errors import MirageError
-from mirage_cli.options import Options, cores
-from mirage_cli.search.tiling import ENGINES
-from mirage_cli.suite_cases import DTYPES, Case, Net, chosen
-from mirage_cli.suite_measure import Asked, Measurement, opened
-from mirage_cli.suite_report import between
+from mirage_cli.machine import devices
+from mirage_cli.options.options import Options, cores
+from mirage_cli.processes import isolation
+from mirage_cli.search.schedules.tiling import ENGINES
+from mirage_cli.suite import build as suite_build
+from mirage_cli.suite.cases import DTYPES, Case, Net, chosen
+from mirage_cli.suite.measure import Asked, Measurement, opened
+from mirage_cli.suite.report import between
 
 DOCS = Path(__file__).resolve().parents[1] / "docs/reference/measurements.md"
 BEGIN, END = "<!-- ablation -->", "<!-- end of ablation -->"

@@ -40,10 +40,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 import mirage_cli as mi
-from mirage_cli import mugraph_file, runtime
+from mirage_cli.files.output import MUGRAPHS
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BY_NAME
-from mirage_cli.output import MUGRAPHS
+from mirage_cli.report import mugraph_file
+from mirage_cli.runtime import sessions as runtime
 from samples import sessions
 from samples.inputs import DEFAULT_DIMS
 from samples.memory import in_use, resident

@@ -15,21 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import environment, isolation, tuning_stage
-from mirage_cli import work as works
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.devices import device
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.frontends.imported import Options as Reading
-from mirage_cli.frontends.onnx import from_proto
-from mirage_cli.lax.fragment import partition
-from mirage_cli.options import Options, cores
-from mirage_cli.pipeline import plan_options
-from mirage_cli.plan import PlanOptions, plan_fragment
-from mirage_cli.suite_cases import DTYPES, Case, chosen
-from mirage_cli.suite_report import between
-from mirage_cli.tuning import model_error
-from mirage_cli.work import Work
+from mirage_cli.frontends.onnx.front_end import from_proto
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.machine.devices import device
+from mirage_cli.optimization import environment, tuning_stage
+from mirage_cli.optimization import task as works
+from mirage_cli.optimization.pipeline import plan_options
+from mirage_cli.optimization.task import Work
+from mirage_cli.options.options import Options, cores
+from mirage_cli.planning.plan import PlanOptions, plan_fragment
+from mirage_cli.processes import isolation
+from mirage_cli.suite.cases import DTYPES, Case, chosen
+from mirage_cli.suite.report import between
+from mirage_cli.tuning.candidates import model_error
 
 DOCS = Path(__file__).resolve().parents[1] / "docs/reference/measurements.md"
 BEGIN, END = "<!-- tuning -->", "<!-- end of tuning -->"

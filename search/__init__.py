@@ -1,1 +1,1 @@
-"""Which muGraphs are equal to a program, and cheap. Needs numpy and pyyaml only."""
+"""Which muGraphs are equal to a program, and cheap: the story of the search. Needs numpy and pyyaml only."""

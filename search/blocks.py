@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass, field
 
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.lax.program import Program
-from mirage_cli.search.closure import TooManyValues, closure_of
-from mirage_cli.search.extract import block_graphs
-from mirage_cli.search.fuse import thread_graphs
-from mirage_cli.search.kernels import operators
-from mirage_cli.search.mapping import Mapping
-from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.stabilise import stabilise
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.closure.closure import TooManyValues, closure_of
+from mirage_cli.search.closure.extract import block_graphs
+from mirage_cli.search.closure.mapping import Mapping
+from mirage_cli.search.finish.fuse import thread_graphs
+from mirage_cli.search.finish.kernels import operators
+from mirage_cli.search.finish.stabilise import stabilise
+from mirage_cli.search.mugraph.mugraph import BlockGraph
 
 
 @dataclass(slots=True)

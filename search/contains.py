@@ -4,9 +4,9 @@ Within its bounds the search represents every muGraph whose intermediate values 
 up to equality of values (docs/search.md, section 3). So a muGraph is contained when
 
 1. its kernels compute the parts of the program that a cut leaves, a pair of kernels that does one reduction over blocks in
-   two counted as the one that it was (search/fold.py);
-2. each is represented in the closure of its part under the kernel's own mapping (search/represented.py), with the maxima
-   that the search would give it (search/bare.py).
+   two counted as the one that it was (search/finish/unsplit.py);
+2. each is represented in the closure of its part under the kernel's own mapping (search/closure/lookup.py), with the maxima
+   that the search would give it (search/finish/unstabilised.py).
 
 That the muGraph computes the program is for the proof to say, not for this.
 """
@@ -19,18 +19,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.lax.program import Program
-from mirage_cli.search.bare import bare
-from mirage_cli.search.closure import closure_of
-from mirage_cli.search.fold import folded, is_first, spelled
-from mirage_cli.search.form import search_form
-from mirage_cli.search.fuse import fuse
-from mirage_cli.search.kernels import Cuts, cut_values, grouped, operators
-from mirage_cli.search.mapping import Mapping, mappings
-from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
-from mirage_cli.search.regroup import variants
-from mirage_cli.search.represented import represented
-from mirage_cli.search.several import partitions, stored_sets
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.closure.closure import closure_of
+from mirage_cli.search.closure.form import search_form
+from mirage_cli.search.closure.lookup import represented
+from mirage_cli.search.closure.mapping import Mapping, mappings
+from mirage_cli.search.cuts import partitions, stored_sets
+from mirage_cli.search.finish.fuse import fuse
+from mirage_cli.search.finish.kernels import Cuts, cut_values, grouped, operators
+from mirage_cli.search.finish.unsplit import folded, is_first, spelled
+from mirage_cli.search.finish.unstabilised import bare
+from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.reassociation import variants
 
 if TYPE_CHECKING:
     from mirage_cli.search.search import Searcher

@@ -2,7 +2,7 @@
 
 The block graphs of a program do not depend on a target and are found once for each distinct program; every target ranks
 them, with schedules, by its own cost model. Kernel graphs of several kernels come one level up: a program is one kernel, or
-two that share a split reduction (`combine`), or is cut at values that are stored (`kernels`), each part in its turn.
+two that share a split reduction (`split_reduction`), or is cut at values that are stored (`kernels`), each part in its turn.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mirage_cli.errors import Refused
-from mirage_cli.lax.program import Program
-from mirage_cli.search.alternatives import Sizes
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.processes.workers import Workers
 from mirage_cli.search.blocks import Found, mapping_graphs
-from mirage_cli.search.combine import two_kernels
+from mirage_cli.search.closure.form import search_form
+from mirage_cli.search.closure.mapping import Mapping, mappings
 from mirage_cli.search.contains import Containment, contains
-from mirage_cli.search.cost import SMALL, Ranked, floor_us
-from mirage_cli.search.form import search_form
-from mirage_cli.search.headroom import with_headroom
-from mirage_cli.search.kernels import Part, link, one_kernel
-from mirage_cli.search.mapping import Mapping, mappings
-from mirage_cli.search.mugraph import BlockGraph, CustomKernel, KernelGraph
-from mirage_cli.search.regroup import variants
-from mirage_cli.search.schedule import Schedule
-from mirage_cli.search.several import Branches
-from mirage_cli.search.target import Target
-from mirage_cli.search.tiling import ENGINES, SPLITS, ranked
-from mirage_cli.search.workers import Workers
+from mirage_cli.search.cuts import Branches
+from mirage_cli.search.finish.kernels import Part, link, one_kernel
+from mirage_cli.search.finish.scaling import with_headroom
+from mirage_cli.search.finish.split_reduction import two_kernels
+from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.reassociation import variants
+from mirage_cli.search.schedules.alternatives import Sizes
+from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target
+from mirage_cli.search.schedules.tiling import ENGINES, SPLITS, ranked
 
 FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be worth storing
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands

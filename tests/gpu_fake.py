@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.gpu_backends import GpuBackend, Memory, Work
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.runtime import numpy_type
+from mirage_cli.measurement.gpu_backends import GpuBackend, Memory, Work
+from mirage_cli.runtime.sessions import numpy_type
 
 STREAM = 77
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from mirage_cli import kept, pipeline
 from mirage_cli.backends import cpu
-from mirage_cli.options import Options
+from mirage_cli.files import result_store as kept
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 Optimized = Callable[[str], Path]

@@ -17,7 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import mirage_cli
-from mirage_cli import config, errors, settings
+from mirage_cli import errors
+from mirage_cli.options import config, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 500

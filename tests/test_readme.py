@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirage_cli import environment, runtime
+from mirage_cli.optimization import environment
+from mirage_cli.runtime import sessions
 from samples.inputs import example_inputs
 from tests.optimized import Optimized, sample
 
@@ -47,7 +48,7 @@ def test_every_block_is_tried_here() -> None:
 
 def test_loading_with_onnxruntime(place: Path) -> None:
     feeds = example_inputs("model.onnx", seed=5)
-    (wanted,) = runtime.run(runtime.session("model.onnx"), feeds).values()
+    (wanted,) = sessions.run(sessions.session("model.onnx"), feeds).values()
     (found,) = run(block("register_custom_ops_library"), feeds=feeds)["outputs"]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 

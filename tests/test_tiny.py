@@ -6,10 +6,13 @@ import json
 
 import numpy as np
 
-from mirage_cli import benchmark, inspection, recheck, runtime
-from mirage_cli.benchmark import BenchOptions
-from mirage_cli.options import Options
-from mirage_cli.recheck import VerifyOptions
+from mirage_cli.benchmark import benchmark
+from mirage_cli.benchmark.benchmark import BenchOptions
+from mirage_cli.inspection import summary
+from mirage_cli.options.options import Options
+from mirage_cli.runtime import sessions
+from mirage_cli.verification import recheck
+from mirage_cli.verification.recheck import VerifyOptions
 from samples.inputs import example_inputs
 from tests.optimized import Optimized, sample
 
@@ -27,9 +30,9 @@ def test_optimize_replaces_the_fragment(optimized: Optimized) -> None:
 def test_onnxruntime_gives_the_original_answers(optimized: Optimized) -> None:
     folder, original = optimized(NAME), sample(NAME)
     feeds = example_inputs(original, seed=3)
-    (wanted,) = runtime.run(runtime.session(original), feeds).values()
+    (wanted,) = sessions.run(sessions.session(original), feeds).values()
     for library in (folder / "libmirage.so", None):
-        (found,) = runtime.run(runtime.session(folder / "model.onnx", library), feeds).values()
+        (found,) = sessions.run(sessions.session(folder / "model.onnx", library), feeds).values()
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -41,7 +44,7 @@ def test_verify_passes(optimized: Optimized) -> None:
 
 def test_inspect_names_the_fragment(optimized: Optimized) -> None:
     for path in (sample(NAME), optimized(NAME)):
-        found = inspection.inspect(str(path), Options(target=("cpu",), jobs=1))
+        found = summary.inspect(str(path), Options(target=("cpu",), jobs=1))
         assert "norm_linear" in found.text()
         assert "norm_linear" in json.dumps(found.to_json())
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.gpu_backends import Memory, TorchBackend, Work
+from mirage_cli.measurement.gpu_backends import Memory, TorchBackend, Work
 
 STREAM = 77
 

@@ -15,7 +15,7 @@ import numpy as np
 from mirage_cli.errors import InvalidGraph
 
 if TYPE_CHECKING:
-    from mirage_cli.lax.domain import Domain
+    from mirage_cli.lax.domains.domain import Domain
 
 RealFunction = Callable[..., "np.typing.NDArray[np.float64]"]
 

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirage_cli import kept, placed, rawfile
-from mirage_cli.backends import process
 from mirage_cli.errors import CompileError
+from mirage_cli.files import rawfile, result_store, staging
+from mirage_cli.processes import programs
 
 TIMEOUT = 300.0
 _log = logging.getLogger(__name__)
@@ -75,10 +75,10 @@ def run_command(
 ) -> tuple[CompileError | None, str]:
     """Run one compiler command in `folder`: (None or an error that tells what failed, why and how, all output)."""
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=folder) as scratch:
-        outcome = process.run(command, folder, timeout, cancel, Path(scratch))
+        outcome = programs.run(command, folder, timeout, cancel, Path(scratch))
     if outcome.problem is None:
         return None, outcome.output
-    message = "\n  ".join([f"{what}: {outcome.problem}", *process.error_lines(outcome.output)])
+    message = "\n  ".join([f"{what}: {outcome.problem}", *programs.error_lines(outcome.output)])
     return CompileError(message, f"the command, run in src/, was: {shlex.join(command)}"), outcome.output
 
 
@@ -107,9 +107,9 @@ class ObjectCache:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
-        self.secret = kept.secret(kept.PROGRAMS_SECRET) if kept.private(root) else None
+        self.secret = result_store.secret(result_store.PROGRAMS_SECRET) if result_store.private(root) else None
         if self.secret is not None:
-            placed.sweep(root)
+            staging.sweep(root)
         self.headers = digest_tree(folder / "include")
 
     def key(self, job: CompileJob) -> str:
@@ -128,7 +128,9 @@ class ObjectCache:
         if self.secret is None:
             return False
         try:
-            content = kept.opened(self.secret, key, rawfile.content(self.root / f"{key}.o", kept.LARGEST))
+            content = result_store.opened(
+                self.secret, key, rawfile.content(self.root / f"{key}.o", result_store.LARGEST)
+            )
             if content is not None:
                 target.write_bytes(content)
         except OSError:
@@ -140,7 +142,7 @@ class ObjectCache:
         if self.secret is None:
             return
         try:
-            placed.put(self.root / f"{key}.o", kept.sealed(self.secret, key, made.read_bytes()))
+            staging.put(self.root / f"{key}.o", result_store.sealed(self.secret, key, made.read_bytes()))
         except OSError as error:
             _log.warning("object cache %s: %s", self.root, error)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirage_cli import placed
 from mirage_cli.backends import cpu, cuda, shared_object
 from mirage_cli.backends.compile import TIMEOUT, CompileJob, ObjectCache, compile_objects, run_command
 from mirage_cli.backends.spec import KernelSource, OperatorSpec
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.codegen import render
+from mirage_cli.codegen.printers import render
 from mirage_cli.errors import CompileError, InvalidGraph
-from mirage_cli.output import LIBRARY
+from mirage_cli.files import staging
+from mirage_cli.files.output import LIBRARY
 
 HEADER = "mirage.h"
 TABLES = "library.cpp"
@@ -112,7 +112,7 @@ class _Build:
 
     def write_sources(self, sources: Mapping[str, KernelSource]) -> None:
         """Write what is compiled: the kernels of this build and all headers."""
-        placed.copy_tree(render.include_dir(), self.src / "include")
+        staging.copy_tree(render.include_dir(), self.src / "include")
         (self.src / "build").mkdir(exist_ok=True)
         (self.src / EXPORT_MAP).write_text(EXPORTS)
         for job in (job for several in self.jobs.values() for job in several):

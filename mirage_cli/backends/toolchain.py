@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirage_cli.backends import process, shared_object
+from mirage_cli.backends import shared_object
 from mirage_cli.errors import ToolMissing
-from mirage_cli.kept import Kept, key
-from mirage_cli.placed import Scratch
+from mirage_cli.files.result_store import Kept, key
+from mirage_cli.files.staging import Scratch
+from mirage_cli.processes import programs
 
 NVCC_AT_LEAST = (12, 0)  # the first that knows sm_90a
 USUAL_CUDA = "/usr/local/cuda"
@@ -100,7 +101,7 @@ def candidates() -> list[list[str]]:
     """What `find` depends on, without calling anything: the compilers that it would try, with their files and these' age."""
     found = []
     for candidate in (*_cxx_candidates(), *_nvcc_candidates()):
-        program = process.which(candidate.command[0])
+        program = programs.which(candidate.command[0])
         status = os.stat(program) if program is not None else None
         age = [] if status is None else [str(status.st_mtime_ns), str(status.st_size)]
         found.append([*candidate.command, *candidate.compile_flags, *candidate.link_flags, program or "", *age])
@@ -140,7 +141,7 @@ def _cxx_candidates() -> Iterator[_Candidate]:
         yield _Candidate(tuple(chosen), "$CXX")
         return
     for name in ("g++", "clang++", "c++"):
-        if process.which(name):
+        if programs.which(name):
             yield _Candidate((name,), "PATH")
     if importlib.util.find_spec("ziglang") is not None:
         # Without a named processor zig compiles for the one it runs on.
@@ -154,7 +155,7 @@ def _nvcc_candidates() -> Iterator[_Candidate]:
     if chosen:
         yield _Candidate(tuple(chosen), "$NVCC", host, host)
         return
-    if process.which("nvcc"):
+    if programs.which("nvcc"):
         yield _Candidate(("nvcc",), "PATH", host, host)
     homes = [(f"${name}", os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     for origin, home in [*homes, (USUAL_CUDA, USUAL_CUDA)]:
@@ -211,7 +212,7 @@ def _probe_nvcc(candidate: _Candidate, kept: Kept | None) -> tuple[str | None, s
 
 
 def _program(candidate: _Candidate) -> str | None:
-    return process.which(candidate.command[0])
+    return programs.which(candidate.command[0])
 
 
 @functools.lru_cache(maxsize=16)
@@ -245,7 +246,7 @@ def _build(command: tuple[str, ...], text: str, _program: str | None) -> str | N
 
 def _file(program: str | None) -> list[str | int]:
     """What tells a program from the one that was there before."""
-    found = None if program is None else process.which(program)
+    found = None if program is None else programs.which(program)
     if found is None:
         return []
     path = os.path.realpath(found)
@@ -260,7 +261,7 @@ def _surroundings() -> list[tuple[str, str]]:
 
 def _run(command: tuple[str, ...], folder: Path, seconds: float) -> tuple[str | None, str]:
     """(what went wrong or None, output) of a short command."""
-    outcome = process.run(command, folder, seconds)
+    outcome = programs.run(command, folder, seconds)
     if outcome.problem is None:
         return None, outcome.output
-    return ": ".join([outcome.problem, *process.error_lines(outcome.output, 1)]), outcome.output
+    return ": ".join([outcome.problem, *programs.error_lines(outcome.output, 1)]), outcome.output

@@ -1,1 +1,2 @@
-"""From muGraphs to source text: tile programs, their lowering, and the templates that print them."""
+"""From muGraphs to source text: which engine makes a kernel, and the sources of a whole kernel graph. Knows no compilers
+and no models."""

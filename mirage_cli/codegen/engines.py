@@ -1,9 +1,9 @@
 """Engines: the ways to make a CUDA kernel of a block graph with a schedule. Each brings a template of `templates/cuda/`.
 
-    block      tiles of a block in shared memory, all warps in step (`lower.py`, `emit_cuda.py`)
-    strip      groups of warps that walk the loop on their own, values in registers (`strip*.py`)
-    rows       rows of graphs without contractions in registers (`rows.py`)
-    warpgroup  many rows on sm_90a: a warp brings tiles, warpgroups multiply them (`warpgroup.py`)
+    block      tiles of a block in shared memory, all warps in step (`codegen/tiles/lower.py`, `codegen/printers/cuda.py`)
+    strip      groups of warps that walk the loop on their own, values in registers (`codegen/strip/`)
+    rows       rows of graphs without contractions in registers (`codegen/rows/engine.py`)
+    warpgroup  many rows on sm_90a: a warp brings tiles, warpgroups multiply them (`codegen/warpgroup/engine.py`)
 
 A template prints `kernelN(const Parameters parameters)` from `k`, the kernel's context. `kernel.cu.j2` itself prints the
 parameters, the workspace and the launches, and needs of every engine:
@@ -19,20 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mirage_cli.codegen.emit_cuda import CudaEmitter
-from mirage_cli.codegen.lower import lower
-from mirage_cli.codegen.optimize import fits, needed_bytes, optimized
-from mirage_cli.codegen.passes import ALL, Passes
-from mirage_cli.codegen.request import Kernel, Request
-from mirage_cli.codegen.rows import rows_kernel
-from mirage_cli.codegen.strip import strip_kernel
-from mirage_cli.codegen.tile import TileProgram
-from mirage_cli.codegen.warpgroup import warpgroup_kernel
+from mirage_cli.codegen.printers.cuda import CudaEmitter
+from mirage_cli.codegen.requests.passes import ALL, Passes
+from mirage_cli.codegen.requests.request import Kernel, Request
+from mirage_cli.codegen.rows.engine import rows_kernel
+from mirage_cli.codegen.strip.engine import strip_kernel
+from mirage_cli.codegen.tiles.lower import lower
+from mirage_cli.codegen.tiles.optimize import fits, needed_bytes, optimized
+from mirage_cli.codegen.tiles.tile import TileProgram
+from mirage_cli.codegen.warpgroup.engine import warpgroup_kernel
 from mirage_cli.errors import Refused
-from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.schedule import Schedule
-from mirage_cli.search.target import Target
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target
 
 Engine = Callable[[Request], Kernel]
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mirage_cli.codegen.emit_cpu import CpuEmitter
 from mirage_cli.codegen.engines import made, tile_program
-from mirage_cli.codegen.passes import ALL, Passes
-from mirage_cli.codegen.render import render
-from mirage_cli.codegen.request import Kernel, Request, Spelled
+from mirage_cli.codegen.printers.cpu import CpuEmitter
+from mirage_cli.codegen.printers.render import render
+from mirage_cli.codegen.requests.passes import ALL, Passes
+from mirage_cli.codegen.requests.request import Kernel, Request, Spelled
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
-from mirage_cli.lax.program import Program
-from mirage_cli.search.alternatives import Alternative, Bound
-from mirage_cli.search.mugraph import KernelGraph
-from mirage_cli.search.schedule import Schedule
-from mirage_cli.search.target import Target, load_target
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import KernelGraph
+from mirage_cli.search.schedules.alternatives import Alternative, Bound
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target, load_target
 
 WORKSPACE_ALIGNMENT = 256
 
@@ -53,7 +53,7 @@ def source(
     """The source of a fragment for a target. Raises Refused when some kernel cannot be rendered.
 
     `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
-    the graph is taken to be without thread graphs of several operators (`search/unfuse.py`). `others` are muGraphs that
+    the graph is taken to be without thread graphs of several operators (`search/finish/unfuse.py`). `others` are muGraphs that
     take the place of `graph` where their bounds hold, the first that does; those with a target are for other devices than
     those of `target`, and kernels are compiled for the architecture that they are made for alone.
     """

@@ -1,1 +1,2 @@
-"""The commands: each parses, calls, prints and returns its exit code. Heavy modules are imported when a command runs."""
+"""The command line: each command parses, calls, prints and returns its exit code. Heavy modules are imported when a
+command runs."""

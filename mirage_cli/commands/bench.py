@@ -94,7 +94,7 @@ def bench(voice: Voice, folder: str | None, suite: str | None, **given: Any) -> 
 
 def _peers(values: dict[str, Any]) -> None:
     """Turn --peers and --no-peers into the field of the options."""
-    from mirage_cli import peers
+    from mirage_cli.measurement import peers
 
     if values.pop("no_peers", False):
         values["peers"] = ()
@@ -103,7 +103,7 @@ def _peers(values: dict[str, Any]) -> None:
 
 
 def _folder(voice: Voice, folder: Path, values: dict[str, Any]) -> bool:
-    from mirage_cli import benchmark
+    from mirage_cli.benchmark import benchmark
 
     _peers(values)
     options = benchmark.BenchOptions(**values)
@@ -114,8 +114,8 @@ def _folder(voice: Voice, folder: Path, values: dict[str, Any]) -> bool:
 
 
 def _suite(voice: Voice, suite: str, values: dict[str, Any]) -> bool:
-    from mirage_cli import suite as suites
-    from mirage_cli.suite_report import write_markdown
+    from mirage_cli.suite import suite as suites
+    from mirage_cli.suite.report import write_markdown
 
     _peers(values)
     markdown = values.pop("markdown", None)

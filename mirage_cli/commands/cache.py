@@ -9,7 +9,7 @@ import click
 
 from mirage_cli.commands import common
 from mirage_cli.commands.common import Voice
-from mirage_cli.options import Options
+from mirage_cli.options.options import Options
 
 ACTIONS = ("dir", "list", "export", "import", "clean")
 
@@ -58,7 +58,7 @@ def cache(voice: Voice, action: str, file: str | None, **given: Any) -> None:
     if (action == "import") != (file is not None):
         text = "Missing argument 'FILE'." if file is None else f"{action} takes no FILE."
         raise click.UsageError(text, click.get_current_context())
-    from mirage_cli import caches
+    from mirage_cli.inspection import caches
 
     options = Options(**common.given_values(given))
     actions = {"dir": caches.where, "list": caches.listed, "export": caches.export, "clean": caches.clean}

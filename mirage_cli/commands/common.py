@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mirage_cli import progress, settings
+from mirage_cli.commands import progress
 from mirage_cli.errors import ModelError, UsageError
-from mirage_cli.options import Options
-from mirage_cli.rawfile import content
-from mirage_cli.settings import Setting
+from mirage_cli.files.rawfile import content
+from mirage_cli.options import settings
+from mirage_cli.options.options import Options
+from mirage_cli.options.settings import Setting
 
 if TYPE_CHECKING:
-    from mirage_cli.pipeline import Progress
+    from mirage_cli.optimization.pipeline import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: controls of terminals, marks that turn the direction of text, line ends of Unicode, surrogates

@@ -54,7 +54,7 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 def compare(voice: Voice, old: str, new: str, percent: float | None) -> int:
     """Show what a new version, another option or another model changed: fragments (new, gone, computed in another way),
     predicted and measured times, coverage, sizes. Both folders are output folders of mirage optimize."""
-    from mirage_cli import comparison
+    from mirage_cli.inspection import comparison
 
     found = comparison.compare(Path(old), Path(new), comparison.TOLERANCE if percent is None else percent)
     voice.result(found.to_json, found.text)

@@ -18,7 +18,7 @@ from mirage_cli.errors import ToolMissing
 def doctor(voice: Voice) -> int:
     """Check what this machine has: compilers, GPUs, ONNX Runtime, caches, and say how to get what is missing. Exit
     code 4 when something that every run needs is missing."""
-    from mirage_cli.doctor import examine
+    from mirage_cli.inspection.doctor import examine
 
     found = examine()
     voice.result(found.to_json, found.text)

@@ -69,7 +69,7 @@ def _usage(raised: click.ClickException) -> UsageError:
 
 def write_log(raised: BaseException, args: Sequence[str]) -> Path | None:
     """A file with the traceback and what is needed to understand it; None where nothing can be written."""
-    from mirage_cli import folders
+    from mirage_cli.machine import user_folders
 
     text = "\n".join(
         [
@@ -80,7 +80,7 @@ def write_log(raised: BaseException, args: Sequence[str]) -> Path | None:
         ]
     )
     name = time.strftime("mirage-%Y%m%d-%H%M%S-")
-    for find in (folders.logs, tempfile.gettempdir):
+    for find in (user_folders.logs, tempfile.gettempdir):
         try:
             folder = find()
             if folder is None:

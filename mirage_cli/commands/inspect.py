@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from mirage_cli import settings
 from mirage_cli.commands import common
 from mirage_cli.commands.common import Voice
+from mirage_cli.options import settings
 
 
 @click.command(
@@ -23,7 +23,7 @@ def inspect(voice: Voice, path: str, **given: Any) -> None:
     """Show which fragments a model (.onnx, .pt, or - for standard input) has and why the rest is left alone, or what an
     output folder holds."""
     options = settings.options(common.given_values(given))
-    from mirage_cli import inspection
+    from mirage_cli.inspection import summary
 
-    found = inspection.inspect(common.check_input(path), options)
+    found = summary.inspect(common.check_input(path), options)
     voice.result(found.to_json, found.text)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mirage_cli import settings
 from mirage_cli.commands import common
 from mirage_cli.commands.common import Voice
-from mirage_cli.options import Options
+from mirage_cli.options import settings
+from mirage_cli.options.options import Options
 
 if TYPE_CHECKING:
-    from mirage_cli.report import Report
+    from mirage_cli.report.report import Report
 
 
 @click.command(
@@ -58,11 +58,12 @@ def optimize(
         raise click.UsageError("Missing argument 'MODEL'.", click.get_current_context())
     if output is None and not options.dry_run:
         raise click.UsageError("Missing option '-o' (or --dry-run, to write nothing).", click.get_current_context())
-    from mirage_cli import isolation, optimizing
+    from mirage_cli.optimization import entry
+    from mirage_cli.processes import isolation
 
     isolation.limit_memory(options.max_memory)
     with voice.progress() as progress:
-        report = optimizing.optimize(common.check_input(model), Path(output or ""), options, progress)
+        report = entry.optimize(common.check_input(model), Path(output or ""), options, progress)
     voice.result(report.to_json, lambda: _summary(report, output))
 
 
@@ -70,7 +71,7 @@ def effective(config: str | None, given: dict[str, Any]) -> Options:
     """The options of the configuration file with those of the command line over them. Raises UsageError."""
     values = common.given_values(given)
     if config is not None:
-        from mirage_cli import config as files
+        from mirage_cli.options import config as files
 
         values = files.read(config) | values
     return settings.options(values)
@@ -83,6 +84,6 @@ def _summary(report: Report, output: str | None) -> str:
 
 
 def _written(options: Options, as_json: bool) -> str:
-    from mirage_cli import config as files
+    from mirage_cli.options import config as files
 
     return json.dumps(files.to_json(options), indent=2) + "\n" if as_json else files.written(options)

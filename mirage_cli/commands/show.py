@@ -35,15 +35,15 @@ def show(voice: Voice, folder: str, fragment: str | None, source: str | None, sv
         raise click.UsageError("--source and --svg exclude each other.", context)
     if fragment is None and (source or svg):
         raise click.UsageError("Missing argument 'ID'.", context)
-    from mirage_cli import showing
+    from mirage_cli.inspection import fragment_details
 
     place = Path(folder)
-    found = showing.show(place, fragment)
+    found = fragment_details.show(place, fragment)
     if source:
-        found = showing.source(place, found.document["id"], source)
+        found = fragment_details.source(place, found.document["id"], source)
     elif svg:
-        found = showing.drawing(place, found.document["id"])
+        found = fragment_details.drawing(place, found.document["id"])
     elif not (voice.as_json or voice.quiet) and sys.stdout.isatty():
-        showing.to_terminal(found)
+        fragment_details.to_terminal(found)
         return
     voice.result(found.to_json, found.text)

@@ -61,7 +61,8 @@ def verify(
     if len(paths) == 1 and library is not None:
         raise click.UsageError("--library belongs to ORIGINAL PATCHED; a folder has its own.", context)
     values = common.given_values(given) | ({} if timeout is None else {"timeout": timeout})
-    from mirage_cli import isolation, recheck
+    from mirage_cli.processes import isolation
+    from mirage_cli.verification import recheck
 
     isolation.limit_memory(values.get("max_memory", 0))
     options = recheck.VerifyOptions(bisect=bisect, save_failing=save_failing, trust_library=trust_library, **values)

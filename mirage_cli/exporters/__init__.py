@@ -1,1 +1,1 @@
-"""What people see: drawings of muGraphs, the report as a page and as text."""
+"""What people see: drawings of muGraphs, the report as a page and as text. Reads reports and muGraph files, no models."""

@@ -12,7 +12,7 @@ from mirage_cli.exporters import canvas, original, wording
 from mirage_cli.exporters.labels import amount, byte_count, counted, microseconds
 from mirage_cli.exporters.modelmap import fragment_anchor
 from mirage_cli.exporters.pictures import Picture
-from mirage_cli.report import OWN
+from mirage_cli.report.report import OWN
 
 SCHEDULE_HEAD = ("target", "kernel", "engine", "tiles", "loop step", "warps", "stages", "memory of a block")
 PROOF_HEAD = ("target", "mode", "primes", "rounds", "degree", "applications", "error at most")

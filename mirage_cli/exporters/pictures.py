@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirage_cli.exporters import svg
-from mirage_cli.search.mugraph import KernelGraph
-from mirage_cli.stored_plan import StoredPlan, plan_from_json
+from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
+from mirage_cli.search.mugraph.mugraph import KernelGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from mirage_cli.exporters import canvas
 from mirage_cli.exporters.labels import amount, byte_count, microseconds, short
-from mirage_cli.report import ISOLATED, KERNEL
+from mirage_cli.report.report import ISOLATED, KERNEL
 
 WIDTH, HEIGHT = 600.0, 400.0  #: pixels
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 30.0, 46.0

@@ -13,8 +13,8 @@ from mirage_cli.exporters.labels import number, short
 from mirage_cli.exporters.layout import Gaps, layered
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import (
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import (
     BODY,
     EPILOGUE,
     GRID,

@@ -7,7 +7,7 @@ from typing import Any
 
 from mirage_cli.exporters import wording
 from mirage_cli.exporters.labels import counted, paragraph, short, table
-from mirage_cli.report import Report
+from mirage_cli.report.report import Report
 
 WIDTH = 100  #: columns
 NAME = 24  #: columns of a fragment's name

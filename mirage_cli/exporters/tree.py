@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mirage_cli.exporters.labels import number, short
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import BODY, PHASES, BlockGraph, BlockOp, CustomKernel, KernelGraph, ThreadGraph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import BODY, PHASES, BlockGraph, BlockOp, CustomKernel, KernelGraph, ThreadGraph
 
 NAME = 32  #: columns of a tensor's name
 KERNEL, BLOCK, PHASE, TILE, THREAD, TENSOR = "kernel", "block", "phase", "tile", "thread", "tensor"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mirage_cli.exporters.labels import counted, microseconds, percent, power_of_two, visible
-from mirage_cli.options import Options
+from mirage_cli.options.options import Options
 
 Fragment = Mapping[str, Any]
 

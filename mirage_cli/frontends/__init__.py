@@ -26,10 +26,10 @@ class FrontEnd(Protocol):
 
 #: suffix -> module with `suffixes` and `load`
 FRONT_ENDS = {
-    ".onnx": "mirage_cli.frontends.onnx",
-    ".pt": "mirage_cli.frontends.torchscript",
-    ".ts": "mirage_cli.frontends.torchscript",
-    STANDARD_INPUT: "mirage_cli.frontends.onnx",
+    ".onnx": "mirage_cli.frontends.onnx.front_end",
+    ".pt": "mirage_cli.frontends.torchscript.front_end",
+    ".ts": "mirage_cli.frontends.torchscript.front_end",
+    STANDARD_INPUT: "mirage_cli.frontends.onnx.front_end",
 }
 
 #: suffixes of formats that are known and not read, with what to do about it

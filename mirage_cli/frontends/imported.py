@@ -14,10 +14,10 @@ from mirage_cli.errors import UsageError
 if TYPE_CHECKING:
     import onnx_ir
 
-    from mirage_cli.frontends.original import Original
-    from mirage_cli.lax.domain import Array
-    from mirage_cli.lax.graph import Graph
-    from mirage_cli.rawfile import DataFile
+    from mirage_cli.files.rawfile import DataFile
+    from mirage_cli.frontends.onnx.original import Original
+    from mirage_cli.lax.domains.domain import Array
+    from mirage_cli.lax.ir.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,2 @@
-"""What the nodes of an ONNX file mean, in float64, by a path of its own: the reference that results are held against."""
+"""What the nodes of an ONNX file mean, in float64, by a path of its own: the reference that results are held against.
+Imports nothing of the rest."""

@@ -9,8 +9,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
 from mirage_cli.errors import Refused
-
-from .values import Series, Tensor, Value
+from mirage_cli.truth.calls.values import Series, Tensor, Value
 
 
 def schema_body(

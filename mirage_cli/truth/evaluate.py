@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from onnx import FunctionProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from mirage_cli.errors import MirageError, Refused
+from mirage_cli.truth.calls.call import Call, Limits, Meaning, Results
+from mirage_cli.truth.calls.values import FLOATS, Load, Series, Tensor, Value, stored, tensor
+from mirage_cli.truth.calls.values import rounded as rounded_to
 
 from .bodies import schema_body
-from .call import Call, Limits, Meaning, Results
 from .plan import Plan, Step, describe, of_function, of_graph
 from .table import meant
-from .values import FLOATS, Load, Series, Tensor, Value, stored, tensor
-from .values import rounded as rounded_to
 
 #: how deep functions may call functions
 DEEPEST = 40

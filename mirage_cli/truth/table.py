@@ -9,20 +9,14 @@ from types import MappingProxyType, ModuleType
 import onnx
 
 from mirage_cli.errors import Refused
-
-from . import (
-    attention,
+from mirage_cli.truth.calls.call import Meaning
+from mirage_cli.truth.layers import attention, losses, microsoft, normalization, pooling, quantized, recurrent
+from mirage_cli.truth.operators import (
     casts,
     control,
     elementwise,
     gathering,
     linear,
-    losses,
-    microsoft,
-    normalization,
-    pooling,
-    quantized,
-    recurrent,
     reductions,
     reference,
     resize,
@@ -30,7 +24,6 @@ from . import (
     shapes,
     signals,
 )
-from .call import Meaning
 
 FAMILIES: tuple[ModuleType, ...] = (
     attention,

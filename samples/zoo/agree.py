@@ -7,11 +7,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import api, frontends, whole
+from mirage_cli import frontends
+from mirage_cli.checks import whole_model
+from mirage_cli.checks.model_runs import Job, run_job
 from mirage_cli.errors import MirageError
-from mirage_cli.example import example_inputs
-from mirage_cli.output import LIBRARY, MODEL
-from mirage_cli.runs import Job, run_job
+from mirage_cli.files.output import LIBRARY, MODEL
+from mirage_cli.python import api
+from mirage_cli.runtime.example import example_inputs
 
 Record = dict[str, Any]
 SEED = 0
@@ -41,17 +43,17 @@ def agreement(path: Path, out: Path, cache: Path) -> Record:
     }
 
 
-def _compared(path: Path, out: Path) -> list[whole.Compared]:
+def _compared(path: Path, out: Path) -> list[whole_model.Compared]:
     """Every output of the patched model beside the original's and a float64 run; outputs of few numbers over more draws."""
     imported = frontends.load(str(path))
 
-    def drawn(number: int) -> whole.Draw:
+    def drawn(number: int) -> whole_model.Draw:
         inputs = example_inputs(imported.model, {}, SEED + number)
         found = run_job(Job(str(out / MODEL), inputs, out / LIBRARY))
-        return found, run_job(Job(str(path), inputs)), whole.float64_run(imported, inputs)
+        return found, run_job(Job(str(path), inputs)), whole_model.float64_run(imported, inputs)
 
-    return whole.compare_outputs(*drawn(0), drawn)
+    return whole_model.compare_outputs(*drawn(0), drawn)
 
 
-def _ratio(compared: whole.Compared) -> float:
+def _ratio(compared: whole_model.Compared) -> float:
     return compared.accuracy.rmse / (compared.accuracy.original_rmse + 1e-30)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mirage_cli.errors import MirageError
-from mirage_cli.inspection import inspect
-from mirage_cli.options import Options
+from mirage_cli.inspection.summary import inspect
+from mirage_cli.options.options import Options
 from samples.building import cast, written
 from samples.zoo.cells import ARCHITECTURES, Cell
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirage_cli import runtime
 from mirage_cli.backends import cuda
 from mirage_cli.backends.compile import run_command
 from mirage_cli.backends.library import EXPORT_MAP, EXPORTS, BuildResult, build_library
 from mirage_cli.backends.spec import KernelSource
 from mirage_cli.backends.toolchain import Tool, Toolchain
-from mirage_cli.codegen import render
+from mirage_cli.codegen.printers import render
 from mirage_cli.errors import Refused
-from mirage_cli.kernel import Kernel
+from mirage_cli.kernels.kernel import Kernel
+from mirage_cli.runtime import sessions
 
 from .conftest import make_model, random
 from .kernels import AFFINE_CUDA, REVERSE, SOURCES
@@ -72,7 +72,7 @@ def test_folder_and_moment_leave_no_trace(with_nvcc: Toolchain, tmp_path: Path) 
 def test_it_runs_on_the_cpu(library: Path) -> None:
     x = random(5, 4)
     assert np.array_equal(Kernel(library, AFFINE_CUDA)(x), 2 * x + 1)
-    found = runtime.run(runtime.session(make_model(AFFINE_CUDA), library), {"in0": x})
+    found = sessions.run(sessions.session(make_model(AFFINE_CUDA), library), {"in0": x})
     assert np.array_equal(found["out0"], 2 * x + 1)
 
 
@@ -143,9 +143,9 @@ def test_cupy(library: Path, cupy: Any) -> None:
 
 @pytest.mark.gpu
 def test_onnxruntime(library: Path, torch: Any) -> None:
-    if "cuda" not in runtime.providers():
+    if "cuda" not in sessions.providers():
         pytest.skip("onnxruntime without its CUDA provider")
-    made = runtime.session(make_model(AFFINE_CUDA), library, "cuda")
+    made = sessions.session(make_model(AFFINE_CUDA), library, "cuda")
     for rows in (5, 0, 70000):
         x = random(rows, 4)
-        assert np.array_equal(runtime.run(made, {"in0": x})["out0"], 2 * x + 1)
+        assert np.array_equal(sessions.run(made, {"in0": x})["out0"], 2 * x + 1)

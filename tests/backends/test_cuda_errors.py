@@ -7,12 +7,13 @@ import subprocess
 
 import pytest
 
-from mirage_cli import devices, runtime
 from mirage_cli.backends import cpu
 from mirage_cli.backends.library import tables
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.codegen.render import include_dir
+from mirage_cli.codegen.printers.render import include_dir
 from mirage_cli.errors import MirageError, OutOfResources, Refused, ToolMissing
+from mirage_cli.machine import devices
+from mirage_cli.runtime import sessions
 
 from .kernels import AFFINE_CUDA
 
@@ -59,7 +60,7 @@ def library(cxx: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> ctypes.
 def told(library: ctypes.CDLL, code: int, driver: int = 0, capability: int = 0) -> MirageError:
     for name, value in (("driver", driver), ("capability", capability)):
         ctypes.c_int.in_dll(library, name).value = value
-    return runtime.cuda_failure(library, "Affine", code)
+    return sessions.cuda_failure(library, "Affine", code)
 
 
 @pytest.mark.parametrize(("driver", "said"), [(12020, "the NVIDIA driver is for CUDA 12.2"), (0, "there is no NVIDIA")])
@@ -87,4 +88,4 @@ def test_other_errors(library: ctypes.CDLL) -> None:
 
 
 def test_a_library_that_knows_no_words() -> None:
-    assert str(runtime.cuda_failure(ctypes.CDLL(None), "Affine", 9)) == "Affine: the kernel ended with CUDA error 9"
+    assert str(sessions.cuda_failure(ctypes.CDLL(None), "Affine", 9)) == "Affine: the kernel ended with CUDA error 9"

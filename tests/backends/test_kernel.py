@@ -18,11 +18,11 @@ import onnx
 import pytest
 
 import mirage_cli as mi
-from mirage_cli import tensors
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import MirageError, ModelError, Refused, UsageError, WrongTensor
-from mirage_cli.kernel import MAX_PLANS, Kernel, load_kernel
+from mirage_cli.kernels import tensors
+from mirage_cli.kernels.kernel import MAX_PLANS, Kernel, load_kernel
 from mirage_cli.lax.dtypes import F32
 from tests.optimized import Optimized
 
@@ -397,6 +397,6 @@ def test_folders_that_are_none(copied: Optimized, tmp_path: Path) -> None:
 
 def test_importing_is_light() -> None:
     heavy = "('onnx', 'onnxruntime', 'jinja2', 'torch', 'cupy')"
-    script = f"import sys, mirage_cli.kernel; print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys, mirage_cli.kernels.kernel; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mirage_cli import kept, runtime
 from mirage_cli.backends import cpu, cuda, toolchain
 from mirage_cli.backends.compile import ObjectCache, digest_tree
 from mirage_cli.backends.library import BuildResult, Options, build_library
 from mirage_cli.backends.spec import KernelSource
 from mirage_cli.backends.toolchain import Tool, Toolchain
-from mirage_cli.codegen.render import include_dir
+from mirage_cli.codegen.printers.render import include_dir
 from mirage_cli.errors import CompileError, InvalidGraph, UsageError
+from mirage_cli.files import result_store as kept
+from mirage_cli.runtime import sessions
 
 from .conftest import make_model, random
 from .kernels import AFFINE, AFFINE_CUDA, PICKY, REVERSE, SOURCES, SPECS, WHICH, cpu_source
@@ -105,7 +106,7 @@ def test_failures_are_isolated(cxx: Toolchain, tmp_path: Path) -> None:
     assert not (tmp_path / "src" / "c2.cpp").exists()
     assert "d3" not in (tmp_path / "src" / "build.sh").read_text()
     x = random(3, 4)
-    found = runtime.run(runtime.session(make_model(AFFINE), result.library), {"in0": x})
+    found = sessions.run(sessions.session(make_model(AFFINE), result.library), {"in0": x})
     assert (found["out0"] == 2 * x + 1).all()
 
 

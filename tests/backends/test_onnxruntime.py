@@ -14,10 +14,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from mirage_cli import runtime
 from mirage_cli.backends.cpu import ISA_FLAGS, isas
 from mirage_cli.backends.spec import OperatorSpec
 from mirage_cli.errors import MirageError
+from mirage_cli.runtime import sessions as runtime
 
 from .conftest import make_model, random
 from .kernels import AFFINE, NEGATE, NEGATE_BF16, PICKY, REVERSE, WHICH
@@ -162,7 +162,7 @@ def test_instruction_sets(library: Path, limit: str, tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         import numpy as np
-        from mirage_cli import runtime
+        from mirage_cli.runtime import sessions as runtime
         session = runtime.session(sys.argv[1], Path(sys.argv[2]))
         print(*runtime.run(session, {"in0": np.zeros(1, np.float32)})["out0"])
         """

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import devices, runtime
 from mirage_cli.errors import MirageError, ModelError, OutOfResources, Refused, ToolMissing
-from mirage_cli.kernel import Kernel
-from mirage_cli.runtime import check_library
+from mirage_cli.kernels.kernel import Kernel
+from mirage_cli.machine import devices
+from mirage_cli.runtime import sessions
+from mirage_cli.runtime.sessions import check_library
 
 from .conftest import make_model, random
 from .kernels import AFFINE
@@ -35,7 +36,7 @@ def test_libraries_that_anybody_may_replace(library: Path, tmp_path: Path) -> No
         Kernel(copy, AFFINE)
     copy.chmod(0o644)
     with pytest.raises(Refused, match="there is no library"):
-        runtime.session(b"", tmp_path / "other.so")
+        sessions.session(b"", tmp_path / "other.so")
 
 
 def test_group_writable(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,16 +50,16 @@ def test_group_writable(library: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_sessions(library: Path, tmp_path: Path) -> None:
-    assert "cpu" in runtime.providers()
+    assert "cpu" in sessions.providers()
     with pytest.raises(ModelError, match=r"cannot load .*broken.onnx"):
         (tmp_path / "broken.onnx").write_bytes(b"nothing")
-        runtime.session(tmp_path / "broken.onnx")
-    if "cuda" not in runtime.providers():
+        sessions.session(tmp_path / "broken.onnx")
+    if "cuda" not in sessions.providers():
         with pytest.raises(ToolMissing, match="no provider for 'cuda'"):
-            runtime.session(make_model(AFFINE), library, "cuda")
-    made = runtime.session(make_model(AFFINE), library)
+            sessions.session(make_model(AFFINE), library, "cuda")
+    made = sessions.session(make_model(AFFINE), library)
     with pytest.raises(MirageError, match="onnxruntime failed"):
-        runtime.run(made, {"wrong": random(1, 4)})
+        sessions.run(made, {"wrong": random(1, 4)})
 
 
 # ---- GPUs that fail --------------------------------------------------------------------------------------------------
@@ -94,12 +95,12 @@ class Onnxruntime:
 def started(monkeypatch: pytest.MonkeyPatch, made: Onnxruntime, driver: tuple[int, int] | None = (13, 0)) -> Any:
     import onnxruntime
 
-    monkeypatch.setattr(runtime, "providers", lambda: ("cpu", "cuda"))
+    monkeypatch.setattr(sessions, "providers", lambda: ("cpu", "cuda"))
     monkeypatch.setattr(devices, "driver_cuda", lambda: driver)
     monkeypatch.setattr(onnxruntime, "cuda_version", "13.0", raising=False)
     monkeypatch.setattr(onnxruntime, "InferenceSession", made)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
-    return runtime.session(b"", provider="cuda")
+    return sessions.session(b"", provider="cuda")
 
 
 def test_a_gpu_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +111,7 @@ def test_a_gpu_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         OutOfResources, match="onnxruntime failed: Status Message: CUDA error cudaErrorMemoryAllocation"
     ):
-        runtime.run(Onnxruntime(), {})
+        sessions.run(Onnxruntime(), {})
 
 
 def test_a_kernel_that_the_gpu_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_kernel_that_the_gpu_does_not_run(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Onnxruntime, "run", fail)
     with pytest.raises(Refused, match="holds code for sm_80") as told:
-        runtime.run(Onnxruntime(), {})
+        sessions.run(Onnxruntime(), {})
     assert "--arch native" in told.value.hint
 
 
@@ -131,6 +132,6 @@ def test_a_driver_that_is_too_old_for_onnxruntime(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ToolMissing) as told:
         started(monkeypatch, Onnxruntime())
     said = "onnxruntime (built for CUDA 13.0; the NVIDIA driver is for CUDA 13.0) could not start its provider for cuda"
-    assert (str(told.value), told.value.hint) == (said, runtime.CUDA_LIBRARIES_COMMAND)
+    assert (str(told.value), told.value.hint) == (said, sessions.CUDA_LIBRARIES_COMMAND)
     both = Onnxruntime(providers=("CUDAExecutionProvider", "CPUExecutionProvider"))
     assert started(monkeypatch, both) is both

@@ -8,7 +8,7 @@ import pytest
 
 from mirage_cli.backends import toolchain
 from mirage_cli.errors import ToolMissing
-from mirage_cli.kept import Kept
+from mirage_cli.files.result_store import Kept
 
 
 @pytest.fixture

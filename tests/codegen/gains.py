@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from mirage_cli.lax.dtypes import F16
-from mirage_cli.lax.program import Program
-from mirage_cli.search.headroom import with_headroom
-from mirage_cli.search.mugraph import BlockGraph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.finish.scaling import with_headroom
+from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.search import Searcher, SearchOptions
 
 from . import kernels

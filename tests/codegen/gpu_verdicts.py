@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli import check, isolation, runtime
 from mirage_cli.backends.cuda import FLAGS, SAME_OBJECT, arch_flags
-from mirage_cli.codegen import render
+from mirage_cli.checks import kernel_check
+from mirage_cli.codegen.printers import render
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BF16, F16
+from mirage_cli.processes import isolation
+from mirage_cli.runtime import sessions
+from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import load_target
 from tests.random_programs.alone import LARGE
 
 from . import kernels
@@ -70,7 +72,7 @@ def library(text: str, folder: Path) -> Path | None:
 
 
 # --- in a process of its own ----------------------------------------------------------------------------------------------
-def runner(case: Case, path: Path) -> check.Runner:
+def runner(case: Case, path: Path) -> kernel_check.Runner:
     """Calls a library's kernel. What goes wrong on the device ends the process: nothing after it can be trusted."""
     import cupy
 
@@ -85,7 +87,7 @@ def runner(case: Case, path: Path) -> check.Runner:
     def run(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
         extents = (ctypes.c_int64 * max(1, len(case.program.symbols)))(*(symbols[s] for s in case.program.symbols))
         shapes = [tuple(ex.value(e, symbols) for e in o.dims) for o in case.program.outputs]
-        types = [np.dtype(runtime.numpy_type(o.dtype)) for o in case.program.outputs]
+        types = [np.dtype(sessions.numpy_type(o.dtype)) for o in case.program.outputs]
         given = [on_device(a) for a in arrays]
         made = [
             cupy.full(max(1, int(np.prod(s)) * t.itemsize), 0xFF, cupy.uint8)
@@ -109,17 +111,17 @@ def runner(case: Case, path: Path) -> check.Runner:
 
 
 @functools.lru_cache(maxsize=1)
-def _prepared(own: Path) -> tuple[Case, tuple[check.Case, ...]]:
+def _prepared(own: Path) -> tuple[Case, tuple[kernel_check.Case, ...]]:
     """A kernel, which lies beside its library, and the cases of its float check, with what it makes of the inputs itself."""
     case: Case = pickle.loads(own.with_name(CASE).read_bytes())
-    found = check.cases(case.program, runner(case, own), {}, SEED)
-    return case, tuple(c for c in found if isinstance(c, check.Case))
+    found = kernel_check.cases(case.program, runner(case, own), {}, SEED)
+    return case, tuple(c for c in found if isinstance(c, kernel_check.Case))
 
 
 def judged(own: Path, changed: Path) -> bool:
     """Whether a changed kernel passes the float check."""
     case, checks = _prepared(own)
-    return check.judge(case.program, runner(case, changed), checks).passed
+    return kernel_check.judge(case.program, runner(case, changed), checks).passed
 
 
 def differs(own: Path, changed: Path) -> str:
@@ -127,7 +129,7 @@ def differs(own: Path, changed: Path) -> str:
     case: Case = pickle.loads(own.with_name(CASE).read_bytes())
     a, b = runner(case, own), runner(case, changed)
     for seed in range(SEED + 1, SEED + 1 + AGAIN):
-        for drawn in check.draws(case.program, {}, seed, None, case.program.symbols):
+        for drawn in kernel_check.draws(case.program, {}, seed, None, case.program.symbols):
             results = zip(a(drawn.arrays, drawn.symbols), b(drawn.arrays, drawn.symbols), strict=True)
             if any(x.tobytes() != y.tobytes() for x, y in results):
                 return drawn.name

@@ -21,30 +21,32 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli import runtime
-from mirage_cli.accuracy import compare
-from mirage_cli.codegen import engines, render, source, strip_base
-from mirage_cli.codegen.memory import live_ranges
-from mirage_cli.codegen.optimize import optimized
-from mirage_cli.codegen.passes import ALL, Passes
-from mirage_cli.codegen.request import Spelled
-from mirage_cli.codegen.strip import StripProgram
-from mirage_cli.codegen.strip_values import Memory
-from mirage_cli.codegen.tile import RING, TileProgram
-from mirage_cli.edges import HUGE, NOT_FINITE, SPIKES, draw
-from mirage_cli.edges import edges as edge_inputs
+from mirage_cli.codegen import engines, source
+from mirage_cli.codegen.printers import render
+from mirage_cli.codegen.requests.passes import ALL, Passes
+from mirage_cli.codegen.requests.request import Spelled
+from mirage_cli.codegen.strip import base
+from mirage_cli.codegen.strip.engine import StripProgram
+from mirage_cli.codegen.strip.values import Memory
+from mirage_cli.codegen.tiles.memory import live_ranges
+from mirage_cli.codegen.tiles.optimize import optimized
+from mirage_cli.codegen.tiles.tile import RING, TileProgram
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents
-from mirage_cli.lax.domain import Array, Axes, Float64, Number
+from mirage_cli.lax.domains.domain import Array, Axes, Float64, Number
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.program import Output, Program, evaluate_program
-from mirage_cli.search.alternatives import Alternative
-from mirage_cli.search.kernels import assemble, split
-from mirage_cli.search.mugraph import BlockGraph, KernelGraph
-from mirage_cli.search.schedule import Schedule
+from mirage_cli.lax.ir.program import Output, Program, evaluate_program
+from mirage_cli.numerics.accuracy import compare
+from mirage_cli.numerics.edges import HUGE, NOT_FINITE, SPIKES, draw
+from mirage_cli.numerics.edges import edges as edge_inputs
+from mirage_cli.runtime import sessions
+from mirage_cli.search.finish.kernels import assemble, split
+from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
+from mirage_cli.search.schedules.alternatives import Alternative
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target, load_target
+from mirage_cli.search.schedules.tiling import schedules
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import Target, load_target
-from mirage_cli.search.tiling import schedules
 
 Places = list[tuple[int, int]]  #: (offset, bytes) of what may be touched; none: everything
 Finish = Callable[[TileProgram, Passes], TileProgram]
@@ -214,7 +216,7 @@ def emulated(case: Case, separate: bool, finish: Finish = optimized) -> str:
     strips: list[Places] = []
     with (
         mock.patch.object(engines, "optimized", apart if separate else finish),
-        mock.patch.object(strip_base, "Memory", (lambda: Apart(strips)) if separate else Memory),
+        mock.patch.object(base, "Memory", (lambda: Apart(strips)) if separate else Memory),
     ):
         rendered = roomy.render()
     kept = iter(strips)
@@ -322,7 +324,7 @@ def edges(harness: Path, all_cases: Iterable[Case], mode: str = "", most: int = 
     problems = []
     for case in all_cases:
         p = case.program
-        domain = Single([a.name for a in p.axes], runtime.numpy_type(p.outputs[0].dtype))
+        domain = Single([a.name for a in p.axes], sessions.numpy_type(p.outputs[0].dtype))
         for edge in islice(edge_inputs(p, case.inputs(), case.symbols, 1), most):
             results = call(harness, case, edge.arrays, mode)
             if isinstance(results, str):
@@ -332,7 +334,7 @@ def edges(harness: Path, all_cases: Iterable[Case], mode: str = "", most: int = 
             original = evaluate_program(p, domain, dict(enumerate(single)), case.symbols)
             for o, found, own, wanted in zip(p.outputs, results, original, case.reference(edge.arrays), strict=True):
                 with np.errstate(all="ignore"):
-                    own = own.astype(runtime.numpy_type(o.dtype))
+                    own = own.astype(sessions.numpy_type(o.dtype))
                 mixed, spoiled = edge.kind in (HUGE, SPIKES), edge.kind == NOT_FINITE
                 accuracy = compare(found, own, wanted, o.dtype, EDGE_FACTOR, mixed, spoiled)
                 if not accuracy.passed:
@@ -366,7 +368,7 @@ def call(
         return f"exit {done.returncode}: {done.stderr.decode(errors='replace')[:3000]}; {case.schedules}"
     results, at = [], 0
     for (o, shape), size in zip(outputs, wanted, strict=True):
-        results.append(np.frombuffer(done.stdout[at : at + size], runtime.numpy_type(o.dtype)).reshape(shape))
+        results.append(np.frombuffer(done.stdout[at : at + size], sessions.numpy_type(o.dtype)).reshape(shape))
         at += size
     return results
 

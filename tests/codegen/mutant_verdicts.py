@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from mirage_cli import check
 from mirage_cli.backends.cuda import FLAGS as NVCC_FLAGS
 from mirage_cli.backends.cuda import SAME_OBJECT, arch_flags
 from mirage_cli.backends.toolchain import find_nvcc
-from mirage_cli.codegen import render
+from mirage_cli.checks import kernel_check
+from mirage_cli.codegen.printers import render
 from mirage_cli.errors import Refused, ToolMissing
 from mirage_cli.lax.dtypes import BF16, F16, F32
 
@@ -64,7 +64,7 @@ class Base:
 
     case: Case
     text: str
-    checks: tuple[check.Case, ...]
+    checks: tuple[kernel_check.Case, ...]
     harness: Path
 
     @property
@@ -121,8 +121,8 @@ def base(case: Case, folder: Path) -> Base:
     text = case.render().text
     harness = build(text, case.name, folder / case.name, case.target.kind == "cuda")
     assert harness is not None
-    found = check.cases(case.program, runner(case, harness), {}, SEED)
-    return Base(case, text, tuple(c for c in found if isinstance(c, check.Case)), harness)
+    found = kernel_check.cases(case.program, runner(case, harness), {}, SEED)
+    return Base(case, text, tuple(c for c in found if isinstance(c, kernel_check.Case)), harness)
 
 
 def bases(place: str, folder: Path, pool: ThreadPoolExecutor, only: str = "") -> list[Base]:
@@ -132,7 +132,7 @@ def bases(place: str, folder: Path, pool: ThreadPoolExecutor, only: str = "") ->
 
 
 # --- what the float check says --------------------------------------------------------------------------------------------
-def runner(case: Case, harness: Path, mode: str = "") -> check.Runner:
+def runner(case: Case, harness: Path, mode: str = "") -> kernel_check.Runner:
     """Calls a kernel in a process of its own. Raises Refused where that does not end as it should."""
 
     def run(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
@@ -151,7 +151,7 @@ def outcome(base: Base, mutant: Mutant, folder: Path) -> str:
     if harness is None:
         return OUTCOMES[0]
     try:
-        found = check.judge(base.case.program, runner(base.case, harness), base.checks)
+        found = kernel_check.judge(base.case.program, runner(base.case, harness), base.checks)
     except Refused:
         return OUTCOMES[1]
     return SAME_ANSWERS if found.passed else OUTCOMES[2]
@@ -216,7 +216,7 @@ def memory(base: Base, mutant: Mutant, folder: Path) -> str:
     assert harness is not None
     for mode in modes:
         try:
-            found = check.judge(base.case.program, runner(base.case, harness, mode), base.checks)
+            found = kernel_check.judge(base.case.program, runner(base.case, harness, mode), base.checks)
         except Refused as error:
             return f"seen in memory: {' '.join(str(error).split())[:200]}"
         if not found.passed:
@@ -229,7 +229,7 @@ def bits(base: Base, mutant: Mutant, folder: Path) -> str:
     own, changed = runner(base.case, base.harness), runner(base.case, folder / "harness")
     p = base.case.program
     for seed in range(SEED + 1, SEED + 1 + AGAIN):
-        for drawn in check.draws(p, {}, seed, None, p.symbols):
+        for drawn in kernel_check.draws(p, {}, seed, None, p.symbols):
             a, b = own(drawn.arrays, drawn.symbols), changed(drawn.arrays, drawn.symbols)
             if any(x.tobytes() != y.tobytes() for x, y in zip(a, b, strict=True)):
                 return f"other bits: {drawn.name} inputs"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mirage_cli.lax import compose
-from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.dtypes import BF16, BOOL, F16, F32, I64, DType
 from mirage_cli.lax.extents import Extent, symbol
-from mirage_cli.lax.graph import Graph, Input
-from mirage_cli.lax.instantiate import instantiate
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.fragments.instantiate import instantiate
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph, Input
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.normal.canonical import canonical
 
 Build = Callable[[Graph, DType], Sequence[int]]
 ODD = (1, 3, 5, 17, 33, 65)

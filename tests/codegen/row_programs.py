@@ -7,16 +7,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BOOL, F32, I64, DType
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program
-from mirage_cli.search.fuse import thread_graphs
-from mirage_cli.search.mugraph import PROLOGUE, BlockGraph, BlockOp, ThreadGraph, ThreadNode
-from mirage_cli.search.row_values import rows_of
-from mirage_cli.search.rows import Shape, schedule_of, shapes
-from mirage_cli.search.stabilise import stabilise
-from mirage_cli.search.target import load_target
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.finish.fuse import thread_graphs
+from mirage_cli.search.finish.stabilise import stabilise
+from mirage_cli.search.mugraph.mugraph import PROLOGUE, BlockGraph, BlockOp, ThreadGraph, ThreadNode
+from mirage_cli.search.mugraph.row_values import rows_of
+from mirage_cli.search.schedules.rows import Shape, schedule_of, shapes
+from mirage_cli.search.schedules.target import load_target
 
 from .kernels import Case, single
 from .programs import ROWS, TYPES, Build

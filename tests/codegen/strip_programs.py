@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.errors import Refused
-from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import BF16, BOOL, F16, F32, DType
 from mirage_cli.lax.extents import Extent, symbol
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program
-from mirage_cli.search import strip
-from mirage_cli.search.combine import two_kernels
-from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.schedule import Schedule
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.finish.split_reduction import two_kernels
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.schedules import strip
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.tiling import batch_axes, ranked
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import load_target
-from mirage_cli.search.tiling import batch_axes, ranked
 
 from .kernels import Case, single
 from .programs import ROWS, Build

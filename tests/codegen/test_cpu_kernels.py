@@ -14,10 +14,10 @@ from mirage_cli.backends import toolchain
 from mirage_cli.backends.cpu import FLAGS, ISA_FLAGS
 from mirage_cli.backends.library import build_library
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
-from mirage_cli.kernel import Kernel
-from mirage_cli.lax import compose
+from mirage_cli.kernels.kernel import Kernel
 from mirage_cli.lax.dtypes import BF16, F16, F32, I64, DType
-from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
 
 from . import kernels
 from .kernels import Case

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from mirage_cli import frontends, work
+from mirage_cli import frontends
 from mirage_cli.backends import toolchain
 from mirage_cli.backends.cuda import arch_flags
-from mirage_cli.codegen import render
+from mirage_cli.codegen.printers import render
 from mirage_cli.errors import ToolMissing
-from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16, DType
-from mirage_cli.lax.fragment import partition
-from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.lax.program import Program
-from mirage_cli.plan import PlanOptions, plan_fragment
+from mirage_cli.optimization import task
+from mirage_cli.planning.plan import PlanOptions, plan_fragment
+from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import load_target
 from tests.optimized import sample
 
 from .kernels import Case, cases
@@ -95,7 +96,7 @@ def _best(name: str, fragment: Program, target: str) -> Case:
 def _fragments(target: str) -> Iterator[tuple[str, Program]]:
     for name in SAMPLES[target]:
         imported = frontends.load(str(sample(name)))
-        for k, fragment in enumerate(partition(imported.graph, work.tensor_names(imported)).fragments):
+        for k, fragment in enumerate(partition(imported.graph, task.tensor_names(imported)).fragments):
             yield f"{name.replace('_', '')}x{k}", fragment.program
     if target == "sm_90a":
         for name, build in FULL_SIZE.items():

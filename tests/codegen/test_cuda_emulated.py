@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mirage_cli.codegen.optimize import optimized
-from mirage_cli.codegen.passes import Passes
-from mirage_cli.codegen.tile import Barrier, TileProgram
+from mirage_cli.codegen.requests.passes import Passes
+from mirage_cli.codegen.tiles.optimize import optimized
+from mirage_cli.codegen.tiles.tile import Barrier, TileProgram
 from mirage_cli.lax.dtypes import BF16, F16, F32
 
 from . import gains, kernels

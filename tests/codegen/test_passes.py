@@ -12,24 +12,32 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirage_cli.codegen.access import shared_halves, synchronises
-from mirage_cli.codegen.memory import least_bytes, live_ranges, nbytes
-from mirage_cli.codegen.optimize import optimized, price
-from mirage_cli.codegen.order import barrier_counts
-from mirage_cli.codegen.passes import ALL, BLOCK_PASSES, PASSES, Passes, without
+from mirage_cli.codegen.requests.passes import ALL, BLOCK_PASSES, PASSES, Passes, without
 from mirage_cli.codegen.source import source
-from mirage_cli.codegen.tile import Barrier, Load, Store, TileProgram
-from mirage_cli.codegen.traffic import layout_cost
+from mirage_cli.codegen.tiles.access import shared_halves, synchronises
+from mirage_cli.codegen.tiles.memory import least_bytes, live_ranges, nbytes
+from mirage_cli.codegen.tiles.optimize import optimized, price
+from mirage_cli.codegen.tiles.order import barrier_counts
+from mirage_cli.codegen.tiles.tile import Barrier, Load, Store, TileProgram
+from mirage_cli.codegen.tiles.traffic import layout_cost
 from mirage_cli.errors import UsageError
-from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16, F32, DType
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import PROLOGUE, BlockGraph, BlockOp, CustomKernel, KernelGraph, ThreadGraph, ThreadNode
-from mirage_cli.search.schedule import Schedule
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.finish.unfuse import unfused, unfused_block
+from mirage_cli.search.mugraph.mugraph import (
+    PROLOGUE,
+    BlockGraph,
+    BlockOp,
+    CustomKernel,
+    KernelGraph,
+    ThreadGraph,
+    ThreadNode,
+)
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import load_target
-from mirage_cli.search.unfuse import unfused, unfused_block
 from samples import passes as table
 
 from . import kernels

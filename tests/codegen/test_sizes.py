@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F16, F32, DType
 from mirage_cli.lax.extents import Symbolic, symbol
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program
-from mirage_cli.search.alternatives import Alternative, Bound
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.schedules.alternatives import Alternative, Bound
+from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import load_target
-from mirage_cli.search.tiling import ranked
 
 from . import kernels
 from .kernels import Case, single

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirage_cli.accuracy import compare
-from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F32, DType
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program
-from mirage_cli.search.cost import number
-from mirage_cli.search.mugraph import BlockGraph
-from mirage_cli.search.schedule import Schedule
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.numerics.accuracy import compare
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.schedules.cost import number
+from mirage_cli.search.schedules.schedule import Schedule
 
 from . import kernels
 from .kernels import Case, single

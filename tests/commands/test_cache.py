@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mirage_cli.tuning_cache import FILE, SETTLED, Measurement, Row, Settled, TuningCache, Where
+from mirage_cli.tuning.cache import FILE, SETTLED, Measurement, Row, Settled, TuningCache, Where
 from tests.commands.conftest import Run, error_of
 
 WHERE = Where("abc", (("n", 4),), "f16", "sm_90a", "NVIDIA H200", "580.1", "v1")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import mirage_cli as mi
-from mirage_cli import comparison
 from mirage_cli.errors import ModelError
+from mirage_cli.inspection import comparison
 from tests.commands.conftest import Run, error_of
 from tests.exporters import reports
 from tests.optimized import Optimized

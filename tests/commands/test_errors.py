@@ -15,9 +15,10 @@ from click.testing import Result
 from onnx import TensorProto, helper
 
 import mirage_cli
-from mirage_cli import errors, pipeline
+from mirage_cli import errors
 from mirage_cli.errors import MirageError
-from mirage_cli.report import Report
+from mirage_cli.optimization import pipeline
+from mirage_cli.report.report import Report
 from tests.commands.conftest import Run, error_of, state_folder
 from tests.optimized import sample
 

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from mirage_cli.main import COMMANDS, cli
-from mirage_cli.options import Options
+from mirage_cli.options.options import Options
 from tests.commands.conftest import Run, environment, process
 
 ROOT = str(Path(__file__).resolve().parents[2])

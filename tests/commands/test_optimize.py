@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import config, pipeline, saving, settings
-from mirage_cli.options import Options
-from mirage_cli.report import Report
+from mirage_cli.optimization import pipeline
+from mirage_cli.options import config, settings
+from mirage_cli.options.options import Options
+from mirage_cli.patching import saving
+from mirage_cli.report.report import Report
 from tests.commands.conftest import Run, error_of
 from tests.optimized import sample, share_objects
 

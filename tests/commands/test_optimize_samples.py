@@ -14,11 +14,14 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli import frontends, pipeline, runtime, whole
-from mirage_cli.accuracy import compare
+from mirage_cli import frontends
 from mirage_cli.backends import cpu
+from mirage_cli.checks import whole_model
 from mirage_cli.lax.dtypes import from_numpy
-from mirage_cli.options import Options
+from mirage_cli.numerics.accuracy import compare
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
+from mirage_cli.runtime import sessions
 from samples.inputs import example_inputs
 from tests.optimized import SAMPLES, best_isa
 
@@ -62,11 +65,11 @@ def agree_at_odd_sizes(path: Path, out: Path) -> None:
     """Compare the patched model with the original at sizes that divide nothing, outside of any tile, and at 0."""
     if not symbolic(path):
         return
-    original, patched = runtime.session(path), runtime.session(out / "model.onnx", out / "libmirage.so")
+    original, patched = sessions.session(path), sessions.session(out / "model.onnx", out / "libmirage.so")
     for dims in ODD:
         inputs = example_inputs(path, dims=dims)
-        found = runtime.run(patched, inputs)
-        for name, wanted in runtime.run(original, inputs).items():
+        found = sessions.run(patched, inputs)
+        for name, wanted in sessions.run(original, inputs).items():
             np.testing.assert_allclose(found[name], wanted, rtol=2e-4, atol=2e-5, err_msg=f"{path.stem} {name} {dims}")
 
 
@@ -74,10 +77,10 @@ def agree(path: Path, out: Path) -> None:
     """Compare the patched model, with the library and without it, with the original and its float64 run."""
     for dims in DIMS if symbolic(path) else DIMS[:1]:
         inputs = example_inputs(path, dims=dims)
-        wanted = whole.float64_run(frontends.load(str(path)), inputs)
-        original = runtime.run(runtime.session(path), inputs)
+        wanted = whole_model.float64_run(frontends.load(str(path)), inputs)
+        original = sessions.run(sessions.session(path), inputs)
         for library in (out / "libmirage.so", None):
-            found = runtime.run(runtime.session(out / "model.onnx", library), inputs)
+            found = sessions.run(sessions.session(out / "model.onnx", library), inputs)
             assert list(found) == list(original)
             for name, value in original.items():
                 dtype = from_numpy(value.dtype)

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import benchmark, doctor, inspection, recheck, suite, suite_report
-from mirage_cli.benchmark import BenchOptions
-from mirage_cli.options import Options
-from mirage_cli.recheck import VerifyOptions
-from mirage_cli.suite import SuiteOptions
+from mirage_cli.benchmark import benchmark
+from mirage_cli.benchmark.benchmark import BenchOptions
+from mirage_cli.inspection import doctor, summary
+from mirage_cli.options.options import Options
+from mirage_cli.suite import report, suite
+from mirage_cli.suite.suite import SuiteOptions
+from mirage_cli.verification import recheck
+from mirage_cli.verification.recheck import VerifyOptions
 from tests.commands.conftest import Run
 from tests.optimized import Optimized, sample, share_objects
 
@@ -53,7 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         (recheck, "verify_pair"),
         (benchmark, "bench_folder"),
         (suite, "run"),
-        (inspection, "inspect"),
+        (summary, "inspect"),
         (doctor, "examine"),
     ):
         monkeypatch.setattr(module, name, answer(name))
@@ -110,7 +113,7 @@ def test_exit_codes(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_suite_is_handed_on(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Any] = []
-    monkeypatch.setattr(suite_report, "write_markdown", lambda found, path: written.append(path))
+    monkeypatch.setattr(report, "write_markdown", lambda found, path: written.append(path))
     run("bench", "--suite", "paper", "--gpu", "1", "--only", "a*", "--only", "b", "--dtype", "bf16", "--no-peers", "-q")
     asked = ("--peers", "ort, eager", "--peers-from", "p.json", "--build", "kept", "--allow-tf32", "--tune")
     run(

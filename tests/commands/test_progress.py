@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from mirage_cli import progress
+from mirage_cli.commands import progress
 from mirage_cli.commands.common import Voice
-from mirage_cli.progress import Bars, Lines, bars
+from mirage_cli.commands.progress import Bars, Lines, bars
 from mirage_cli.search.search import Standing
 
 

@@ -14,10 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 import mirage_cli as mi
-from mirage_cli import comparison, document_schemas, report_schema
+from mirage_cli.commands import schemas
+from mirage_cli.inspection import comparison
 from mirage_cli.main import cli
-from mirage_cli.report import FragmentReport, Report
-from mirage_cli.settings import SETTINGS
+from mirage_cli.options.settings import SETTINGS
+from mirage_cli.report import schema as report_schema
+from mirage_cli.report.report import FragmentReport, Report
 from samples import pictures, reference
 from tests.optimized import Optimized, sample
 
@@ -100,7 +102,7 @@ def documents(folder: Path) -> Iterator[tuple[str, Any]]:
 
 def test_real_documents_keep_their_schemas(optimized: Optimized) -> None:
     for command, document in documents(optimized("rmsnorm_linear_fp32")):
-        check = validator(document_schemas.SCHEMAS[command])
+        check = validator(schemas.SCHEMAS[command])
         assert [
             f"{command}: {e.json_path}: {e.message}" for e in check.iter_errors(json.loads(json.dumps(document)))
         ] == []
@@ -109,4 +111,4 @@ def test_real_documents_keep_their_schemas(optimized: Optimized) -> None:
 
 def test_doctors_document_keeps_its_schema() -> None:
     result = CliRunner().invoke(cli, ["doctor", "--json"])
-    assert validator(document_schemas.SCHEMAS["mirage doctor"]).is_valid(json.loads(result.stdout))
+    assert validator(schemas.SCHEMAS["mirage doctor"]).is_valid(json.loads(result.stdout))

@@ -3,8 +3,8 @@
 from fractions import Fraction
 
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.program import Axis, Input, Node, Output, Program, Slot, Source
-from mirage_cli.search.mugraph import (
+from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, Source
+from mirage_cli.search.mugraph.mugraph import (
     BODY,
     EPILOGUE,
     BlockGraph,

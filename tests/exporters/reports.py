@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mirage_cli.options import Options
-from mirage_cli.report import FragmentReport, Report
+from mirage_cli.options.options import Options
+from mirage_cli.report.report import FragmentReport, Report
 
 PROGRAM: dict[str, Any] = {
     "inputs": ["f32[5, 48]", "f32[48, 40]"],

@@ -9,7 +9,7 @@ import pytest
 
 from mirage_cli.exporters import html, svg
 from mirage_cli.exporters.pictures import Picture
-from mirage_cli.report import Report
+from mirage_cli.report.report import Report
 from tests.exporters import reports
 from tests.exporters.browser import Browser, found
 from tests.exporters.graphs import HOSTILE, looped, norm_linear

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mirage_cli.codegen.passes import ALL
+from mirage_cli.codegen.requests.passes import ALL
 from mirage_cli.exporters.pictures import distinct
 from mirage_cli.lax.extents import Symbolic
-from mirage_cli.search.alternatives import Alternative, Bound
-from mirage_cli.search.schedule import Schedule
-from mirage_cli.stored_plan import StoredPlan
+from mirage_cli.report.stored_plan import StoredPlan
+from mirage_cli.search.schedules.alternatives import Alternative, Bound
+from mirage_cli.search.schedules.schedule import Schedule
 from tests.exporters.graphs import looped, norm_linear
 
 

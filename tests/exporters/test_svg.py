@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from mirage_cli import frontends
-from mirage_cli import work as works
 from mirage_cli.exporters.canvas import CELL
 from mirage_cli.exporters.svg import drawing
-from mirage_cli.lax.fragment import partition
-from mirage_cli.plan import newest
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.optimization import task as works
+from mirage_cli.planning.plan import newest
+from mirage_cli.report.stored_plan import plan_from_json
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.stored_plan import plan_from_json
 from tests.exporters.graphs import HOSTILE, looped, norm_linear
 from tests.optimized import Optimized, sample
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mirage_cli.exporters import text
-from mirage_cli.options import Options
+from mirage_cli.options.options import Options
 from tests.exporters import reports
 from tests.exporters.graphs import HOSTILE
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from mirage_cli.exporters import wording
-from mirage_cli.search.verify import Verdict
+from mirage_cli.search.proof.verify import Verdict
 from tests.exporters import reports
 
 VERDICT = Verdict(True, "uninterpreted", (1073741827, 2147483647, 1073741831), 3, 1, 9.0, 49, 1, -79.77, "real", 0.01)

@@ -27,7 +27,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 import mirage_cli as mi
-from mirage_cli import runtime
+from mirage_cli.runtime import sessions as runtime
 out, gpu = Path(sys.argv[1]), int(sys.argv[2])
 
 def told(name, call):

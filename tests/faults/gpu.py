@@ -27,12 +27,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mirage_cli import pipeline, tuning_bench, tuning_build
 from mirage_cli.codegen.source import Rendered
 from mirage_cli.errors import MirageError
-from mirage_cli.options import Options
-from mirage_cli.plan import rendered
-from mirage_cli.tuning_bench import IsolatedBench
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
+from mirage_cli.planning.plan import rendered
+from mirage_cli.tuning import bench as tuning_bench
+from mirage_cli.tuning import build
+from mirage_cli.tuning.bench import IsolatedBench
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "samples" / "operators" / "rmsnorm_linear_fp16.onnx"
@@ -71,7 +73,7 @@ def spoiled(statement: str) -> Iterator[None]:
         body = found.text.index("{", found.text.rindex("__global__")) + 1
         return replace(found, text=f"{found.text[:body]} {statement} {found.text[body:]}")
 
-    with unittest.mock.patch.object(tuning_build, "rendered", source):
+    with unittest.mock.patch.object(build, "rendered", source):
         yield
 
 

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mirage_cli.tuning_cache import FILE, Measurement, Row, TuningCache, exported
+from mirage_cli.tuning.cache import FILE, Measurement, Row, TuningCache, exported
 from tests.faults.state import files, litter, standing
 
 SOURCE = Path(__file__).with_name("injected.c")
@@ -284,7 +284,7 @@ def worker(folder: Path, asked: argparse.Namespace, rank: int) -> None:
     import onnxruntime  # noqa: F401
 
     import mirage_cli.exporters.html
-    import mirage_cli.pipeline  # noqa: F401
+    import mirage_cli.optimization.pipeline  # noqa: F401
 
     start = time.monotonic()
 

@@ -39,8 +39,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mirage_cli.environment import OBJECTS, RESULTS, TUNINGS
-from mirage_cli.tuning_cache import FILE, SETTLED, Measurement, TuningCache
+from mirage_cli.optimization.environment import OBJECTS, RESULTS, TUNINGS
+from mirage_cli.tuning.cache import FILE, SETTLED, Measurement, TuningCache
 from tests.faults.state import complete, files, litter, standing
 
 ROOT = Path(__file__).resolve().parents[2]

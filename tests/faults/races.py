@@ -32,9 +32,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirage_cli.environment import TUNINGS
 from mirage_cli.errors import Busy
-from mirage_cli.tuning_cache import FILE, Measurement, Row, TuningCache, exported
+from mirage_cli.optimization.environment import TUNINGS
+from mirage_cli.tuning.cache import FILE, Measurement, Row, TuningCache, exported
 from tests.faults.state import complete, files, litter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -246,8 +246,8 @@ def main() -> int:
     asked = parser.parse_args()
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     if asked.only != "imports":
-        importlib.import_module("mirage_cli.optimizing")  # once for all of them
-    importlib.import_module("mirage_cli.caches")
+        importlib.import_module("mirage_cli.optimization.entry")  # once for all of them
+    importlib.import_module("mirage_cli.inspection.caches")
 
     problems: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="races-") as name:

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import folders, isolation, kept, output, placed
-from mirage_cli.backends import process, shared_object
+from mirage_cli.backends import shared_object
 from mirage_cli.commands import failure
 from mirage_cli.errors import Busy, UsageError
-from mirage_cli.isolation import Lost
-from mirage_cli.output import MARK, claimed, replaced, steady
+from mirage_cli.files import output, result_store, staging
+from mirage_cli.files.output import MARK, claimed, replaced, steady
+from mirage_cli.machine import user_folders
+from mirage_cli.processes import isolation, programs
+from mirage_cli.processes.isolation import Lost
 
 
 def report(which: str) -> str:
@@ -145,8 +147,8 @@ def test_a_reader_notices_that_its_folder_was_replaced(tmp_path: Path) -> None:
 
 # --- files of the cache -----------------------------------------------------------------------------------------------
 def test_files_appear_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    placed.put(tmp_path / "a", b"1", b"2")
-    placed.put(tmp_path / "a", b"3", keep=True)
+    staging.put(tmp_path / "a", b"1", b"2")
+    staging.put(tmp_path / "a", b"3", keep=True)
     assert (tmp_path / "a").read_bytes() == b"12"
 
     def fail(*_: Any) -> None:
@@ -154,7 +156,7 @@ def test_files_appear_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="full"):
-        placed.put(tmp_path / "a", b"4")
+        staging.put(tmp_path / "a", b"4")
     assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"12")
 
 
@@ -164,7 +166,7 @@ def test_files_on_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "link", fail)
     for content in (b"1", b"2"):
-        placed.put(tmp_path / "a", content, keep=True)
+        staging.put(tmp_path / "a", content, keep=True)
     assert (names(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"1")
 
 
@@ -173,11 +175,11 @@ def test_parts_that_nobody_works_on_are_swept(tmp_path: Path) -> None:
     (tmp_path / "mirage-dead.part" / "x").mkdir(parents=True)
     (tmp_path / "mine").write_text("")
     living = (tmp_path / "living.part").open("w")
-    with living, placed.Scratch("mirage-", tmp_path) as scratch:
+    with living, staging.Scratch("mirage-", tmp_path) as scratch:
         fcntl.flock(living, fcntl.LOCK_EX)
-        placed.sweep(tmp_path)
+        staging.sweep(tmp_path)
         assert names(tmp_path) == sorted(["living.part", "mine", scratch.name])
-    placed.sweep(tmp_path)
+    staging.sweep(tmp_path)
     assert names(tmp_path) == ["mine"]
 
 
@@ -186,9 +188,9 @@ def test_a_place_for_temporary_files_is_missing(monkeypatch: pytest.MonkeyPatch)
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 
     monkeypatch.setattr("tempfile.gettempdir", none)
-    monkeypatch.setattr(folders, "logs", lambda: None)
+    monkeypatch.setattr(user_folders, "logs", lambda: None)
     with pytest.raises(UsageError, match="no folder for temporary files"):
-        placed.Scratch("mirage-")
+        staging.Scratch("mirage-")
     assert failure.write_log(ValueError(), []) is None
 
 
@@ -198,15 +200,15 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch, tmp
 
     for name in ("cache", "state", "log"):
         monkeypatch.setattr(f"platformdirs.user_{name}_dir", unknown)
-    assert (folders.cache(), folders.state(), folders.logs(), kept.secret()) == (None,) * 4
+    assert (user_folders.cache(), user_folders.state(), user_folders.logs(), result_store.secret()) == (None,) * 4
     for name in ("cache", "state", "log"):
         monkeypatch.setattr(f"platformdirs.user_{name}_dir", lambda *_, **__: "~/.cache/mirage")
-    assert (folders.cache(), folders.state(), folders.logs()) == (None,) * 3, "a folder called ~"
+    assert (user_folders.cache(), user_folders.state(), user_folders.logs()) == (None,) * 3, "a folder called ~"
 
 
 # --- compilers --------------------------------------------------------------------------------------------------------
-def shell(text: str, folder: Path, seconds: float = 60.0) -> process.Outcome:
-    return process.run(["/bin/sh", "-c", text], folder, seconds)
+def shell(text: str, folder: Path, seconds: float = 60.0) -> programs.Outcome:
+    return programs.run(["/bin/sh", "-c", text], folder, seconds)
 
 
 def test_what_a_compiler_prints_is_kept_in_part(tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_what_a_compiler_prints_is_kept_in_part(tmp_path: Path) -> None:
     assert found.output.startswith("begin\nxxx") and found.output.endswith("x\nerror: last\n")
     assert len(found.output) < 4 << 20
     assert "bytes left out" in found.output
-    assert max(map(len, process.error_lines(found.output))) < 400
+    assert max(map(len, programs.error_lines(found.output))) < 400
 
 
 def test_what_a_compiler_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
@@ -265,8 +267,8 @@ def test_a_system_error_of_a_job_is_no_defect() -> None:
 
 PARENT = """
 import os, sys, time
-from mirage_cli.isolation import Resident
-from mirage_cli.search.workers import Workers, _start
+from mirage_cli.processes.isolation import Resident
+from mirage_cli.processes.workers import Workers, _start
 resident = Resident(time.sleep, (1000,), 9.0)
 resident.begin()
 worker = _start()

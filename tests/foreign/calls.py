@@ -23,9 +23,9 @@ def mirage(arguments: Sequence[str], state: str, one_isa: bool, forking: bool) -
     processes that it starts are forked, which is all that makes them faster."""
     import os
 
-    from mirage_cli import isolation
     from mirage_cli.backends import cpu
     from mirage_cli.main import main
+    from mirage_cli.processes import isolation
     from tests.optimized import best_isa
 
     os.environ["XDG_STATE_HOME"] = state
@@ -92,13 +92,13 @@ def session(
     Ends after `wanted` draws without an edge that ran (0: all of them are run). With `twice` a second run on each says
     what is random.
     """
-    from mirage_cli import runtime
+    from mirage_cli.runtime import sessions
 
     folder = Path(out)
     found: list[Draw] = pickle.loads(Path(place, "draws.pickle").read_bytes())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = runtime.session(path, Path(library) if library else None, threads=1, optimize=not plain)
+        made = sessions.session(path, Path(library) if library else None, threads=1, optimize=not plain)
     names = [o.name for o in made.get_outputs()]
     (folder / "loaded").write_text("\n".join(names))
     ran = 0
@@ -117,12 +117,12 @@ def session(
 
 
 def _run(session: Any, feeds: dict[str, Any]) -> list[Any]:
-    from mirage_cli import runtime
+    from mirage_cli.runtime import sessions
 
     plain = all(isinstance(x, np.ndarray) and x.dtype.kind != "O" for x in feeds.values())
     types = [v.type for v in (*session.get_inputs(), *session.get_outputs())]
     if plain and any("bfloat16" in t for t in types):
-        return list(runtime.run(session, feeds).values())
+        return list(sessions.run(session, feeds).values())
     return list(session.run(None, feeds))
 
 

@@ -23,7 +23,7 @@ WORDS = np.array(["a", "the model", "", "1.5", "Ünïcode", "b c"], dtype=object
 
 def by_mirage(model: onnx.ModelProto, seeds: int = 2) -> Iterator[Draw]:
     """What mirage draws itself, at its usual sizes, with sizes 1, and 0 where a dimension is symbolic."""
-    from mirage_cli.example import example_inputs
+    from mirage_cli.runtime.example import example_inputs
 
     names = symbols(model)
     tries: list[tuple[str, dict[str, int], int, bool]] = [(f"drawn {k}", {}, k, False) for k in range(seeds)]

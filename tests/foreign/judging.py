@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli import accuracy
 from mirage_cli.lax.dtypes import F32, DType, from_numpy
+from mirage_cli.numerics import accuracy
 
 WRONG, INACCURATE = "wrong", "inaccurate"
 NEAR = 4.0  #: times what the accuracy rule allows that are bad luck, or a little less exact, and no wrong number

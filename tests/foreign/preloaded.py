@@ -8,9 +8,9 @@ with warnings.catch_warnings():
     for _name in (
         "onnxruntime",
         "mirage_cli.main",
-        "mirage_cli.optimizing",
-        "mirage_cli.pipeline",
-        "mirage_cli.recheck",
+        "mirage_cli.optimization.entry",
+        "mirage_cli.optimization.pipeline",
+        "mirage_cli.verification.recheck",
         "mirage_cli.commands.optimize",
         "mirage_cli.commands.verify",
         "tests.foreign.calls",

@@ -54,7 +54,7 @@ def write(folder: Path, operators: frozenset[str] = frozenset()) -> None:
 
 def spelled(operators: frozenset[str] = frozenset()) -> Iterator[tuple[str, Spelled]]:
     """The nodes with a title each."""
-    from mirage_cli.frontends.onnx_ops import READERS
+    from mirage_cli.frontends.onnx.ops import READERS
 
     known = {name for domain, name in READERS if domain == ""}
     by_name: dict[str, list[TestCase]] = {}

@@ -12,9 +12,9 @@ from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax import graph as g
-from mirage_cli.lax.domain import Float64
-from mirage_cli.lax.evaluate import evaluate_graph
+from mirage_cli.lax.domains.domain import Float64
+from mirage_cli.lax.ir import graph as g
+from mirage_cli.lax.ir.evaluate import evaluate_graph
 
 Tensor = NDArray[Any]
 

@@ -10,8 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from mirage_cli.frontends import onnx as front_end
 from mirage_cli.frontends.imported import Imported, Options
+from mirage_cli.frontends.onnx import front_end
 from tests import alone
 from tests.frontends import evaluation
 

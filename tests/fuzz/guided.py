@@ -279,7 +279,7 @@ def main() -> int:
 
 def _output(targets: Any, folder: Path) -> Path:
     """An output folder of a sample, made once."""
-    from mirage_cli import api
+    from mirage_cli.python import api
 
     made = folder / "output"
     if not made.exists():

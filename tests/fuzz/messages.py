@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from mirage_cli.frontends.onnx_ops import READERS
+from mirage_cli.frontends.onnx.ops import READERS
 from tests.fuzz.mutations import INTEGERS, NUMBERS, TEXTS, raw, text
 
 _WHOLE = {

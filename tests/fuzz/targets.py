@@ -18,31 +18,25 @@ from typing import Any
 
 import onnx
 
-from mirage_cli import (
-    caches,
-    comparison,
-    config,
-    inspection,
-    mugraph_file,
-    report_file,
-    settings,
-    showing,
-    steps,
-    suite,
-)
-from mirage_cli import report as reports
 from mirage_cli.errors import MirageError
 from mirage_cli.exporters import pictures
-from mirage_cli.frontends import sizes, torchscript_file
+from mirage_cli.files.output import MARK, MUGRAPHS
+from mirage_cli.frontends import sizes
+from mirage_cli.frontends.torchscript import archive
+from mirage_cli.inspection import caches, comparison, fragment_details, summary
+from mirage_cli.kernels import call_order
 from mirage_cli.lax import extents
-from mirage_cli.lax.program import number_from_json
-from mirage_cli.options import Options
-from mirage_cli.output import MARK, MUGRAPHS
-from mirage_cli.recheck_folder import read_fragment
-from mirage_cli.search.mugraph import graph_from_json, graph_to_json
-from mirage_cli.stored_plan import plan_from_json
-from mirage_cli.suite import SuiteOptions
-from mirage_cli.tuning_cache import FILE, TuningCache
+from mirage_cli.lax.ir.program import number_from_json
+from mirage_cli.options import config, settings
+from mirage_cli.options.options import Options
+from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report import report as reports
+from mirage_cli.report.stored_plan import plan_from_json
+from mirage_cli.search.mugraph.mugraph import graph_from_json, graph_to_json
+from mirage_cli.suite import suite
+from mirage_cli.suite.suite import SuiteOptions
+from mirage_cli.tuning.cache import FILE, TuningCache
+from mirage_cli.verification.output_folder import read_fragment
 from tests.fuzz import messages, models, mutations
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -126,7 +120,7 @@ def read_model(data: bytes, place: Place) -> None:
     """`mirage inspect MODEL`: the model read, partitioned, described."""
     if not (place.folder / "weights.bin").exists():
         place.file("weights.bin", bytes(1024))
-    told(inspection.inspect(str(place.file("model.onnx", data)), Options()))
+    told(summary.inspect(str(place.file("model.onnx", data)), Options()))
 
 
 def archive_seeds(place: Place) -> list[bytes]:
@@ -150,7 +144,7 @@ def archive_seeds(place: Place) -> list[bytes]:
 
 def read_archive(data: bytes, place: Place) -> None:
     """The look at a PyTorch file before torch opens it."""
-    torchscript_file.check(str(place.file("model.pt", data)))
+    archive.check(str(place.file("model.pt", data)))
 
 
 # ---- output folders --------------------------------------------------------------------------------------------------
@@ -168,12 +162,12 @@ def read_report(data: bytes, place: Place) -> None:
     identifier = next((folder / MUGRAPHS).glob("*.json")).stem
     (folder / MARK).write_bytes(data)
     every(
-        lambda: told(inspection.inspect(str(folder), Options())),
-        lambda: told(showing.show(folder, None)),
-        lambda: told(showing.show(folder, identifier)),
+        lambda: told(summary.inspect(str(folder), Options())),
+        lambda: told(fragment_details.show(folder, None)),
+        lambda: told(fragment_details.show(folder, identifier)),
         lambda: told(comparison.compare(other, folder)),
         lambda: told(comparison.compare(folder, other)),
-        lambda: reports.from_json(report_file.read(folder)),
+        lambda: reports.from_json(reader.read(folder)),
     )
 
 
@@ -190,7 +184,7 @@ def read_mugraph(data: bytes, place: Place) -> None:
     path.write_bytes(data)
     operator = f"{_fragment_name(folder)}_{path.stem}"
     every(
-        lambda: told(showing.show(folder, path.stem)),
+        lambda: told(fragment_details.show(folder, path.stem)),
         lambda: read_fragment(folder, path.stem, operator, []),
         lambda: _again(path),
     )
@@ -231,10 +225,10 @@ def steps_seeds(place: Place) -> list[bytes]:
 
 def read_steps(data: bytes, place: Place) -> None:
     """steps.json of a graph made in Python; what is read is written and read again."""
-    place.file(steps.FILE, data)
-    found = steps.read(place.folder)
-    place.file(steps.FILE, found.text().encode("utf-8", "surrogatepass"))
-    assert steps.read(place.folder) == found
+    place.file(call_order.FILE, data)
+    found = call_order.read(place.folder)
+    place.file(call_order.FILE, found.text().encode("utf-8", "surrogatepass"))
+    assert call_order.read(place.folder) == found
 
 
 # ---- caches and peers ------------------------------------------------------------------------------------------------
@@ -353,7 +347,7 @@ def read_words(data: bytes, place: Place) -> None:
     model = place.folder / "dynamic.onnx"
     if not model.exists():
         onnx.save(models.parsed(models.DYNAMIC), model)
-    told(inspection.inspect(str(model), options))
+    told(summary.inspect(str(model), options))
 
 
 def text_seeds(place: Place) -> list[bytes]:

@@ -19,11 +19,11 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from mirage_cli import inspection
 from mirage_cli.errors import MirageError
 from mirage_cli.frontends import Options as ReadingOptions
-from mirage_cli.frontends import torchscript as front_end
-from mirage_cli.options import Options
+from mirage_cli.frontends.torchscript import front_end
+from mirage_cli.inspection import summary
+from mirage_cli.options.options import Options
 from tests.fuzz import limits
 
 NUMBERS = (
@@ -201,7 +201,7 @@ def attempt(torch: Any, code: str, shapes: tuple[str, str], folder: Path) -> str
             return "no program"
         try:
             with mock.patch.object(front_end, "Place", Here):
-                found = inspection.inspect(str(path), Options(shape=(f"x={shapes[0]}", f"y={shapes[1]}")))
+                found = summary.inspect(str(path), Options(shape=(f"x={shapes[0]}", f"y={shapes[1]}")))
         except MirageError as error:
             assert str(error), "an error without a message"
             return error.code

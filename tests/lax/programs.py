@@ -11,15 +11,15 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mirage_cli.lax import compose
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.domain import Float64
+from mirage_cli.lax.domains.domain import Float64
+from mirage_cli.lax.domains.field import Residues
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.field import Residues
-from mirage_cli.lax.graph import Graph, Input
-from mirage_cli.lax.instantiate import instantiate
+from mirage_cli.lax.fragments.instantiate import instantiate
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph, Input
+from mirage_cli.lax.ir.program import Node, Program, evaluate_program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.lax.program import Node, Program, evaluate_program
 
 Array = NDArray[Any]
 UNARY = ("sqrt", "rsqrt", "recip", "sigmoid", "silu", "tanh", "neg", "gelu")

@@ -16,15 +16,15 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from mirage_cli.errors import InvalidGraph
-from mirage_cli.lax.bound import Degree, Degrees
-from mirage_cli.lax.domain import Float64
+from mirage_cli.lax.bounds.bound import Degree, Degrees
+from mirage_cli.lax.domains.domain import Float64
+from mirage_cli.lax.domains.field import PRIMES, Residues
 from mirage_cli.lax.dtypes import BOOL, F32
-from mirage_cli.lax.field import PRIMES, Residues
-from mirage_cli.lax.graph import Graph
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import program_from_json
 from mirage_cli.lax.ops import OPS, Op, lookup
 from mirage_cli.lax.ops.registry import define
-from mirage_cli.lax.program import program_from_json
-from mirage_cli.search.mugraph import ThreadGraph, ThreadNode
+from mirage_cli.search.mugraph.mugraph import ThreadGraph, ThreadNode
 from tests.lax.programs import recorded
 
 LOGICAL = ("and", "or", "xor", "not")

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from mirage_cli.coverage import flops_of
-from mirage_cli.frontends import onnx as front_end
 from mirage_cli.frontends.imported import Options
-from mirage_cli.lax.fragment import partition
-from mirage_cli.work import tensor_names
+from mirage_cli.frontends.onnx import front_end
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.optimization.coverage import flops_of
+from mirage_cli.optimization.task import tensor_names
 from samples.inputs import example_inputs
 from tests.frontends.models import run
 

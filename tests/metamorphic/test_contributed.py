@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli import pipeline, runtime
-from mirage_cli.options import Options
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
+from mirage_cli.runtime import sessions
 from tests.frontends.models import noise, parsed, run
 from tests.metamorphic.fragments import difference, found
 
@@ -85,6 +86,6 @@ def test_a_patched_model_of_contributed_operators_gives_its_answers(tmp_path: Pa
     report = pipeline.optimize(str(tmp_path / "model.onnx"), tmp_path / "out", options)
     assert {f.status: f.reason for f in report.fragments} == {"replaced": ""}
     inputs = {"x": noise(1, S, D), "z": noise(1, S, D)[:, ::-1].copy()}
-    session = runtime.session(tmp_path / "out" / "model.onnx", tmp_path / "out" / "libmirage.so")
+    session = sessions.session(tmp_path / "out" / "model.onnx", tmp_path / "out" / "libmirage.so")
     (wanted,), (got,) = run(model, inputs), session.run(None, inputs)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)

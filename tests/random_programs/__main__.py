@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from onnx import printer
 
-from mirage_cli import isolation
 from mirage_cli.errors import MirageError
+from mirage_cli.processes import isolation
 
 from .batch import Outcome
 from .choices import DTYPES, drawn, reduced, replayed

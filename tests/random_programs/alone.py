@@ -21,22 +21,22 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from mirage_cli import isolation
-from mirage_cli import work as works
 from mirage_cli.backends.cpu import FLAGS, ISA_FLAGS
 from mirage_cli.backends.cuda import arch_flags
-from mirage_cli.codegen import render
+from mirage_cli.codegen.printers import render
 from mirage_cli.errors import MirageError
 from mirage_cli.frontends import Options
-from mirage_cli.frontends import onnx as front_end
-from mirage_cli.lax import compose
+from mirage_cli.frontends.onnx import front_end
 from mirage_cli.lax.dtypes import BF16, F16, DType
-from mirage_cli.lax.fragment import partition
-from mirage_cli.lax.graph import Graph
-from mirage_cli.search.combine import two_kernels
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.optimization import task as works
+from mirage_cli.processes import isolation
+from mirage_cli.search.finish.split_reduction import two_kernels
+from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import load_target
-from mirage_cli.search.tiling import ranked
 from tests.codegen import kernels
 from tests.codegen.kernels import Case
 from tests.codegen.programs import NAMED, SPLIT, TYPES, Build, program, random_build

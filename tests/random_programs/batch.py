@@ -18,12 +18,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from mirage_cli import pipeline, runtime
-from mirage_cli.accuracy import ILL_CONDITIONED, compare, together
 from mirage_cli.errors import ModelError
+from mirage_cli.files.output import MARK
 from mirage_cli.lax.dtypes import from_numpy
-from mirage_cli.options import Options
-from mirage_cli.output import MARK
+from mirage_cli.numerics.accuracy import ILL_CONDITIONED, compare, together
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
+from mirage_cli.runtime import sessions
 
 from .inputs import KINDS, draw
 from .sketch import Program, Value, model
@@ -145,7 +146,7 @@ def run(
 def loads(path: Path) -> bool:
     """Whether onnxruntime loads a model with its own rewrites."""
     try:
-        runtime.session(path, threads=1)
+        sessions.session(path, threads=1)
     except ModelError:
         return False
     return True
@@ -155,7 +156,7 @@ def session(path: Path, library: Path | None, place: str) -> Any:
     """A session without onnxruntime's own rewrites, and with float32 products in float32."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return runtime.session(path, library, place, threads=1, optimize=False, exact=True)
+        return sessions.session(path, library, place, threads=1, optimize=False, exact=True)
 
 
 def original(path: Path, place: str, programs: int, outcome: Outcome) -> Any:
@@ -241,7 +242,7 @@ def run_both(programs: Mapping[str, Program], own: Any, ours: Any, kind: str, nu
     """What becomes of one draw of the inputs."""
     arrays = inputs_of(programs, kind, number, seed)
     feeds = {f"{name}_{k}": a for name, own_arrays in arrays.items() for k, a in own_arrays.items()}
-    a, b = runtime.run(ours, feeds), runtime.run(own, feeds)
+    a, b = sessions.run(ours, feeds), sessions.run(own, feeds)
     results = {}
     for name, p in programs.items():
         tensors = [f"{name}_{v.name}" for v in p.outputs]
@@ -277,7 +278,7 @@ def compared(v: Value, results: Sequence[Result], rule: Rule = Rule()) -> str:
     for found, original, wanted in results:
         if not found.shape == original.shape == wanted.shape:
             return f"shape {list(found.shape)}, the original's is {list(original.shape)}, expected {list(wanted.shape)}"
-    dtype = from_numpy(runtime.numpy_dtype(v.dtype))
+    dtype = from_numpy(sessions.numpy_dtype(v.dtype))
     assert dtype is not None
     found, original, wanted = together([(f.astype(np.float64), o.astype(np.float64), w) for f, o, w in results], dtype)
     accuracy = compare(found, original, wanted, dtype, rule.factor, rule.either)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli import runtime
+from mirage_cli.runtime import sessions
 
 from .sketch import Value
 
@@ -42,4 +42,4 @@ def draw(v: Value, shape: Sequence[int], kind: str, random: np.random.Generator)
         x = x.copy()
         for _ in range(2):
             x.flat[int(random.integers(x.size))] = np.nan if kind == "nan" else random.choice([np.inf, -np.inf])
-    return np.asarray(x).astype(runtime.numpy_dtype(v.dtype))
+    return np.asarray(x).astype(sessions.numpy_dtype(v.dtype))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli import runtime
 from mirage_cli.lax.dtypes import F32, DType, from_numpy
+from mirage_cli.runtime import sessions
 
 from .meaning import meant
 
@@ -33,7 +33,7 @@ def rounded(
     op: str, operands: Sequence[Array], attributes: Mapping[str, Any], dtype: str, random: np.random.Generator
 ) -> list[Array]:
     """What the outputs of a node are, each up to half a unit in the last place of its type larger or smaller."""
-    kind = from_numpy(runtime.numpy_dtype(dtype))
+    kind = from_numpy(sessions.numpy_dtype(dtype))
     assert kind is not None
     if op == "LayerNormalization":
         attributes = {**attributes, "mean": _mean(operands[0], attributes["axis"], kind, random)}

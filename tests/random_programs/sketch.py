@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from mirage_cli import runtime
+from mirage_cli.runtime import sessions
 
 from .meaning import meant
 from .rounding import SUMS, exchanged, rounded
@@ -131,7 +131,7 @@ def model(programs: Mapping[str, Program]) -> onnx.ModelProto:
         inputs += [info(v) for v in p.inputs]
         outputs += [info(v) for v in p.outputs]
         for name, (dtype, a) in p.constants.items():
-            proto = numpy_helper.from_array(a.astype(runtime.numpy_dtype(dtype)), f"{prefix}_{name}")
+            proto = numpy_helper.from_array(a.astype(sessions.numpy_dtype(dtype)), f"{prefix}_{name}")
             constants.append(proto)
     graph = helper.make_graph(nodes, "programs", inputs, outputs, constants)
     whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
@@ -187,7 +187,7 @@ class Sketch:
     def constant(self, array: Any, dtype: str | None = None, size: float | None = None) -> Value:
         """A new constant with these elements."""
         dtype = dtype or self.dtype
-        made = np.asarray(array).astype(runtime.numpy_dtype(dtype))
+        made = np.asarray(array).astype(sessions.numpy_dtype(dtype))
         name = self.name("c")
         self.constants[name] = dtype, made
         wide = np.abs(made.astype(np.float64))

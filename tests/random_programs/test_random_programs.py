@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mirage_cli import runtime
 from mirage_cli.errors import ModelError
+from mirage_cli.runtime import sessions
 
 from . import racecheck
 from .alone import engine_cases
@@ -39,9 +39,9 @@ def programs(made: st.DrawFn) -> Program:
 @given(programs(), st.integers(1, 70))
 def test_numpy_and_onnxruntime_agree_on_the_originals(p: Program, extent: int) -> None:
     """What the programs are judged by: their meanings in float64 are those of the models."""
-    session = runtime.session(model({"p": p}).SerializeToString(), optimize=False, threads=1)
+    session = sessions.session(model({"p": p}).SerializeToString(), optimize=False, threads=1)
     arrays = {v.name: draw(v, p.shape(v, extent), "random", np.random.default_rng(extent)) for v in p.inputs}
-    found = runtime.run(session, {f"p_{name}": a for name, a in arrays.items()})
+    found = sessions.run(session, {f"p_{name}": a for name, a in arrays.items()})
     for v, wanted in zip(p.outputs, p.evaluate(arrays), strict=True):
         own = found[f"p_{v.name}"].astype(np.float64)
         assert own.shape == wanted.shape == p.shape(v, extent)

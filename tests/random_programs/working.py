@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from unittest import mock
 
-from mirage_cli import isolation
 from mirage_cli.backends import cpu
+from mirage_cli.processes import isolation
 
 from . import batch
 from .batch import Outcome

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli import runtime
-from mirage_cli.codegen.passes import PASSES
+from mirage_cli.codegen.requests.passes import PASSES
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.suite_cases import Case, attention, gated_mlp, latent_attention, lora
+from mirage_cli.runtime import sessions
+from mirage_cli.suite.cases import Case, attention, gated_mlp, latent_attention, lora
 from samples.suite_ablation import VARIANTS, WHOLE, table, turned, unstabilised
 
 MLP = gated_mlp("gated", 3, 8, 16)
@@ -29,7 +29,7 @@ def _answer(case: Case, like: Case, flipped: bool) -> np.ndarray:
     given = {n: (a.T if flipped and n in weights else a).astype(np.float32) for n, a in inputs.items()}
     made = case.repeated(F32, 1)
     onnx.checker.check_model(made, full_check=True)
-    return runtime.run(runtime.session(made.SerializeToString()), given)["output_0"]
+    return sessions.run(sessions.session(made.SerializeToString()), given)["output_0"]
 
 
 @pytest.mark.parametrize("case", [MLP, LORA], ids=["mlp", "lora"])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mirage_cli import environment
-from mirage_cli.options import Options
-from mirage_cli.suite_cases import gated_mlp
+from mirage_cli.optimization import environment
+from mirage_cli.options.options import Options
+from mirage_cli.suite.cases import gated_mlp
 from samples import tuning as command
 from samples.tuning import Row, table
 

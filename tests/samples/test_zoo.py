@@ -13,10 +13,12 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli import frontends, runtime, whole
-from mirage_cli.example import example_inputs
-from mirage_cli.inspection import inspect
-from mirage_cli.options import Options
+from mirage_cli import frontends
+from mirage_cli.checks import whole_model
+from mirage_cli.inspection.summary import inspect
+from mirage_cli.options.options import Options
+from mirage_cli.runtime import sessions
+from mirage_cli.runtime.example import example_inputs
 
 FOLDER = Path(__file__).resolve().parents[2] / "samples" / "zoo" / "models"
 FILES = sorted(FOLDER.glob("*.onnx"))
@@ -72,8 +74,8 @@ def test_what_was_read_is_what_onnxruntime_computes(path: Path) -> None:
     """The original's own outputs agree with a float64 run of the graph that was read from it."""
     imported = frontends.load(str(path))
     inputs = example_inputs(imported.model, {}, 0)
-    found = runtime.run(runtime.session(path), inputs)
-    exact = whole.float64_run(imported, inputs)
+    found = sessions.run(sessions.session(path), inputs)
+    exact = whole_model.float64_run(imported, inputs)
     tolerance = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 8e-2}
     for name, value in found.items():
         ours, theirs = exact[name], value.astype(np.float64)

@@ -17,11 +17,11 @@ import numpy as np
 
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.domain import Array, ArrayDomain, Axes, Number, contract_arrays
+from mirage_cli.lax.domains.domain import Array, ArrayDomain, Axes, Number, contract_arrays
+from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.lax.program import Program, evaluate_program
-from mirage_cli.search.evaluate import Tiles, evaluate_kernels
-from mirage_cli.search.mugraph import KernelGraph
+from mirage_cli.search.mugraph.evaluate import Tiles, evaluate_kernels
+from mirage_cli.search.mugraph.mugraph import KernelGraph
 
 DIGITS = 90
 CONTEXT = decimal.Context(prec=DIGITS, traps=[], Emin=-(10**6), Emax=10**6)

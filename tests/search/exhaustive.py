@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.lax.field import PRIMES, Residues
+from mirage_cli.lax.domains.field import PRIMES, Residues
 
 P = PRIMES[0]
 BEFORE, BODY, AFTER, GRID = range(4)

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mirage_cli.errors import Refused
+from mirage_cli.lax.domains.expr import Expr
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.expr import Expr
-from mirage_cli.lax.program import Axis, Input, Node, Output, Program, Slot, Source
-from mirage_cli.search.closure import MAX_OPEN_VALUES, Closure, Derivation, Value
-from mirage_cli.search.form import Fn, Leaf, search_form
-from mirage_cli.search.mapping import Mapping
-from mirage_cli.search.wanted import Wanted
+from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, Source
+from mirage_cli.search.closure.closure import MAX_OPEN_VALUES, Closure, Derivation, Value
+from mirage_cli.search.closure.form import Fn, Leaf, search_form
+from mirage_cli.search.closure.mapping import Mapping
+from mirage_cli.search.closure.pruning import Wanted
 from tests.search.exhaustive import AFTER, BEFORE, GRID, Axes, Enumerator, Graph, Inputs, Made, Step, World
 
 EXTENT = 8

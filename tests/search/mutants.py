@@ -9,10 +9,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
+from mirage_cli.lax.ir.program import Axis, Input, Program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.lax.program import Axis, Input, Program
-from mirage_cli.search.evaluate import Tiles
-from mirage_cli.search.mugraph import (
+from mirage_cli.search.mugraph.evaluate import Tiles
+from mirage_cli.search.mugraph.mugraph import (
     BODY,
     EPILOGUE,
     GRID,

@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mirage_cli import frontends
-from mirage_cli.lax import compose
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.canonical import canonical
-from mirage_cli.lax.domain import Float64
+from mirage_cli.lax.domains.domain import Float64
+from mirage_cli.lax.domains.field import Residues
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.field import Residues
-from mirage_cli.lax.fragment import LaxFragment, partition
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program, evaluate_program
-from mirage_cli.search.evaluate import Tiles, evaluate_kernels
-from mirage_cli.search.kernels import assemble, split
-from mirage_cli.search.mugraph import BlockGraph, KernelGraph
-from mirage_cli.work import tensor_names
+from mirage_cli.lax.fragments.fragment import LaxFragment, partition
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program, evaluate_program
+from mirage_cli.lax.normal.canonical import canonical
+from mirage_cli.optimization.task import tensor_names
+from mirage_cli.search.finish.kernels import assemble, split
+from mirage_cli.search.mugraph.evaluate import Tiles, evaluate_kernels
+from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
 from tests.lax.programs import recorded
 from tests.optimized import sample
 

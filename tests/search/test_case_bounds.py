@@ -2,14 +2,14 @@
 
 import pytest
 
-from mirage_cli.lax import compose
-from mirage_cli.lax.bound import Arguments, difference, largest_difference, program_degrees
+from mirage_cli.lax.bounds.bound import Arguments, difference, largest_difference, program_degrees
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program
-from mirage_cli.search import degrees, stand_in
-from mirage_cli.search.mugraph import PROLOGUE, BlockGraph, BlockOp, KernelGraph
-from mirage_cli.search.verify import DEFAULT_CONFIDENCE, MAX_DRAWS, verify
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import PROLOGUE, BlockGraph, BlockOp, KernelGraph
+from mirage_cli.search.proof import degrees, stand_in
+from mirage_cli.search.proof.verify import DEFAULT_CONFIDENCE, MAX_DRAWS, verify
 from samples.cases import CASES, program
 from tests.search.programs import built, one_kernel
 

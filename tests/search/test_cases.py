@@ -10,11 +10,11 @@ import functools
 
 import pytest
 
-from mirage_cli.lax.program import Program
-from mirage_cli.search import stand_in
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.proof import stand_in
+from mirage_cli.search.proof.verify import verify
+from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions, SearchResult
-from mirage_cli.search.target import load_target
-from mirage_cli.search.verify import verify
 from samples.case_table import ALL, BEGIN, DOCS, END
 from samples.cases import program, search_options
 

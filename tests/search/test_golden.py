@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mirage_cli.lax.program import Program
-from mirage_cli.search.mugraph import BODY, EPILOGUE, GRID, BlockGraph, BlockOp
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, BlockGraph, BlockOp
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.search.programs import fragments, program_of
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from mirage_cli.lax import compose
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program
-from mirage_cli.search.combine import two_kernels
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.contains import Containment, contains
-from mirage_cli.search.mugraph import BlockGraph, KernelGraph
+from mirage_cli.search.finish.split_reduction import two_kernels
+from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
 from mirage_cli.search.search import Searcher, SearchOptions
 from samples.golden import by, free, made, node, nodes, only, other, result, shared
 from samples.sketch import Sketch, single

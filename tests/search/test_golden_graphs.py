@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from mirage_cli.errors import InvalidGraph
-from mirage_cli.lax.program import Program
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.contains import contains
+from mirage_cli.search.proof.verify import verify
+from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import load_target
-from mirage_cli.search.tiling import ranked
-from mirage_cli.search.verify import verify
 from samples import cases
 from samples.cases import CASES, Case
 from samples.golden import GOLDEN, Golden, inputs_accumulated

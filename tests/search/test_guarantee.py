@@ -47,7 +47,7 @@ def test_each_graph_is_met_once() -> None:
 
 def test_a_closure_that_prunes_too_much_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison notices when quotients are not regrouped."""
-    from mirage_cli.lax.expr import Expressions
+    from mirage_cli.lax.domains.expr import Expressions
 
     monkeypatch.setattr(Expressions, "may_hold_quotient", lambda self, x, y, tag, e: False)
     assert compare(World(("i", "k"), ("k",)), (IK, ROW), 2, 2).lacking

@@ -12,12 +12,12 @@ import pytest
 
 from mirage_cli.codegen.engines import tile_program
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.lax import compose
-from mirage_cli.lax.canonical import canonical
 from mirage_cli.lax.dtypes import F16, F32
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program, Slot
-from mirage_cli.search.mugraph import (
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program, Slot
+from mirage_cli.lax.normal.canonical import canonical
+from mirage_cli.search.mugraph.mugraph import (
     BODY,
     EPILOGUE,
     GRID,
@@ -27,14 +27,14 @@ from mirage_cli.search.mugraph import (
     ThreadGraph,
     ThreadNode,
 )
-from mirage_cli.search.schedule import Schedule
+from mirage_cli.search.proof.verify import verify
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
-from mirage_cli.search.target import load_target
-from mirage_cli.search.tiling import ranked
-from mirage_cli.search.verify import verify
 from tests.lax.programs import recorded
+from tests.search.mugraph.test_mugraph import NORMED, changed, divided, golden, with_op
 from tests.search.programs import attention, built, normed, one_kernel, same_in_floats, tilings
-from tests.search.test_mugraph import NORMED, changed, divided, golden, with_op
 
 MINUS = ThreadGraph(2, (ThreadNode("exp_minus", (0, 1)),))
 PRODUCT = ThreadGraph(2, (ThreadNode("mul", (0, 1)),))

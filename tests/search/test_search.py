@@ -13,22 +13,23 @@ import pytest
 from hypothesis import given, settings
 
 from mirage_cli.errors import Refused
-from mirage_cli.lax import compose
-from mirage_cli.lax.canonical import canonical
+from mirage_cli.lax.domains.field import ZeroDenominator
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.extents import symbol
-from mirage_cli.lax.field import ZeroDenominator
-from mirage_cli.lax.graph import Graph
-from mirage_cli.lax.program import Program
-from mirage_cli.search import closure, search
-from mirage_cli.search.closure import Closure
-from mirage_cli.search.extract import block_graphs
-from mirage_cli.search.form import search_form
-from mirage_cli.search.kernels import assemble, cut_values, cuts, operators, split
-from mirage_cli.search.mapping import Mapping, mappings
-from mirage_cli.search.mugraph import BlockGraph
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.normal.canonical import canonical
+from mirage_cli.search import search
+from mirage_cli.search.closure import closure
+from mirage_cli.search.closure.closure import Closure
+from mirage_cli.search.closure.extract import block_graphs
+from mirage_cli.search.closure.form import search_form
+from mirage_cli.search.closure.mapping import Mapping, mappings
+from mirage_cli.search.finish.kernels import assemble, cut_values, cuts, operators, split
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions, SearchResult, _together
-from mirage_cli.search.target import load_target
 from tests.lax.programs import graphs, recorded
 from tests.search.programs import (
     attention,

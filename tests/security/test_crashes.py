@@ -14,15 +14,18 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli import pipeline, recheck, report_file, runs
-from mirage_cli.benchmark import BenchOptions, bench_folder
-from mirage_cli.check import CheckJob
+from mirage_cli.benchmark.benchmark import BenchOptions, bench_folder
+from mirage_cli.checks import model_runs
+from mirage_cli.checks.kernel_check import CheckJob
 from mirage_cli.errors import Crashed, ModelError
-from mirage_cli.example import example_inputs
-from mirage_cli.isolation import Lost
-from mirage_cli.options import Options
-from mirage_cli.output import LIBRARY, digest
-from mirage_cli.verification import Verification, VerifyOptions
+from mirage_cli.files.output import LIBRARY, digest
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
+from mirage_cli.processes.isolation import Lost
+from mirage_cli.report import reader
+from mirage_cli.runtime.example import example_inputs
+from mirage_cli.verification import recheck
+from mirage_cli.verification.findings import Verification, VerifyOptions
 from tests.optimized import Optimized, sample
 from tests.security import models as m
 
@@ -37,9 +40,11 @@ def crashing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("crashing") / "model.onnx"
     onnx.save(m.dividing(onnx.load(sample(SAMPLE)), folded), path)
     inputs = example_inputs(onnx.load(path), {}, 0)
-    with runs.Place() as place:
-        found = place.do(runs.Job(str(path), inputs))
-        assert place.do(runs.Job(m.looping(3).SerializeToString(), X))["y"].tolist() == [8, 8], "the place goes on"
+    with model_runs.Place() as place:
+        found = place.do(model_runs.Job(str(path), inputs))
+        assert place.do(model_runs.Job(m.looping(3).SerializeToString(), X))["y"].tolist() == [8, 8], (
+            "the place goes on"
+        )
     if not isinstance(found, Lost) or not isinstance(found.error, Crashed):
         pytest.skip(f"this onnxruntime survives the model: {found}")
     assert found.reason == f"its process ended with SIGFPE while onnxruntime {done} {path}"
@@ -61,7 +66,7 @@ def test_verify_tells_of_it(crashing: tuple[Path, str], optimized: Optimized) ->
 def test_bench_tells_of_it_and_measures_the_rest(crashing: tuple[Path, str], copied: Optimized) -> None:
     path, reason = crashing
     folder = copied(SAMPLE)
-    report = report_file.read(folder)
+    report = reader.read(folder)
     report["model"] |= {"path": str(path), "sha256": digest(path)}
     (folder / "report.json").write_text(json.dumps(report))
     found = bench_folder(folder, BenchOptions(cpu=True, runs=2, threads=1, seconds=0.01))
@@ -81,7 +86,7 @@ def test_optimize_leaves_a_fragment_whose_check_ends(
 ) -> None:
     optimized(SAMPLE)  # its objects are compiled
     monkeypatch.setattr(pipeline, "run_job", ended)
-    monkeypatch.setattr(pipeline.earlier.Checks, "get", lambda *_: None)
+    monkeypatch.setattr(pipeline.fragment_cache.Checks, "get", lambda *_: None)
     options = Options(target=("cpu",), force=True, jobs=jobs, seed=7, cache=str(cache))
     report = pipeline.optimize(str(sample(SAMPLE)), tmp_path / "out", options)
     (fragment,) = report.fragments

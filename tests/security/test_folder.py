@@ -13,19 +13,23 @@ from typing import Any
 import onnx
 import pytest
 
-from mirage_cli import assemble, kept, mugraph_file, pipeline, report_file, showing, trust
 from mirage_cli.backends import toolchain
-from mirage_cli.benchmark import BenchOptions, bench_folder
+from mirage_cli.benchmark.benchmark import BenchOptions, bench_folder
 from mirage_cli.errors import ModelError, Refused, ToolMissing, UsageError
-from mirage_cli.options import Options
-from mirage_cli.output import check_target
-from mirage_cli.recheck import VerifyOptions, verify_folder
-from mirage_cli.report import sealed
-from mirage_cli.verification import Verification
-from tests.frontends.test_torchscript_file import SCRIPT, archive
+from mirage_cli.files import result_store
+from mirage_cli.files.output import check_target
+from mirage_cli.inspection import fragment_details
+from mirage_cli.kernels import trust
+from mirage_cli.optimization import assembly, pipeline
+from mirage_cli.options.options import Options
+from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report.report import sealed
+from mirage_cli.verification.findings import Verification
+from mirage_cli.verification.recheck import VerifyOptions, verify_folder
+from tests.frontends.torchscript.test_archive import SCRIPT, archive
 from tests.optimized import Optimized, once, sample
 from tests.security import models as m
-from tests.test_recheck import failed, match_hashes, mugraph
+from tests.verification.test_recheck import failed, match_hashes, mugraph
 
 OPERATOR, MODEL = "rmsnorm_linear_fp32", "llama_fp32"
 #: writes a file as soon as it is loaded
@@ -128,7 +132,7 @@ def test_programs_that_are_links(copied: Optimized, tmp_path: Path, name: str, w
     (folder / name).unlink(missing_ok=True)
     shutil.copy(elsewhere, folder / name)
     report["files"][name] = hashlib.sha256(elsewhere.read_bytes()).hexdigest()
-    report["seal"] = kept.seal(sealed(report["files"], report["model"]))
+    report["seal"] = result_store.seal(sealed(report["files"], report["model"]))
     assert trust.is_own(folder, report)
     (folder / name).unlink()
     (folder / name).symlink_to(elsewhere)
@@ -224,17 +228,17 @@ def test_files_without_an_end(copied: Optimized, monkeypatch: pytest.MonkeyPatch
     os.mkfifo(folder / source)
     with (folder / "src" / "library.cpp").open("wb") as file:
         file.truncate(1 << 40)
-    monkeypatch.setattr(assemble, "digest", lambda path: "")  # of a terabyte takes its time
+    monkeypatch.setattr(assembly, "digest", lambda path: "")  # of a terabyte takes its time
     found = checked(folder)
     assert {"mirage.h", source, "src/library.cpp"} <= failed(found, "source")
     with pytest.raises(ModelError, match="expected a regular file"):
-        showing.source(folder, mugraph(folder).stem, "cpp")
+        fragment_details.source(folder, mugraph(folder).stem, "cpp")
     mugraph(folder).with_suffix(".svg").write_text("<svg><script>alert(1)</script></svg>")
-    assert "script" not in showing.drawing(folder, mugraph(folder).stem).text()
+    assert "script" not in fragment_details.drawing(folder, mugraph(folder).stem).text()
     (folder / "report.json").unlink()
     os.mkfifo(folder / "report.json")
     with pytest.raises(ModelError, match="expected a regular file"):
-        report_file.read(folder)
+        reader.read(folder)
     with pytest.raises(UsageError, match="did not write"):
         check_target(folder)
 
@@ -316,7 +320,7 @@ def test_the_models_own_folder(tmp_path: Path, cache: Path) -> None:
 
 def test_a_folder_that_is_a_link(copied: Optimized, tmp_path: Path) -> None:
     """The link is replaced, what it leads to stays."""
-    from mirage_cli.output import replaced
+    from mirage_cli.files.output import replaced
 
     folder = copied(OPERATOR)
     (tmp_path / "link").symlink_to(folder)

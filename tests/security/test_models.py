@@ -17,13 +17,14 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from mirage_cli import frontends, inspection, isolation
-from mirage_cli.backends import process
+from mirage_cli import frontends
 from mirage_cli.commands.common import printable
 from mirage_cli.errors import ModelError
-from mirage_cli.frontends import onnx_file
-from mirage_cli.lax import fragment
-from mirage_cli.options import Options
+from mirage_cli.frontends.onnx import protobuf
+from mirage_cli.inspection import summary
+from mirage_cli.lax.fragments import fragment
+from mirage_cli.options.options import Options
+from mirage_cli.processes import isolation, programs
 from tests.fuzz import limits
 from tests.security import models as m
 from tests.security.work import counted
@@ -131,7 +132,7 @@ def test_tensors_that_are_declared_or_made_huge(make: Callable[[], onnx.ModelPro
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (min(_data() + (256 << 20), before[1] % (1 << 62)), before[1]))
     try:
-        inspection.inspect(str(path), Options())
+        summary.inspect(str(path), Options())
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
@@ -204,7 +205,7 @@ def _data() -> int:
     ],
 )
 def test_dimensions_are_read_as_small_polynomials_or_as_names(text: str, tmp_path: Path) -> None:
-    assert inspection.inspect(str(saved(m.symbols(text), tmp_path)), Options()).document["model"]["nodes"] == 1
+    assert summary.inspect(str(saved(m.symbols(text), tmp_path)), Options()).document["model"]["nodes"] == 1
 
 
 GROWING = [
@@ -230,7 +231,7 @@ def test_work_grows_with_the_file(
 
     def inspected(count: int) -> int:
         path = saved(make(count), tmp_path)
-        return counted(lambda: inspection.inspect(str(path), Options()))
+        return counted(lambda: summary.inspect(str(path), Options()))
 
     monkeypatch.setattr(fragment, "LONG", 4)  # what fragments compute again is a chain of so many steps each
     inspected(3)  # what is imported and made once
@@ -240,7 +241,7 @@ def test_work_grows_with_the_file(
 @pytest.mark.parametrize("make", [m.chain, m.behind_a_product, m.doubled, m.skips, m.concatenated])
 def test_chains_of_any_length(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
     """No walk over a graph recurses: Python allows for a thousand calls within each other."""
-    inspection.inspect(str(saved(make(3 if make is m.concatenated else 1100), tmp_path)), Options())
+    summary.inspect(str(saved(make(3 if make is m.concatenated else 1100), tmp_path)), Options())
 
 
 def test_files_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,7 @@ def test_files_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         file.truncate(1 << 42)
     with pytest.raises(ModelError, match="holds at most"):
         frontends.load(str(path))
-    monkeypatch.setattr(onnx_file, "MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(protobuf, "MAX_BYTES", 1 << 16)
     with open("/dev/zero", "rb") as zeros, monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", type("Input", (), {"buffer": zeros}))
         with pytest.raises(ModelError, match="holds at most"):
@@ -312,7 +313,7 @@ def test_sequences_are_not_written_out_at_any_length(name: str, tmp_path: Path) 
     text += " y = SequenceAt(s, at) }"
     path = saved(onnx.parser.parse_model(text), tmp_path)
     with limits.time(5.0):
-        found = inspection.inspect(str(path), Options())
+        found = summary.inspect(str(path), Options())
     assert "SplitToSequence: the operator is not read" in found.text()
 
 
@@ -324,7 +325,7 @@ def test_short_sequences_are_read(tmp_path: Path) -> None:
             t = SplitToSequence <axis = -1> (a, part) b = SequenceAt(t, zero)
             e = Exp(b) f = Tanh(e) y = Mul(e, f)
         }"""
-    found = inspection.inspect(str(saved(onnx.parser.parse_model(text), tmp_path)), Options())
+    found = summary.inspect(str(saved(onnx.parser.parse_model(text), tmp_path)), Options())
     assert "Sequence" not in found.text()
 
 
@@ -337,9 +338,9 @@ def test_programs_are_not_taken_from_the_working_folder(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     for path in (".", "", f".:{os.environ['PATH']}"):
         monkeypatch.setenv("PATH", path)
-        found = process.which("g++")
+        found = programs.which("g++")
         assert found is None or os.path.isabs(found)
-        process.run(["g++", "--version"], tmp_path, 20)
+        programs.run(["g++", "--version"], tmp_path, 20)
     assert not (tmp_path / "harm").exists()
 
 
@@ -350,7 +351,7 @@ def test_modules_are_not_taken_from_the_working_folder(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     script = (
         f"import sys; sys.path[:1] = [{str(root)!r}]\n"
-        "from mirage_cli import isolation\nfrom mirage_cli.search.workers import Workers\nimport math\n"
+        "from mirage_cli.processes import isolation\nfrom mirage_cli.processes.workers import Workers\nimport math\n"
         "assert dict(isolation.each(math.sqrt, [(4,), (9,)], 2)) == {0: 2.0, 1: 3.0}\n"
         "assert Workers(2).map(math.sqrt, [(4,), (9,)]) == [2.0, 3.0]\n"
     )

@@ -11,12 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import helper
 
-from mirage_cli import culprit, mugraph_file, pipeline, report_file, runtime
 from mirage_cli.commands import common
 from mirage_cli.errors import ModelError
+from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, PAGE
 from mirage_cli.main import cli
-from mirage_cli.options import Options
-from mirage_cli.output import LIBRARY, MODEL, MUGRAPHS, PAGE
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
+from mirage_cli.report import mugraph_file, reader
+from mirage_cli.runtime import sessions
+from mirage_cli.verification import bisection
 from tests.exporters.test_html import read as read_page
 from tests.optimized import sample
 from tests.security import models as m
@@ -68,12 +71,12 @@ def hostile() -> onnx.ModelProto:
 
 
 def ran(model: Path, library: Path | None = None) -> list[np.ndarray]:
-    session = runtime.session(model, library)
+    session = sessions.session(model, library)
     rng = np.random.default_rng(0)
     feeds = {
         i.name: rng.random([d if isinstance(d, int) else 3 for d in i.shape], np.float32) for i in session.get_inputs()
     }
-    return list(runtime.run(session, feeds).values())
+    return list(sessions.run(session, feeds).values())
 
 
 def test_names_do_no_harm(cache: Path, tmp_path: Path) -> None:
@@ -84,7 +87,7 @@ def test_names_do_no_harm(cache: Path, tmp_path: Path) -> None:
     assert [f["status"] for f in report.to_json()["fragments"]] == ["replaced"]
     for found, wanted in zip(ran(out / MODEL, out / LIBRARY), ran(path), strict=True):
         assert np.allclose(found, wanted, rtol=1e-5)
-    assert report_file.read(out)["fragments"]
+    assert reader.read(out)["fragments"]
     for file in (out / MUGRAPHS).glob("*.json"):
         mugraph_file.read(file)
     page = (out / PAGE).read_text(encoding="utf-8")
@@ -114,7 +117,7 @@ def test_names_do_no_harm(cache: Path, tmp_path: Path) -> None:
 def test_names_of_arrays_that_are_saved(tmp_path: Path) -> None:
     """Names of tensors are names of files in an archive, and arguments of numpy's function."""
     names = (*NAMES, "file", "allow_pickle", "x/y", "a" * 70_000)
-    np.savez(tmp_path / "saved.npz", allow_pickle=False, **{culprit.entry(n): np.zeros(1) for n in names})
+    np.savez(tmp_path / "saved.npz", allow_pickle=False, **{bisection.entry(n): np.zeros(1) for n in names})
     with np.load(tmp_path / "saved.npz") as found:
         assert len(found.files) == len(names) and "x|y" in found.files
         assert all(f"{n}.npy" in found.zip.namelist() for n in found.files)

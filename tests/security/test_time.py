@@ -9,10 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli import frontends, isolation, recheck, runs, whole
+from mirage_cli import frontends
+from mirage_cli.checks import model_runs, whole_model
 from mirage_cli.errors import OutOfTime
-from mirage_cli.output import LIBRARY
-from mirage_cli.verification import VerifyOptions
+from mirage_cli.files.output import LIBRARY
+from mirage_cli.processes import isolation
+from mirage_cli.verification import recheck
+from mirage_cli.verification.findings import VerifyOptions
 from tests.optimized import Optimized
 from tests.security import models as m
 
@@ -27,18 +30,18 @@ def endless(folder: Path, name: str = "endless.onnx") -> Path:
 
 def test_onnxruntime_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(OutOfTime, match="longer than"):
-        runs.run_job(runs.Job(str(endless(tmp_path)), X, seconds=0.2))
+        model_runs.run_job(model_runs.Job(str(endless(tmp_path)), X, seconds=0.2))
 
 
 def test_time_that_suffices_changes_nothing(tmp_path: Path) -> None:
     model = m.looping(3).SerializeToString()
-    assert np.array_equal(runs.run_job(runs.Job(model, X, seconds=600))["y"], [8, 8])
+    assert np.array_equal(model_runs.run_job(model_runs.Job(model, X, seconds=600))["y"], [8, 8])
 
 
 def test_the_float64_run_is_stopped(tmp_path: Path) -> None:
     imported = frontends.load(str(endless(tmp_path)))
     with pytest.raises(OutOfTime, match="float64"):
-        whole.float64_run(imported, X, 0.2)
+        whole_model.float64_run(imported, X, 0.2)
 
 
 def test_a_process_is_stopped() -> None:

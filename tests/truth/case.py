@@ -12,7 +12,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from mirage_cli.truth import evaluate
-from mirage_cli.truth.values import FLOATS, FORMATS, tensor
+from mirage_cli.truth.calls.values import FLOATS, FORMATS, tensor
 
 #: the newest opset that the installed onnxruntime takes, for which it has kernels
 NEWEST = 26

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto
 
 from mirage_cli.truth import evaluate
-from mirage_cli.truth.values import FLOATS, FORMATS, stored, tensor
+from mirage_cli.truth.calls.values import FLOATS, FORMATS, stored, tensor
 
 #: modules whose cases take seconds to make; pools are tried against onnxruntime
 SLOW = {"averagepool", "lppool", "maxpool"}

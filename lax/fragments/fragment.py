@@ -1,0 +1,477 @@
+"""Fragments: which parts of a graph become programs of their own.
+
+Found by algebra, not by patterns of an exporter. A value is *heavy* when a contraction is computed for it, *light* when
+not. What is stored between fragments (the *ends*) follows from cost:
+
+1. A contraction whose operand comes from another contraction is one fragment with it when storing the intermediate
+   would be wasteful: the intermediate is normalised along the axis that is summed next (attention), or both contractions
+   have stored weights and the intermediate is of low rank (LoRA).
+2. From a contraction the end moves forward through elementwise operators and views as long as everything that is
+   computed from it comes together again; contractions of the same operand that meet there (gate and up projections) are
+   one fragment. It does not move to where the result is repeated along another dimension (a modulation of all tokens by
+   one conditioning vector).
+3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
+   read them; where only elementwise operators read a normalised value, where a value is needed again after the
+   fragments that it feeds (a residual stream), and where several read a costly one (sines of positions) or a long chain, it
+   is stored. Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining them is left to
+   others.
+4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
+   operators, are fragments themselves.
+
+Whatever is left alone has a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.bounds.growth import growth
+from mirage_cli.lax.fragments.facts import Facts
+from mirage_cli.lax.fragments.instantiate import instantiate
+from mirage_cli.lax.fragments.key import key
+from mirage_cli.lax.fragments.kinds import kind
+from mirage_cli.lax.ir import graph as g
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.normal.canonical import canonical
+from mirage_cli.lax.ops import OPS
+
+LOW_RANK = 64  #: a product of two constant weights through at most this many positions is one fragment
+CHAIN = 3  #: this many elementwise operators in a row are worth a kernel of their own
+COSTLY_FLOPS = 8  #: a shared light value of this price for each element is stored rather than computed again
+LONG = 32  #: a shared light value of this many steps is stored rather than computed again
+MAX_STEPS = 400  #: a fragment of more steps is left alone
+
+
+@dataclass(frozen=True, slots=True)
+class LaxFragment:
+    """A fragment: graph values that it reads and computes, and its program in normal form. `key` names equal ones; `growth` is
+    that of the values as the model has them."""
+
+    name: str
+    program: Program
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    steps: tuple[int, ...]
+    key: str
+    growth: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """A value that no fragment computes, and why."""
+
+    value: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Partition:
+    """The fragments of a graph (in topological order) and what was left."""
+
+    fragments: list[LaxFragment] = field(default_factory=list)
+    left: list[LeftAlone] = field(default_factory=list)
+
+
+def partition(graph: g.Graph, names: Mapping[int, str], complete: bool = False) -> Partition:
+    """The fragments of a graph. `names` gives the values that exist as tensors of the model: only these can be stored.
+
+    With `complete` every result is computed by fragments alone, as far as that is possible (rule 5).
+    """
+    return _Partitioner(graph, names, complete).run()
+
+
+def whole_program(graph: g.Graph, names: Mapping[int, str]) -> Program:
+    """The program in normal form of everything that a graph computes, not cut into fragments: from its inputs to its
+    outputs. Raises Refused when some operator or view is not expressible."""
+    inputs = [v for v, step in enumerate(graph.steps) if isinstance(step, g.Input)]
+    return canonical(instantiate(graph, graph.outputs, inputs, dict(names)))
+
+
+class _Partitioner(Facts):
+    def __init__(self, graph: g.Graph, names: Mapping[int, str], complete: bool = False) -> None:
+        super().__init__(graph, names)
+        self.complete = complete
+        self._chained: dict[int, list[int]] = {}
+        self._begins: dict[tuple[int, bool], bool] = {}
+        self._boundaries: dict[int, list[int]] = {}
+        self.long: set[int] = set()
+
+    def store(self, values: Iterable[int]) -> None:
+        """Store values too; where fragments begin is then found out again."""
+        super().store(values)
+        self._begins.clear()
+        self._boundaries.clear()
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+    def run(self) -> Partition:
+        contractions = sorted((v for v in self.live if self.is_contraction(v)), key=lambda v: (self.depth[v], v))
+        absorbed = {c for v in contractions for c in self.chained(v)}
+        ends: dict[int, list[int]] = {}
+        for c in contractions:
+            if c not in absorbed:
+                end = self.end_of(c)
+                ends.setdefault(end, []).append(c)
+                self.store([end])
+        if self.complete:
+            self.store(v for v in self.results if v in self.names and not self.is_source(v) and not self.is_constant(v))
+        self.store([v for v in self.results if not self.stored & {v, self.base(v)} and self.computed(v)])
+        self.store([p for p in self.parts(self.stored) if not self.stored & {p, self.base(p)}])
+        self.store(self.joined(self.stored))
+        self.settle(ends)
+        self.find_long()
+        self.settle(ends)
+        result = Partition()
+        done: set[int] = set()
+        for end in sorted(ends):
+            self.add(result, end, done)
+        for v in sorted(self.stored - set(ends)):
+            if self.complete or self.worth_storing(v):
+                self.add(result, v, done)
+        result.fragments.sort(key=lambda f: f.outputs)
+        return result
+
+    def settle(self, ends: Mapping[int, object]) -> None:
+        """Store light values until every fragment agrees on what is stored."""
+        while True:
+            found: set[int] = set()
+            for end in [*ends, *(v for v in self.stored if v not in ends)]:
+                found |= {v for v in self.boundary(end) if not self.is_source(v)}
+            found |= self.parts(found) | self.joined(found)
+            if found <= self.stored:
+                return
+            self.store(found)
+
+    def add(self, result: Partition, end: int, done: set[int]) -> None:
+        """Make the fragment that ends at `end`, simpler if the whole cannot be expressed; else say why not."""
+        reasons: list[str] = []
+        for attempt in (self.whole, self.sizes_stored, self.operands_stored):
+            try:
+                fragment = attempt(end)
+                if lost := fragment.program.unknown_symbols:
+                    raise Refused(f"the value of {', '.join(lost)} cannot be computed from the shapes of what it reads")
+            except (Refused, InvalidGraph) as e:
+                reasons.append(str(e))
+                continue
+            if end not in done:
+                done.add(end)
+                result.fragments.append(fragment)
+            return
+        result.left.append(LeftAlone(end, reasons[0]))
+
+    # --- rule 1: contractions of contractions ------------------------------------------------------------------------------
+    def chained(self, c: int) -> list[int]:
+        """The contractions that `c` computes with itself."""
+        if c not in self._chained:
+            self._chained[c] = self.find_chained(c)
+        return self._chained[c]
+
+    def find_chained(self, c: int) -> list[int]:
+        """The same, for the first time."""
+        step = self.step(c)
+        assert isinstance(step, g.Contract)
+        found: list[int] = []
+        for side, labels in zip(self.graph.inputs[c], (step.lhs, step.rhs), strict=True):
+            if not self.heavy[side]:
+                continue
+            summed = [i for i, label in enumerate(labels) if label not in step.out]
+            inner = self.contractions_behind(side)
+            if self.normalised(side, summed, set(inner)) or self.low_rank(c, side, summed, inner):
+                found += inner
+        return found
+
+    def contractions_behind(self, v: int) -> list[int]:
+        """The nearest contractions behind a value."""
+        found, seen, todo = [], set(), [v]
+        while todo:
+            x = todo.pop()
+            if x in seen or not self.heavy[x]:
+                continue
+            seen.add(x)
+            if self.is_contraction(x):
+                found.append(x)
+            else:
+                todo.extend(self.graph.inputs[x])
+        return sorted(found)
+
+    def normalised(self, v: int, summed: Iterable[int], stops: set[int]) -> bool:
+        """Whether a softmax along the summed dimensions, with or without a maximum that is subtracted, lies between the
+        contractions and `v`."""
+        wanted = {self.graph.dims(v)[i] for i in summed}
+        for x in self.graph.cone([v], stops):
+            dims = self.weighed(x)
+            if dims is not None and self.heavy[x]:
+                over = {self.graph.dims(x)[i] for i in dims}
+                return over == wanted and not self.shared(x, v, stops)
+        return False
+
+    def weighed(self, x: int) -> tuple[int, ...] | None:
+        """The dimensions along which `x` holds the exponentials of a softmax: what a stable exponential says, or where
+        exponentials are summed."""
+        step = self.step(x)
+        if isinstance(step, g.StableExp):
+            return step.dims
+        if not (isinstance(step, g.Map) and step.op == "exp"):
+            return None
+        sums = [s for u in self.users[x] if isinstance(s := self.step(u), g.Reduce) and s.kind == "sum"]
+        return sums[0].dims if sums else None
+
+    def shared(self, x: int, v: int, stops: set[int]) -> bool:
+        """Whether something outside the way from the contractions to `v` needs the scores or their exponentials."""
+        inside = set(self.graph.cone([v], stops))
+        return (
+            any(
+                (u not in inside and y != v) or y in self.results
+                for y in inside
+                if self.heavy[y] and y not in stops
+                for u in self.users[y]
+            )
+            and x in inside
+        )
+
+    def low_rank(self, c: int, side: int, summed: Iterable[int], inner: list[int]) -> bool:
+        """Whether `c` and the contraction behind its operand are products with stored weights of low rank."""
+        rank = ex.product(self.graph.dims(side)[i] for i in summed)
+        if not isinstance(rank, int) or rank > LOW_RANK or len(inner) != 1 or not self.linear_path(side, inner[0]):
+            return False
+        for x in (c, inner[0]):
+            if not any(self.is_source(self.base(i)) for i in self.graph.inputs[x]):
+                return False
+        sizes = [e for v in (*self.graph.inputs[inner[0]], c) for e in self.graph.dims(v)[-1:]]
+        return all(not isinstance(n, int) or n == rank or n >= 4 * rank for n in sizes)
+
+    def linear_path(self, v: int, c: int) -> bool:
+        """Whether only views and constant factors lie between contraction `c` and `v`, and nothing else reads it."""
+        while v != c:
+            if len(self.users[v]) != 1 or v in self.results:
+                return False
+            if self.is_view(v):
+                v = self.graph.inputs[v][0]
+                continue
+            step = self.step(v)
+            heavy = [i for i in self.graph.inputs[v] if self.heavy[i]]
+            if not isinstance(step, g.Map) or step.op not in ("mul", "div") or len(heavy) != 1:
+                return False
+            v = heavy[0]
+        return len(self.users[c]) == 1
+
+    # --- rule 2: the end of a fragment ---------------------------------------------------------------------------------------
+    def end_of(self, c: int) -> int:
+        """Where the result of a contraction is stored."""
+        current = named = c
+        while (following := self.next_end(current, c)) is not None:
+            current = following
+            named = current if current in self.names else named
+        current = named
+        while (following := self.trailing_view(current)) is not None:
+            current = following
+            named = current if current in self.names else named
+        return named
+
+    def trailing_view(self, v: int) -> int | None:
+        """The only reader of `v`, when it is a view that can be part of the store."""
+        if v in self.results or len(self.users[v]) != 1:
+            return None
+        (u,) = self.users[v]
+        return u if isinstance(self.step(u), g.Reshape | g.Transpose) else None
+
+    def next_end(self, current: int, c: int) -> int | None:
+        """The nearest value through which everything computed from `current` passes, over elementwise steps only."""
+        region = {current}
+        left = {
+            current: len(self.users[current])
+        }  #: values whose readers are not all in the region, and how many are not
+        pending = list(self.users[current])  # a heap: sorted as it is
+        while pending:
+            t = heappop(pending)
+            if t in region:
+                continue
+            if not self.absorbable(t, region, c):
+                return None
+            region.add(t)
+            for i in set(self.graph.inputs[t]) & left.keys():
+                left[i] -= 1
+                if not left[i] and i not in self.results:
+                    del left[i]
+            left[t] = len(self.users[t])
+            for u in self.users[t]:
+                heappush(pending, u)
+            if left.keys() == {t}:
+                return t
+            if len(region) > MAX_STEPS:
+                return None
+        return None
+
+    def absorbable(self, t: int, region: set[int], c: int) -> bool:
+        """Whether a step can be computed where the contraction's result is."""
+        step = self.step(t)
+        if isinstance(step, g.Cast | g.Reshape | g.Transpose | g.Slice):
+            return True
+        if not isinstance(step, g.Map):
+            return False
+        if all(self.elements(i) != self.elements(t) for i in self.graph.inputs[t] if i in region):
+            return False  # it repeats the result: computing that once costs less than once for each copy
+        for i in self.graph.inputs[t]:
+            if i in region or self.light_from_stored(i):
+                continue
+            behind = self.contractions_behind(i)
+            if self.elements(i) != self.elements(t) or not self.same_operand([c], behind):
+                return False
+        return True
+
+    def same_operand(self, a: Iterable[int], b: Iterable[int]) -> bool:
+        """Whether contractions read one common operand (chained ones: at their start)."""
+        return bool(self.roots(a) & self.roots(b))
+
+    def roots(self, contractions: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        seen: set[int] = set()
+        todo = list(contractions)
+        while todo:
+            c = todo.pop()
+            if c in seen:
+                continue
+            seen.add(c)
+            inner = self.chained(c)
+            for i in self.graph.inputs[c]:
+                if self.is_constant(i):
+                    continue
+                if inner and self.heavy[i] and i not in self.stored:
+                    todo += inner
+                else:
+                    found.add(self.base(i))
+        return found
+
+    # --- rule 3: what a fragment reads ---------------------------------------------------------------------------------------
+    def boundary(self, end: int) -> list[int]:
+        """The values at which the fragment of `end` begins."""
+        if end not in self._boundaries:
+            self._boundaries[end] = self.find_boundary(end)
+        return self._boundaries[end]
+
+    def find_boundary(self, end: int) -> list[int]:
+        """The same, for the first time since something was stored."""
+        found: dict[int, None] = {}
+        seen: set[tuple[int, bool]] = set()
+        light = all(self.light_from_stored(i) for i in self.graph.inputs[end]) and not self.is_contraction(end)
+        todo = [(end, light)]  # a light fragment may hold normalisations that only elementwise operators read
+        while todo:
+            v, contracted = todo.pop()
+            if (v, contracted) in seen:
+                continue
+            seen.add((v, contracted))
+            if v != end and self.begins(v, contracted):
+                found[v] = None
+                continue
+            inner = contracted or self.is_contraction(v)
+            todo.extend((i, inner) for i in self.graph.inputs[v])
+        return sorted(found)
+
+    def begins(self, v: int, contracted: bool) -> bool:
+        """Whether a fragment reads `v` from memory rather than compute it."""
+        if (v, contracted) not in self._begins:
+            self._begins[v, contracted] = self.find_begins(v, contracted)
+        return self._begins[v, contracted]
+
+    def find_begins(self, v: int, contracted: bool) -> bool:
+        """The same, for the first time since something was stored."""
+        step = self.step(v)
+        if v in self.stored or self.is_source(v):
+            return True
+        if isinstance(step, g.Fill) or v not in self.names or self.is_view(v):
+            return False
+        if self.unequal(v):
+            return True
+        if self.heavy[v] and not self.light_from_stored(v):
+            return False
+        if not contracted and self.has_reduction(v):
+            return True
+        if isinstance(step, g.Map) and self.crosses(v):
+            return True
+        if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and len(self.readers(v)) > 1:
+            return step.op not in ("sigmoid", "silu", "gelu", "gelu_tanh")
+        return v in self.long
+
+    def find_long(self) -> None:
+        """Find the light values that several steps read and `LONG` steps compute, from what is stored or such values: what
+        fragments compute again then grows with how many they are, and not with the model as well."""
+        for v in sorted(self.live & self.names.keys()):
+            shared = not self.is_view(v) and len(self.readers(v)) > 1 and self.light_from_stored(v)
+            if shared and self.behind(v, self.long, LONG) == LONG:
+                self.long.add(v)
+        self._begins.clear()
+        self._boundaries.clear()
+
+    def parts(self, values: Iterable[int]) -> set[int]:
+        """What is computed to store values: the parts of concatenations that no program reads across their joints (new keys
+        behind a cache), else a value itself."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        todo = list(values)
+        while todo:
+            v = todo.pop()
+            base = self.base(v)
+            if not self.unequal(base):
+                found.add(v)
+            elif base not in seen:
+                seen.add(base)
+                todo += [i for i in self.graph.inputs[base] if self.computed(i)]
+        return found
+
+    # --- rule 4 and making fragments -----------------------------------------------------------------------------------------
+    def worth_storing(self, v: int, boundary: Iterable[int] | None = None) -> bool:
+        """Whether a stored light value is a fragment: a normalisation, or several elementwise operators."""
+        steps = [self.step(x) for x in self.graph.cone([v], self.boundary(v) if boundary is None else boundary)]
+        return any(isinstance(s, g.Reduce) for s in steps) or sum(isinstance(s, g.Map) for s in steps) >= CHAIN
+
+    def whole(self, end: int) -> LaxFragment:
+        return self.make(end, self.boundary(end))
+
+    def sizes_stored(self, end: int) -> LaxFragment:
+        """The fragment that reads what would be computed for it from symbols that no shape of what it reads has."""
+        begin = set(self.boundary(end))
+        given = {n for v in begin for e in self.graph.dims(v) for n in ex.names(e)}
+        tainted: set[int] = set()
+        for v in self.graph.cone([end], begin):
+            own = {n for e in self.graph.dims(v) for n in ex.names(e)}
+            if v not in begin and (own - given or tainted.intersection(self.graph.inputs[v])):
+                tainted.add(v)
+        extra = {v for v in tainted if v in self.names and not self.heavy[v] and v != end}
+        boundary = extra.union(begin)
+        if not extra or not (self.heavy[end] or self.worth_storing(end, boundary)):
+            raise Refused("nothing that it computes depends on sizes alone")
+        return self.make(end, [v for v in self.graph.cone([end], boundary) if v in boundary])
+
+    def operands_stored(self, end: int) -> LaxFragment:
+        """The fragment without what it would compute again for its contractions."""
+        extra = {
+            i
+            for v in self.graph.cone([end], self.boundary(end))
+            if self.is_contraction(v)
+            for i in self.graph.inputs[v]
+            if i in self.names and self.light_from_stored(i)
+        }
+        boundary = set(self.boundary(end)) | extra
+        return self.make(end, [v for v in self.graph.cone([end], boundary) if v in boundary])
+
+    def make(self, end: int, boundary: list[int]) -> LaxFragment:
+        if end not in self.names:
+            raise Refused("its result is no tensor of the model")
+        unnamed = [v for v in boundary if v not in self.names]
+        if unnamed:
+            raise Refused("it reads a value that is no tensor of the model")
+        steps = self.graph.cone([end], boundary)
+        begin = set(boundary)
+        if len(steps) > MAX_STEPS:
+            raise Refused(f"it would have {len(steps)} steps, more than {MAX_STEPS}")
+        stated = instantiate(self.graph, [end], boundary, {v: self.names[v] for v in steps if v in self.names})
+        program = canonical(stated)
+        if not self.complete and (not program.nodes or not program.outputs[0].access):
+            raise Refused("there is nothing to compute")
+        by_name = {self.names[v]: v for v in boundary}
+        inputs = tuple(by_name[s.name] for s in program.sources)
+        inner = tuple(v for v in steps if v not in begin)
+        return LaxFragment(kind(program), program, inputs, (end,), inner, key(program), growth(stated))

@@ -1,0 +1,133 @@
+"""`mirage bench`: the fragments of an output folder and its whole model, original against patched.
+
+Both sides are measured in a process of its own. It is begun before this one imports what it needs itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mirage_cli.benchmark.options import BenchOptions
+from mirage_cli.errors import UsageError
+from mirage_cli.files.output import MARK, PAGE, steady
+from mirage_cli.kernels import trust
+from mirage_cli.machine import devices
+from mirage_cli.measurement.contestant import Place
+from mirage_cli.processes.isolation import Lost, Resident
+from mirage_cli.report import reader
+from mirage_cli.report.report import REPLACED
+from mirage_cli.runtime import sessions
+
+if TYPE_CHECKING:
+    from mirage_cli.benchmark.report import BenchReport, FragmentRow
+    from mirage_cli.benchmark.rows import Prepared, Rows
+    from mirage_cli.optimization.fragment_times import Comparison
+    from mirage_cli.optimization.pipeline import Progress
+
+__all__ = ["BenchOptions", "bench_folder", "choose_place"]
+
+
+def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None = None) -> BenchReport:
+    """Measure an output folder.
+
+    Raises ModelError for a folder that `optimize` did not write, UsageError for options that do not fit, ToolMissing for
+    a GPU that onnxruntime cannot use, Busy when another run replaces the folder meanwhile. What gives other answers,
+    fails, or ends the process that measures, is part of the report.
+    """
+    with steady(folder):
+        found = _bench_folder(folder, options, progress)
+    if not options.record:
+        return found
+    from mirage_cli.optimization import assembly  # noqa: PLC0415
+
+    target = found.settings["provider"]
+    rows = {
+        r.id: r.comparison.measured(found.device) | {"target": target, "inputs": list(r.inputs)}
+        for r in found.fragments
+    }
+    assembly.add_times(folder, found.device, rows)
+    return replace(found, notes=(*found.notes, f"recorded in {folder / MARK} and {folder / PAGE}"))
+
+
+def rows_of(folder: Path, options: BenchOptions, place: Place) -> Rows:
+    """The rows of a folder, made in the process that measures."""
+    from mirage_cli.benchmark.rows import Rows  # noqa: PLC0415 - onnx and all that searches
+
+    return Rows(folder, options, place)
+
+
+def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -> BenchReport:
+    report = reader.read(folder)
+    trust.check_unchanged(folder, report)
+    place = choose_place(options, "cuda" in _targets(report))
+    device = devices.name(place.provider, place.device)
+    replaced = [f for f in report["fragments"] if f["status"] == REPLACED]
+    rows = Resident(rows_of, (folder.absolute(), options, place), options.timeout, options.max_memory)
+    rows.begin()
+    from mirage_cli.benchmark.report import BenchReport  # noqa: PLC0415 - the process that was begun does so meanwhile
+    from mirage_cli.optimization.fragment_times import lost  # noqa: PLC0415
+    from mirage_cli.optimization.pipeline import Silent  # noqa: PLC0415
+
+    progress = shown or Silent()
+    try:
+        prepared: Prepared | Lost = rows.call("prepared", (), options.timeout)
+        if isinstance(prepared, Lost):
+            raise prepared.raised()
+        progress.stage("measure", len(replaced) + 1)
+        fragments = []
+        for k, f in enumerate(replaced):
+            row: FragmentRow | Lost = rows.call("fragment", (k,), options.timeout)
+            fragments.append(unmeasured(f, row) if isinstance(row, Lost) else row)
+            progress.step(f["name"])
+        whole: Comparison | Lost = rows.call("whole", (), options.timeout)
+        progress.step("whole model")
+    finally:
+        rows.close()
+    settings = {
+        "provider": place.provider,
+        "onnxruntime": sessions.version(),
+        "threads": options.threads,
+        "input_sets": prepared.sets,
+        "seed": options.seed,
+        "inputs": prepared.inputs,
+        "gpu_state": devices.state(place.device) if place.provider == "cuda" else {},
+    }
+    model = lost(whole) if isinstance(whole, Lost) else whole
+    return BenchReport(device, settings, prepared.note, tuple(fragments), model, prepared.absent)
+
+
+def unmeasured(fragment: Mapping[str, Any], reason: Lost) -> FragmentRow:
+    """The row of a fragment, told by its part of the report of `optimize`, that ended the process that measured it."""
+    from mirage_cli.benchmark.report import FragmentRow  # noqa: PLC0415
+    from mirage_cli.optimization.fragment_times import lost  # noqa: PLC0415
+
+    return FragmentRow(fragment["id"], fragment["name"], fragment["occurrences"], (), lost(reason))
+
+
+# ---- where -----------------------------------------------------------------------------------------------------------
+
+
+def choose_place(options: BenchOptions, has_cuda: bool) -> Place:
+    """Where to measure a folder, given whether its library has CUDA kernels. Raises UsageError and ToolMissing."""
+    if options.gpu is not None and options.cpu:
+        raise UsageError("--gpu and --cpu exclude each other")
+    if options.gpu is not None:
+        sessions.check_provider("cuda")
+        devices.device(options.gpu)
+        if not has_cuda:
+            raise UsageError(
+                "the library of this folder has no CUDA kernels", "optimize with --target cuda, or use --cpu"
+            )
+        return Place("cuda", options.gpu, options.threads)
+    if not options.cpu and has_cuda and "cuda" in sessions.providers() and devices.devices():
+        return Place("cuda", 0, options.threads)
+    return Place("cpu", 0, options.threads)
+
+
+def _targets(report: Mapping[str, Any]) -> set[str]:
+    """The kinds of target that all replaced fragments have kernels for."""
+    kinds = [set(f["schedule"]) for f in report["fragments"] if f["status"] == "replaced"]
+    return set.intersection(*kinds) if kinds else {"cpu", "cuda"}

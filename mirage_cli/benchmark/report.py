@@ -1,0 +1,174 @@
+"""The result of `mirage bench` as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mirage_cli import __version__
+from mirage_cli.measurement.timing import Distribution
+from mirage_cli.optimization.fragment_times import CRASHED, MIRAGE, ORIGINAL, Comparison, Entry
+
+METHOD = (
+    "Answers are compared first. Then original and mirage run in turns in one process, each sample one call or as many as "
+    "last a millisecond; times are medians with quartiles, the speedup is the median of the rounds' quotients. A "
+    "fragment's model calls its operator on different tensors, more of them than the cache holds where limits allow, and "
+    "its time is that of one call. Inputs and outputs lie on the device. Threads of onnxruntime stop waiting when a call "
+    "ends. On CUDA, float32 products are float32 on both sides, and fragments are replays of a CUDA graph."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentRow:
+    """A fragment's measurement beside what the report of `optimize` says of it; times in microseconds, None where the
+    report's are for another target or other sizes."""
+
+    id: str
+    name: str
+    occurrences: int
+    inputs: tuple[str, ...]
+    comparison: Comparison
+    predicted_us: float | None = None
+    floor_us: float | None = None
+
+    def to_json(self, device: str) -> dict[str, Any]:
+        """One element of `fragments`."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "occurrences": self.occurrences,
+            "inputs": list(self.inputs),
+            "predicted_us": self.predicted_us,
+            "floor_us": self.floor_us,
+            **_comparison(self.comparison),
+            "measured": [self.comparison.measured(device)],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """All measurements of an output folder. `device` is what ran them, `settings` how, `original` which file was the
+    original side of the whole model, `absent` the peers that were not there and why."""
+
+    device: str
+    settings: dict[str, Any]
+    original: str
+    fragments: tuple[FragmentRow, ...]
+    model: Comparison
+    absent: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether anything gave other answers than the original, or ended the process that measured it."""
+        found = [*(r.comparison for r in self.fragments), self.model]
+        return any(e.problem.startswith(("wrong", CRASHED)) for c in found for e in c.entries)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document; times in microseconds."""
+        return {
+            "mirage": __version__,
+            "device": self.device,
+            "settings": self.settings,
+            "method": METHOD,
+            "fragments": [r.to_json(self.device) for r in self.fragments],
+            "model": {"original": self.original, **_comparison(self.model)},
+            "absent_peers": self.absent,
+            "notes": list(self.notes),
+        }
+
+    def text(self) -> str:
+        """A table: microseconds, medians with quartiles."""
+        peers = list(dict.fromkeys(e.name for r in self.fragments for e in r.comparison.entries if _is_peer(e)))
+        head = ["us for one call", "places", ORIGINAL, MIRAGE, "speedup", "predicted", "floor", *peers]
+        rows = [head, *(_row(r, peers) for r in self.fragments), self._model_row(len(peers))]
+        lines = [self.device, *_settings(self.settings), "", *_table(rows), ""]
+        lines += [f"original of the whole model: {self.original}"]
+        lines += [f"{r.name} {r.id}: {p}" for r in self.fragments for p in _problems(r.comparison)]
+        lines += [f"whole model: {p}" for p in _problems(self.model)]
+        lines += [f"{name}: {reason}" for name, reason in self.absent.items()]
+        return "\n".join([*lines, *self.notes]) + "\n"
+
+    def _model_row(self, peers: int) -> list[str]:
+        c = self.model
+        return [
+            "whole model",
+            "",
+            _us(c.entry(ORIGINAL)),
+            _us(c.entry(MIRAGE)),
+            _times(c.speedup),
+            "",
+            "",
+            *[""] * peers,
+        ]
+
+
+def _is_peer(e: Entry) -> bool:
+    return e.name not in (ORIGINAL, MIRAGE)
+
+
+def _comparison(c: Comparison) -> dict[str, Any]:
+    speedup = c.speedup
+    return {
+        "calls": c.calls,
+        "cuda_graph": c.graph,
+        "contestants": [e.to_json() for e in c.entries],
+        "speedup": speedup.to_json() if speedup else None,
+        "notes": list(c.notes),
+    }
+
+
+def _settings(settings: Mapping[str, Any]) -> list[str]:
+    """The settings in lines, shapes as 2x12."""
+    plain = [f"{k} {v}" for k, v in settings.items() if v is not None and not isinstance(v, dict)]
+    inputs = [f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in settings["inputs"].items()]
+    state = [f"{name} {value}" for name, value in settings["gpu_state"].items()]
+    return [", ".join(part) for part in (plain, inputs, state) if part]
+
+
+def _row(r: FragmentRow, peers: Sequence[str]) -> list[str]:
+    c = r.comparison
+    known = ["-" if x is None else _number(x) for x in (r.predicted_us, r.floor_us)]
+    times = [_us(c.entry(n)) for n in (ORIGINAL, MIRAGE)]
+    return [
+        f"{r.name} {r.id}",
+        str(r.occurrences),
+        *times,
+        _times(c.speedup),
+        *known,
+        *(_us(c.entry(n)) for n in peers),
+    ]
+
+
+def _us(e: Entry) -> str:
+    if e.us is None:
+        return e.problem.partition(":")[0] or "-"
+    first, third = e.us.quartiles
+    return f"{_number(e.us.median)} ({_number(first)}-{_number(third)})"
+
+
+def _times(speedup: Distribution | None) -> str:
+    if speedup is None:
+        return "-"
+    first, third = speedup.quartiles
+    return f"{speedup.median:.2f} ({first:.2f}-{third:.2f})"
+
+
+def _number(us: float) -> str:
+    """Three digits that matter, without an exponent."""
+    return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def _problems(c: Comparison) -> list[str]:
+    return [f"{e.name}: {e.problem}" for e in c.entries if e.problem] + list(c.notes)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns side by side, the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,218 @@
+"""What `mirage bench` measures, in a process of its own: the fragments of an output folder, and its whole model.
+
+The original may be anybody's model, at which onnxruntime may end its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from mirage_cli.backends.spec import operator_spec
+from mirage_cli.benchmark import gpu_fragment
+from mirage_cli.benchmark.options import BenchOptions
+from mirage_cli.benchmark.report import FragmentRow
+from mirage_cli.errors import ToolMissing, UsageError
+from mirage_cli.files.output import LIBRARY, MODEL, digest
+from mirage_cli.frontends import sizes
+from mirage_cli.frontends.onnx import protobuf
+from mirage_cli.lax.ir.program import Program, program_from_json
+from mirage_cli.machine import devices
+from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place
+from mirage_cli.measurement.gpu import GpuTimer
+from mirage_cli.measurement.timing import Effort
+from mirage_cli.optimization import fragment_models
+from mirage_cli.optimization.fragment_times import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
+from mirage_cli.options import dims
+from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report.report import REPLACED
+from mirage_cli.runtime import example, given, sessions
+from mirage_cli.runtime.bfloat16 import holds_bfloat16
+
+Arrays = dict[str, NDArray[Any]]
+MAX_SETS = 8  #: sets of inputs of the whole model
+NO_TORCH = "not compared: PyTorch is a peer on a GPU only"
+WIDENED = (
+    "onnxruntime has no bfloat16 kernels on the CPU: the original's operators compute in float32 between conversions"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known before anything is measured: the shapes of the whole model's inputs, how many sets of them there are, the
+    file of the original side and what to say of it, the peers that are absent and why."""
+
+    inputs: dict[str, list[int]]
+    sets: int
+    note: str
+    absent: dict[str, str]
+
+
+class Rows:
+    """The rows of a folder, which are measured one by one. Lives in a process of its own."""
+
+    def __init__(self, folder: Path, options: BenchOptions, place: Place) -> None:
+        """Raises ModelError for parts that do not belong together, UsageError for sizes that do not fit."""
+        self.folder, self.options, self.place = folder, options, place
+        self.effort = Effort(options.seconds, options.runs)
+        report = reader.read(folder)
+        self.model = read_model(folder / MODEL)
+        self.sets = input_sets(self.model, options, devices.cache_bytes(place.provider))
+        replaced = [f for f in report["fragments"] if f["status"] == REPLACED]
+        self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place)
+        self.original, self.note = original_model(folder, report)
+        self.gpu, self.absent = opened(place, options)
+
+    def prepared(self) -> Prepared:
+        """What is known before anything is measured."""
+        inputs = {name: list(a.shape) for name, a in self.sets[0].items()}
+        return Prepared(inputs, len(self.sets), self.note, self.absent)
+
+    def fragment(self, number: int) -> FragmentRow:
+        """Measure a replaced fragment."""
+        fragment, options, library = self.fragments[number], self.options, self.folder / LIBRARY
+        found = measure_fragment(fragment.models, library, self.place, self.effort, options.seed)
+        if self.gpu is not None:
+            more = gpu_fragment.entries(
+                self.gpu, fragment.models, fragment.program, library, options.peers, options.seconds, options.seed
+            )
+            found = replace(found, entries=(*found.entries, *more))
+        return fragment.row(found)
+
+    def whole(self) -> Comparison:
+        """Measure the original model against the patched one with its library."""
+        library = self.folder / LIBRARY if self.fragments else None
+        graph = self.model.graph
+        tensors = [v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)]
+        tensors += [t.data_type for t in graph.initializer]
+        makers: dict[str, Callable[[], Contestant]] = {
+            ORIGINAL: lambda: OrtContestant(self.original, None, self.sets, self.place),
+            MIRAGE: lambda: OrtContestant(self.folder / MODEL, library, self.sets, self.place),
+        }
+        found = compare(makers, self.effort, unit=sessions.coarsest_unit(tensors, graph.node))
+        widened = self.place.provider == "cpu" and holds_bfloat16(self.model)
+        return replace(found, notes=(*found.notes, WIDENED)) if widened else found
+
+
+def opened(place: Place, options: BenchOptions) -> tuple[GpuTimer | None, dict[str, str]]:
+    """What times kernels and torch on a GPU, or why torch is absent."""
+    if place.provider != "cuda":
+        return None, {"torch": NO_TORCH}
+    try:
+        return gpu_fragment.opened(place.device), {}
+    except ToolMissing as e:
+        return None, {"torch": f"not compared: {e} ({e.hint})"}
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The patched model, its external data not loaded. Raises ModelError."""
+    return protobuf.parse(protobuf.read_bytes(str(path)), str(path))
+
+
+def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
+    """The file that is the original side, and what to say of it: the model that was optimized, when it is still there
+    and the same, else the patched one without its library, whose functions hold the original nodes."""
+    model = report["model"]
+    path = Path(model["path"])
+    if model["format"] != "onnx":
+        return folder / MODEL, f"{folder / MODEL} without its library ({path} is {model['format']})"
+    try:
+        found = digest(path)
+        external = {n: digest(path.parent / n) for n in model["external_data"]}
+        if found == model["sha256"] and external == model["external_data"]:
+            return path, str(path)
+        problem = "has changed"
+    except OSError:
+        problem = "is not there"
+    return folder / MODEL, f"{folder / MODEL} without its library ({model['path']} {problem})"
+
+
+def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> list[Arrays]:
+    """Sets of inputs for the whole model, with different values: two, or more as long as they do not exceed four times
+    the cache; those of --inputs in their place. Raises UsageError when options do not fit the inputs."""
+    if options.inputs is not None:
+        chosen = given.read(options.inputs, model)
+        return [{name: a.copy() for name, a in chosen.items()} for _ in range(_count(chosen, cache))]
+    asked = dims.parse_shapes(options.shape)
+    numbers = sizes_of(model, options.dim, asked)
+    first = example.example_inputs(model, numbers, options.seed)
+    dims.check_inputs(asked, first)
+    for name, shape in asked.items():
+        if first[name].shape != shape:
+            found = "x".join(map(str, first[name].shape))
+            raise UsageError(f"--shape {name}={'x'.join(map(str, shape))}: the model's input is {found}")
+    return [first, *(example.example_inputs(model, numbers, options.seed + k) for k in range(1, _count(first, cache)))]
+
+
+def _count(inputs: Arrays, cache: int) -> int:
+    """How many sets of inputs there are."""
+    size = max(1, sum(a.nbytes for a in inputs.values()))
+    return max(2, min(MAX_SETS, COLD * cache // size))
+
+
+def sizes_of(model: onnx.ModelProto, dim: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Numbers for the symbolic dimensions of a model's inputs, as far as --dim (typical values) and --shape tell.
+
+    Raises UsageError for a symbol that the model lacks.
+    """
+    weights = {t.name for t in model.graph.initializer}
+    texts = {
+        f"{i.name}.{k}": d.dim_param
+        for i in model.graph.input
+        if i.name not in weights
+        for k, d in enumerate(i.type.tensor_type.shape.dim)
+    }
+    ranges = dims.parse(dim)
+    dims.check_known(ranges, [n for text in texts.values() if text for n in sizes.names(sizes.parse(text))])
+    numbers = {
+        texts.get(f"{name}.{k}") or f"{name}.{k}": number
+        for name, shape in shapes.items()
+        for k, number in enumerate(shape)
+    }
+    return numbers | dims.typical(ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFragment:
+    """A fragment to measure: its models, its part of the report of `optimize`, its program."""
+
+    models: fragment_models.FragmentModel
+    data: Mapping[str, Any]
+    provider: str
+    program: Program
+
+    def row(self, comparison: Comparison) -> FragmentRow:
+        """Its row in the report, with the predictions where they are for this target and these sizes."""
+        d, spec = self.data, self.models.spec
+        applies = ("cuda" if "cuda" in d["schedule"] else "cpu") == self.provider and not spec.symbols
+        inputs = tuple(
+            f"{t.dtype}[{', '.join(map(str, s))}]" for t, s in zip(spec.inputs, self.models.shapes, strict=True)
+        )
+        return FragmentRow(
+            d["id"],
+            d["name"],
+            d["occurrences"],
+            inputs,
+            comparison,
+            d["predicted_us"] if applies else None,
+            d["floor_us"] if applies else None,
+        )
+
+
+def fragment_rows(
+    folder: Path, model: onnx.ModelProto, replaced: Sequence[Mapping[str, Any]], feeds: Arrays, place: Place
+) -> list[BenchFragment]:
+    """The replaced fragments of a folder with their models. Raises ModelError when its parts do not belong together."""
+    specs, programs = [], {}
+    for f in replaced:
+        path = folder / f["mugraph"]["file"]
+        stored = mugraph_file.read(path)
+        programs[f["id"]] = program_from_json(stored["program"])
+        specs.append(operator_spec(f["id"], stored["operator"]))
+    models = fragment_models.from_folder(model, folder, specs, feeds)
+    return [BenchFragment(models[f["id"]], f, place.provider, programs[f["id"]]) for f in replaced]

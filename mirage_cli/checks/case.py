@@ -1,0 +1,91 @@
+"""One case of a float check: inputs, what the original made of them, what is right, and how results are held against that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.checks import threshold_inputs
+from mirage_cli.checks.random_inputs import PLAIN
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.numerics import windows
+from mirage_cli.numerics.accuracy import ILL_CONDITIONED, Accuracy, Sample, judged, kept
+from mirage_cli.numerics.edges import ENDS, HUGE, NOT_FINITE, SPIKES, TINY
+
+Runner = Callable[[Sequence[NDArray[Any]], Mapping[str, int]], Sequence[NDArray[Any]]]
+#: kinds of inputs on which sums overflow in one order or another
+MIXED = (HUGE, SPIKES, TINY, ENDS, *threshold_inputs.KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs of a program in the order of its sources, what its symbols are, and for each output what the original made
+    of them and the float64 result: of the whole program, or of its `windows` one after the other. `number` is the place among
+    the draws of a check; `again` makes more draws of the same case. `others` give results that are right as well
+    (`Reference.others`), `parted` is the node at which the original parts from them."""
+
+    name: str
+    arrays: tuple[NDArray[Any], ...]
+    symbols: Mapping[str, int]
+    original: tuple[NDArray[Any], ...]
+    wanted: tuple[NDArray[Any], ...]
+    windows: tuple[Program, ...] = ()
+    number: int = 0
+    again: Callable[[], Iterable[Case]] | None = None
+    others: tuple[Callable[[], tuple[NDArray[Any], ...] | None], ...] = ()
+    parted: str = ""
+
+    def compared(self, program: Program, results: Sequence[Any], kernel: Runner | None = None) -> Accuracy:
+        """The first accuracy that does not pass, else the one with the largest error beside the original's. With the kernel
+        that made the results, outputs that do not pass are judged over more draws, and against the other right results."""
+        found = self._compared(program, results, kernel)
+        for k, other in enumerate(self.others):
+            wanted = None if found.passed else other()
+            if wanted is not None:
+                again = partial(self._others, k)
+                beside = replace(self, wanted=wanted, again=again)._compared(program, results, kernel)
+                found = beside if beside.passed else found
+        return found
+
+    def _others(self, k: int) -> Iterator[Case]:
+        """More draws, with their other results number k."""
+        for c in self.again() if self.again is not None else ():
+            wanted = c.others[k]()
+            if wanted is not None:
+                yield replace(c, wanted=wanted)
+
+    def _compared(self, program: Program, results: Sequence[Any], kernel: Runner | None) -> Accuracy:
+        own = [self.sample(program, results, k) for k in range(len(self.wanted))]
+        factor = None if self.name in PLAIN else ILL_CONDITIONED
+        again = () if kernel is None or self.again is None else self.again()
+        drawn = kept((c, list(kernel(c.arrays, c.symbols))) for c in again if kernel is not None)
+        found = [
+            judged(
+                sample,
+                program.outputs[k % len(program.outputs)].dtype,
+                lambda k=k: (c.sample(program, made, k) for c, made in drawn()),  # type: ignore[misc]
+                factor,
+                self.name in MIXED,
+                self.name == NOT_FINITE,
+            )
+            for k, sample in enumerate(own)
+        ]
+        return max(found, key=lambda a: (not a.passed, a.rmse / (a.original_rmse + 1e-30)))
+
+    def sample(self, program: Program, results: Sequence[Any], k: int) -> Sample:
+        """What is compared of `wanted` number k."""
+        result, own = np.asarray(results[k % len(results)]), self.original[k % len(results)]
+        if self.windows:
+            part = self.windows[k // len(results)]
+            view = part.outputs[k % len(results)]
+            result, own = (windows.seen(part, view, a, self.symbols) for a in (result, own))
+        if (
+            result.size == self.wanted[k].size == 0
+        ):  # no numbers: what a Reshape to -1 makes of 0 of 0 is no matter of ours
+            return self.wanted[k], self.wanted[k], self.wanted[k]
+        return result, own, self.wanted[k]

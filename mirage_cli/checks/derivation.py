@@ -1,0 +1,90 @@
+"""Programs that a model states: what lies between given tensors, read by the ordinary front end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mirage_cli.errors import InvalidGraph, MirageError
+from mirage_cli.frontends.imported import Imported
+from mirage_cli.lax.fragments import symbols
+from mirage_cli.lax.fragments.instantiate import instantiate
+from mirage_cli.lax.ir import graph as g
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.normal.canonical import canonical, order
+
+
+def stated(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+    """The program, in normal form, that computes tensors of a model from others; its sources are in the order of `inputs`.
+
+    Raises InvalidGraph or Refused, naming the tensor, when the model does not state one.
+    """
+    known = imported.values
+    for name in (*inputs, *outputs):
+        if name not in known:
+            raise InvalidGraph(f"tensor {name!r} is not read from the model")
+    try:
+        return _between(imported.graph, known, inputs, outputs)
+    except MirageError:
+        graph, new = turned_back(imported.graph)
+        if len(graph.steps) == len(imported.graph.steps):
+            raise
+        return _between(graph, {name: new[v] for name, v in known.items()}, inputs, outputs)
+
+
+def named_as(program: Program, other: Program) -> Program:
+    """A stated program with the symbols of another, if it has the same sources but for names (`symbols.named_as`)."""
+    renamed = symbols.named_as(program, other)
+    return program if renamed is program else ordered(order(renamed), [s.name for s in program.sources])
+
+
+def _between(graph: Graph, known: Mapping[str, int], inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+    """The program between tensors whose values are `known`."""
+    boundary = [known[n] for n in inputs]
+    if len(set(boundary)) != len(boundary):
+        raise InvalidGraph(f"two of the tensors {', '.join(inputs)} are one")
+    names = dict(zip(boundary, inputs, strict=True)) | {known[n]: n for n in outputs if known[n] not in boundary}
+    # nodes may read more than their result depends on: a choice between equal values has a condition
+    more = {v: s.name for v, s in enumerate(graph.steps) if isinstance(s, g.Input) and v not in boundary}
+    program = canonical(instantiate(graph, [known[n] for n in outputs], [*boundary, *more], more | names))
+    return ordered(program, inputs)
+
+
+def turned_back(graph: Graph) -> tuple[Graph, list[int]]:
+    """The graph without transpositions that undo the one before, and for each value the new one.
+
+    A function cuts the past and the new positions out of a grown cache, in the layout that the model has them in, and joins
+    them again: only so is that seen to be the cache.
+    """
+    into, new = Graph(), list[int]()
+    for v, (step, inputs, tensor) in enumerate(zip(graph.steps, graph.inputs, graph.tensors, strict=True)):
+        read = [new[i] for i in inputs]
+        before = into.steps[read[0]] if isinstance(step, g.Transpose) else None
+        if isinstance(before, g.Transpose) and isinstance(step, g.Transpose) and _undone(before.perm, step.perm):
+            new.append(into.inputs[read[0]][0])
+        elif isinstance(step, g.Reshape):
+            new.append(into.reshape(read[0], tensor.dims))
+        else:
+            new.append(into.record(step, read, tensor.dims, tensor.dtype))
+        assert into.dims(new[v]) == tensor.dims
+    into.outputs = [new[v] for v in graph.outputs]
+    return into, new
+
+
+def _undone(first: Sequence[int], then: Sequence[int]) -> bool:
+    """Whether one permutation of dimensions after another leaves them as they were."""
+    return [first[p] for p in then] == list(range(len(then)))
+
+
+def ordered(program: Program, names: Sequence[str]) -> Program:
+    """The program with its sources in the order of `names`. Raises InvalidGraph when it has other ones."""
+    found = [s.name for s in program.sources]
+    if sorted(found) != sorted(names):
+        raise InvalidGraph(f"the nodes read {', '.join(sorted(found))}; the muGraph reads {', '.join(sorted(names))}")
+    return replace(
+        program,
+        sources=tuple(program.sources[found.index(n)] for n in names),
+        inputs=tuple(replace(i, source=list(names).index(found[i.source])) for i in program.inputs),
+        _axes_of={},
+    )

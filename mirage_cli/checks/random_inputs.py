@@ -1,0 +1,170 @@
+"""The inputs of a float check: random ones of several sizes, sizes at their limits, and the edges of numbers that a program's
+operators and its original nodes call for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.checks.threshold_inputs import Turning
+from mirage_cli.frontends import sizes
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.numerics.edges import draw, edges
+
+Arrays = dict[int, NDArray[Any]]
+Limits = Mapping[str, tuple[int, int | None]]  #: least and greatest value by symbol
+SYMBOL_VALUES = (5, 17, 3, 9)  #: what symbols are in the check
+LONGER_VALUES = (70, 33, 129, 40)  #: what they are in the case "longer": more than one tile
+CASES = ("random", "longer", "large", "tiny", "zero")
+TYPICAL = "typical"  #: the name of a case of random inputs at sizes that a caller gives
+GIVEN = "given"  #: of inputs that a user gives
+PLAIN = ("random", "longer", TYPICAL, GIVEN)  #: the cases for which the accuracy rule holds as it is
+SHORTEST, LONGEST, EMPTY = "shortest", "longest", "empty"  #: cases of sizes at their limits
+LONG = 4099  #: what one symbol after the other is in "longest", as far as its upper limit and this allow:
+LONG_WORK = 2e6  #: multiply-adds of the largest operator
+EDGES = 20  #: cases at the edges of numbers, at most
+LEAST_EDGES = 6  #: how many of them there are whatever they cost
+EDGE_WORK = 4e8  #: multiply-adds of all of them together
+WINDOW = 2e7  #: multiply-adds above which a part of a result is compared, where the program stands for the nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Inputs of a case, what its symbols are, and the multiply-adds of an operator above which parts of the program's results
+    are compared."""
+
+    name: str
+    arrays: tuple[NDArray[Any], ...]
+    symbols: Mapping[str, int]
+    most: float | None = None
+
+
+def works(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float, float]]:
+    """The multiply-adds of each operator, and the elements of its value."""
+    size = {a.name: ex.value(a.extent, symbols) for a in program.axes}
+    for n in program.nodes:
+        axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
+        held = float(np.prod([float(size[a]) for a in program.axes_of(n.name)]))
+        yield float(np.prod([float(size[a]) for a in axes])), held
+
+
+def edge_count(program: Program, symbols: Mapping[str, int]) -> int:
+    """How many cases at the edges of numbers there are, by what they cost."""
+    work = sum(w for w, _ in works(program, symbols))
+    return max(LEAST_EDGES, min(EDGES, int(EDGE_WORK // max(work, 1.0))))
+
+
+def symbol_values(symbols: Sequence[str], case: str = "random", limits: Limits | None = None) -> dict[str, int]:
+    """Numbers for symbols that fit each other (`past` and `(past+1)`), within `limits` (least and greatest by symbol)."""
+    values = LONGER_VALUES if case == "longer" else SYMBOL_VALUES
+    found: dict[str, int] = {}
+    for k, s in enumerate(_roots(symbols)):
+        low, high = (limits or {}).get(s, (1, None))
+        found[s] = max(low, values[k % len(values)] + k // len(values))
+        found[s] = found[s] if high is None else min(high, found[s])
+    return _solved(symbols, found)
+
+
+def _roots(symbols: Sequence[str]) -> list[str]:
+    """The names that symbols are made of, such as `past` of `(past+1)`."""
+    return sorted({n for s in symbols for n in sizes.names(sizes.from_extent(ex.symbol(s)))})
+
+
+def _solved(symbols: Sequence[str], found: Mapping[str, int]) -> dict[str, int]:
+    """The numbers of symbols and of what they are made of, given those of the latter."""
+    numbers = {s: sizes.substitute(sizes.from_extent(ex.symbol(s)), found) for s in symbols}
+    return {**found} | {s: n for s, n in numbers.items() if isinstance(n, int)}
+
+
+def inputs(
+    program: Program, case: str, seed: int, constants: Mapping[int, NDArray[Any]], symbols: Mapping[str, int]
+) -> Arrays:
+    """Arrays for the sources of a program; `constants` are taken as they are."""
+    random = np.random.default_rng(seed)
+    return {
+        k: constants[k] if k in constants else draw(s, [ex.value(e, symbols) for e in s.dims], case, random)
+        for k, s in enumerate(program.sources)
+    }
+
+
+def usual(
+    program: Program, constants: Mapping[int, NDArray[Any]], seed: int, limits: Limits | None, names: Sequence[str]
+) -> Drawn:
+    """The case of random inputs at usual sizes."""
+    return _case(program, constants, seed, "random", "random", symbol_values(names, "random", limits))
+
+
+def _case(
+    program: Program,
+    constants: Mapping[int, NDArray[Any]],
+    seed: int,
+    name: str,
+    case: str,
+    extents: Mapping[str, int],
+    most: float | None = None,
+) -> Drawn:
+    arrays = inputs(program, case, seed, constants, extents)
+    return Drawn(name, tuple(arrays[k] for k in range(len(program.sources))), extents, most)
+
+
+def draws(
+    program: Program,
+    constants: Mapping[int, NDArray[Any]],
+    seed: int,
+    limits: Limits | None = None,
+    symbols: Sequence[str] | None = None,
+    turning: Callable[[], Turning | None] | None = None,
+) -> Iterator[Drawn]:
+    """The inputs of all cases of a check; how many there are, and of what kinds, does not depend on the seed. `turning` says
+    what the edges of the original nodes call for, when it is needed."""
+    names = program.symbols if symbols is None else symbols
+    for case in CASES if names else [c for c in CASES if c != "longer"]:
+        yield _case(program, constants, seed, case, case, symbol_values(names, case, limits))
+    for name, extents in _limits_of_sizes(program, names, limits):
+        yield _case(program, constants, seed, name, "random", extents, WINDOW)
+    plain = usual(program, constants, seed, limits, names)
+    for edge in islice(_edges(program, plain, seed), edge_count(program, plain.symbols)):
+        yield Drawn(edge.kind, edge.arrays, plain.symbols, WINDOW)
+    turns = turning() if turning is not None else None
+    for edge in turns.edges(plain.arrays, seed) if turns is not None else ():
+        yield Drawn(edge.kind, edge.arrays, plain.symbols, WINDOW)
+
+
+def _edges(program: Program, plain: Drawn, seed: int) -> Iterator[Any]:
+    """What the operators of a program call for, as far as the program reads its inputs at these sizes."""
+    try:
+        yield from edges(program, plain.arrays, plain.symbols, seed)
+    except IndexError:  # a position that these sizes do not have
+        return
+
+
+def _limits_of_sizes(
+    program: Program, names: Sequence[str], limits: Limits | None
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """Symbols at the ends of what they may be: all at their least, each as large as is affordable, each without limits 0."""
+    if not names:
+        return
+    roots = _roots(names)
+    known = limits or {}
+    least = {s: known.get(s, (1, None))[0] for s in roots}
+    yield SHORTEST, _solved(names, least)
+    for s in roots:
+        most = known.get(s, (1, None))[1] or LONG
+        tried = (_solved(names, least | {s: max(least[s], min(LONG, most) >> k)}) for k in range(12))
+        found = next((x for x in tried if not _beyond(program, x)), None)
+        if found is not None:
+            yield LONGEST, found
+    middle = {s: n for s, n in symbol_values(names, "random", limits).items() if s in roots}
+    for s in roots:
+        if s not in known:
+            yield EMPTY, _solved(names, middle | {s: 0})
+
+
+def _beyond(program: Program, symbols: Mapping[str, int]) -> bool:
+    return any(work > LONG_WORK for work, _ in works(program, symbols))

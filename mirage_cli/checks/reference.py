@@ -1,0 +1,196 @@
+"""The right answers of a fragment: its original nodes in float64, as they stand in the model.
+
+They come from `truth`, which reads nodes by a path of its own: a program that was rewritten wrongly is no witness of its own
+error. Where the nodes' value cannot be had (an operator without a meaning there, or too large a tensor) the program's stands
+in for it, if it was seen to be equal to the nodes' on other inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from mirage_cli.checks import divergence
+from mirage_cli.errors import MirageError, Refused
+from mirage_cli.lax.domains.domain import Float64
+from mirage_cli.lax.ir.program import Program, evaluate_program
+from mirage_cli.runtime import sessions
+from mirage_cli.truth import evaluate
+
+Array: TypeAlias = NDArray[Any]
+MAX_WORK = 4e10  #: multiply-adds of the largest operator up to which float64 is affordable
+MAX_ELEMENTS = 1 << 28  #: elements of the largest value
+SAME = 1e-7  #: relative distance of two evaluations in float64 that are of the same function, at most `ROUNDED` times
+ROUNDED = 16.0  #: units that leaving out casts to a narrower type may change
+#: operators that are given keys which they hide, and may or may not read
+ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention"})
+_NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT})
+
+
+class Unknown(Refused):
+    """There is no value in float64 to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The original nodes of a fragment as a model: `names` are its inputs, the program's sources first and then those that
+    only the nodes read (`extra` makes values for them); `outputs` are those of the program. `wide` are weights in float64 by
+    source, which need not be converted again."""
+
+    model: onnx.ModelProto
+    names: tuple[str, ...]
+    outputs: tuple[str, ...]
+    extra: Callable[[Mapping[str, int]], Sequence[Array]] = lambda symbols: ()
+    wide: Mapping[int, Array] = field(default_factory=dict)
+
+    def feeds(self, arrays: Sequence[Array], symbols: Mapping[str, int]) -> dict[str, Array]:
+        """Arrays of the sources as the model's inputs."""
+        given = [self.wide.get(k, a) for k, a in enumerate(arrays)]
+        return dict(zip(self.names, [*given, *self.extra(symbols)], strict=True))
+
+    def exact(
+        self, arrays: Sequence[Array], symbols: Mapping[str, int], casts: bool = True, rounded: bool = False
+    ) -> tuple[Array, ...]:
+        """The outputs in float64; integers and truth values as they are. Raises Unknown."""
+        try:
+            found = evaluate.run(
+                self.model,
+                self.feeds(arrays, symbols),
+                self.outputs,
+                most_work=MAX_WORK,
+                most_elements=MAX_ELEMENTS,
+                rounded=rounded,
+                casts=casts,
+            )
+        except Refused as error:
+            raise Unknown(f"its nodes have no float64 value: {error}") from None
+        return tuple(found[o] for o in self.outputs)
+
+    def trace(
+        self, arrays: Sequence[Array], symbols: Mapping[str, int]
+    ) -> Iterator[tuple[onnx.NodeProto, dict[str, Array]]]:
+        """The nodes in order with their results in float64. Raises Refused on the way."""
+        feeds = self.feeds(arrays, symbols)
+        yield from evaluate.trace(
+            self.model, feeds, self.outputs, most_work=MAX_WORK, most_elements=MAX_ELEMENTS, casts=False
+        )
+
+
+@dataclass(slots=True)
+class Reference:
+    """The values of one fragment's nodes, and what is known of the program by them."""
+
+    program: Program
+    nodes: Nodes
+    seen: tuple[tuple[Array, ...], Mapping[str, int], int] | None = None  #: inputs that have a value, and their size
+    same: bool | None = None
+
+    def values(self, arrays: Sequence[Array], symbols: Mapping[str, int]) -> tuple[Array, ...]:
+        """What the nodes make of arrays. Raises Unknown."""
+        found = self.nodes.exact(arrays, symbols)
+        size = sum(a.size for a in arrays)
+        if size and (self.seen is None or size < self.seen[2]):
+            self.seen = (tuple(arrays), symbols, size)
+        return found
+
+    def others(
+        self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array]
+    ) -> tuple[Callable[[], tuple[Array, ...] | None], ...]:
+        """Values that are right as well, each made when it is asked for."""
+        return (
+            cache(lambda: self.loose(arrays, symbols, exact)),
+            cache(lambda: self.hidden(arrays, symbols, exact)),
+        )
+
+    def hidden(
+        self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array]
+    ) -> tuple[Array, ...] | None:
+        """The values with the program's word for what NaN and infinities in inputs become of an operator of attention that
+        hides keys: runtimes differ in whether they read hidden keys, and the program takes a row whose weights are NaN for one
+        that hides all. None for other nodes, and where all inputs are finite."""
+        if not any(n.op_type in ATTENTION for n in self.nodes.model.graph.node):
+            return None
+        if all(a.dtype.kind in "biu" or np.isfinite(a.astype(np.float64)).all() for a in arrays):
+            return None
+        own = of_program(self.program, arrays, symbols)
+        pairs = zip(exact, own, strict=True)
+        return tuple(np.where(np.isfinite(t), t, p) if t.dtype.kind == "f" else t for t, p in pairs)
+
+    def loose(
+        self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array]
+    ) -> tuple[Array, ...] | None:
+        """The values without the roundings of casts, where these change no more than that: what computes in wider types than
+        the nodes say is nearer to these. None where there are no such casts, or where a cast's rounding is what counts."""
+        if not narrows(self.nodes.model):
+            return None
+        try:
+            found = self.nodes.exact(arrays, symbols, casts=False)
+        except Unknown:
+            return None
+        unit = divergence.unit(self.nodes.model)
+        return found if all(near(t, f, unit) for t, f in zip(exact, found, strict=True)) else None
+
+    def agrees(self) -> bool:
+        """Whether the program was seen to be equal to its nodes."""
+        if self.same is None and self.seen is not None:
+            arrays, symbols, _ = self.seen
+            try:
+                exact = self.nodes.exact(arrays, symbols, casts=False)
+                own = of_program(self.program, arrays, symbols)
+                self.same = all(near(t, p, SAME) for t, p in zip(exact, own, strict=True))
+            except Refused:
+                self.same = False
+        return bool(self.same)
+
+    def parts(
+        self, arrays: Sequence[Array], symbols: Mapping[str, int], own: Sequence[Array], exact: Sequence[Array]
+    ) -> str:
+        """At which node what onnxruntime made of the nodes (`own`) parts from what they mean; nothing where rounding explains
+        it."""
+        model = self.nodes.model
+        unit, terms = divergence.unit(model), divergence.longest(dict(enumerate(map(np.asarray, arrays))))  # type: ignore[arg-type]
+        if all(divergence.explained(o, t, unit, terms) for o, t in zip(own, exact, strict=True)):
+            return ""
+        try:
+            session = sessions.session(divergence.showing_all(model).SerializeToString(), optimize=False)
+            feeds = dict(zip(self.nodes.names, [*arrays, *self.nodes.extra(symbols)], strict=True))
+            return divergence.parted(model, feeds | sessions.run(session, feeds))
+        except MirageError:
+            return ""
+
+
+def of_program(
+    program: Program, arrays: Sequence[Array], symbols: Mapping[str, int], wide: Mapping[int, Array] | None = None
+) -> tuple[Array, ...]:
+    """A program's outputs in float64. Raises Unknown where it has none at these sizes."""
+    given = dict(wide or {})
+    given |= {k: np.asarray(a).astype(np.float64) for k, a in enumerate(arrays) if k not in given}
+    try:
+        return tuple(evaluate_program(program, Float64([a.name for a in program.axes]), given, symbols))
+    except (IndexError, ValueError) as error:
+        raise Unknown(f"the program has no value at these sizes: {error}") from None
+
+
+def narrows(model: onnx.ModelProto) -> bool:
+    """Whether some node casts to a floating-point type that may be narrower than what it is given."""
+    nodes = (*model.graph.node, *(n for f in model.functions for n in f.node))
+    casts = (n for n in nodes if n.op_type in ("Cast", "CastLike"))
+    return any(n.op_type == "CastLike" or any(a.i in _NARROW for a in n.attribute) for n in casts)
+
+
+def near(exact: Array, other: Array, unit: float) -> bool:
+    """Whether numbers are the same but for a few such parts of their size, where both are finite."""
+    if exact.shape != other.shape:
+        return False
+    t, o = (np.asarray(a, dtype=np.float64) for a in (exact, other))
+    both = np.isfinite(t) & np.isfinite(o)
+    if not both.any():
+        return True
+    return divergence.rms(t[both] - o[both]) <= ROUNDED * unit * max(divergence.rms(t[both]), divergence.rms(o[both]))

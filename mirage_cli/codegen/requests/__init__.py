@@ -1,0 +1,1 @@
+"""What code generation is asked for, and what it gives back."""

@@ -1,0 +1,51 @@
+"""What can be left out on the way from a program to its source, to see what it is worth: the optimizer passes, and the
+engines that kernels of many or few rows and of rows without products have for themselves (`codegen/engines.py`).
+
+    fusion   elementwise operators that feed one another stay in registers (`search/finish/fuse.py`; off: `unfuse.py`)
+    layouts  which axes of a shared tile are contiguous, and its pitch (`codegen/tiles/layouts.py`)
+    order    the order of statements: fewest barriers, then least live memory (`codegen/tiles/order.py`)
+    memory   tiles that are not alive together share memory (`codegen/tiles/memory.py`)
+    overlap  a kernel begins while the one before it ends (`launch.cuh`)
+    strip, rows, warpgroup   engines of CUDA kernels; without all of them the engine `block` makes every kernel
+
+A kernel is right with any of them off; only its cost changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from mirage_cli.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Which passes run."""
+
+    fusion: bool = True
+    layouts: bool = True
+    order: bool = True
+    memory: bool = True
+    overlap: bool = True
+    strip: bool = True
+    rows: bool = True
+    warpgroup: bool = True
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """The names of those that do not."""
+        return tuple(name for name in PASSES if not getattr(self, name))
+
+
+PASSES = tuple(f.name for f in fields(Passes))  #: their names, in the order in which they run
+ALL = Passes()
+BLOCK_PASSES = ("fusion", "layouts", "order", "memory")  #: those that work on kernels of the engine `block`
+
+
+def without(names: Iterable[str]) -> Passes:
+    """All passes but some. Raises UsageError for a name that is none of theirs."""
+    off = set(names)
+    if off - set(PASSES):
+        raise UsageError(f"unknown pass {min(off - set(PASSES))!r}", f"passes are {', '.join(PASSES)}")
+    return Passes(**{name: name not in off for name in PASSES})

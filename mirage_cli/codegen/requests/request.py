@@ -1,0 +1,73 @@
+"""What an engine is asked for and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Protocol
+
+from mirage_cli.codegen.requests.passes import ALL, Passes
+from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target
+
+
+class Spelled(Protocol):
+    """A kernel with every decision made."""
+
+    def text(self) -> str:
+        """Readable lines, for golden files and `MIRAGE_DEBUG=tile`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A kernel to make: `number` is its place in the fragment, `symbols` are the fragment's, `constants` those sources of
+    `program` that nothing writes while the model runs, `hollow` the extents that the fragment sums over and that may be 0."""
+
+    program: Program
+    block: BlockGraph
+    schedule: Schedule
+    target: Target
+    number: int = 0
+    symbols: tuple[str, ...] = ()
+    passes: Passes = ALL
+    constants: frozenset[int] = frozenset()
+    hollow: tuple[Symbolic, ...] = ()
+
+    @property
+    def divides(self) -> bool:
+        """Whether the kernel has quotients that are to be 0 where the fragment sums over nothing."""
+        return bool(self.hollow) and any(n.op == "div" for n in self.program.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel made: its context for the template, bytes of workspace that it needs for itself, and the statements that
+    set the members of its parameters, given the workspace's place as a C expression."""
+
+    tile: Spelled
+    context: dict[str, Any]
+    workspace: int = 0
+    setup: Callable[[str], Sequence[str]] = field(default=lambda _: ())
+
+
+def hollow(extents: Sequence[Symbolic], extent: Callable[[Extent], str]) -> str:
+    """The C condition that something is summed over nothing, or nothing; `extent` prints one.
+
+    Such a sum is 0, and so is what was divided by one in each of its terms: a softmax over nothing has no terms. Programs
+    have that division behind the sum, where it is 0 / 0."""
+    return " || ".join(f"{extent(e)} == 0" for e in extents)
+
+
+def quotient(condition: str, below: str, text: str) -> str:
+    """A quotient as a C expression that is 0 where the divisor `below` is a sum over nothing."""
+    return f"(({condition}) && {below} == 0.0f ? 0.0f : {text})" if condition else text
+
+
+def scaled(wide: str, op: str, by: Fraction) -> str:
+    """A float64 that is multiplied (`mul`) or divided (`div`) by a constant, rounded to float32, as a C expression. A
+    quotient is a product as well, which is off by two units of float64 at most."""
+    return f"to_float({wide} * {float(1 / by if op == 'div' else by).hex()})"

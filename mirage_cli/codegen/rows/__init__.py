@@ -1,0 +1,1 @@
+"""The engine `rows`: threads that hold whole rows in registers."""

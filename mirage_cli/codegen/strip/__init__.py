@@ -1,0 +1,1 @@
+"""The engine `strip`: warps that walk the loop on their own."""

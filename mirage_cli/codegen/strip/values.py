@@ -1,0 +1,171 @@
+"""What a strip kernel is made of: tiles in shared memory, strips in registers, vectors, and where all of it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mirage_cli.codegen.tiles.tile import Sizes, count
+from mirage_cli.lax.dtypes import DType
+from mirage_cli.search.mugraph.mugraph import BODY
+
+CHUNK = 16  #: bytes that are copied at a time
+SWIZZLED = 1024  #: bytes at multiples of which tiles for matrix instructions of a warpgroup begin
+
+
+def padded(n: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-n // unit) * unit
+
+
+@dataclass(frozen=True, slots=True)
+class OperandTile:
+    """A tile of 16-bit or 32-bit elements that products or sums read: `outer` rows of `inner` elements, padded to
+    `n_outer` and `n_inner`. It is loaded or computed in a phase: in every iteration, or once before the loop."""
+
+    name: str
+    value: str
+    dtype: DType
+    outer: Sizes
+    inner: Sizes
+    n_outer: int
+    n_inner: int
+    phase: str
+    computed: bool = False
+    constant: bool = False
+    unit: int = 128  #: bytes of which tiles are multiples
+
+    @property
+    def ring(self) -> bool:
+        """Whether the loop loads it anew for every iteration."""
+        return self.phase == BODY and not self.computed
+
+    @property
+    def type(self) -> str:
+        """The name of its C++ type."""
+        return f"Tile_{self.name}"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one stage."""
+        return padded(self.n_outer * self.n_inner * self.dtype.bytes, self.unit)
+
+    @property
+    def panels(self) -> bool:
+        """Whether it lies in memory as matrix instructions of a warpgroup read it."""
+        return self.unit == SWIZZLED and self.n_outer % 8 == 0 and self.n_inner * self.dtype.bytes % 128 == 0
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row."""
+        return self.n_inner * self.dtype.bytes // CHUNK
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A value in registers with `rows` and `cols`: `mt` x `nt` matrices of 16 x 8 for each warp; `across` warps lie side by
+    side along the columns."""
+
+    name: str
+    rows: Sizes
+    cols: Sizes
+    mt: int
+    nt: int
+    across: int = 1
+
+    @property
+    def type(self) -> str:
+        """Its C++ type."""
+        return f"Strip<{self.mt}, {self.nt}>"
+
+    @property
+    def width(self) -> int:
+        """Columns of all warps, with padding."""
+        return 8 * self.nt * self.across
+
+    @property
+    def column(self) -> str:
+        """The column of a lane's element, as C++ text."""
+        return "strip_col(n_, i_)" if self.across == 1 else f"strip_col<S_{self.name}>(share, n_, i_)"
+
+    @property
+    def short(self) -> str:
+        """The condition that an element's column is no padding, as C++ text; nothing where none is."""
+        return f"{self.column} < {count(self.cols)}" if count(self.cols) < self.width else ""
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """All its axes."""
+        return frozenset(a for a, _ in self.rows + self.cols)
+
+
+@dataclass(frozen=True, slots=True)
+class RowVector:
+    """A number for each row of strips, in registers."""
+
+    name: str
+    rows: Sizes
+    mt: int
+
+    @property
+    def type(self) -> str:
+        """Its C++ type."""
+        return f"StripRows<{self.mt}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Numbers in shared memory, one for each position of `axes`; a group has its own where `grouped`."""
+
+    name: str
+    axes: Sizes
+    grouped: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return count(self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class TileSum:
+    """A sum over one side of a tile that a group's threads carry through the loop in parts; `axes` are kept.
+
+    `along` is the side that is summed, "inner" or "outer"; a thread has `parts` chunks with `width` numbers each."""
+
+    name: str
+    tile: OperandTile
+    axes: Sizes
+    along: str
+    parts: int
+    width: int
+
+
+class Memory:
+    """Places in a block's shared memory: what is alive during the loop and what only behind it share their part."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, str, int]] = []
+        self.late: list[tuple[str, str, int]] = []
+        self._kept = self._late = 0
+        self.unit = 128  #: bytes of which places are multiples
+
+    def keep(self, name: str, type_: str, bytes_: int) -> None:
+        """A place of its own."""
+        self.kept.append((name, type_, self._kept))
+        self._kept += padded(bytes_, self.unit)
+
+    def reuse(self, name: str, type_: str, bytes_: int) -> None:
+        """A place that the ring has left."""
+        self.late.append((name, type_, self._late))
+        self._late += padded(bytes_, 128)
+
+    def layout(self, ring: int) -> tuple[list[str], int]:
+        """(declarations, bytes) with a ring of so many bytes."""
+        base = padded(max(ring, self._late), self.unit)
+        lines = []
+        for parts, first in ((self.kept, base), (self.late, 0)):
+            for name, type_, at in parts:
+                lines.append(
+                    f"[[maybe_unused]] {type_}* const {name} = reinterpret_cast<{type_}*>(shared + {first + at});"
+                )
+        return lines, base + self._kept

@@ -1,0 +1,1 @@
+"""Tile programs: kernels with every decision made, and the passes that decide layouts, order, memory and barriers."""

@@ -1,0 +1,113 @@
+"""How many positions of each axis a block holds, and which of them can lie outside the tensor."""
+
+from __future__ import annotations
+
+import math
+
+from mirage_cli.codegen.tiles.tile import Buffer
+from mirage_cli.errors import Refused
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target
+
+MMA_K = 16  #: positions that one matrix instruction sums over (16-bit types)
+
+
+def fragment_shape(b: Buffer, warps: int) -> tuple[int, int, int, int]:
+    """(M, N, warps along M, warps along N) of a fragment: as many warps as divide it, least operand traffic."""
+    m, n = -(-b.n_rows // 16) * 16, -(-b.n_cols // 8) * 8
+    best = (1, 1)
+    for wm in range(1, warps + 1):
+        wn = 1
+        for w in range(1, warps // wm + 1):
+            if (n // 8) % w == 0:
+                wn = w
+        if (m // 16) % wm == 0 and (wm * wn, -(m // wm + n // wn)) > (
+            best[0] * best[1],
+            -(m // best[0] + n // best[1]),
+        ):
+            best = (wm, wn)
+    return m, n, *best
+
+
+class Shapes:
+    """Static sizes under a schedule.
+
+    Matrix instructions of 16-bit types sum over multiples of `MMA_K` positions; a contracted group of axes that a block
+    holds whole is padded up to that, and loads put zeros there.
+    """
+
+    def __init__(self, program: Program, graph: BlockGraph, schedule: Schedule, target: Target) -> None:
+        self.p, self.g, self.s, self.t = program, graph, schedule, target
+        for a in graph.split:
+            portion = schedule.tile(a) or 1
+            if not isinstance(program.extent(a), int) and not (a == graph.loop and schedule.parts):
+                raise Refused(f"axis {a} of symbolic extent is split over blocks that reduce together")
+            if a == graph.loop and portion % schedule.loop:
+                raise Refused(f"a block's share of axis {a} is {portion} positions, no multiple of {schedule.loop}")
+        self.padded = self._padding() if target.kind == "cuda" else {}
+
+    def size(self, axis: str, phase: str) -> int:
+        """Positions of an axis that a tile of this phase holds. Raises Refused for a symbolic axis held whole."""
+        if axis == self.g.loop and phase == BODY:
+            return self.s.loop
+        tile = self.s.tile(axis)
+        if tile is not None:
+            return tile
+        extent = self.p.extent(axis)
+        if not isinstance(extent, int):
+            raise Refused(f"a block would have to hold axis {axis} of symbolic extent {extent} whole")
+        if axis == self.g.loop and self.t.kind == "cuda":
+            return -(-extent // self.s.loop) * self.s.loop  # the body reads whole iterations of it
+        return self.padded.get(axis, extent)
+
+    def exact(self, axis: str, phase: str) -> bool:
+        """Whether every position of every tile lies within the axis."""
+        extent = self.p.extent(axis)
+        if not isinstance(extent, int) or extent % self.size(axis, phase):
+            return False
+        return axis not in self.g.split or extent % (self.s.tile(axis) or 1) == 0
+
+    def several_blocks(self, but: frozenset[str]) -> tuple[str, ...]:
+        """The grid axes, `but` some, along which there may be more than one block."""
+        tiles = ((a, self.s.tile(a) or 1, self.p.extent(a)) for a in self.g.grid if a not in but)
+        return tuple(a for a, tile, extent in tiles if not isinstance(extent, int) or extent > tile)
+
+    def _padding(self) -> dict[str, int]:
+        padded: dict[str, int] = {}
+        for o in self.g.ops:
+            if o.op != "contract" or o.dtype is None or o.dtype.bytes != 2:
+                continue
+            whole = [a for a in o.over if not (a == self.g.loop and o.phase == BODY)]
+            if not whole:
+                continue
+            sizes = {a: padded.get(a, self._extent(a)) for a in whole}
+            rest = math.prod(self.s.loop for a in o.over if a not in whole)
+            last = max(whole, key=lambda a: sizes[a])
+            while math.prod(sizes.values()) * rest % MMA_K:
+                sizes[last] += 1
+            padded |= {a: n for a, n in sizes.items() if n != self._extent(a)}
+        return padded
+
+    def _extent(self, axis: str) -> int:
+        tile = self.s.tile(axis)
+        if tile is not None:
+            return tile
+        extent = self.p.extent(axis)
+        if not isinstance(extent, int):
+            raise Refused(f"a block would have to hold axis {axis} of symbolic extent {extent} whole")
+        return extent
+
+    def sides(self, o: BlockOp) -> tuple[str, str]:
+        """Of a contraction's operands, the one whose free axes become rows, and the one whose become columns (the innermost
+        stored ones)."""
+        axes = self.g.axes_of(self.p)
+        last = next((s.axis for s in reversed(self.p.outputs[0].access) if s.axis is not None), None)
+
+        def weight(v: str) -> tuple[bool, bool, int]:
+            free = axes[v] - frozenset(o.over)
+            return (last in free, self.g.loop in free, math.prod(self.size(a, o.phase) for a in free))
+
+        x, y = o.inputs
+        return (x, y) if weight(y) >= weight(x) else (y, x)

@@ -1,0 +1,102 @@
+"""Stored tensors that contractions on the CPU read where they lie, without a copy.
+
+A contraction walks an operand with two strides, one along its free axis and one along the summed axis; a stored tensor
+serves as it is when a tile of it has one axis of each kind at most, the innermost one side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from mirage_cli.codegen.tiles.shapes import Shapes
+from mirage_cli.codegen.tiles.tile import Apply, Buffer, Expr, Global, Position, Ref, Sizes
+from mirage_cli.lax.dtypes import BF16, F16, F32
+from mirage_cli.lax.ir.program import Input, Program
+from mirage_cli.search.schedules.target import Target
+
+MATRIX_TYPES = (F16, BF16, F32)
+LINE = 16  #: float32 numbers of a line of a CPU's cache
+ALIASED = 256  #: rows of a multiple of so many float32 numbers share places of a CPU's first-level cache
+
+
+def storage_order(source: Input) -> list[str]:
+    """The axes of a stored tensor, outermost first."""
+    return [s.axis for s in source.access if s.axis is not None]
+
+
+def pitch(cols: int, target: Target) -> int:
+    """Elements between rows of a plain tile. On the CPU rows that are a large power of two long get a line more, as they
+    would fall into the same places of the first-level cache."""
+    return cols + LINE if target.kind == "cpu" and cols and cols % ALIASED == 0 else max(1, cols)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A sum of products of a stored matrix and a vector along the summed axis."""
+
+    matrix: Global
+    vector: Expr
+    over: Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReads:
+    """What can be read where it is stored, in a kernel of a program with these tile shapes."""
+
+    program: Program
+    shapes: Shapes
+
+    def sizes(self, source: Input, phase: str) -> Sizes:
+        """The axes of which a tile of a stored tensor holds more than one position."""
+        found = ((a, self.shapes.size(a, phase)) for a in storage_order(source))
+        return tuple((a, n) for a, n in found if n > 1)
+
+    def direct(self, source: Input, over: Collection[str], phase: str) -> bool:
+        """Whether a contraction over `over` can read the stored tensor itself: two strides, one of them 1."""
+        stored = [a for a, _ in self.sizes(source, phase)]
+        summed = [a for a in stored if a in over]
+        free = [a for a in stored if a not in over]
+        if len(summed) > 1 or len(free) > 1 or not stored:
+            return False
+        last = next((s for s in reversed(source.access) if s.extent != 1), None)
+        return last is not None and last.axis == stored[-1]
+
+    def varies(self, e: Expr, buffers: Mapping[str, Buffer], phase: str) -> frozenset[str]:
+        """The axes along which an expression changes within a tile."""
+        match e:
+            case Ref(b):
+                return frozenset(a for a, _ in buffers[b].axes)
+            case Global(v):
+                return frozenset(a for a, _ in self.sizes(self._input(v), phase))
+            case Position(a):
+                return frozenset([a])
+            case Apply(_, args):
+                return frozenset().union(*(self.varies(x, buffers, phase) for x in args))
+        return frozenset()
+
+    def product(self, e: Expr, over: Collection[str], buffers: Mapping[str, Buffer], phase: str) -> Product | None:
+        """The matrix and the vector of which `e` is the product, when its sum over `over` is a contraction of one row."""
+        for matrix, vector in _factors(e):
+            source = self._input(matrix.value)
+            sizes = self.sizes(source, phase)
+            summed = tuple((a, n) for a, n in sizes if a in over)
+            if (
+                len(summed) < len(sizes)
+                and self.program.sources[source.source].dtype in MATRIX_TYPES
+                and self.direct(source, over, phase)
+                and self.varies(vector, buffers, phase) == {a for a, _ in summed}
+            ):
+                return Product(matrix, vector, summed)
+        return None
+
+    def _input(self, name: str) -> Input:
+        return next(i for i in self.program.inputs if i.name == name)
+
+
+def _factors(e: Expr) -> Iterator[tuple[Global, Expr]]:
+    """The ways to see an expression as a stored tensor times something."""
+    if isinstance(e, Apply) and e.op == "mul":
+        for x, y in (e.args, e.args[::-1]):
+            if isinstance(x, Global):
+                yield x, y

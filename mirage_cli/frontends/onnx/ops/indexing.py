@@ -1,0 +1,134 @@
+"""Operators that pick or place elements by indices: views and concatenations where the indices walk along dimensions.
+
+Indices that are chosen at run time (experts of a token, the last word of a text) are refused.
+"""
+
+from __future__ import annotations
+
+from mirage_cli.errors import Refused
+from mirage_cli.frontends.onnx.ops.positions import Walk, along, walk, walks
+from mirage_cli.frontends.onnx.ops.registry import Call, reads
+from mirage_cli.frontends.onnx.ops.views import MAX_RUNS, joined
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.ir.graph import Dims, Graph
+
+_UNKNOWN = "its indices are not known when the model is read"
+
+
+def _known(found: list[Walk | None]) -> list[Walk]:
+    """All of the walks. Raises Refused when one is not known."""
+    known = [w for w in found if w is not None]
+    if len(known) != len(found):
+        raise Refused(_UNKNOWN)
+    return known
+
+
+@reads("GatherND")
+def _gather_nd(call: Call) -> int:
+    """`Slice`, `Transpose` and `Expand` for indices that walk along dimensions; others are refused."""
+    if call.integer("batch_dims", 0):
+        raise Refused("indices for each entry of a batch")
+    x, out = call.arg(0), call.dims(1)[:-1]
+    if call.graph.fill_value(x) is not None:
+        return _same(call.graph, x, (*out, *call.dims(0)[_count(call) :]))
+    return _view(call.graph, x, _known(walks(call, 1)), out)
+
+
+def _count(call: Call) -> int:
+    """How many dimensions are indexed."""
+    count = call.dims(1)[-1]
+    if not isinstance(count, int):
+        raise Refused(f"{count} indices for each element")
+    return count
+
+
+def _same(g: Graph, x: int, dims: Dims) -> int:
+    """Elements of a tensor whose elements are all equal."""
+    value = g.fill_value(x)
+    assert value is not None
+    return g.fill(value, g.dtype(x), dims)
+
+
+def _view(g: Graph, x: int, taken: list[Walk], out: Dims) -> int:
+    """The elements of `x` at [taken[0], taken[1], ...] for all positions of `out`, which are in front of the rest."""
+    moving = [w.dim for w in taken if w.dim is not None]
+    if len(set(moving)) != len(moving):
+        raise Refused("indices along a diagonal")
+    for dim, w in enumerate(taken):
+        x = along(g, x, dim, w, 1 if w.dim is None else out[w.dim])
+    rest = g.dims(x)[len(taken) :]
+    x = g.reshape(x, [*(out[d] for d in moving), *rest])
+    order = sorted(range(len(moving)), key=moving.__getitem__)
+    x = g.transpose(x, [*order, *range(len(moving), len(moving) + len(rest))])
+    x = g.reshape(x, [*(e if d in moving else 1 for d, e in enumerate(out)), *rest])
+    return g.expand(x, [*out, *rest])
+
+
+@reads("GatherElements")
+def _gather_elements(call: Call) -> int:
+    """`Slice`s for indices that walk along the axis or stand still; others are refused."""
+    g, x, out = call.graph, call.arg(0), call.dims(1)
+    if g.fill_value(x) is not None:
+        return _same(g, x, out)
+    axis = call.axis(0, len(out))
+    (taken,) = _known([walk(call, 1)])
+    if taken.dim not in (None, axis):
+        raise Refused("indices along a diagonal")
+    x = along(g, x, axis, taken, out[axis])
+    for dim, extent in enumerate(out):
+        if dim != axis:
+            x = along(g, x, dim, Walk(0, dim, 1), extent)
+    return g.expand(x, out)
+
+
+@reads("ScatterND")
+def _scatter_nd(call: Call) -> int:
+    """`Concat` of parts of the operand and of the updates, along one dimension at known positions; others are refused."""
+    g, x, updates = call.graph, call.arg(0), call.arg(2)
+    if call.text("reduction", "none") != "none":
+        raise Refused(f"reduction {call.text('reduction', 'none')!r}")
+    if len(call.dims(1)) != 2 or _count(call) != 1:
+        raise Refused("updates along several dimensions")
+    (taken,) = _known(walks(call, 1))
+    return _placed(g, x, updates, taken)
+
+
+def _placed(g: Graph, x: int, updates: int, taken: Walk) -> int:
+    """`x` with `updates` at the positions of its first dimension that are taken."""
+    extent, count = g.dims(x)[0], g.dims(updates)[0]
+    if (taken, count) == (Walk(0, 0, 1), extent):
+        return updates
+    runs = _runs(_places(taken, count, extent))
+    if len(runs) > MAX_RUNS:
+        raise Refused(f"its indices make {len(runs)} runs, more than {MAX_RUNS}")
+    parts, end = list[int](), 0
+    for first, update, length in runs:
+        parts += [g.slice(x, 0, end, first - end)] if first > end else []
+        parts.append(g.slice(updates, 0, update, length))
+        end = first + length
+    assert isinstance(extent, int)
+    parts += [g.slice(x, 0, end, extent - end)] if extent > end else []
+    return joined(g, parts, 0)
+
+
+def _places(taken: Walk, count: Extent, extent: Extent) -> dict[int, int]:
+    """For each position that is updated the number of its update. Raises Refused."""
+    if not isinstance(count, int) or not isinstance(extent, int):
+        raise Refused(f"{count} updates from {taken.start} on in a dimension of {extent}")
+    places = {taken.start + taken.step * i + (extent if taken.start < 0 else 0): i for i in range(count)}
+    if len(places) != count:
+        raise Refused("several updates of one element")
+    if any(not 0 <= p < extent for p in places):
+        raise Refused(f"updates outside of a dimension of {extent}")
+    return places
+
+
+def _runs(places: dict[int, int]) -> list[tuple[int, int, int]]:
+    """Neighbouring positions whose updates are neighbours too, as (position, update, length)."""
+    runs: list[tuple[int, int, int]] = []
+    for place, update in sorted(places.items()):
+        if runs and (place, update) == (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]):
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
+        else:
+            runs.append((place, update, 1))
+    return runs

@@ -1,0 +1,169 @@
+"""Integer tensors that are positions along a dimension, wherever they come from: constants, ranges, views of these.
+
+Exporters write many a view as a lookup by such indices (masks of a batch and a position, heads one after the other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.errors import Refused
+from mirage_cli.frontends.onnx.ops.registry import Call
+from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir import graph as steps
+from mirage_cli.lax.ir.graph import Dims, Graph
+
+MAX_CONSTANT = 2**20  #: elements of a stored tensor that are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The integers `start + step * i`, i the position along dimension `dim`; without one they are all `start`."""
+
+    start: int
+    dim: int | None = None
+    step: int = 0
+
+
+def walk(call: Call, i: int) -> Walk | None:
+    """What input `i` walks; None where that is not known."""
+    numbers = _stored(call, i)
+    return walk_of(call.graph, call.arg(i)) if numbers is None else of_numbers(numbers)
+
+
+def walks(call: Call, i: int) -> list[Walk | None]:
+    """What each of the tensors walks that lie one after the other along the last dimension of input `i`; one None where they
+    are not known apart.
+
+    Raises Refused when there is no such input or its last extent is symbolic.
+    """
+    numbers = _stored(call, i)
+    if numbers is not None:
+        return [of_numbers(numbers[..., k]) for k in range(numbers.shape[-1])]
+    g, v = call.graph, call.arg(i)
+    last = len(g.dims(v)) - 1
+    while isinstance(g.steps[v], steps.Cast):
+        (v,) = g.inputs[v]
+    count = g.dims(v)[last]
+    if not isinstance(count, int):
+        raise Refused(f"{count} indices for each element")
+    parts = g.inputs[v] if g.steps[v] == steps.Concat(last) else (v,)
+    return [walk_of(g, part) for part in parts] if len(parts) == count else [None]
+
+
+def _stored(call: Call, i: int) -> NDArray[np.int64] | None:
+    """The elements of input `i` when the model stores them."""
+    tensor = call.tensor(i)
+    if tensor.is_graph_input() or tensor.const_value is None or tensor.const_value.size > MAX_CONSTANT:
+        return None
+    return tensor.const_value.numpy()
+
+
+def of_numbers(numbers: NDArray[np.int64]) -> Walk | None:
+    """What an array of numbers walks."""
+    if numbers.size == 0:
+        return None
+    start = int(numbers.flat[0])
+    moving = [d for d in range(numbers.ndim) if bool((np.diff(numbers, axis=d) != 0).any())]
+    if not moving:
+        return Walk(start)
+    (dim, *others) = moving
+    differences = np.diff(numbers, axis=dim)
+    if others or bool((differences != differences.flat[0]).any()):
+        return None
+    return Walk(start, dim, int(differences.flat[0]))
+
+
+def walk_of(g: Graph, v: int) -> Walk | None:
+    """What a value of a graph walks."""
+    step, operands = g.steps[v], g.inputs[v]
+    if isinstance(step, steps.Fill):
+        return Walk(int(step.value)) if isinstance(step.value, Fraction) and step.value.denominator == 1 else None
+    if isinstance(step, steps.Iota):
+        return _fixed(Walk(0, step.dim, 1), g.dims(v))
+    if isinstance(step, steps.Map):
+        return _computed(g, v, step.op)
+    inner = walk_of(g, operands[0]) if isinstance(step, (*steps.VIEWS, steps.Cast)) else None
+    if inner is None or inner.dim is None:
+        return inner
+    match step:
+        case steps.Transpose(perm):
+            return replace(inner, dim=perm.index(inner.dim))
+        case steps.Reshape():
+            return _reshaped(inner, g.dims(operands[0]), g.dims(v))
+        case steps.Slice(dim, start, stride) if dim == inner.dim:
+            if start < 0:
+                return None
+            return _fixed(Walk(inner.start + inner.step * start, dim, inner.step * stride), g.dims(v))
+    return inner
+
+
+def counted(g: Graph, walk: Walk, dims: Dims, dtype: DType) -> int:
+    """The integers that a walk takes along its dimension of `dims`, as a value."""
+    if walk.dim is None:
+        return g.fill(walk.start, dtype, dims)
+    steps = compose.scale(g, g.iota(dims[walk.dim], 0, 1, dtype), walk.step)
+    steps = compose.shift(g, steps, Fraction(walk.start))
+    steps = g.reshape(steps, [dims[walk.dim] if d == walk.dim else 1 for d in range(len(dims))])
+    return g.expand(steps, dims)
+
+
+def _fixed(walk: Walk, dims: Dims) -> Walk:
+    """A walk along a dimension of one position stands still."""
+    return Walk(walk.start) if walk.dim is not None and dims[walk.dim] == 1 else walk
+
+
+def _reshaped(walk: Walk, before: Dims, after: Dims) -> Walk | None:
+    """The walk under other dimensions, which differ in dimensions of extent 1 only."""
+    old, new = ([d for d, e in enumerate(dims) if e != 1] for dims in (before, after))
+    if walk.dim is None or [before[d] for d in old] != [after[d] for d in new]:
+        return None
+    return replace(walk, dim=new[old.index(walk.dim)])
+
+
+def _computed(g: Graph, v: int, op: str) -> Walk | None:
+    """Sums with a number and multiples of a walk."""
+    if op not in ("add", "sub", "mul"):
+        return None
+    rank, found = len(g.dims(v)), list[Walk]()
+    for operand in g.inputs[v]:
+        walk = walk_of(g, operand)
+        if walk is None:
+            return None
+        shifted = None if walk.dim is None else walk.dim + rank - len(g.dims(operand))
+        found.append(replace(walk, dim=shifted))
+    a, b = found
+    if op == "sub":
+        b, op = Walk(-b.start, b.dim, -b.step), "add"
+    if a.dim is None:
+        a, b = b, a
+    if b.dim is not None:
+        return None
+    if op == "add":
+        return replace(a, start=a.start + b.start)
+    return Walk(a.start * b.start, a.dim, a.step * b.start) if b.start else Walk(0)
+
+
+def along(g: Graph, x: int, dim: int, walk: Walk, count: Extent) -> int:
+    """The `count` positions of dimension `dim` that a walk takes (one when it stands still). Raises Refused unless they
+    are known to exist."""
+    extent = g.dims(x)[dim]
+    start = walk.start + extent if walk.start < 0 and isinstance(extent, int) else walk.start
+    if walk.dim is None:
+        if not isinstance(extent, int) or not 0 <= start < extent:
+            raise Refused(f"index {walk.start} in a dimension of {extent}")
+        return g.slice(x, dim, start, 1)
+    if (start, walk.step, count) == (0, 1, extent):
+        return x
+    if not isinstance(extent, int) or not isinstance(count, int):
+        raise Refused(f"{count} indices from {walk.start} on by {walk.step} in a dimension of {extent}")
+    last = start + walk.step * (count - 1)
+    if count == 0 or not (0 <= start < extent and 0 <= last < extent):
+        raise Refused(f"indices {start} to {last} in a dimension of {extent}")
+    return g.slice(x, dim, start, count, walk.step)

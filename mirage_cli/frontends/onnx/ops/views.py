@@ -1,0 +1,380 @@
+"""Operators that only move elements: reshapes, transposes, slices, concatenations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from mirage_cli.errors import Refused
+from mirage_cli.frontends import sizes
+from mirage_cli.frontends.onnx.ops.positions import Walk, along, walk
+from mirage_cli.frontends.onnx.ops.registry import Call, dimension, number, reads
+from mirage_cli.frontends.sizes import Size
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import BOOL
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.ir.graph import Concat, Dims, Graph, Slice, Transpose
+
+TRAINING_IS_AN_INPUT, MASK_IS_TRUTH = 12, 10  #: the opsets from which on Dropout has these forms
+MAX_RUNS = 64  #: arithmetic runs that a Gather with constant indices is cut into
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@reads("Identity")
+def _identity(call: Call) -> int:
+    """The operand itself."""
+    return call.arg(0)
+
+
+@reads("Dropout")
+def _dropout(call: Call) -> list[int | None]:
+    """The operand itself; training is refused unless the ratio is 0. The mask says that all is kept, and before opset 12,
+    as onnxruntime has it, that nothing is."""
+    g, x = call.graph, call.arg(0)
+    if call.version < TRAINING_IS_AN_INPUT:
+        kind = BOOL if call.version >= MASK_IS_TRUTH else g.dtype(x)
+        return [x, g.expand(g.fill(0, kind), g.dims(x)) if call.wants(1) else None]
+    if call.has(2) and g.fill_value(call.arg(2)) != 0 and (not call.has(1) or g.fill_value(call.arg(1)) != 0):
+        raise Refused("training mode")
+    return [x, g.expand(g.fill(1, BOOL), g.dims(x)) if call.wants(1) else None]
+
+
+@reads("Transpose")
+def _transpose(call: Call) -> int:
+    """`Transpose`."""
+    rank = len(call.dims(0))
+    return call.graph.transpose(call.arg(0), call.integers("perm", range(rank)[::-1]))
+
+
+@reads("Reshape")
+def _reshape(call: Call) -> int:
+    """`Reshape`; 0 copies a dimension (unless allowzero), -1 is what remains."""
+    g, x = call.graph, call.arg(0)
+    source, wanted = g.dims(x), call.sizes(1)
+    copied: list[Extent] = [
+        source[i] if w == 0 and not call.integer("allowzero", 0) and i < len(source) else 1 if w == -1 else _extent(w)
+        for i, w in enumerate(wanted)
+    ]
+    if -1 in wanted:
+        copied[wanted.index(-1)] = _quotient(ex.product(source), ex.product(copied))
+    return g.reshape(x, copied)
+
+
+def _extent(size: Size) -> Extent:
+    try:
+        return sizes.to_extent(size)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def _quotient(total: Extent, part: Extent) -> Extent:
+    found = ex.quotient(total, part)
+    if found is None:
+        raise Refused(f"{total} elements do not divide by {part}")
+    return found
+
+
+@reads("Flatten")
+def _flatten(call: Call) -> int:
+    """`Reshape` to two dimensions."""
+    dims = call.dims(0)
+    axis = call.integer("axis", 1)
+    axis = axis + len(dims) if axis < 0 else axis
+    return call.graph.reshape(call.arg(0), [ex.product(dims[:axis]), ex.product(dims[axis:])])
+
+
+@reads("Squeeze")
+def _squeeze(call: Call) -> int:
+    """`Reshape` without dimensions of extent 1."""
+    dims = call.dims(0)
+    axes = call.axes(1, len(dims))
+    gone = [i for i, e in enumerate(dims) if e == 1] if axes is None else axes
+    if any(dims[i] != 1 for i in gone):
+        raise Refused(f"dimensions {gone} of {call.graph.tensors[call.arg(0)]} are not all 1")
+    return call.graph.reshape(call.arg(0), [e for i, e in enumerate(dims) if i not in gone])
+
+
+@reads("Unsqueeze")
+def _unsqueeze(call: Call) -> int:
+    """`Reshape` with more dimensions of extent 1."""
+    axes = call.listed("axes", 1)
+    if axes is None:
+        raise Refused("it has no axes")
+    rank = len(call.dims(0)) + len(axes)
+    new, old = [dimension(a, rank) for a in axes], iter(call.dims(0))
+    if len(set(new)) != len(new):
+        raise Refused(f"two of its axes are the same: {new}")
+    return call.graph.reshape(call.arg(0), [1 if i in new else next(old) for i in range(rank)])
+
+
+@reads("Expand")
+def _expand(call: Call) -> int:
+    """`Expand`."""
+    return call.graph.expand(call.arg(0), call.extents(1))
+
+
+@reads("Tile")
+def _tile(call: Call) -> int:
+    """`Expand` of an added dimension in front of each repeated one, then `Reshape`."""
+    g, x, repeats = call.graph, call.arg(0), call.extents(1)
+    dims = g.dims(x)
+    if len(repeats) != len(dims):
+        raise Refused(f"{len(repeats)} repeats for {len(dims)} dimensions")
+    apart = g.reshape(x, [e for d in dims for e in (1, d)])
+    wide = g.expand(apart, [e for pair in zip(repeats, dims, strict=True) for e in pair])
+    return g.reshape(wide, [ex.product(pair) for pair in zip(repeats, dims, strict=True)])
+
+
+# --- Concat and Split -------------------------------------------------------------------------------------------------
+def joined(g: Graph, values: Sequence[int], axis: int) -> int:
+    """A concatenation, in which a sum of symbolic extents gets its canonical name; all slices of a tensor in their order
+    are that tensor. Raises Refused."""
+    rank = len(g.dims(values[0]))
+    axis = dimension(axis, rank)
+    rests = {g.dims(v)[:axis] + g.dims(v)[axis + 1 :] for v in values}
+    if len(rests) > 1:
+        raise Refused(f"tensors of dimensions {', '.join(str(g.tensors[v]) for v in values)} cannot be concatenated")
+    values = [v for v in values if g.dims(v)[axis] != 0] or list(values[:1])
+    if len(values) == 1:
+        return values[0]
+    whole = _rejoined(g, values, axis)
+    if whole is not None:
+        return whole
+    total: Size = 0
+    for v in values:
+        total = total + sizes.from_extent(g.dims(v)[axis])
+    dims = list(g.dims(values[0]))
+    dims[axis] = _extent(total)
+    return g.record(Concat(axis), values, dims, g.dtype(values[0]))
+
+
+def _rejoined(g: Graph, values: Sequence[int], axis: int) -> int | None:
+    """The tensor of which the values are all slices, one after the other."""
+    values = [_turned_back(g, v) for v in values]
+    if not all(isinstance(g.steps[v], Slice) for v in values) or len({g.inputs[v] for v in values}) > 1:
+        return None
+    (base,) = g.inputs[values[0]]
+    end: Size = sizes.from_extent(g.dims(base)[axis])
+    position: Size = 0
+    for v in values:
+        step = g.steps[v]
+        assert isinstance(step, Slice)
+        start = step.start if step.start >= 0 else end + step.start
+        if (step.dim, step.step) != (axis, 1) or start != position:
+            return None
+        position = position + sizes.from_extent(g.dims(v)[axis])
+    return base if position == end else None
+
+
+def _turned_back(g: Graph, v: int) -> int:
+    """What a value is without two transpositions that undo each other."""
+    outer = g.steps[v]
+    inner = g.steps[g.inputs[v][0]] if isinstance(outer, Transpose) else outer
+    if not isinstance(outer, Transpose) or not isinstance(inner, Transpose):
+        return v
+    undone = [inner.perm[k] for k in outer.perm] == list(range(len(outer.perm)))
+    return g.inputs[g.inputs[v][0]][0] if undone else v
+
+
+@reads("Concat")
+def _concat(call: Call) -> int:
+    """`Concat`."""
+    return joined(call.graph, call.args(), call.integer("axis", 0))
+
+
+@reads("Split")
+def _split(call: Call) -> list[int | None]:
+    """A `Slice` for each output."""
+    g, x = call.graph, call.arg(0)
+    axis = call.axis(0, len(g.dims(x)))
+    total, n = g.dims(x)[axis], len(call.node.outputs)
+    counts: list[Extent]
+    if call.has(1):
+        counts = call.extents(1)
+    elif "split" in call.node.attributes:  # before opset 13
+        counts = list(call.integers("split", ()))
+    elif isinstance(total, int):
+        chunk = math.ceil(total / n)  # the last one may be smaller
+        counts = [*[chunk] * (n - 1), total - chunk * (n - 1)]
+    else:
+        counts = [_quotient(total, n)] * n
+    results: list[int | None] = []
+    start: Size = 0
+    for count in counts:
+        first = number(start, f"start of output {len(results)}")
+        results.append(g.slice(x, axis, first if count != 0 else 0, count))
+        start = start + sizes.from_extent(count)
+    if start != sizes.from_extent(total):
+        raise Refused(f"parts of {', '.join(map(str, counts))} do not make up {total}")
+    return results
+
+
+# --- Slice and Gather -------------------------------------------------------------------------------------------------
+@reads("Slice")
+def _slice(call: Call) -> int:
+    """A `Slice` for each axis; starts and ends are known."""
+    g, x = call.graph, call.arg(0)
+    rank = len(g.dims(x))
+    starts, ends = _bounds(call, "starts", 1), _bounds(call, "ends", 2)
+    axes = call.listed("axes", 3)
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = call.ints(4) if call.has(4) else [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        dim = dimension(axis, rank)
+        first, count = slice_range(g.dims(x)[dim], start, end, step, call.scope.least)
+        if not isinstance(count, int) and first > 0:
+            call.scope.need(g.dims(x)[dim], first)
+        x = g.slice(x, dim, first, count, step) if count != 0 else g.slice(x, dim, 0, 0)
+    return x
+
+
+def _bounds(call: Call, name: str, i: int) -> list[Size]:
+    """The starts or ends of a slice: attributes before opset 10, then inputs."""
+    return list(call.integers(name, ())) if name in call.node.attributes else call.sizes(i)
+
+
+def slice_range(
+    extent: Extent, start: Size, end: Size, step: int, least: Mapping[str, int] = NOTHING
+) -> tuple[int, Extent]:
+    """(first position, count) of a slice of a dimension, by ONNX's rules; symbols are not below their `least`. The last
+    elements of a symbolic dimension start at a negative position. Raises Refused where sizes do not tell."""
+    if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
+        positions = range(extent)[_slice_of(start, end, step)]
+        return (positions[0] if positions else 0), len(positions)
+    size = sizes.from_extent(extent)
+    huge = 2**31 - 1
+    if step != 1 or not isinstance(start, int) or start >= huge:
+        raise Refused(f"a slice from {start} by {step} of a dimension of {extent}")
+    if isinstance(end, int) and end >= huge:
+        end = size
+    elif isinstance(end, int) and end < 0:
+        end = size + end
+    if start < 0:
+        return start, _last(size, end, -start, least)
+    rest = size - end
+    if not isinstance(rest, int) or rest < 0:  # the end may lie behind the dimension's own
+        raise Refused(f"a slice up to {end} of a dimension of {extent}")
+    return start, _extent(end - start)
+
+
+def _last(size: Size, end: Size, count: int, least: Mapping[str, int]) -> Extent:
+    """How many of the last `count` positions there are up to the `end` of a dimension. Raises Refused for another end."""
+    if end != size:
+        raise Refused(f"a slice from {-count} up to {end} of a dimension of {size}")
+    try:
+        kept = sizes.at_most(size, count)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    filled = sizes.full(kept, count)
+    return count if filled is not None and least.get(filled[0], 0) >= filled[1] else _extent(kept)
+
+
+def _slice_of(start: int, end: int, step: int) -> slice:
+    """ONNX's bounds as a Python slice: the end of a backward slice may lie before the first element."""
+    limit = 2**31 - 1
+    if step < 0 and end <= -limit:
+        return slice(start, None, step)
+    return slice(start, end, step)
+
+
+@reads("Gather")
+def _gather(call: Call) -> int:
+    """`Slice`s for constant indices (joined by `Concat` where they are no arithmetic run); others are refused."""
+    g, x = call.graph, call.arg(0)
+    axis = call.axis(0, len(g.dims(x)))
+    known = call.scope.known(call.tensor(1))
+    if known is None:
+        moving = walk(call, 1)
+        if moving is None:
+            raise Refused("its indices are not known when the model is read")
+        return _walked(g, x, axis, moving, call.dims(1))
+    return picked(call, x, axis, call.ints(1), known.shape)
+
+
+def picked(call: Call, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:
+    """As `taken`; it is noted that a symbolic dimension has the positions. Raises Refused."""
+    call.scope.need(call.graph.dims(x)[axis], max(indices, default=0) + 1)
+    return taken(call.graph, x, axis, indices, shape)
+
+
+def _walked(g: Graph, x: int, axis: int, w: Walk, out: Dims) -> int:
+    """The elements at the positions of a walk, whose own dimensions `out` take the place of dimension `axis`."""
+    before, after = g.dims(x)[:axis], g.dims(x)[axis + 1 :]
+    x = along(g, x, axis, w, 1 if w.dim is None else out[w.dim])
+    x = g.reshape(x, [*before, *(e if d == w.dim else 1 for d, e in enumerate(out)), *after])
+    return g.expand(x, [*before, *out, *after])
+
+
+def taken(g: Graph, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:
+    """numpy's `take` with known indices, which are given flat with their shape. Raises Refused."""
+    dims = g.dims(x)
+    extent = dims[axis]
+    if isinstance(extent, int):
+        indices = [i + extent if i < 0 else i for i in indices]
+    if any(i < 0 or (isinstance(extent, int) and i >= extent) for i in indices):
+        raise Refused(f"indices outside a dimension of {extent}")
+    times, each = repeats(indices)
+    if times * each > 1:  # heads that several queries share
+        own = indices[: len(indices) // times : each]
+        y = taken(g, x, axis, own, (1, len(own), 1))
+        y = g.expand(y, [*dims[:axis], times, len(own), each, *dims[axis + 1 :]])
+        return g.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
+    runs = arithmetic_runs(indices)
+    if len(runs) > MAX_RUNS:
+        raise Refused(f"its indices make {len(runs)} arithmetic runs, more than {MAX_RUNS}")
+    parts = [g.slice(x, axis, first, count, step) for first, count, step in runs]
+    y = joined(g, parts, axis) if parts else g.slice(x, axis, 0, 0)
+    return g.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
+
+
+def repeats(indices: Sequence[int]) -> tuple[int, int]:
+    """How often a sequence repeats as a whole, and how often each element of its period follows itself."""
+    n = len(indices)
+    period = next((p for p in range(1, n) if n % p == 0 and list(indices[p:]) == list(indices[:-p])), n)
+    lengths = [len(list(run)) for _, run in itertools.groupby(indices[:period])]
+    return (n // period, math.gcd(*lengths)) if n else (1, 1)
+
+
+def arithmetic_runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Indices as (first, count, step) runs, each as long as possible from the left."""
+    runs: list[tuple[int, int, int]] = []
+    i = 0
+    while i < len(indices):
+        step = indices[i + 1] - indices[i] if i + 1 < len(indices) else 1
+        count = 1
+        while step and i + count < len(indices) and indices[i + count] == indices[i] + count * step:
+            count += 1
+        if (
+            count == 2 and i + 2 < len(indices) and step != 1
+        ):  # two of any kind are no run: the second may start a longer one
+            count = 1
+        runs.append((indices[i], count, step if count > 1 else 1))
+        i += count
+    return runs
+
+
+# --- blocks of space --------------------------------------------------------------------------------------------------
+@reads("DepthToSpace")
+def _depth_to_space(call: Call) -> int:
+    """`Reshape`, `Transpose`, `Reshape`."""
+    g, x, b = call.graph, call.arg(0), call.integer("blocksize", 1)
+    n, c, h, w = g.dims(x)
+    depth = _quotient(c, b * b)
+    if call.text("mode", "DCR") == "DCR":
+        y = g.transpose(g.reshape(x, [n, b, b, depth, h, w]), [0, 3, 4, 1, 5, 2])
+    else:
+        y = g.transpose(g.reshape(x, [n, depth, b, b, h, w]), [0, 1, 4, 2, 5, 3])
+    return g.reshape(y, [n, depth, ex.product([h, b]), ex.product([w, b])])
+
+
+@reads("SpaceToDepth")
+def _space_to_depth(call: Call) -> int:
+    """`Reshape`, `Transpose`, `Reshape`."""
+    g, x, b = call.graph, call.arg(0), call.integer("blocksize", 1)
+    n, c, h, w = g.dims(x)
+    high, wide = _quotient(h, b), _quotient(w, b)
+    order = [0, 3, 5, 1, 2, 4] if call.text("mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
+    y = g.transpose(g.reshape(x, [n, c, high, b, wide, b]), order)
+    return g.reshape(y, [n, ex.product([c, b * b]), high, wide])

@@ -1,0 +1,434 @@
+"""From the nodes of an ONNX model to a graph of primitive operators.
+
+Nodes are read in order. A node that no reader expresses becomes opaque: its results are new tensors for whatever
+reads them, and the reason is kept. Nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.analysis import analyze_implicit_usage
+
+from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.frontends import sizes
+from mirage_cli.frontends.onnx import fragile, tolerated
+from mirage_cli.frontends.onnx.ops import READERS, positions, shape_values
+from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results
+from mirage_cli.frontends.onnx.ops.shape_values import Known
+from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET
+from mirage_cli.frontends.sizes import Size
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import BOOL, I64, DType
+from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Dims, Graph, Tensor, UnequalExtents, exact
+
+SPLAT_ELEMENTS = 2**16  #: constants up to this size are one number when all their elements are equal
+_ONNX_TYPES = {ours: theirs.value for theirs, ours in ELEMENT_TYPES.items()}
+_SHAPE_OPERATORS = frozenset({"Shape", "Size"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A graph, the values of the model's tensors in it, integer tensors of extents, why nodes are not read, and the sizes
+    that symbols are not below in any run of the model."""
+
+    graph: Graph
+    values: dict[str, int]
+    shapes: dict[str, Known]
+    reasons: dict[str, str]
+    least: dict[str, int]
+
+
+def read_graph(model: ir.Model) -> Reading:
+    """The graph of a model whose functions are inlined and whose nodes have names of their own.
+
+    Where a contraction tells that a window is full in every run, the model is read again with that."""
+    walk = _walked(model, {})
+    while any(walk.learnt.get(name, 0) > walk.least.get(name, 0) for name in walk.learnt):
+        walk = _walked(model, walk.least | walk.learnt)
+    shapes = {name: extents for name, known in walk.shapes.items() if (extents := _extents(known)) is not None}
+    return Reading(walk.graph, walk.values, shapes, walk.reasons, walk.least)
+
+
+def _walked(model: ir.Model, least: dict[str, int]) -> _Walk:
+    """The model read once."""
+    walk = _Walk(model, least)
+    for value in model.graph.inputs:
+        walk.input(value)
+    for node in model.graph:
+        walk.node(node)
+    walk.graph.outputs = [walk.anything(value) for value in model.graph.outputs]
+    return walk
+
+
+def _extents(known: Known) -> Known | None:
+    """Known integers as extents; None where some are not known, or sizes that may be negative."""
+    if not shape_values.is_known(known):
+        return None
+    elements = np.empty(known.size, object)
+    try:
+        elements[:] = [e if isinstance(e, int) else sizes.to_extent(e) for e in known.ravel()]
+    except ValueError:
+        return None
+    return elements.reshape(known.shape)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The reading so far. It is the `Scope` of the readers."""
+
+    model: ir.Model
+    least: dict[str, int]  #: sizes that symbols are not below in any run
+    graph: Graph = field(default_factory=Graph)
+    values: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    hidden: dict[str, int] = field(default_factory=dict)  #: stand-ins for tensors that the graph cannot hold
+    unreadable: dict[str, str] = field(default_factory=dict)  #: why a tensor has no graph value
+    shapes: dict[str, Known] = field(default_factory=dict)
+    captures: dict[ir.Graph, set[ir.Value]] = field(default_factory=dict)
+    symbols: set[str] = field(default_factory=set)  #: those of the first `heard` values
+    heard: int = 0
+    learnt: dict[str, int] = field(default_factory=dict)  #: what contractions and indices tell of such sizes
+
+    def __post_init__(self) -> None:
+        self.captures = analyze_implicit_usage(self.model.graph)
+
+    # --- what readers ask for -----------------------------------------------------------------------------------------
+    def value(self, tensor: ir.Value) -> int:
+        """The graph value of a tensor. Raises Refused with the reason when there is none."""
+        name = tensor.name or ""
+        if name not in self.values:
+            if name in self.unreadable:
+                raise Refused(f"input {name!r} {self.unreadable[name]}")
+            if tensor.const_value is not None:
+                self.values[name] = self.constant(tensor.const_value, name)
+            elif name in self.shapes:
+                self.values[name] = self.materialize(self.shapes[name], tensor)
+            else:
+                raise Refused(f"input {name!r} comes from outside the model's main graph")
+        return self.values[name]
+
+    def known(self, tensor: ir.Value) -> Known | None:
+        """The integers in a tensor as far as they are known."""
+        if tensor.name in self.shapes:
+            return self.shapes[tensor.name]
+        return None if tensor.is_graph_input() else shape_values.constant(tensor.const_value)
+
+    def anything(self, tensor: ir.Value) -> int:
+        """The tensor's graph value, or a stand-in that keeps the order of computation."""
+        name = tensor.name or ""
+        try:
+            return self.value(tensor)
+        except Refused as refusal:
+            if name not in self.hidden:
+                self.unreadable.setdefault(name, str(refusal))
+                self.hidden[name] = self.graph.opaque(f"tensor {name}", (), Tensor((), BOOL))
+            return self.hidden[name]
+
+    # --- inputs and constants -----------------------------------------------------------------------------------------
+    def input(self, value: ir.Value) -> None:
+        """Record an input of the model."""
+        name = value.name or ""
+        tensor = self.declared(value, name)
+        if isinstance(tensor, str):
+            self.unreadable[name] = tensor
+            self.hidden[name] = self.graph.input(name, (), BOOL)
+        else:
+            self.values[name] = self.graph.input(name, tensor.dims, tensor.dtype)
+
+    def declared(self, value: ir.Value, prefix: str) -> Tensor | str:
+        """What the model says of a tensor, unnamed dimensions as symbols; or why the graph cannot hold it."""
+        if not isinstance(value.type, ir.TensorType):
+            return "has no known element type" if value.type is None else "is no tensor"
+        dtype = ELEMENT_TYPES.get(value.type.dtype)
+        if dtype is None:
+            return f"has element type {value.type.dtype.name.lower()}, which is not read"
+        if value.shape is None:
+            return "has an unknown number of dimensions"
+        dims: list[Extent] = []
+        for i, d in enumerate(value.shape):
+            text = d if isinstance(d, int) else d.value
+            size: Size = (
+                sizes.named(f"{prefix}.{i}") if text is None else text if isinstance(text, int) else sizes.parse(text)
+            )
+            try:
+                dims.append(sizes.to_extent(size))
+            except ValueError:
+                return f"has dimension {size}"
+        return Tensor(tuple(dims), dtype)
+
+    def constant(self, stored: ir.TensorProtocol, name: str) -> int:
+        """A stored tensor: one number where all elements are equal, positions where integers count, else a constant input.
+        Raises Refused."""
+        dtype = ELEMENT_TYPES.get(stored.dtype)
+        if dtype is None:
+            raise Refused(f"constant {name!r} has element type {stored.dtype.name.lower()}, which is not read")
+        dims = tuple(int(d) for d in stored.shape.numpy())
+        if 0 < stored.size <= SPLAT_ELEMENTS:
+            elements = stored.numpy()
+            first = elements.flat[0]
+            if stored.size == 1 or bool((elements == first).all()):
+                number = float(first) if dtype.is_float else int(first)
+                return self.graph.fill(number, dtype, dims)
+            walk = None if dtype.is_float or dtype is BOOL else positions.of_numbers(elements)
+            if walk is not None:
+                return positions.counted(self.graph, walk, dims, dtype)
+        return self.graph.input(name, dims, dtype, constant=True)
+
+    def materialize(self, known: Known, tensor: ir.Value) -> int:
+        """Known integers as a graph value. Raises Refused when some are not known."""
+        if not shape_values.is_known(known):
+            raise Refused(f"input {tensor.name!r} is a shape that is not fully known")
+        dtype = I64 if tensor.dtype is None else ELEMENT_TYPES.get(tensor.dtype, I64)
+        parts = [self.graph.reshape(self.size(e, dtype), (1,)) for e in known.ravel()]
+        if not parts:
+            return self.graph.fill(0, dtype, known.shape)
+        return self.graph.reshape(self.graph.concat(parts, 0), known.shape)
+
+    def size(self, size: Size, dtype: DType) -> int:
+        """A size as a scalar; one that may be negative from its terms."""
+        if isinstance(size, int):
+            return self.graph.fill(exact(size), dtype)
+        if all(factor > 0 for _, factor in size.terms):
+            return self.count(sizes.to_extent(size), dtype)
+        terms = [
+            compose.scale(self.graph, self.count(ex.product(map(ex.symbol, names)), dtype), factor)
+            for names, factor in size.terms
+        ]
+        return functools.reduce(lambda a, b: self.graph.map("add", a, b), terms)
+
+    def count(self, extent: Extent, dtype: DType) -> int:
+        """An extent as a scalar: symbols are counted by summing ones along dimensions of these extents."""
+        g = self.graph
+        names = extent.names if isinstance(extent, Symbolic) else ()
+        dims = [Symbolic(1, (n,)) for n in names]
+        ones = g.expand(g.fill(1, dtype, (1,) * len(dims)), dims)
+        total = g.reshape(g.reduce("sum", ones, range(len(dims))), ())
+        return compose.scale(g, total, extent.factor if isinstance(extent, Symbolic) else extent)
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+    def node(self, node: ir.Node) -> None:
+        """Read one node, or record it as opaque with the reason."""
+        try:
+            shapes = self.known_outputs(node)
+            if shapes is not None:
+                self.shapes.update((o.name or "", s) for o, s in zip(node.outputs, shapes, strict=False))
+                if len(shapes) == len(node.outputs) and all(map(shape_values.is_known, shapes)):
+                    return
+            results = self.read(node)
+            self.check(node, results)
+        except (Refused, InvalidGraph) as refusal:
+            if isinstance(refusal, UnequalExtents):
+                self.learn(*refusal.pair)
+            self.opaque(node, str(refusal))
+            return
+        except (TypeError, ValueError, IndexError) as error:  # attributes and ranks that the checker does not look at
+            self.opaque(node, f"it does not have its operator's form: {error}")
+            return
+        for output, v in zip(node.outputs, results, strict=False):
+            if v is not None and output.name:
+                self.values[output.name] = v
+                self.complete(output, v)
+
+    def learn(self, a: Extent, b: Extent) -> None:
+        """Two extents are equal in every run that does not fail: a window is full."""
+        found = sizes.full(sizes.from_extent(a), sizes.from_extent(b))
+        if found is not None:
+            self.learnt[found[0]] = max(found[1], self.learnt.get(found[0], 0))
+
+    def need(self, extent: Extent, size: int) -> None:
+        """A dimension has so many positions in every run that does not fail. That it has one says nothing."""
+        found = sizes.reached(sizes.from_extent(extent), size) if size > 1 else None
+        if found is not None:
+            self.learnt[found[0]] = max(found[1], self.learnt.get(found[0], 0))
+
+    def complete(self, output: ir.Value, v: int) -> None:
+        """Give a tensor of the model the type and dimensions that were read where it has none: inference does not know
+        the operators of other domains, and a fragment's original needs them to be a model of its own."""
+        tensor = self.graph.tensors[v]
+        if output.type is None:
+            output.type = ir.TensorType(ir.DataType(_ONNX_TYPES[tensor.dtype]))
+        if output.shape is None:
+            output.shape = ir.Shape([e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims])
+
+    def read(self, node: ir.Node) -> list[int | None]:
+        """The node's outputs as graph values. Raises Refused or InvalidGraph with the reason."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        reader = READERS.get((domain, node.op_type))
+        version = self.model.opset_imports.get(domain) or 1
+        if domain == "" and version < OLDEST_OPSET:
+            raise Refused(f"operators of opset {version} are not read (from {OLDEST_OPSET} on)")
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+            raise Refused("it contains sub-graphs")
+        if reader is None:
+            kind = "operator" if domain == "" else f"operator of domain {domain}"
+            raise Refused(f"the {kind} is not read")
+        if domain == "" and node.op_type not in RUNTIMES_OWN and not onnx.defs.has(node.op_type, version):
+            raise Refused(f"opset {version} has no such operator")
+        results: Results = reader.read(Call(self.graph, node, version, self))
+        listed: list[int | None] = [results] if isinstance(results, int) else list(results)
+        for output in node.outputs[len(listed) :]:
+            if output.name and (output.uses() or output.is_graph_output()):
+                raise Refused(f"output {output.name!r} is not read")
+        return listed
+
+    def check(self, node: ir.Node, results: list[int | None]) -> None:
+        """Refuse a reading that disagrees with what the model says of the results: one of them is wrong."""
+        for output, v in zip(node.outputs, results, strict=False):
+            if v is None or not output.name:
+                continue
+            if isinstance(output.type, ir.TensorType) and ELEMENT_TYPES.get(output.type.dtype) != self.graph.dtype(v):
+                raise Refused(f"read as {self.graph.dtype(v)}, but the model says {output.type.dtype.name.lower()}")
+            if output.shape is None:
+                continue
+            if not _agree(output.shape, self.graph.dims(v)) and not self.corrected(node, output, v):
+                raise Refused(f"read as {self.graph.tensors[v]}, but the model says {output.shape}")
+
+    def corrected(self, node: ir.Node, output: ir.Value, v: int) -> bool:
+        """Give an output of the model the dimensions that it was read with, where inference finds them too: runtimes only
+        warn of others that are declared."""
+        found = self.inferred(node).get(output.name or "") if output.is_graph_output() else None
+        shape = None if found is None else ir.serde.deserialize_type_proto_for_shape(found)
+        if shape is None or not _agree(shape, self.graph.dims(v)):
+            return False
+        output.shape = shape
+        return True
+
+    def known_outputs(self, node: ir.Node) -> list[Known] | None:
+        """What is known of the integers that the node computes."""
+        if node.domain not in ("", "ai.onnx") or (self.model.opset_imports.get("") or 1) < OLDEST_OPSET:
+            return None
+        if node.op_type in _SHAPE_OPERATORS:
+            return self.shape_of(node)
+        if any(o.dtype is not None and not o.dtype.is_integer() and o.dtype != ir.DataType.BOOL for o in node.outputs):
+            return None
+        return shape_values.propagate(node, [None if i is None else self.known(i) for i in node.inputs])
+
+    def shape_of(self, node: ir.Node) -> list[Known] | None:
+        """The result of a Shape or Size node."""
+        tensor = node.inputs[0]
+        if tensor is None:
+            return None
+        try:
+            dims: Iterable[Extent] = self.graph.dims(self.value(tensor))
+        except Refused:
+            declared = self.declared(tensor, tensor.name or "")
+            if tensor.name in self.unreadable and tensor.shape is not None and tensor.shape.is_static():
+                dims = [int(d) for d in tensor.shape.numpy()]
+            elif isinstance(declared, str):
+                return None
+            else:
+                dims = declared.dims
+        found = [sizes.from_extent(e) for e in dims]
+        if node.op_type == "Size":
+            total: Size = 1
+            try:
+                for size in found:
+                    total = total * size
+            except sizes.TooLarge:
+                return None
+            return [shape_values.array(total)]
+        start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+        end = node.attributes["end"].as_int() if "end" in node.attributes else len(found)
+        return [shape_values.array(found[start:end])]
+
+    # --- what is not read ---------------------------------------------------------------------------------------------
+    def opaque(self, node: ir.Node, reason: str) -> None:
+        """Record the outputs of a node that is not read."""
+        name = node.name or ""
+        self.reasons[name] = reason
+        captured: set[ir.Value] = set()
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                captured |= self.captures.get(attribute.as_graph(), set())
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                for graph in attribute.as_graphs():
+                    captured |= self.captures.get(graph, set())
+        outer = sorted((v for v in captured if v.graph is self.model.graph), key=lambda v: v.name or "")
+        inputs = list(dict.fromkeys(self.anything(v) for v in itertools.chain(node.inputs, outer) if v is not None))
+        named = [(i, output) for i, output in enumerate(node.outputs) if output.name]
+        if any(output.shape is None or any(self.nameless(d) for d in output.shape) for _, output in named):
+            self.infer(node)
+        for i, output in named:
+            self.opaque_output(f"{node.op_type} {name}", inputs, output, i, node)
+
+    def opaque_output(self, label: str, inputs: list[int], output: ir.Value, i: int, node: ir.Node) -> None:
+        """Record one output of an opaque node: as a tensor where its dimensions are known."""
+        name = output.name or ""
+        tensor = self.declared(output, name)
+        if isinstance(tensor, str):
+            self.unreadable[name] = f"(from node {node.name!r}, which is not read) {tensor}"
+            self.hidden[name] = self.graph.opaque(label, inputs, Tensor((), BOOL), i)
+        else:
+            self.values[name] = self.graph.opaque(label, inputs, tensor, i)
+
+    def nameless(self, dim: int | ir.SymbolicDim) -> bool:
+        """Whether a dimension has no name, or one of which nothing was heard so far: exporters make up names."""
+        if isinstance(dim, int):
+            return False
+        for tensor in self.graph.tensors[self.heard :]:
+            self.symbols.update(n for d in tensor.dims for n in sizes.names(sizes.from_extent(d)))
+        self.heard = len(self.graph.tensors)
+        return dim.value is None or not self.symbols.issuperset(sizes.names(sizes.parse(dim.value)))
+
+    def infer(self, node: ir.Node) -> None:
+        """Infer the types of a node's outputs from the dimensions that were read; the model's inference stopped earlier."""
+        found = self.inferred(node)
+        for output in node.outputs:
+            if output.name not in found:
+                continue
+            output.type = output.type or ir.serde.deserialize_type_proto_for_type(found[output.name])
+            inferred = ir.serde.deserialize_type_proto_for_shape(found[output.name])
+            if output.shape is None or inferred is None or len(inferred) != len(output.shape):
+                output.shape = output.shape or inferred
+                continue
+            pairs = zip(output.shape, inferred, strict=True)
+            output.shape = ir.Shape(
+                [
+                    new if self.nameless(old) and (isinstance(new, int) or new.value is not None) else old
+                    for old, new in pairs
+                ]
+            )
+
+    def inferred(self, node: ir.Node) -> dict[str, onnx.TypeProto]:
+        """What inference says of a node's outputs from the dimensions that were read, by name."""
+        version = self.model.opset_imports.get(node.domain)
+        if version is None or not onnx.defs.has(node.op_type, version, node.domain):
+            return {}
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, onnx.TensorProto] = {}
+        for value in node.inputs:
+            if value is None or value.name is None or value.name not in self.values:
+                continue
+            tensor = self.graph.tensors[self.values[value.name]]
+            if any(isinstance(e, int) and e >= sizes.LARGEST for e in tensor.dims):
+                return {}
+            shape = [e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims]
+            types[value.name] = onnx.helper.make_tensor_type_proto(_ONNX_TYPES[tensor.dtype], shape)
+            fixed = value.const_value if not value.is_graph_input() else None
+            if fixed is not None and fixed.size <= shape_values.MAX_ELEMENTS:
+                data[value.name] = ir.serde.serialize_tensor(fixed)
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+        try:
+            proto = ir.serde.serialize_node(node)
+            if not fragile.may_infer(proto, types):
+                return {}
+            found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
+            return {name: kind for name, kind in found.items() if not tolerated.holds_maps(kind)}
+        except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
+            return {}
+
+
+def _agree(declared: ir.Shape, dims: Dims) -> bool:
+    """Whether numbers that are declared are those of the dimensions."""
+    if len(declared) != len(dims):
+        return False
+    return not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(declared, dims, strict=True))

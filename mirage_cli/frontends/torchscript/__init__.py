@@ -1,0 +1,1 @@
+"""The TorchScript front end: PyTorch's own exporter makes an ONNX model, which is then read like any other."""

@@ -1,0 +1,204 @@
+"""`mirage doctor`: what is on this machine, what that allows, and the commands that install what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mirage_cli import __version__
+from mirage_cli.backends import toolchain
+from mirage_cli.backends.toolchain import Tool
+from mirage_cli.errors import MirageError, ToolMissing
+from mirage_cli.machine import devices, packages
+from mirage_cli.optimization import environment
+from mirage_cli.options.options import Options
+from mirage_cli.processes import isolation
+from mirage_cli.processes.isolation import Lost
+from mirage_cli.runtime import sessions
+
+MODULES = {"cupy": "pip install 'mirage-cli[gpu]'", "torch": "pip install 'mirage-cli[torch]'"}  #: optional packages
+NEEDED = ("numpy", "onnx", "onnx-ir", "onnxscript")  #: packages whose versions matter in a report of a defect
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something that was looked for: what was found, or why it cannot be used and the command that helps."""
+
+    name: str
+    ok: bool
+    found: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Something that this program does, whether it can be done here, and the items that are missing for it."""
+
+    name: str
+    possible: bool
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found and what it allows. `ok` is False only where no model can be optimized."""
+
+    items: tuple[Item, ...]
+    abilities: tuple[Ability, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether `mirage optimize` works at all, for the CPU."""
+        return self.abilities[0].possible
+
+    def item(self, name: str) -> Item:
+        """What was found of one thing."""
+        return next(i for i in self.items if i.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document."""
+        return {
+            "mirage": __version__,
+            "ok": self.ok,
+            "found": [asdict(i) for i in self.items],
+            "possible": [{**asdict(a), "missing": list(a.missing)} for a in self.abilities],
+        }
+
+    def text(self) -> str:
+        """What was found, what can be done, and what to type for the rest."""
+        width = max(len(i.name) for i in self.items)
+        lines = [f"{'ok' if i.ok else '--'}  {i.name.ljust(width)}  {i.found}" for i in self.items]
+        lines += ["", "What this machine can do:"]
+        for a in self.abilities:
+            missing = "" if a.possible else f" (missing: {', '.join(a.missing)})"
+            lines.append(f"{'yes' if a.possible else 'no '} {a.name}{missing}")
+        commands = [(i.name, i.command) for i in self.items if not i.ok and i.command]
+        if commands:
+            lines += ["", "To get what is missing:"]
+            lines += [f"    {name}: {command}" for name, command in commands]
+        return "\n".join(lines) + "\n"
+
+
+def examine() -> Diagnosis:
+    """Look at this machine. Compilers are tried on small programs, optional packages imported in a process of their own; GPUs
+    are asked for through the driver's tool, and the driver for its version."""
+    gpus = devices.devices()
+    items = (
+        Item("mirage", True, f"{__version__} on Python {platform.python_version()}, {platform.platform()}"),
+        Item("processor", True, devices.processor()),
+        Item("packages", True, ", ".join(f"{name} {_version(name)}" for name in NEEDED)),
+        _onnxruntime(),
+        _compiler("C++ compiler", toolchain.find_cxx),
+        _compiler("CUDA compiler", toolchain.find_nvcc),
+        _gpus(gpus),
+        _cuda_provider(),
+        *(_module(name, command) for name, command in MODULES.items()),
+        _cache(environment.cache_folder(Options())),
+    )
+    return Diagnosis(items, abilities(items))
+
+
+def abilities(items: Sequence[Item]) -> tuple[Ability, ...]:
+    """What the items allow; the first is to optimize models for the CPU."""
+    ok = {i.name: i.ok for i in items}
+    ok["torch or cupy"] = ok["torch"] or ok["cupy"]
+
+    def ability(name: str, *needed: str) -> Ability:
+        missing = tuple(n for n in needed if not ok[n])
+        return Ability(name, not missing, missing)
+
+    base = ("onnxruntime", "C++ compiler")
+    cuda = (*base, "CUDA compiler")
+    run = ("GPU", "CUDA provider")
+    return (
+        ability("optimize models, with CPU kernels", *base),
+        ability("run and measure on the CPU", *base),
+        ability("optimize models, with CUDA kernels", *cuda),
+        ability("run patched models in onnxruntime on a GPU, bench --gpu", *run),
+        ability("optimize --gpu: measure candidates on a GPU", *cuda, *run, "torch or cupy"),
+        ability("call kernels on cupy arrays", "GPU", "cupy"),
+        ability("call kernels on torch tensors", "torch"),
+        ability("optimize TorchScript models", *base, "torch"),
+        ability("keep compiled kernels between runs", "cache folder"),
+    )
+
+
+# ---- items -----------------------------------------------------------------------------------------------------------
+
+
+def _compiler(name: str, find: Callable[[], Tool]) -> Item:
+    try:
+        return Item(name, True, str(find()))
+    except ToolMissing as error:
+        return Item(name, False, str(error), error.hint)
+
+
+def _onnxruntime() -> Item:
+    try:
+        return Item("onnxruntime", True, f"{sessions.version()}, providers {', '.join(sessions.providers())}")
+    except ImportError as error:  # both packages removed, or one that does not load here
+        return Item("onnxruntime", False, f"cannot be imported: {error}", "pip install onnxruntime")
+
+
+def _cuda_provider() -> Item:
+    try:
+        sessions.check_provider("cuda")
+        return Item("CUDA provider", True, "of onnxruntime")
+    except MirageError as error:
+        return Item("CUDA provider", False, str(error), error.hint)
+    except ImportError:
+        return Item("CUDA provider", False, "there is no onnxruntime", "pip install onnxruntime-gpu")
+
+
+def _gpus(gpus: Sequence[devices.Device]) -> Item:
+    if not gpus:
+        return Item("GPU", False, "none: the driver's nvidia-smi is absent or shows no device")
+    found = [f"{g.number}: {g.name}, {g.memory}, compute capability {g.capability}, driver {g.driver}" for g in gpus]
+    if not any(float(re.sub(r"[^\d.]", "", g.capability) or 0) >= 8 for g in gpus):
+        return Item("GPU", False, "; ".join([*found, "compute capability 8.0 or newer is needed"]))
+    try:
+        nvcc = toolchain.find_nvcc()
+    except ToolMissing:
+        return Item("GPU", True, "; ".join(found))
+    try:
+        devices.check_driver("nvcc", nvcc.version)
+    except ToolMissing as error:
+        return Item("GPU", False, "; ".join([*found, str(error)]), error.hint)
+    return Item("GPU", True, "; ".join(found))
+
+
+def _module(name: str, command: str) -> Item:
+    if importlib.util.find_spec(name) is None:
+        return Item(name, False, "not installed (optional)", command)
+    owners = importlib.metadata.packages_distributions().get(name, [name])
+    version = _version(owners[0])
+    ((_, found),) = isolation.each(packages.problem, [(name,)], 1, apart=True)
+    problem = found.reason if isinstance(found, Lost) else found
+    return Item(name, not problem, f"{version}, {problem}" if problem else version, command if problem else "")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _cache(folder: Path | None) -> Item:
+    if folder is None:
+        return Item("cache folder", False, "none: the user's home is not known", "set HOME, or XDG_CACHE_HOME")
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        problem = f"{folder} cannot be written to ({error.strerror})"
+        return Item("cache folder", False, problem, "choose another one: mirage optimize --cache DIR")
+    return Item("cache folder", True, str(folder) + ("" if existing == folder else " (is made when it is needed)"))

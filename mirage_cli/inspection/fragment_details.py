@@ -1,0 +1,257 @@
+"""`mirage show`: one fragment of an output folder, or the list of them, as a document and as text for a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from mirage_cli.errors import ModelError, UsageError
+from mirage_cli.exporters import tree, wording
+from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
+from mirage_cli.exporters.labels import clean, microseconds, short, visible
+from mirage_cli.exporters.pictures import distinct, pictures
+from mirage_cli.files.output import MUGRAPHS
+from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
+
+WIDTH = 110  #: columns where there is no terminal
+NAME = 40  #: columns of a fragment's name
+SUFFIXES = {"cuda": "cu", "cpp": "cpp"}  #: what --source takes, and the file's suffix
+_STYLES = {
+    tree.KERNEL: "bold",
+    tree.BLOCK: "bold blue",
+    tree.PHASE: "cyan",
+    tree.TILE: "",
+    tree.THREAD: "yellow",
+    tree.TENSOR: "green",
+}
+_STATUS = {"replaced": "green", "kept": "yellow", "failed": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A document for programs, and what a terminal shows: something that rich lays out, or a text as it is."""
+
+    document: dict[str, Any]
+    content: RenderableType
+
+    def to_json(self) -> dict[str, Any]:
+        """The document."""
+        return self.document
+
+    def text(self) -> str:
+        """What a terminal shows, without colours."""
+        if isinstance(self.content, str):
+            return self.content
+        console = Console(file=io.StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
+        console.print(self.content, soft_wrap=False)
+        with_spaces: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in with_spaces.splitlines()) + "\n"
+
+
+def to_terminal(found: Shown) -> None:
+    """Print to standard output as it is: in colours on a terminal that has them (`NO_COLOR` is obeyed)."""
+    Console(highlight=False, markup=False, emoji=False).print(found.content)
+
+
+def show(folder: Path, wanted: str | None) -> Shown:
+    """The fragment of an output folder whose identifier (or name) begins so; all of them in a list without `wanted`.
+
+    Raises ModelError where there is no report of mirage, UsageError where none or several fragments fit.
+    """
+    report = reader.read(folder)
+    return _list(report) if wanted is None else _fragment(report, folder, find(report, folder, wanted))
+
+
+def find(report: Mapping[str, Any], folder: Path, wanted: str) -> dict[str, Any]:
+    """The fragment whose identifier is `wanted` or begins with it, or whose name is. Raises UsageError."""
+    found: list[dict[str, Any]] = [f for f in report["fragments"] if f["id"] == wanted]
+    found = found or [f for f in report["fragments"] if wanted and f["id"].startswith(wanted)]
+    found = found or [f for f in report["fragments"] if f["name"] == wanted]
+    if len(found) == 1:
+        return found[0]
+    hint = f"`{wording.command(['mirage', 'show', str(folder)])}` lists the fragments"
+    if not found:
+        raise UsageError(f"no fragment of {folder} is called {short(wanted, NAME)!r}", hint)
+    ids = ", ".join(f["id"] for f in found)
+    raise UsageError(f"{short(wanted, NAME)!r} fits {len(found)} fragments: {ids}", "give more of the identifier")
+
+
+def source(folder: Path, identifier: str, kind: str) -> Shown:
+    """The source of a fragment's kernels ("cuda" or "cpp"). Raises UsageError where the folder has none."""
+    path = folder / "src" / f"{identifier}.{SUFFIXES[kind]}"
+    return _file(path, folder, {"id": identifier, "source": kind})
+
+
+def drawing(folder: Path, identifier: str) -> Shown:
+    """The SVG document of a fragment's muGraph, drawn anew: browsers run what is in a file that somebody else made. Raises
+    UsageError where the folder has none."""
+    path = folder / MUGRAPHS / f"{identifier}.svg"
+    if not path.is_file():
+        raise _missing(path, folder)
+    text = pictures(mugraph_file.read(path.with_suffix(".json")))[0].svg
+    return Shown({"id": identifier, "path": str(path), "text": text}, text)
+
+
+def _missing(path: Path, folder: Path) -> UsageError:
+    return UsageError(
+        f"{folder} has no {path.relative_to(folder)}",
+        "only fragments that were replaced have sources and drawings, for the targets of that run",
+    )
+
+
+def _file(path: Path, folder: Path, document: dict[str, Any]) -> Shown:
+    try:
+        text = reader.plain_text(path)
+    except FileNotFoundError:
+        raise _missing(path, folder) from None
+    except (OSError, ValueError) as e:
+        raise ModelError(f"{path}: cannot be read: {e}") from None
+    return Shown(document | {"path": str(path), "text": text}, text)
+
+
+# --- the list -----------------------------------------------------------------------------------------------------------
+def _list(report: Mapping[str, Any]) -> Shown:
+    rows = Table(box=None, pad_edge=False, show_edge=False)
+    for column in ("id", "fragment", "places", "status", "predicted", "proof", "error (original's)"):
+        rows.add_column(column, justify="right" if column == "places" else "left", no_wrap=True)
+    for f in report["fragments"]:
+        rows.add_row(
+            visible(f["id"]),
+            short(f["name"], NAME),
+            str(f["occurrences"]),
+            Text(f["status"], _STATUS.get(f["status"], "")),
+            wording.gain(f) or "-",
+            wording.bound(f["verification"]) or "-",
+            wording.accuracy(f["verification"]["float"]) or "-",
+        )
+    told: list[RenderableType] = [Text(visible(s)) for s in wording.outcomes(report)]
+    tail: list[RenderableType] = [Text(), rows] if report["fragments"] else []
+    document = {"model": report["model"], "fragments": [_brief(f) for f in report["fragments"]]}
+    return Shown(document, Group(*told, *tail))
+
+
+def _brief(f: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: f[k] for k in ("id", "name", "status", "occurrences", "predicted_us", "original_us", "floor_us")}
+
+
+# --- one fragment -------------------------------------------------------------------------------------------------------
+def _fragment(report: Mapping[str, Any], folder: Path, f: dict[str, Any]) -> Shown:
+    plan = _plan(folder, f)
+    shown = clean(f)
+    parts: list[RenderableType] = [
+        _head(shown),
+        Text(),
+        Text("Program", "bold"),
+        _indented(shown["program"].get("text", [])),
+    ]
+    parts += [Text(), *_trees(shown, plan)]
+    for title, head, rows in (
+        ("Time", (), _times(shown)),
+        ("Schedule", SCHEDULE_HEAD, schedules(shown["schedule"])),
+        ("Proof", PROOF_HEAD, verdicts(shown["verification"])),
+    ):
+        parts += [Text(), Text(title, "bold"), _table(head, rows)] if rows else []
+    parts += [Text(), Text(wording.proved(shown["verification"]) or wording.proof(shown["verification"])[0])]
+    parts.append(Text(wording.rounding(shown["verification"]["float"])))
+    files = [name for name in report.get("files", {}) if name.startswith((f"src/{f['id']}.", f"{MUGRAPHS}/{f['id']}."))]
+    parts += (
+        [Text(), Text("Files", "bold"), _indented([visible(str(folder / name)) for name in files])] if files else []
+    )
+    return Shown(f | {"files": files, "mugraphs": _stored(plan)}, Group(*parts))
+
+
+def _plan(folder: Path, f: Mapping[str, Any]) -> StoredPlan | None:
+    """The muGraph file of a fragment that has one. Raises ModelError or InvalidGraph for one that cannot be read."""
+    name = f["mugraph"]["file"]
+    if name is None:
+        return None
+    return plan_from_json(mugraph_file.read(folder / MUGRAPHS / Path(name).name))
+
+
+def _head(f: Mapping[str, Any]) -> RenderableType:
+    head = Text.assemble((f["name"], "bold"), "  ", (f["status"], _STATUS.get(f["status"], "")), "  ", (f["id"], "dim"))
+    lines = [head, Text(wording.lead(f))]
+    lines += [Text(f["reason"], "yellow")] if f.get("reason") else []
+    p, s = f["program"], f["search"]
+    lines.append(Text(f"{', '.join(p['inputs'])} -> {', '.join(p['outputs'])}"))
+    lines.append(Text(f"axes {', '.join(f'{a} = {e}' for a, e in p['axes'].items())}"))
+    lines += [Text(line) for line in (wording.searched(s), wording.tuned(f.get("tuning", {}))) if line]
+    return Group(*lines)
+
+
+def _indented(lines: Sequence[str]) -> RenderableType:
+    return Group(*(Text(f"  {line}", overflow="fold") for line in lines))
+
+
+def _trees(f: Mapping[str, Any], plan: StoredPlan | None) -> list[RenderableType]:
+    if plan is None:
+        text = f["mugraph"]["text"]
+        return [Text("muGraph", "bold"), _indented(text)] if text else []
+    found: list[RenderableType] = []
+    for title, graph in distinct(plan):
+        found.append(_grown(tree.mugraph(graph, plan.program, f"kernel graph for {visible(title)}")))
+    return found
+
+
+def _grown(branch: tree.Branch) -> Tree:
+    """The tree as rich draws it."""
+    made = Tree(Text(branch.text, _STYLES[branch.kind]), guide_style="dim")
+    for b in branch.below:
+        made.children.append(_grown(b))
+    return made
+
+
+def _stored(plan: StoredPlan | None) -> list[dict[str, Any]]:
+    if plan is None:
+        return []
+    return [
+        {"for": title, "lines": [[depth, line] for depth, line in tree.mugraph(graph, plan.program).lines()]}
+        for title, graph in distinct(plan)
+    ]
+
+
+def _time(us: float | None) -> str:
+    """A measured time, a dash where there is none."""
+    return "-" if us is None else microseconds(us)
+
+
+def _times(f: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Predicted and measured times beside the floor."""
+    rows: list[tuple[str, ...]] = []
+    for p in f.get("predictions", {}).values():
+        cells = (microseconds(p["original_us"]), microseconds(p["predicted_us"]), microseconds(p["floor_us"]))
+        rows.append(
+            (
+                f"predicted for {p['target']}",
+                *(f"{k} {v}" for k, v in zip(("original", "mirage", "floor"), cells, strict=True)),
+            )
+        )
+    for m in f["measured"]:
+        peers = ", ".join(f"{name} {_time(us)}" for name, us in m.get("peers", {}).items())
+        rows.append(
+            (
+                f"measured on {m['device']}",
+                f"original {_time(m['original_us'])}",
+                f"mirage {_time(m['mirage_us'])}",
+                peers,
+            )
+        )
+    return rows
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    made = Table(box=None, pad_edge=False, show_header=bool(head), header_style="dim", padding=(0, 2, 0, 0))
+    for k in range(len(rows[0])):
+        made.add_column(head[k] if head else "", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made

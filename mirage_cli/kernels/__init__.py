@@ -1,0 +1,1 @@
+"""Callable kernels: a built library's operators as functions on tensors of PyTorch, cupy and numpy, and graphs of them."""

@@ -1,0 +1,1 @@
+"""What this machine has: processors, optional packages, the user's own folders."""

@@ -1,0 +1,302 @@
+"""How much of a model the fragments cover, and for each node that stays why it was left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from mirage_cli.frontends.imported import Imported
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.fragments.fragment import CHAIN, Partition
+from mirage_cli.lax.ir import graph as g
+from mirage_cli.search.schedules.cost import number
+
+if TYPE_CHECKING:
+    from mirage_cli.optimization.task import Occurrence, Work
+
+#: Operators that only describe shapes or constants: they do no work at run time.
+FREE = ("Constant", "Shape", "Identity")
+
+#: Operators that are matrix products, where they are not read.
+_CONVOLUTIONS = ("Conv", "ConvTranspose", "ConvInteger")
+_PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
+
+EXCLUDED = "part of a fragment that --only or --skip leaves out"
+UNDECIDED = "part of a fragment that was not planned"
+SHARED = "computed inside a replaced fragment too; something else reads its result as well"
+SHAPES = "computes shapes or indices that are known when the model is read: no work at run time"
+UNREAD = "its elements are not used by what was read of the model: only its shape is, or nothing"
+PASSED = "passes a tensor on as it is"
+CONSTANT = "holds constants or positions"
+LAYOUT = "layout only: it moves, selects or joins elements and computes nothing"
+CONVERSION = "converts an element type and computes nothing"
+CHAINED = f"elementwise, fewer than {CHAIN} operators in a row: a kernel of its own would gain nothing"
+FEEDS = "only operators that are not read need its result"
+ELEMENTWISE = "elementwise operators between tensors that fragments neither read nor compute"
+REDUCTION = "a reduction that no fragment reads"
+PRODUCT = "a matrix product that no fragment could be made of"
+LOOKUP = "embedding lookup: Gather of rows that are chosen at run time"
+
+
+# --- shares -------------------------------------------------------------------------------------------------------------
+def flops_of(graph: g.Graph, v: int) -> int:
+    """Multiply-adds of a contraction; 0 for other steps."""
+    step = graph.steps[v]
+    if not isinstance(step, g.Contract):
+        return 0
+    size: dict[int, int] = {}
+    for labels, i in zip((step.lhs, step.rhs), graph.inputs[v], strict=True):
+        for label, e in zip(labels, graph.dims(i), strict=True):
+            size[label] = max(size.get(label, 1), number(e))
+    total = 1
+    for n in size.values():
+        total *= n
+    return total
+
+
+def total_flops(imported: Imported) -> int:
+    """Multiply-adds of everything that the model's results need: contractions, and products that are not read."""
+    graph = imported.graph
+    needed = graph.cone(graph.outputs)
+    labels = {step.label for v in needed if isinstance((step := graph.steps[v]), g.Opaque)}
+    unread = (unread_flops(imported, n) for n in imported.model.graph if f"{n.op_type} {n.name}" in labels)
+    return sum(flops_of(graph, v) for v in needed) + sum(unread)
+
+
+def unread_flops(imported: Imported, node: ir.Node) -> int:
+    """Multiply-adds of a convolution or a matrix product that is not read; 0 for other operators or unknown dimensions."""
+    if node.op_type not in (*_CONVOLUTIONS, *_PRODUCTS) or node.domain not in ("", "ai.onnx"):
+        return 0
+    if len(node.inputs) < 2:
+        return 0
+    first, second, made = (_dims(imported, v) for v in (*node.inputs[:2], node.outputs[0]))
+    if not first or not second or made is None:  # no product has operands without dimensions
+        return 0
+    if node.op_type in _CONVOLUTIONS:
+        elements = made if node.op_type != "ConvTranspose" else first
+        return number(ex.product([*elements, *second[1:]]))
+    transposed = "transA" in node.attributes and node.attributes["transA"].as_int()
+    return number(ex.product([*made, first[0 if transposed else -1]]))
+
+
+def _dims(imported: Imported, tensor: ir.Value | None) -> g.Dims | None:
+    """The dimensions of a tensor, where they are known."""
+    if tensor is None:
+        return None
+    if tensor.name in imported.values:
+        return imported.graph.dims(imported.values[tensor.name])
+    return (
+        tuple(int(d) for d in tensor.shape.numpy()) if tensor.shape is not None and tensor.shape.is_static() else None
+    )
+
+
+def measure(imported: Imported, occurrences: Sequence[Occurrence]) -> dict[str, float]:
+    """Shares of the work in products, of the weights' bytes and of the nodes that are in fragments.
+
+    A share of nothing is 1, since nothing of it is left outside, unless there are no fragments.
+    """
+    graph = imported.graph
+    needed = set(graph.cone(graph.outputs))
+    inside = {v for o in occurrences for v in o.fragment.steps}
+    weights = {
+        v: number(ex.product(graph.dims(v))) * graph.dtype(v).bytes
+        for v in needed
+        if isinstance((step := graph.steps[v]), g.Input) and step.constant
+    }
+    read = {v for o in occurrences for v in o.fragment.inputs}
+    nodes = {n.name for n in imported.model.graph if n.op_type not in FREE}
+    gone = {n.name for o in occurrences for n in o.region.nodes}
+    return {
+        kind: part / whole if whole else float(bool(occurrences))
+        for kind, part, whole in (
+            ("flops", sum(flops_of(graph, v) for v in needed & inside), total_flops(imported)),
+            ("weight_bytes", sum(b for v, b in weights.items() if v in read), sum(weights.values())),
+            ("nodes", len(nodes & gone), len(nodes)),
+        )
+    }
+
+
+# --- what stays, and why ------------------------------------------------------------------------------------------------
+def unchanged(imported: Imported, parts: Partition, work: Sequence[Work]) -> list[dict[str, Any]]:
+    """Groups of nodes that the patched model still has, each with its reason; in the order of the model.
+
+    Nodes that nothing needs any more (shape computations of what was replaced, say) are gone and in no group.
+    """
+    reasons = _Reasons(imported, parts, work)
+    groups: dict[str, list[str]] = {}
+    for node in remaining(imported.model, [o for w in work if w.replace for o in w.occurrences]):
+        groups.setdefault(reasons.of(node), []).append(node.name or "")
+    return [{"nodes": names, "reason": reason} for reason, names in groups.items()]
+
+
+def remaining(model: ir.Model, occurrences: Iterable[Occurrence]) -> list[ir.Node]:
+    """The nodes that are still needed when `occurrences` are operators of their own, in the order of the model."""
+    occurrences = list(occurrences)
+    inputs_of: dict[ir.Value, Sequence[ir.Value]] = {v: o.region.inputs for o in occurrences for v in o.region.outputs}
+    for o in occurrences:
+        inputs_of |= {v: [p.tensor for p in made.parts] for v, made in o.region.grown.items()}
+    seen: set[ir.Value] = set()
+    found: set[ir.Node] = set()
+    todo: list[ir.Value | None] = list(model.graph.outputs)
+    while todo:
+        v = todo.pop()
+        if v is None or v in seen:
+            continue
+        seen.add(v)
+        if v in inputs_of:
+            todo.extend(inputs_of[v])
+            continue
+        node = v.producer()
+        if node is not None and node not in found:
+            found.add(node)
+            todo.extend(node.inputs)
+            todo.extend(_captured(node))
+    return [n for n in model.graph if n in found]
+
+
+def _captured(node: ir.Node) -> list[ir.Value | None]:
+    """What the sub-graphs of a node read (their own values among it)."""
+    graphs: list[ir.Graph] = []
+    for a in node.attributes.values():
+        graphs += [a.as_graph()] if a.type == ir.AttributeType.GRAPH else []
+        graphs += a.as_graphs() if a.type == ir.AttributeType.GRAPHS else []
+    read = [i for graph in graphs for n in ir.traversal.RecursiveGraphIterator(graph) for i in n.inputs]
+    return read + [v for graph in graphs for v in graph.outputs]
+
+
+class _Reasons:
+    """Why nodes of a model stay. Everything is looked up once; a question costs what the node itself holds."""
+
+    def __init__(self, imported: Imported, parts: Partition, work: Sequence[Work]) -> None:
+        self.imported, self.graph = imported, imported.graph
+        self.kept: dict[ir.Node, str] = {}
+        self.inside: set[ir.Node] = set()
+        for w in work:
+            for o in w.occurrences:
+                if w.replace:
+                    self.inside.update(o.region.nodes)
+                else:
+                    self.kept |= dict.fromkeys(o.region.nodes, w.reason or UNDECIDED)
+        chosen = {o.fragment.outputs for w in work for o in w.occurrences}
+        self.excluded = {v for f in parts.fragments if f.outputs not in chosen for v in f.steps}
+        self.live = set(self.graph.cone(self.graph.outputs))
+        self.consumers = self.graph.consumers()
+        self.left = self._left(parts)
+        self.named = set(imported.values.values())
+        self.gone = {v for w in work if w.replace for o in w.occurrences for v in o.fragment.steps}
+        self.chains: dict[int, str] = {}
+
+    def _left(self, parts: Partition) -> dict[int, str]:
+        """For the values behind those of which no fragment could be made the reason; the first one's wins."""
+        stops = {v for f in parts.fragments for v in f.outputs}
+        found: dict[int, str] = {}
+        for x in parts.left:
+            todo = [x.value]
+            while todo:
+                v = todo.pop()
+                if v in found or v in stops or isinstance(self.graph.steps[v], g.Input | g.Opaque):
+                    continue
+                found[v] = f"no fragment could be made here: {x.reason}"
+                todo.extend(self.graph.inputs[v])
+        return found
+
+    def of(self, node: ir.Node) -> str:
+        """The reason of one node that stays."""
+        name = node.name or ""
+        if name in self.imported.reasons:
+            return _not_read(node, self.imported.reasons[name])
+        if node in self.kept:
+            return self.kept[node]
+        outputs = [o.name for o in node.outputs if o.name]
+        values = [self.imported.values[o] for o in outputs if o in self.imported.values]
+        if self.excluded.intersection(values):
+            return EXCLUDED
+        if outputs and all(o in self.imported.shapes or o not in self.imported.values for o in outputs):
+            return SHAPES
+        if node in self.inside:
+            return SHARED
+        left = next((self.left[v] for v in values if v in self.left), "")
+        if left:
+            return left
+        if not self.live.intersection(values):
+            return UNREAD
+        return self._of_steps(node, values)
+
+    def _of_steps(self, node: ir.Node, values: Sequence[int]) -> str:
+        """The reason by what a node computes."""
+        own = self._own(node, values)
+        steps = [self.graph.steps[v] for v in own]
+        if not own:
+            return PASSED
+        if any(isinstance(s, g.Contract) for s in steps):
+            return PRODUCT
+        if any(isinstance(s, g.Reduce | g.StableExp) for s in steps):
+            return FEEDS if self._feeds(values) else REDUCTION
+        if any(isinstance(s, g.Map) for s in steps):
+            return self._elementwise(next(v for v in own if isinstance(self.graph.steps[v], g.Map)))
+        if any(isinstance(s, g.Cast) for s in steps):
+            return CONVERSION
+        return LAYOUT if any(isinstance(s, (*g.VIEWS, g.Concat)) for s in steps) else CONSTANT
+
+    def _own(self, node: ir.Node, values: Sequence[int]) -> list[int]:
+        """The steps of a node: those behind its results that are no tensor of the model, and the results."""
+        read = {self.imported.values.get(i.name or "") for i in node.inputs if i is not None}
+        found: set[int] = set()
+        todo = [v for v in values if v not in read]
+        while todo:
+            v = todo.pop()
+            if v not in found:
+                found.add(v)
+                todo.extend(i for i in self.graph.inputs[v] if i not in self.named)
+        return sorted(found)
+
+    def _feeds(self, values: Iterable[int]) -> bool:
+        """Whether operators that are not read, and only they, read some values."""
+        after = {u for v in values for u in self._users(v)}.difference(values)
+        return bool(after) and all(isinstance(self.graph.steps[u], g.Opaque) for u in after)
+
+    def _elementwise(self, v: int) -> str:
+        """The reason of an elementwise step, by those that are connected with it (over views too) and stay with it."""
+        if v not in self.chains:
+            chain: set[int] = set()
+            todo = [v]
+            while todo:
+                x = todo.pop()
+                if x not in chain and isinstance(self.graph.steps[x], g.Map) and (x == v or x not in self.gone):
+                    chain.add(x)
+                    todo.extend(self._users(x))
+                    todo.extend(self._operands(x))
+            reason = CHAINED if len(chain) < CHAIN else FEEDS if self._feeds(chain) else ELEMENTWISE
+            self.chains |= dict.fromkeys(chain, reason)
+        return self.chains[v]
+
+    def _users(self, v: int) -> list[int]:
+        """The live readers of a value, looking through views."""
+        found: list[int] = []
+        todo = list(self.consumers[v])
+        while todo:
+            u = todo.pop()
+            if isinstance(self.graph.steps[u], (*g.VIEWS, g.Cast)):
+                todo.extend(self.consumers[u])
+            elif u in self.live:
+                found.append(u)
+        return found
+
+    def _operands(self, v: int) -> list[int]:
+        """What a value is computed from, looking through views."""
+        found = []
+        for i in self.graph.inputs[v]:
+            while isinstance(self.graph.steps[i], (*g.VIEWS, g.Cast)):
+                i = self.graph.inputs[i][0]
+            found.append(i)
+        return found
+
+
+def _not_read(node: ir.Node, reason: str) -> str:
+    """The reader's reason with the operator's name, which the reason itself does not say."""
+    data = node.inputs[0] if node.inputs else None
+    if node.op_type == "Gather" and data is not None and data.const_value is not None and "indices" in reason:
+        return LOOKUP
+    return f"{node.op_type}: {reason}"

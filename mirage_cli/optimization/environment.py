@@ -1,0 +1,90 @@
+"""What a run works with: compilers, targets, architectures, cache folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mirage_cli.backends import cuda
+from mirage_cli.backends import toolchain as tools_module
+from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.errors import ToolMissing, UsageError
+from mirage_cli.files.result_store import Kept
+from mirage_cli.machine import devices, user_folders
+from mirage_cli.options.options import Options
+from mirage_cli.runtime import sessions
+from mirage_cli.tuning.cache import TuningCache
+
+CUDA_ARCHS = cuda.ARCHS
+OBJECTS, TUNINGS, RESULTS, GRAPHS = "objects", "tunings", "results", "graphs"  #: folders of the cache
+ANSWERS = "answers"
+
+
+def toolchain(options: Options) -> Toolchain:
+    """The compilers that a run needs. Raises ToolMissing, also for a GPU or a provider that `--gpu` needs."""
+    unknown = [t for t in options.target if t not in ("cpu", "cuda")]
+    if unknown:
+        raise UsageError(f"--target {unknown[0]}: expected cpu or cuda")
+    found = tools_module.find(not options.target or wants_cuda(options), kept(options))
+    if options.gpu is not None:
+        devices.device(options.gpu)
+        sessions.check_provider("cuda")
+    if wants_cuda(options) and found.nvcc is None:
+        raise ToolMissing("no nvcc was found", "pip install 'mirage-cli[nvcc]', or set CUDA_HOME; or use --target cpu")
+    if options.gpu is not None and found.nvcc is not None:
+        devices.check_driver("nvcc", found.nvcc.version)
+    return found
+
+
+def wants_cuda(options: Options) -> bool:
+    """Whether CUDA kernels are asked for, not merely welcome."""
+    return "cuda" in options.target or options.gpu is not None
+
+
+def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
+    """The targets of a run by kind: CPU kernels always (a library with none of a provider's kernels is an error there),
+    CUDA ones when asked for or when there is a compiler. Raises UsageError for an unknown architecture."""
+    found: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
+    if wants_cuda(options) or (not options.target and tools.nvcc is not None):
+        found["cuda"] = archs(options)
+    return found
+
+
+def archs(options: Options) -> tuple[str, ...]:
+    """The CUDA architectures to build for. Raises UsageError for an unknown one."""
+    asked = options.arch or (("native",) if options.gpu is not None else ())
+    names = [devices.architecture(options.gpu or 0) if a == "native" else a for a in asked]
+    unknown = [a for a in names if a not in CUDA_ARCHS]
+    if unknown:
+        raise UsageError(f"--arch {unknown[0]}: expected {', '.join(CUDA_ARCHS)} or native")
+    return tuple(sorted(set(names))) or CUDA_ARCHS
+
+
+def cache_folder(options: Options) -> Path | None:
+    """Where results of earlier runs live; None with --no-cache, and for a user without a home."""
+    if options.cache == "":
+        return None
+    return Path(options.cache) if options.cache else user_folders.cache()
+
+
+def object_cache(options: Options) -> Path | None:
+    """The folder of compiled objects."""
+    folder = cache_folder(options)
+    return None if folder is None else folder / OBJECTS
+
+
+def kept(options: Options) -> Kept | None:
+    """What earlier runs have found out; None with --no-cache."""
+    folder = cache_folder(options)
+    return None if folder is None else Kept(folder / RESULTS)
+
+
+def answers(options: Options) -> Kept | None:
+    """Whole runs of earlier times; None with --no-cache."""
+    folder = cache_folder(options)
+    return None if folder is None else Kept(folder / ANSWERS)
+
+
+def tuning_cache(options: Options) -> TuningCache | None:
+    """The cache of measured candidates; None with --no-cache."""
+    folder = cache_folder(options)
+    return None if folder is None else TuningCache(folder / TUNINGS)

@@ -1,0 +1,196 @@
+"""Measuring fragments: the original nodes against the operator, on the device where they are to run.
+
+Answers are compared before anything is timed; what gives other answers is reported as wrong and has no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mirage_cli.errors import MirageError
+from mirage_cli.machine import devices
+from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place, agreement
+from mirage_cli.measurement.timing import Distribution, Effort, Timer, WallClock, paired, ratio
+from mirage_cli.optimization.fragment_models import FragmentModel
+from mirage_cli.processes import isolation
+from mirage_cli.processes.isolation import Lost
+
+ORIGINAL, MIRAGE = "original", "mirage"
+CRASHED = "crashed"  #: how a problem begins that ended the process that measured, or took too long
+COLD = 4  #: a model's tensors are this many times the cache, where its limits allow
+CALL_SECONDS = 0.1  #: calls of an operator in one model are as many as this leaves room for
+SETS = 2  #: sets of inputs for a model that calls its operator once
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A contestant's result: microseconds for one call, or why there are none ("wrong: ...", "failed: ...", "crashed: ...").
+
+    `error` is the relative error of its answers against the original's.
+    """
+
+    name: str
+    us: Distribution | None = None
+    problem: str = ""
+    error: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of the report of `bench`."""
+        data: dict[str, Any] = {"name": self.name, "us": self.us.to_json() if self.us else None}
+        data |= {"problem": self.problem} if self.problem else {}
+        return data | ({"relative_error": float(f"{self.error:.3g}")} if self.error is not None else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Contestants measured against each other, the original first; `calls` of the operator made one run of a model,
+    `graph` tells whether they were replays of a CUDA graph, `notes` what was not done as usual."""
+
+    entries: tuple[Entry, ...]
+    calls: int = 1
+    graph: bool = False
+    notes: tuple[str, ...] = ()
+
+    def entry(self, name: str) -> Entry:
+        """The result of a contestant."""
+        return next((e for e in self.entries if e.name == name), Entry(name, problem="not measured"))
+
+    @property
+    def speedup(self) -> Distribution | None:
+        """How many times longer the original takes, round by round; None unless both were timed."""
+        original, ours = self.entry(ORIGINAL).us, self.entry(MIRAGE).us
+        return ratio(original, ours) if original and ours else None
+
+    @property
+    def faster(self) -> bool:
+        """Whether the operator gives the same answers in less time."""
+        return self.speedup is not None and self.speedup.median > 1
+
+    def measured(self, device: str) -> dict[str, Any]:
+        """The form of a fragment's `measured` in report.json; a time is null where there is none."""
+
+        def median(e: Entry) -> float | None:
+            return round(e.us.median, 3) if e.us else None
+
+        row = {
+            "device": device,
+            "original_us": median(self.entry(ORIGINAL)),
+            "mirage_us": median(self.entry(MIRAGE)),
+            "peers": {e.name: median(e) for e in self.entries if e.name not in (ORIGINAL, MIRAGE)},
+        }
+        problems = {e.name: e.problem for e in self.entries if e.problem}
+        return row | ({"problems": problems} if problems else {})
+
+
+def compare(
+    makers: Mapping[str, Callable[[], Contestant]],
+    effort: Effort,
+    timer: Timer | None = None,
+    calls: int = 1,
+    unit: float = 0.0,
+) -> Comparison:
+    """Make the contestants (the one called "original" first), check their answers against the original's, time those
+    that agree (`agreement`, with at least `unit`). Times are of one of `calls` that a contestant's call makes."""
+    ready: dict[str, Contestant] = {}
+    entries: dict[str, Entry] = {}
+    wanted = None
+    for name in sorted(makers, key=lambda n: n != ORIGINAL):
+        try:
+            contestant = makers[name]()
+            answers = contestant.answers()
+        except MirageError as e:
+            entries[name] = Entry(name, problem=f"failed: {e}")
+            continue
+        if name == ORIGINAL:
+            wanted, verdict = answers, None
+        elif wanted is None:
+            entries[name] = Entry(name, problem="not measured: there are no answers of the original to compare with")
+            continue
+        else:
+            verdict = agreement(answers, wanted, unit)
+        if verdict is not None and not verdict.passed:
+            entries[name] = Entry(name, problem=f"wrong: {verdict.problem}")
+            continue
+        entries[name] = Entry(name, error=verdict.error if verdict else None)
+        ready[name] = contestant
+    if ready:
+        times = paired({name: contestant.call for name, contestant in ready.items()}, effort, timer)
+        entries |= {name: replace(entries[name], us=us.scaled(1 / calls)) for name, us in times.items()}
+    return Comparison(tuple(entries.values()), calls)
+
+
+def lost(reason: Lost) -> Comparison:
+    """What there is where the process that measured has ended."""
+    return Comparison(tuple(Entry(name, problem=f"{CRASHED}: {reason.reason}") for name in (ORIGINAL, MIRAGE)))
+
+
+def measure_fragment(
+    fragment: FragmentModel, library: Path, place: Place, effort: Effort, seed: int = 0, timer: Timer | None = None
+) -> Comparison:
+    """The original nodes of a fragment against its operator in `library`.
+
+    On CUDA both run as replays of a CUDA graph, or both without where onnxruntime cannot capture one of them.
+    """
+    timer = timer or WallClock()
+    calls = fragment.calls(COLD * devices.cache_bytes(place.provider))
+    if calls > 1:
+        try:
+            calls = min(calls, max(1, int(CALL_SECONDS / _seconds(fragment, place, seed, timer))))
+        except MirageError as e:
+            ours = Entry(MIRAGE, problem=f"not measured: there are no answers of the original to compare with: {e}")
+            return Comparison((Entry(ORIGINAL, problem=f"failed: {e}"), ours))
+    model = fragment.model(calls)
+    cuda = place.provider == "cuda"
+    sets = [fragment.inputs(calls, seed + k) for k in range(1 if calls > 1 or cuda else SETS)]
+
+    def attempt(graph: bool) -> Comparison:
+        makers: dict[str, Callable[[], Contestant]] = {
+            ORIGINAL: lambda: OrtContestant(model, None, sets, place, graph),
+            MIRAGE: lambda: OrtContestant(model, library, sets, place, graph),
+        }
+        return replace(compare(makers, effort, timer, calls, fragment.unit), graph=graph)
+
+    found = attempt(cuda)
+    problems = [f"{e.name}: {e.problem}" for e in found.entries if e.problem.startswith("failed")]
+    if cuda and problems:
+        found = attempt(False)
+        found = replace(found, notes=(f"measured without CUDA graphs ({problems[0]})",))
+    return found
+
+
+def _seconds(fragment: FragmentModel, place: Place, seed: int, timer: Timer) -> float:
+    """About how long one call of the original nodes takes."""
+    one = OrtContestant(fragment.model(1), None, [fragment.inputs(1, seed)], place)
+    one.call()
+    start = timer.now()
+    one.call()
+    return max(timer.now() - start, 1e-9)
+
+
+def measure_fragments(
+    fragments: Mapping[str, FragmentModel],
+    library: Path,
+    place: Place,
+    effort: Effort | None = None,
+    seed: int = 0,
+    step: Callable[[str], None] = lambda text: None,
+    max_memory: int = 0,
+) -> dict[str, Comparison]:
+    """Measure each fragment by identifier, in a process of its own with `max_memory` (bytes, 0: no limit); for
+    `optimize --gpu`, which replaces only those found to be `faster` and stores their rows, `measured(devices.name(...))`,
+    in the report.
+
+    `fragments` are made by `fragment_models.from_work` before the model is patched, `library` is the one just built
+    (nothing else of the output folder is needed), `step` is told the name of each when it is done. A fragment that
+    cannot be measured has entries with problems and is not `faster`.
+    """
+    found = {}
+    names = list(fragments)
+    jobs = [(fragments[name], library, place, effort or Effort(), seed) for name in names]
+    for k, comparison in isolation.each(measure_fragment, jobs, 1, max_memory, apart=True):
+        found[names[k]] = lost(comparison) if isinstance(comparison, Lost) else comparison
+        step(fragments[names[k]].spec.op_type)
+    return found

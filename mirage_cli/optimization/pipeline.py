@@ -1,0 +1,426 @@
+"""The whole story of `mirage optimize`: read, partition, plan each distinct fragment, build, check, patch, write."""
+
+from __future__ import annotations
+
+import fnmatch
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from mirage_cli import frontends
+from mirage_cli.backends import torch_library
+from mirage_cli.backends.library import BuildResult, build_library
+from mirage_cli.backends.library import Options as BuildOptions
+from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.checks import given_tensors, stated_program
+from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
+from mirage_cli.codegen.requests.passes import without
+from mirage_cli.files.datafile import Piece
+from mirage_cli.files.output import claimed, replaced
+from mirage_cli.files.result_store import Kept
+from mirage_cli.frontends.imported import Imported
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.fragments.fragment import Partition, partition
+from mirage_cli.lax.ir import graph as g
+from mirage_cli.machine import devices
+from mirage_cli.measurement.contestant import Place
+from mirage_cli.optimization import assembly, environment, fragment_models, kernels_only, run_cache, trial, tuning_stage
+from mirage_cli.optimization import task as works
+from mirage_cli.optimization.fragment_times import MIRAGE, measure_fragments
+from mirage_cli.optimization.task import Work
+from mirage_cli.options import dims
+from mirage_cli.options.options import Options
+from mirage_cli.planning import batch, fragment_cache, ranges
+from mirage_cli.planning.plan import PlanOptions, newest
+from mirage_cli.processes import isolation
+from mirage_cli.report.report import Report, enforce
+from mirage_cli.runtime import given
+from mirage_cli.search.schedules.tiling import ENGINES
+from mirage_cli.search.search import SearchOptions, Standing
+
+TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
+STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that every report gives the seconds of
+
+
+class Progress(Protocol):
+    """What is shown while a run goes on."""
+
+    def stage(self, name: str, total: int) -> None:
+        """A stage of `total` steps begins."""
+
+    def step(self, text: str) -> None:
+        """A step of the stage is done."""
+
+    def search(self, fragment: str, name: str, standing: Standing | None) -> None:
+        """The search of a fragment, told by its id and name, is so far, or has ended (None) with a step to follow."""
+
+
+class Silent:
+    """No progress."""
+
+    def stage(self, name: str, total: int) -> None:
+        """Nothing."""
+
+    def step(self, text: str) -> None:
+        """Nothing."""
+
+    def search(self, fragment: str, name: str, standing: Standing | None) -> None:
+        """Nothing."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds spent in each stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    start: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the time of a block to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def total(self) -> dict[str, float]:
+        """The stages, and the time since the clock was made."""
+        return dict.fromkeys(STAGES, 0.0) | self.seconds | {"total": time.perf_counter() - self.start}
+
+
+def optimize(model: str, out: Path, options: Options, progress: Progress | None = None, complete: str = "") -> Report:
+    """Optimize a model file into the folder `out` (nothing is written with `dry_run`).
+
+    With `complete`, an identifier, all of the model has to become kernels, whose order is written too (`steps.json`);
+    where that is not possible it raises Refused, naming an operator.
+
+    Raises ModelError for files that cannot be read, ToolMissing without a C++ compiler, UsageError for options that do
+    not fit, Busy while another run writes the folder, CheckFailed when a required coverage is missed (or, with `strict`,
+    when any fragment failed).
+    """
+    with nullcontext() if options.dry_run else claimed(out, None if model == "-" else Path(model)):
+        run = Run(model, options, progress or Silent(), complete)
+        run.read()
+        run.plan()
+        if complete:
+            kernels_only.check_complete(run.imported, run.parts, run.work)
+        if options.dry_run:
+            report = run.report()
+        else:
+            run.choose()
+            with replaced(out) as draft:
+                run.build(draft)
+                run.check()
+                run.tune()
+                run.rebuild(draft)
+                run.hand_over(draft)
+                report = run.write(draft, out)
+    enforce(report, options)
+    return report
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of `optimize`: what it was asked and what it has so far."""
+
+    model: str
+    options: Options
+    progress: Progress
+    complete: str = ""
+    tools: Toolchain = field(init=False)
+    imported: Imported = field(init=False)
+    parts: Partition = field(init=False)
+    plans: PlanOptions = field(init=False)
+    kept: Kept | None = None
+    inputs: given.Arrays | None = None  #: of the whole model, with which kernels are checked too
+    work: list[Work] = field(default_factory=list)
+    built: BuildResult | None = None
+    entropy: str = field(default_factory=lambda: secrets.token_hex(16))  #: that proofs' random points come from
+    steady: bool = True  #: whether all that failed would fail again
+    pieces: list[Piece] = field(default_factory=list)  #: what the file of weights is made of
+    notes: list[str] = field(default_factory=list)  #: on trying the patched model
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def ranges(self) -> dict[str, dims.Range]:
+        """What is said of symbolic dimensions."""
+        return dims.parse(self.options.dim)
+
+    @property
+    def chosen(self) -> list[Work]:
+        """The fragments that are to be replaced, as far as is known."""
+        return [w for w in self.work if w.replace]
+
+    def read(self) -> None:
+        """The model and its fragments, those that `--only` and `--skip` admit grouped into distinct ones."""
+        self.tools, self.kept = environment.toolchain(self.options), environment.kept(self.options)
+        with self.clock.measure("read"):
+            self.progress.stage("read", 1)
+            self.imported = frontends.load(self.model, frontend_options(self.options))
+            dims.check_known({n: r for n, r in self.ranges.items() if not r.fixed}, symbols_of(self.imported))
+            self.inputs = self._inputs()
+            self.progress.step(self.model)
+        with self.clock.measure("partition"):
+            self.parts = partition(self.imported.graph, works.tensor_names(self.imported), bool(self.complete))
+            self.work = works.group(self.parts.fragments, self.imported, lambda names: select(names, self.options))
+            if self.complete:
+                kernels_only.check_complete(self.imported, self.parts, self.work)
+            self.imported.forget()
+        with self.clock.measure("verify"):
+            for w in self.work:
+                if not w.failed:
+                    own, bits = w.occurrences[0].fragment.program, self.options.confidence
+                    w.stated(
+                        stated_program.statement(self.imported, own, f"{self.entropy}, seed {self.options.seed}", bits)
+                    )
+
+    def plan(self) -> None:
+        """Search, render and prove each distinct fragment, in processes of their own when there are several; those of which
+        earlier runs have kept the plan are not searched again."""
+        work = [w for w in self.work if not w.failed]
+        symbols = {s for w in work for s in w.program.symbols}
+        options = replace(plan_options(self.options, self.tools, symbols, self.ranges), entropy=self.entropy)
+        self.plans = batch.shared_out(options, len(work), self.options.jobs)
+        measured = "" if self.options.gpu is None else devices.architecture(self.options.gpu)
+        self.progress.stage("search and prove", len(work))
+        with self.clock.measure("plan"):
+            jobs = [(w.id, w.name, w.program, w.operators, w.largest(self.imported), w.growth) for w in work]
+            self.imported.forget()
+            for k, plan in batch.each(
+                jobs, options, self.options.jobs, self.options.max_memory, self.kept, self._watch(work)
+            ):
+                w = work[k]
+                self.progress.search(w.id, w.name, None)
+                if isinstance(plan, isolation.Lost):
+                    self.steady = False
+                    w.fail(f"the search failed: {plan.reason}")
+                else:
+                    w.plan = plan
+                    w.decide(self.options.force, measured, self.options.target)
+                self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
+        plans = [w.plan for w in work if w.plan is not None and not w.plan.kept]
+        self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
+        self.clock.seconds["verify"] += sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
+
+    def _watch(self, work: Sequence[Work]) -> Callable[[int, Standing], None] | None:
+        """What hears how far searches are, where anybody looks at it."""
+        if isinstance(self.progress, Silent):
+            return None
+        return lambda k, standing: self.progress.search(work[k].id, work[k].name, standing)
+
+    def choose(self) -> None:
+        """With `--gpu`, or `--tuned`, the fastest proved candidate of each fragment takes the place of the model's choice."""
+        work = [w for w in self.chosen if w.plan is not None and w.plan.pool]
+        if not work:
+            return
+        self.progress.stage("tune", len(work))
+        with self.clock.measure("tune"):
+            stage = tuning_stage.Stage(
+                self.options,
+                self.plans,
+                self.tools,
+                self.imported,
+                {name: (r.low, r.high) for name, r in self.ranges.items()},
+                lambda symbols: ranges.typical(symbols, self.ranges),
+                environment.tuning_cache(self.options),
+                tuning_stage.device_of(self.options),
+            )
+            tuning_stage.choose(work, stage, self.progress.step)
+
+    def build(self, draft: Path) -> None:
+        """Compile the kernels of all fragments that are to be replaced; those that fail are left as they were."""
+        self.built = None
+        chosen = self.chosen
+        if not chosen:
+            return
+        with self.clock.measure("compile"):
+            self.progress.stage("compile", sum(assembly.compilations(w, self.tools) for w in chosen))
+            settings = BuildOptions(
+                workers=self.options.jobs,
+                cache=environment.object_cache(self.options),
+                progress=lambda job: self.progress.step(str(job.fragment)),
+                archs=environment.archs(self.options),
+            )
+            sources = {w.id: w.source() for w in chosen}
+            self.built = build_library([w.spec() for w in chosen], sources, draft, self.tools, settings)
+            if self.imported.script is not None and self.built.library is not None:
+                torch_library.build(draft, self.built.built, self.tools.cxx)
+        for w in chosen:
+            if w.id in self.built.failed:
+                self.steady = False
+                w.fail(f"the kernel does not compile: {self.built.failed[w.id]}")
+
+    def check(self) -> None:
+        """Compare every built CPU kernel with float64; a fragment that is less accurate than the rule allows is left."""
+        if self.built is None or self.built.library is None:
+            return
+        self.progress.stage("check", len(self.chosen))
+        with self.clock.measure("verify"):
+            limits: Limits = self.imported.limits({name: (r.low, r.high) for name, r in self.ranges.items()})
+            jobs: list[tuple[CheckJob]] = []
+            checked: list[Work] = []
+            tensors = self._tensors()
+            checks = fragment_cache.Checks(self.kept, self.built.library, self._identity(), limits)
+            for w in self.chosen:
+                reason = too_large(w.program, symbol_values(w.program.symbols, "longer", limits))
+                if reason:
+                    w.checked(FloatCheck(True, None, skipped=reason))
+                    self.progress.step(f"{w.name}: {reason}")
+                    continue
+                known = checks.get(w.id)
+                if known is not None:
+                    w.checked(known)
+                    self.progress.step(f"{w.name}: agrees, as it did before")
+                    continue
+                checked.append(w)
+                job = w.check_job(self.imported, self.built.library, self.options.seed, limits)
+                jobs.append((job if tensors is None else given_tensors.checked_with(job, tensors),))
+            # a kernel that crashes, or an original at which onnxruntime does, costs its own check only
+            for k, outcome in isolation.each(run_job, jobs, self.options.jobs, self.options.max_memory, apart=True):
+                checked[k].checked(outcome)
+                self.steady &= not checked[k].failed
+                checks.put(checked[k].id, outcome)
+                self.imported.forget()
+                self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
+
+    def _inputs(self) -> given.Arrays | None:
+        """The inputs of `--inputs`. Raises UsageError for those that do not fit the model."""
+        if self.options.inputs is None or self.imported.original is None:
+            return None
+        return given.read(self.options.inputs, self.imported.original.proto())
+
+    def _tensors(self) -> given.Arrays | None:
+        """What the fragments read where the model is given these inputs."""
+        if self.inputs is None or self.imported.original is None:
+            return None
+        names = [v.name or "" for w in self.chosen for v in w.occurrences[0].region.inputs]
+        return given_tensors.of(self.imported.original, self.inputs, names, self.options.max_memory)
+
+    def _identity(self) -> list[object]:
+        """What weights and original nodes come from, and where random inputs start, or what they are."""
+        o = self.options
+        inputs = None if o.inputs is None else given.digest(o.inputs)
+        return [self.imported.sha256, sorted(self.imported.external.items()), o.shape, o.dim, o.seed, inputs]
+
+    def tune(self) -> None:
+        """With `--gpu`, time every fragment there beside its original nodes; without `--force`, what is not faster is
+        left, and what gives other answers fails in any case."""
+        if self.options.gpu is None or self.built is None or self.built.library is None:
+            return
+        self.progress.stage("measure", len(self.chosen))
+        device = devices.name("cuda", self.options.gpu)
+        with self.clock.measure("tune"):
+            models = {}
+            for w in self.chosen:
+                models[w.id] = fragment_models.from_work(
+                    self.imported, w, ranges.typical(w.spec().symbols, self.ranges)
+                )
+            place = Place("cuda", self.options.gpu)
+            found = measure_fragments(
+                models, self.built.library, place, None, self.options.seed, self.progress.step, self.options.max_memory
+            )
+            for w in self.chosen:
+                f = found[w.id]
+                w.timed(f.measured(device), f.faster, f.entry(MIRAGE).problem, self.options.force)
+
+    def rebuild(self, draft: Path) -> None:
+        """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""
+        if self.built is None or {o.id for o in self.built.built} == {w.id for w in self.chosen}:
+            return
+        assembly.clear(draft)
+        self.build(draft)
+
+    def hand_over(self, draft: Path) -> None:
+        """Write the patched model where onnxruntime loads and runs it, without the library and with it; fragments that keep it
+        from that are left."""
+        blamed = True
+        while blamed:
+            library = None if self.built is None else self.built.library
+            with self.clock.measure("render"):
+                memory, numbers = self.options.max_memory, dims.typical(self.ranges)
+                outcome = trial.write(self.imported, self.chosen, draft, library, memory, self.pieces, numbers)
+            blamed = bool(outcome.blamed)
+            self.notes = [outcome.note] if outcome.note else []
+            for w, reason in outcome.blamed:
+                self.steady = False
+                w.fail(reason)
+            if blamed:
+                self.rebuild(draft)
+
+    def report(self) -> Report:
+        """What is known by now."""
+        seconds = self.clock.total()
+        return assembly.report(self.model, self.imported, self.parts, self.work, self.options, seconds)
+
+    def write(self, draft: Path, out: Path) -> Report:
+        """Write everything but model and library, which are there, into the draft, which will be `out`."""
+        report = self.report()
+        if self.complete:
+            kernels_only.write(self.imported, self.parts, self.work, self.complete, draft)
+        with self.clock.measure("render"):
+            report.notes += [*self.notes, *assembly.write(self.imported, self.work, draft)]
+        report.seconds = self.clock.total()
+        page = assembly.write_report(report, draft, str(out))
+        if self.steady and not self.complete and run_cache.lasting(self.model, self.options):
+            names = {id(file): name for name, file in zip(self.imported.external, self.imported.files, strict=False)}
+            run_cache.keep(report, page, draft, self.options, self.tools, self.pieces, names)
+        return report
+
+
+def frontend_options(options: Options) -> frontends.Options:
+    """The part of the options that concerns reading. Raises UsageError for malformed shapes and dimensions."""
+    numbers = dims.numbers(dims.parse(options.dim))
+    shapes, types = dims.parse_shapes(options.shape), dims.parse_types(options.shape)
+    return frontends.Options(shapes, numbers, types, max_memory=options.max_memory)
+
+
+def symbols_of(imported: Imported) -> set[str]:
+    """The symbols in the dimensions of a model's inputs."""
+    graph = imported.graph
+    return {
+        name
+        for v, step in enumerate(graph.steps)
+        if isinstance(step, g.Input) and not step.constant
+        for d in graph.dims(v)
+        for name in ex.names(d)
+    }
+
+
+def select(names: Sequence[str], options: Options) -> bool:
+    """Whether `--only` and `--skip` admit one place of a fragment, by the names of its nodes."""
+    wanted = not options.only or any(fnmatch.fnmatch(n, g) for n in names for g in options.only)
+    return wanted and not any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)
+
+
+def plan_options(
+    options: Options, tools: Toolchain, symbols: Iterable[str], given: Mapping[str, dims.Range]
+) -> PlanOptions:
+    """Targets, bounds and proof options of a run; `given` is what is said of the `symbols` of its programs."""
+    typical = tuple(sorted(ranges.typical(symbols, given).items()))
+    passes = without(options.without)
+    engines = tuple(e for e in ENGINES if e not in passes.off)
+    bounds = SearchOptions(
+        options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical, engines=engines
+    )
+    pool = TUNING_POOL if options.tune_candidates and not options.dry_run and _tunes(options) else 0
+    return PlanOptions(
+        environment.targets(options, tools),
+        bounds,
+        options.seed,
+        options.confidence,
+        passes,
+        pool,
+        tuple(sorted(given.items())),
+    )
+
+
+def _tunes(options: Options) -> bool:
+    """Whether times decide: measured ones, or those of the cache; times of another architecture than plans are for do not."""
+    if options.gpu is None:
+        return options.tuned
+    return devices.architecture(options.gpu) == newest(environment.archs(options)).name

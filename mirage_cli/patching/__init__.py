@@ -1,0 +1,2 @@
+"""Fragments put into a model: their original nodes, the operators in their place, all else as it was, and models written
+to disk."""

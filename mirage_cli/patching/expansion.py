@@ -1,0 +1,95 @@
+"""Nodes of a model that are written out where it is patched: calls of its functions, and operators that are several in one.
+
+A fragment may begin or end at a tensor inside of such a node. In its place stand then the nodes that the reader made of
+it; nodes that no fragment touches stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from mirage_cli.patching.regions import tensors_by_name
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOut:
+    """For nodes by their position in the file the reader's nodes in their place, and for each tensor that is inside of one
+    its position."""
+
+    nodes: Mapping[int, tuple[ir.Node, ...]]
+    inside: Mapping[str, int]
+
+
+def written_out(
+    model: ir.Model,
+    results: Mapping[str, int],
+    known: Collection[str],
+    read: Iterable[str],
+    made: Iterable[str],
+    asked: Iterable[int] = (),
+) -> WrittenOut:
+    """What has to be written out when fragments `read` and have `made` tensors of the reader's `model`, and what is `asked`.
+
+    `results` are the file's nodes by their results' names, `known` all names of tensors of its main graph.
+    """
+    parts = _Parts(model, results, known)
+    made = list(made)
+    touched = {k for name in dict.fromkeys((*read, *made)) if name not in known for k in parts.around(name)}
+    touched |= {results[name] for name in made if name in results and len(parts.of(results[name])) > 1}
+    nodes = {k: parts.of(k) for k in sorted({*touched, *asked})}
+    inside: dict[str, int] = {}
+    for k, own in nodes.items():
+        for v in (v for node in own for v in node.outputs):
+            inside.setdefault(v.name or "", k)
+    return WrittenOut(_once(nodes), inside)
+
+
+def _once(nodes: Mapping[int, tuple[ir.Node, ...]]) -> dict[int, tuple[ir.Node, ...]]:
+    """Each of the reader's nodes in the first place only."""
+    seen: set[ir.Node] = set()
+    found = {}
+    for k, own in nodes.items():
+        found[k] = tuple(n for n in own if n not in seen)
+        seen.update(own)
+    return found
+
+
+class _Parts:
+    """The reader's nodes by the file's nodes that they were made of."""
+
+    def __init__(self, model: ir.Model, results: Mapping[str, int], known: Collection[str]) -> None:
+        self.tensors = tensors_by_name(model)
+        self.positions = {node: k for k, node in enumerate(model.graph)}
+        self.results, self.known = results, known
+        self.names: dict[int, list[str]] = {}
+        for name, k in results.items():
+            self.names.setdefault(k, []).append(name)
+
+    def of(self, k: int) -> tuple[ir.Node, ...]:
+        """The reader's nodes that compute the results of a node of the file, in order."""
+        found: set[ir.Node] = set()
+        todo = [self.tensors[name] for name in self.names[k] if name in self.tensors]
+        while todo:
+            node = todo.pop().producer()
+            if node is not None and node not in found:
+                found.add(node)
+                todo.extend(v for v in node.inputs if v is not None and v.name not in self.known)
+        return tuple(sorted(found, key=self.positions.__getitem__))
+
+    def around(self, name: str) -> set[int]:
+        """The file's nodes that a tensor of the reader's is inside of."""
+        found: set[int] = set()
+        start = self.tensors[name]
+        seen, todo = {start}, [start] if start.producer() is not None else []
+        while todo:
+            v = todo.pop()
+            maker = v.producer()
+            near = [*(maker.outputs if maker is not None else ()), *(o for user, _ in v.uses() for o in user.outputs)]
+            found |= {self.results[o.name] for o in near if o.name and o.name in self.results}
+            fresh = [o for user, _ in v.uses() for o in user.outputs if o.name not in self.known and o not in seen]
+            seen.update(fresh)
+            todo.extend(fresh)
+        return found

@@ -1,0 +1,116 @@
+"""The nodes of an ONNX graph as protobuf messages: what they read, which are needed, and their order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+import onnx
+
+from mirage_cli.frontends.onnx.traversal import all_graphs, all_nodes, graphs
+from mirage_cli.patching.regions import ONNX_DOMAINS
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """The tensors that a node reads, those that its sub-graphs read from around it among them."""
+    found = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for graph in graphs(attribute):
+            found += _free(graph)
+    return found
+
+
+def _free(graph: onnx.GraphProto) -> list[str]:
+    """What a sub-graph reads and does not define."""
+    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    own |= {name for node in graph.node for name in node.output}
+    read = [name for node in graph.node for name in reads(node)] + [v.name for v in graph.output]
+    return [name for name in dict.fromkeys(read) if name not in own]
+
+
+def value_names(model: onnx.ModelProto) -> set[str]:
+    """The names of all tensors of a model, those of sub-graphs too."""
+    found: set[str] = set()
+    for graph in all_graphs(model):
+        found |= {v.name for v in (*graph.input, *graph.output, *graph.value_info)}
+        found |= {t.name for t in graph.initializer}
+        found |= {name for node in graph.node for name in (*node.input, *node.output)}
+    return found
+
+
+def node_names(model: onnx.ModelProto) -> set[str]:
+    """The names of all nodes of a model, those of sub-graphs too."""
+    return {node.name for node in all_nodes(model.graph.node)}
+
+
+def unused(name: str, used: set[str]) -> str:
+    """The name, with a number behind it if it is taken; it is taken from now on."""
+    found, count = name, 0
+    while found in used:
+        count += 1
+        found = f"{name}_{count}"
+    used.add(found)
+    return found
+
+
+def stored(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The tensors that a graph holds, as weights and in Constant nodes, by name."""
+    found = {t.name: t for t in graph.initializer}
+    constants = [n for n in graph.node if n.op_type == "Constant" and n.domain in ONNX_DOMAINS]
+    return found | {node.output[0]: a.t for node in constants for a in node.attribute if a.name == "value"}
+
+
+def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:
+    """The positions of the nodes that outputs need."""
+    makers = {name: k for k, node in enumerate(nodes) for name in node.output if name}
+    found: set[int] = set()
+    todo = [makers[name] for name in outputs if name in makers]
+    while todo:
+        k = todo.pop()
+        if k not in found:
+            found.add(k)
+            todo.extend(makers[name] for name in reads(nodes[k]) if name in makers)
+    return found
+
+
+def still_possible(
+    nodes: Sequence[onnx.NodeProto], candidates: Sequence[int], available: AbstractSet[str]
+) -> Iterator[int]:
+    """Those of the candidates whose inputs are there, or are results of others of them."""
+    there, left = set(available), list(candidates)
+    while ready := [k for k in left if there.issuperset(reads(nodes[k]))]:
+        yield from ready
+        there.update(name for k in ready for name in nodes[k].output)
+        done = set(ready)
+        left = [k for k in left if k not in done]
+
+
+def is_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Whether no node reads what a later one computes."""
+    makers = {name: k for k, node in enumerate(nodes) for name in node.output if name}
+    return all(makers.get(name, -1) < k for k, node in enumerate(nodes) for name in reads(node))
+
+
+def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes so that none reads what a later one computes, otherwise as they stand; as they are where they need each
+    other in a ring."""
+    if is_sorted(nodes):
+        return list(nodes)
+    makers = {name: k for k, node in enumerate(nodes) for name in node.output if name}
+    before = [{makers[name] for name in reads(node) if name in makers} for node in nodes]
+    users: list[list[int]] = [[] for _ in nodes]
+    for k, own in enumerate(before):
+        for i in own:
+            users[i].append(k)
+    waiting = [len(own) for own in before]
+    ready = [k for k, count in enumerate(waiting) if not count]
+    order: list[int] = []
+    while ready:
+        k = heapq.heappop(ready)
+        order.append(k)
+        for user in users[k]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                heapq.heappush(ready, user)
+    return [nodes[k] for k in order] if len(order) == len(nodes) else list(nodes)

@@ -1,0 +1,407 @@
+"""Planning a fragment: search, ranking, rendering and proof, for every target. Pure: no files, no compiler, no model.
+
+A candidate that cannot be rendered or proved is passed over with its reason; the next one is tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from mirage_cli import __version__
+from mirage_cli.codegen.requests.passes import ALL, Passes
+from mirage_cli.codegen.source import Memory, Rendered, source
+from mirage_cli.errors import CheckFailed, InvalidGraph, Refused
+from mirage_cli.lax.dtypes import F64
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.numerics import infinities, quotient_overflow, rounding
+from mirage_cli.options import debug
+from mirage_cli.options.dims import Range
+from mirage_cli.planning import ranges
+from mirage_cli.search.finish.unfuse import unfused
+from mirage_cli.search.mugraph.mugraph import KernelGraph, graph_to_json
+from mirage_cli.search.proof.verify import DEFAULT_CONFIDENCE, Verdict, verify
+from mirage_cli.search.schedules.alternatives import Alternative
+from mirage_cli.search.schedules.cost import original_us
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target, load_target
+from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchResult, SearchStatistics, Tell
+
+SCHEMA_VERSION = 1
+SHOWN = 20  #: candidates that MIRAGE_DEBUG=search lists
+MAX_TRIES = 40  #: candidates that are rendered and proved before a target is given up
+MORE_GRAPHS = (
+    4  #: times as many block graphs are looked at where the candidates' muGraphs are wrong, whatever their tiles
+)
+UNION_BITS = 6  #: more than are asked for, so that the bound over all tries is as asked
+NEAR = 1.02  #: what is predicted to take up to so many times the best time may be as fast: the model is off by more
+TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning chooses from
+
+
+class AnyTiles(CheckFailed):
+    """What is wrong with a muGraph is so whatever its schedules are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A muGraph that takes the place of a plan's own for some sizes or on an older architecture, proved."""
+
+    alternative: Alternative
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """An older architecture where no gain over the original operators is predicted; times in microseconds."""
+
+    target: str
+    predicted_us: float
+    original_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlan:
+    """The chosen muGraph of a fragment for one target (within `shared_bytes` of it), rendered and proved; of a program with
+    symbols the one for typical sizes, with `others` for other ranges, and for older architectures. `memory` is what its
+    kernels ask for, then those of `others`; `slower` where the older ones are not predicted to gain anything."""
+
+    target: str
+    shared_bytes: int
+    graph: KernelGraph
+    schedules: tuple[Schedule, ...]
+    text: str
+    verdict: Verdict
+    predicted_us: float
+    floor_us: float
+    original_us: float
+    others: tuple[Other, ...] = ()
+    memory: tuple[Memory, ...] = ()
+    slower: tuple[Slower, ...] = ()
+
+    @property
+    def losses(self) -> tuple[Slower, ...]:
+        """The architectures where the model predicts no gain over the original operators."""
+        own = Slower(self.target, self.predicted_us, self.original_us)
+        return (*((own,) if self.predicted_us >= self.original_us else ()), *self.slower)
+
+    @property
+    def faster(self) -> bool:
+        """Whether the model predicts a gain over the original operators on every architecture."""
+        return not self.losses
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts of all its muGraphs."""
+        return (self.verdict, *(o.verdict for o in self.others))
+
+
+@dataclass(slots=True)
+class FragmentPlan:
+    """A fragment with its plans by kind of target ("cpu", "cuda") and the reasons where there is none; `pool` holds what
+    measuring may choose from in the place of the CUDA plan, best first by the model."""
+
+    id: str
+    name: str
+    program: Program
+    statistics: SearchStatistics = field(default_factory=SearchStatistics)
+    plans: dict[str, TargetPlan] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    passes: Passes = ALL
+    pool: tuple[Candidate, ...] = ()
+    kept: bool = False  #: whether an earlier run found it
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `mugraphs/ID.json`."""
+        targets = {
+            kind: {
+                "target": p.target,
+                "shared_bytes": p.shared_bytes,
+                "graph": graph_to_json(p.graph),
+                "schedules": [s.to_json() for s in p.schedules],
+                "text": p.graph.text().splitlines(),
+            }
+            | ({"others": [o.alternative.to_json() for o in p.others]} if p.others else {})
+            for kind, p in sorted(self.plans.items())
+        }
+        return {
+            "mirage": __version__,
+            "schema_version": SCHEMA_VERSION,
+            "id": self.id,
+            "name": self.name,
+            "program": self.program.to_json(),
+            "without": list(self.passes.off),
+            "targets": targets,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
+    optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs, and what
+    random points of proofs come from, beside the seed."""
+
+    targets: dict[str, tuple[str, ...]]
+    search: SearchOptions = field(default_factory=SearchOptions)
+    seed: int = 0
+    confidence: int = DEFAULT_CONFIDENCE
+    passes: Passes = ALL
+    pool: int = 0
+    ranges: tuple[tuple[str, Range], ...] = ()
+    entropy: str = ""
+
+
+def newest(names: Sequence[str]) -> Target:
+    """The target that a plan is for: the newest architecture of those named. The others are its `others`."""
+    return max(map(load_target, names), key=lambda t: t.capability)
+
+
+def plan_fragment(
+    identifier: str, name: str, program: Program, operators: int, options: PlanOptions, tell: Tell | None = None
+) -> FragmentPlan:
+    """Plan one fragment for every target; kernels of several architectures each get the muGraph that is best there.
+    `operators` is how many nodes of the model it replaces; `tell` hears how far the search is."""
+    debug.show("program", f"{name} {identifier}", lambda: str(program))
+    searcher = Searcher(options.search, tell)
+    result = FragmentPlan(identifier, name, program, passes=options.passes)
+    reason = _not_planned(program)
+    if reason:
+        result.reasons = dict.fromkeys(options.targets, reason)
+        return result
+
+    def planned_for(target: Target) -> tuple[TargetPlan | None, str]:
+        found = searcher.search(program, target)
+        result.statistics = found.statistics
+        debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, found))
+        wrong = set[KernelGraph]()
+        plan, reason = _choose(identifier, program, found.candidates, target, operators, options, wrong)
+        if plan is None and wrong:
+            more = searcher.with_graphs(MORE_GRAPHS).search(program, target).candidates
+            plan, reason = _choose(identifier, program, more, target, operators, options, wrong)
+        if plan is not None and program.symbols:
+            plan = _ranged(plan, searcher, identifier, program, target, operators, options)
+        return plan, reason or _no_candidate(result.statistics)
+
+    for kind, names in options.targets.items():
+        target = newest(names)
+        found = {t: planned_for(load_target(t)) for t in dict.fromkeys((*names, target.name))}
+        plan, reason = found.pop(target.name)
+        for older, (its, why) in found.items():
+            if its is None:
+                plan, reason = None, f"{older}: {why}"
+            elif plan is not None:
+                plan = _also(plan, its)
+        if plan is not None:
+            plan = result.plans[kind] = with_others(plan, plan.others, identifier, program, target, options.passes)
+        else:
+            result.reasons[kind] = reason
+        if kind == "cuda" and plan is not None and options.pool:
+            result.pool = tuple(_pool(plan, searcher, program, target, options))
+    return result
+
+
+def _not_planned(program: Program) -> str:
+    """Why no target has kernels for a program, or nothing."""
+    empty = [a.name for a in program.axes if a.extent == 0]
+    if empty:
+        return f"axis {empty[0]} has extent 0: there is nothing to compute"
+    types = (
+        *(s.dtype for s in program.sources),
+        *(o.dtype for o in program.outputs),
+        *(n.dtype for n in program.nodes),
+    )
+    return f"tensors of type {F64} are not rendered" if F64 in types else ""
+
+
+def _also(plan: TargetPlan, older: TargetPlan) -> TargetPlan:
+    """A plan that does on an older architecture what `older` says, not yet rendered."""
+    own = Alternative((), older.graph, older.schedules)
+    ways = [*older.others, Other(own, older.verdict)]
+    theirs = tuple(Other(replace(o.alternative, target=older.target), o.verdict) for o in ways)
+    return replace(plan, others=(*theirs, *plan.others), slower=(*plan.slower, *older.losses))
+
+
+def _ranged(
+    own: TargetPlan,
+    searcher: Searcher,
+    identifier: str,
+    program: Program,
+    target: Target,
+    operators: int,
+    options: PlanOptions,
+) -> TargetPlan:
+    """The plan of a program with symbols: several muGraphs where one does not serve all sizes as well, else its `own`. The
+    text is that of the usual one alone."""
+    given = dict(options.ranges)
+    first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
+
+    def renders(c: Candidate) -> bool:
+        try:
+            rendered(identifier, program, _fused(c.graph, options), c.schedules, target, options.passes)
+        except (Refused, InvalidGraph):
+            return False
+        return True
+
+    candidates = ranges.pool(program, target, searcher, given, first, renders)
+    plans: dict[int, TargetPlan] = {0: own}
+    while True:
+        leaves = ranges.leaves(program, target, candidates, given)
+        new = [leaf.candidate for leaf in leaves if leaf.candidate not in plans]
+        if not new:
+            break
+        try:
+            plans[new[0]] = planned(identifier, program, candidates[new[0]], target, operators, options)
+        except (Refused, InvalidGraph, CheckFailed):
+            del candidates[new[0]]
+            plans = {k - (k > new[0]): p for k, p in plans.items()}
+    *rest, usual = leaves
+    main = plans[usual.candidate]
+    if main is not own:
+        # it was found at other sizes, and its time is to be compared with the original's at typical ones
+        typical = ranges.points(program.symbols, given)[0]
+        us = ranges.time(candidates[usual.candidate], target, typical)
+        main = replace(main, predicted_us=us, floor_us=own.floor_us)
+    others = [(leaf.when, plans[leaf.candidate]) for leaf in rest if leaf.candidate != usual.candidate]
+    return replace(main, others=tuple(Other(Alternative(when, p.graph, p.schedules), p.verdict) for when, p in others))
+
+
+def with_others(
+    plan: TargetPlan, others: tuple[Other, ...], identifier: str, program: Program, target: Target, passes: Passes
+) -> TargetPlan:
+    """A plan, whose text is that of its own muGraph, rendered with these for other sizes and architectures. Raises Refused."""
+    if not others:
+        return plan
+    ways = [o.alternative for o in others]
+    made = rendered(identifier, program, plan.graph, plan.schedules, target, passes, ways)
+    own = len(made.memory) - len(plan.schedules)  # in the source, the other muGraphs come first
+    return replace(plan, text=made.text, others=others, memory=(*made.memory[own:], *made.memory[:own]))
+
+
+def _pool(
+    own: TargetPlan, searcher: Searcher, program: Program, target: Target, options: PlanOptions
+) -> list[Candidate]:
+    """The candidates that measuring may choose from: the model's `own` choice, then more schedules of all block graphs."""
+    first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
+    found = [first, *searcher.with_schedules(TUNED_SCHEDULES).search(program, target).candidates]
+    if not options.passes.fusion:
+        found = [replace(c, graph=unfused(c.graph)) for c in found]
+    unique: dict[tuple[object, ...], Candidate] = {}
+    for c in found:
+        unique.setdefault((c.graph, c.schedules), c)
+    return list(unique.values())[: options.pool]
+
+
+def _shown(found: SearchResult) -> str:
+    """A search's candidates, a line each, and the muGraph of the best."""
+    s = found.statistics
+    lines = [f"{s.mappings} mappings, {s.values} values, {s.mugraphs} muGraphs, {len(found.candidates)} candidates"]
+    for c in found.candidates[:SHOWN]:
+        kernels = "; ".join(str(s) for s in c.schedules)
+        lines.append(f"{c.predicted_us:9.2f} us  {kernels}")
+    lines += [c.graph.text() for c in found.candidates[:1]]
+    return "\n".join([*lines, *dict.fromkeys(f"refused: {r}" for r in s.refused)])
+
+
+def _no_candidate(statistics: SearchStatistics) -> str:
+    reasons = list(dict.fromkeys(statistics.refused))
+    return "no muGraph was found" + (f": {reasons[0]}" if reasons else "")
+
+
+def _choose(
+    identifier: str,
+    program: Program,
+    candidates: Sequence[Candidate],
+    target: Target,
+    operators: int,
+    options: PlanOptions,
+    wrong: set[KernelGraph],
+) -> tuple[TargetPlan | None, str]:
+    """The first candidate that renders and is proved, or the reason why none does. MuGraphs that are `wrong`, to which it
+    adds, are passed over."""
+    reason, tries = "", 0
+    for candidate in (*_in_turn(candidates[:MAX_TRIES]), *candidates[MAX_TRIES:]):
+        if tries == MAX_TRIES:
+            break
+        if candidate.graph in wrong:
+            continue
+        tries += 1
+        try:
+            made = planned(identifier, program, candidate, target, operators, options)
+            return replace(made, verdict=made.verdict.among(tries)), ""
+        except (Refused, InvalidGraph) as e:
+            reason = reason or str(e)
+        except CheckFailed as e:
+            reason = str(e)
+            if isinstance(e, AnyTiles):
+                wrong.add(candidate.graph)
+    return None, reason
+
+
+def _in_turn(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates, best first; of those that are near to the best one, fewer kernels come first, since what lies between
+    kernels, launches and intermediate results, is what the model knows least of."""
+    near = NEAR * min((c.predicted_us for c in candidates), default=0.0)
+    return sorted(candidates, key=lambda c: len(c.graph.kernels) if c.predicted_us <= near else math.inf)
+
+
+def planned(
+    identifier: str, program: Program, candidate: Candidate, target: Target, operators: int, options: PlanOptions
+) -> TargetPlan:
+    """A candidate rendered and proved. Raises Refused or InvalidGraph when it cannot be rendered, CheckFailed when the
+    proof fails, NaN and infinities are not where the original's are, or numbers may overflow where the original's do not:
+    products float32 before they are divided, or operands of CUDA's products their type."""
+    graph = _fused(candidate.graph, options)
+    tiles = [s.as_tiles() for s in candidate.schedules]
+    problem = quotient_overflow.overflow(program, graph, tiles, options.search.growth, options.seed)
+    if problem:
+        raise CheckFailed(problem)
+    made = rendered(identifier, program, graph, candidate.schedules, target, options.passes)
+    title = f"{identifier}, {target.name}"
+    debug.show("tile", title, lambda: "\n".join(tile.text() for tile in made.tiles))
+    debug.show("source", title, lambda: made.text)
+    bits = options.confidence + UNION_BITS
+    verdict = verify(program, graph, tiles, options.seed, bits, entropy=options.entropy)
+    if not verdict.passed:
+        raise CheckFailed(f"the proof failed: {verdict.reason}")
+    problem = infinities.changed(program, graph, tiles, options.seed)
+    if problem:
+        raise AnyTiles(problem)
+    if target.kind == "cuda":
+        problem = rounding.overflow(program, graph, tiles, dict(options.search.largest), options.seed)
+        if problem:
+            raise CheckFailed(problem)
+    return TargetPlan(
+        target.name,
+        target.shared_bytes,
+        graph,
+        candidate.schedules,
+        made.text,
+        verdict,
+        candidate.predicted_us,
+        candidate.floor_us,
+        original_us(program, operators, target, dict(options.search.sizes)),
+        memory=made.memory,
+    )
+
+
+def _fused(graph: KernelGraph, options: PlanOptions) -> KernelGraph:
+    return graph if options.passes.fusion else unfused(graph)
+
+
+def rendered(
+    identifier: str,
+    program: Program,
+    graph: KernelGraph,
+    schedules: Sequence[Schedule],
+    target: Target,
+    passes: Passes = ALL,
+    others: Sequence[Alternative] = (),
+) -> Rendered:
+    """The source of a muGraph, and of `others` for other sizes: the same text whenever it is rendered; with what its
+    kernels ask for."""
+    comment = f"fragment {identifier}, target {target.name}, mirage {__version__}\n\n{program}\n\n{graph.text()}"
+    for o in others:
+        comment += f"\n\nwhere {o.condition}:\n{o.graph.text()}"
+    return source(identifier, program, graph, schedules, target, comment, passes, others)

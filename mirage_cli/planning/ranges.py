@@ -1,0 +1,120 @@
+"""The sizes that a program with symbols meets, and which muGraph is taken for which of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from mirage_cli.frontends import sizes as polynomials
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.options.dims import Range
+from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided
+from mirage_cli.search.schedules.cost import TYPICAL
+from mirage_cli.search.schedules.target import Target
+from mirage_cli.search.schedules.tiling import predicted_us
+from mirage_cli.search.search import Candidate, Searcher
+
+BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
+MOST = {"cuda": 4, "cpu": 3}  #: muGraphs of a fragment, by the kind of target
+LEAST_US = {"cuda": 0.5, "cpu": 10.0}  #: that a further one has to save
+MOST_POINTS = 160  #: sizes at which candidates are compared
+TRIED = 12  #: candidates of the search at one size that are rendered until one can be
+
+
+def range_of(name: str, given: Mapping[str, Range]) -> Range:
+    """What a symbol of a model's inputs is said, or else taken, to be."""
+    return given.get(name, BATCH if "batch" in name.lower() else OTHER)
+
+
+def bases(symbols: Iterable[str]) -> list[str]:
+    """The symbols that others, such as `(past+1)`, are made of."""
+    return sorted({n for s in symbols for n in polynomials.names(polynomials.from_extent(ex.symbol(s)))})
+
+
+def resolved(symbols: Iterable[str], numbers: Mapping[str, int]) -> dict[str, int]:
+    """What symbols are where those that they are made of are `numbers`; at least 0."""
+    found = {}
+    for s in symbols:
+        n = polynomials.substitute(polynomials.from_extent(ex.symbol(s)), numbers)
+        found[s] = max(0, n) if isinstance(n, int) else TYPICAL
+    return found
+
+
+def typical(symbols: Iterable[str], given: Mapping[str, Range]) -> dict[str, int]:
+    """What symbols typically are."""
+    names = list(symbols)
+    return resolved(names, {n: range_of(n, given).typical for n in bases(names)})
+
+
+def points(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
+    """Sizes all over the ranges of symbols, denser where there are few: powers of two, the ends, what is typical. The first
+    one is the typical one."""
+    names = bases(symbols)
+    ranges = [range_of(n, given) for n in names]
+    for step in itertools.count(1):
+        grids = [_grid(r, step) for r in ranges]
+        if np.prod([len(g) for g in grids]) <= MOST_POINTS or all(len(g) <= 3 for g in grids):
+            break
+    chosen = [tuple(r.typical for r in ranges), *itertools.product(*grids)]
+    return [_positive(symbols, dict(zip(names, p, strict=True))) for p in dict.fromkeys(chosen)]
+
+
+def _positive(symbols: Sequence[str], numbers: Mapping[str, int]) -> Sizes:
+    """Sizes for which a model has times: nothing is empty."""
+    return {s: max(1, n) for s, n in resolved(symbols, numbers).items()}
+
+
+def _grid(r: Range, step: int) -> list[int]:
+    powers = {1 << k for k in range(0, r.high.bit_length(), step)}
+    return sorted({r.low, r.typical, r.high} | {p for p in powers if r.low < p < r.high})
+
+
+def searched_points(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
+    """The few sizes for which candidates are searched: all at their ends, and each by itself from end to end."""
+    names = bases(symbols)
+    ranges = {n: range_of(n, given) for n in names}
+    usual = {n: r.typical for n, r in ranges.items()}
+    found = [usual, {n: r.low for n, r in ranges.items()}, {n: r.high for n, r in ranges.items()}]
+    for n, r in ranges.items():
+        middles = (round((r.low * r.typical) ** 0.5), round((r.typical * r.high) ** 0.5))
+        found += [usual | {n: k} for k in (r.low, r.high, *(middles if len(names) == 1 else ()))]
+    unique = {tuple(sorted(p.items())): p for p in found}
+    return [_positive(symbols, p) for p in unique.values()]
+
+
+def pool(
+    program: Program,
+    target: Target,
+    searcher: Searcher,
+    given: Mapping[str, Range],
+    own: Candidate,
+    renders: Callable[[Candidate], bool],
+) -> list[Candidate]:
+    """What may be taken for some sizes: the candidate that serves all of them, and the best at single ones that renders."""
+    known: dict[tuple[object, ...], bool] = {(own.graph, own.schedules): True}
+    found = [own]
+    for at in searched_points(program.symbols, given):
+        for c in searcher.at(at).search(program, target).candidates[:TRIED]:
+            key = (c.graph, c.schedules)
+            if key not in known:
+                known[key] = renders(c)
+                found += [c] if known[key] else []
+            if known[key]:
+                break
+    return found
+
+
+def leaves(program: Program, target: Target, candidates: Sequence[Candidate], given: Mapping[str, Range]) -> list[Leaf]:
+    """Which candidate is taken for which sizes; the typical ones come last."""
+    at = points(program.symbols, given)
+    times = np.array([[time(c, target, p) for p in at] for c in candidates])
+    return divided(program, at, times, MOST[target.kind], 0, LEAST_US[target.kind])
+
+
+def time(candidate: Candidate, target: Target, sizes: Sizes) -> float:
+    """What the model predicts for a candidate at these sizes."""
+    pairs = zip(candidate.graph.kernels, candidate.schedules, strict=True)
+    return sum(predicted_us(k.program, k.block, s, target, sizes) for k, s in pairs)

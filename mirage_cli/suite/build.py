@@ -1,0 +1,153 @@
+"""Rows of the suite on their way to a GPU: each case's model goes through `optimize` like any other.
+
+A row's folder holds the model, and `out` as `optimize` writes it. A folder that the same sources made of the same case is
+not made again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from mirage_cli import __version__
+from mirage_cli.backends.spec import OperatorSpec, operator_spec
+from mirage_cli.errors import MirageError, ModelError
+from mirage_cli.files.output import LIBRARY, MODEL
+from mirage_cli.optimization.pipeline import Progress, optimize
+from mirage_cli.options.options import Options
+from mirage_cli.patching import patch as patches
+from mirage_cli.processes import isolation
+from mirage_cli.report import mugraph_file, reader
+from mirage_cli.suite import cases as suite_cases
+
+_KEY, _OUT, _INPUT = "row.json", "out", "case.onnx"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case that `optimize` has been at: its folder, or why there is nothing to time."""
+
+    case: str
+    dtype: str
+    folder: Path
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A place of a fragment in a patched model: its operator and the names of what it reads and writes."""
+
+    spec: OperatorSpec
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a row's output folder says: the library, its operators in the order in which they run, the report's words."""
+
+    library: Path
+    operators: tuple[Operator, ...]
+    fragments: tuple[Mapping[str, Any], ...]
+
+    @property
+    def predicted_us(self) -> float:
+        """What the cost model says of all of them, in microseconds."""
+        return sum(float(f["predicted_us"]) for f in self.fragments)
+
+    @property
+    def kernels(self) -> list[dict[str, Any]]:
+        """The schedule of every kernel."""
+        return [s for f in self.fragments for s in f["schedule"]["cuda"]]
+
+
+def build(
+    suite: str, cases: Sequence[suite_cases.Case], dtype: str, folder: Path, options: Options, progress: Progress
+) -> list[Row]:
+    """Optimize the model of every case, several at a time, or one after the other where the options tune on a GPU; a row
+    that fails says why."""
+    progress.stage("optimize", len(cases))
+    tunes = options.gpu is not None
+    each = replace(options, target=("cuda",), force=True, jobs=options.jobs if tunes else 1)
+    jobs = [(suite, c.name, dtype, folder / f"{c.name}-{dtype}", each) for c in cases]
+    rows: list[Row | None] = [None] * len(cases)
+    for k, found in isolation.each(build_row, jobs, 1 if tunes else options.jobs):
+        lost = found.reason if isinstance(found, isolation.Lost) else found
+        rows[k] = Row(cases[k].name, dtype, jobs[k][3], lost)
+        progress.step(f"{cases[k].name}: {lost or 'optimized'}")
+    return [r for r in rows if r is not None]
+
+
+def build_row(suite: str, name: str, dtype: str, folder: Path, options: Options) -> str:
+    """Make one row's folder unless it is there; why a fragment was left, or nothing."""
+    case = next(c for c in suite_cases.SUITES[suite]() if c.name == name)
+    key = {"case": case.shapes, "dtype": dtype, "options": options.to_json(), "sources": sources_digest()}
+    if not _is_made(folder, key):
+        make(case, dtype, folder, options)
+        (folder / _KEY).write_text(json.dumps(key), encoding="utf-8")
+    return left(folder)
+
+
+def make(case: suite_cases.Case, dtype: str, folder: Path, options: Options) -> None:
+    """Optimize a case's model into a new folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    path = folder / _INPUT
+    model = case.model(suite_cases.DTYPES[dtype], options.seed)
+    onnx.save(model, path, save_as_external_data=True, location=f"{_INPUT}.data", size_threshold=1024)
+    optimize(str(path), folder / _OUT, options)
+
+
+def left(folder: Path) -> str:
+    """Why fragments of a row's folder were left, or nothing."""
+    report = reader.read(folder / _OUT)
+    return "; ".join(f"{f['name']}: {f['reason']}" for f in report["fragments"] if f["status"] != "replaced")
+
+
+def _is_made(folder: Path, key: Mapping[str, Any]) -> bool:
+    try:
+        return bool(json.loads((folder / _KEY).read_text(encoding="utf-8")) == key)
+    except (OSError, ValueError):
+        return False
+
+
+@functools.lru_cache(maxsize=1)
+def sources_digest() -> str:
+    """A hash of everything in this package that decides what `optimize` makes."""
+    digest = hashlib.sha256(__version__.encode())
+    files = (Path(folder) / name for folder, _, names in os.walk(PACKAGE, followlinks=True) for name in names)
+    for path in sorted(p for p in files if p.suffix != ".pyc"):
+        digest.update(path.relative_to(PACKAGE).as_posix().encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def read(row: Row) -> Built:
+    """What was built for a row. Raises MirageError where nothing was, ModelError where original nodes are left."""
+    if row.problem:
+        raise MirageError(row.problem)
+    out = row.folder / _OUT
+    report = reader.read(out)
+    fragments = {f["id"]: f for f in report["fragments"]}
+    model = onnx.load(out / MODEL, load_external_data=False)
+    left = [n.op_type for n in model.graph.node if n.domain != patches.DOMAIN]
+    if left:
+        raise ModelError(f"operators are left to the runtime: {', '.join(left)}")
+    operators = []
+    for node in model.graph.node:
+        identifier = node.op_type.rpartition("_")[2]
+        data = mugraph_file.read(out / fragments[identifier]["mugraph"]["file"])
+        spec = operator_spec(identifier, data["operator"], has_cuda=True)
+        operators.append(Operator(spec, tuple(node.input), tuple(node.output)))
+    used = [fragments[o.spec.id] for o in operators]
+    return Built(out / LIBRARY, tuple(operators), tuple(used))

@@ -1,0 +1,262 @@
+"""The result of `mirage bench --suite`: as text, JSON, and as a Markdown table for a document with markers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mirage_cli.errors import UsageError
+
+METHOD = (
+    "Microseconds for one call, medians. Each contestant's calls on sets of inputs with different values, together more "
+    "than four times the second-level cache, are captured as one CUDA graph; graphs are replayed in turns, each behind "
+    "work that empties the cache, and timed by events. Ours is chained (calls follow each other, dependent launches may "
+    "overlap) like the peers; isolated has an ordinary kernel between calls, whose time is subtracted. Before it is timed "
+    "and after each timed graph our output is compared with float64 by the accuracy rule, from NaN. floor is the greater "
+    "of bytes / read bandwidth and operations / matrix rate, both measured in the run."
+)
+WRONG = "WRONG"
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRow:
+    """A row: its case, the least bytes and operations, what was measured (`measure`), its peers by name."""
+
+    name: str
+    shapes: str
+    decode: bool
+    bytes: int
+    flops: float
+    found: dict[str, Any]
+    peers: dict[str, dict[str, Any]]
+
+    @property
+    def us(self) -> float | None:
+        """Ours, chained."""
+        return _median(self.found["mirage"], "us")
+
+    @property
+    def isolated_us(self) -> float | None:
+        """Ours, isolated."""
+        return _median(self.found["mirage"], "isolated_us")
+
+    @property
+    def problem(self) -> str:
+        """Why there is no time of ours."""
+        return str(self.found["mirage"].get("problem", ""))
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """The fastest peer."""
+        times = [(us, name) for name, p in self.peers.items() if (us := _median(p, "us")) is not None]
+        return min(times)[::-1] if times else None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times longer the fastest peer takes."""
+        return self.best[1] / self.us if self.best and self.us else None
+
+    def floor(self, limits: dict[str, Any]) -> float:
+        """The least time on a device with these limits."""
+        return max(self.bytes / float(limits["bandwidth"]), self.flops / float(limits["flops"])) * 1e6
+
+    @property
+    def engines(self) -> str:
+        """The engines of its kernels."""
+        return "+".join(k.get("engine", "block") for k in self.found.get("kernels", ()))
+
+    def to_json(self, limits: dict[str, Any]) -> dict[str, Any]:
+        """One element of `rows`."""
+        floor = self.floor(limits)
+        return {
+            "name": self.name,
+            "tensors": self.shapes,
+            "decode": self.decode,
+            "bytes": self.bytes,
+            "flops": self.flops,
+            "floor_us": round(floor, 3),
+            **self.found,
+            "peers": self.peers,
+            "best_peer": self.best[0] if self.best else None,
+            "ratio": _rounded(self.ratio),
+            "share_of_floor": _rounded(floor / self.us if self.us else None),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteReport:
+    """All rows of a run, how it was made and what the device can do."""
+
+    version: str
+    settings: dict[str, Any]
+    limits: dict[str, Any]
+    rows: tuple[SuiteRow, ...]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a kernel gave wrong answers."""
+        return any(r.problem.startswith(WRONG) for r in self.rows)
+
+    @property
+    def means(self) -> dict[str, float | None]:
+        """Geometric means of the ratio to the fastest peer and of the share of the floor; of rows that have one."""
+        found = {}
+        for name, rows in (
+            ("all", self.rows),
+            ("decode", [r for r in self.rows if r.decode]),
+            ("prefill", [r for r in self.rows if not r.decode]),
+        ):
+            found[f"ratio_{name}"] = _geometric([r.ratio for r in rows])
+            found[f"share_of_floor_{name}"] = _geometric([r.floor(self.limits) / r.us if r.us else None for r in rows])
+            found[f"prediction_{name}"] = _geometric([_error(r) for r in rows])
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document; times in microseconds."""
+        return {
+            "mirage": self.version,
+            "settings": self.settings,
+            "method": METHOD,
+            "limits": self.limits,
+            "rows": [r.to_json(self.limits) for r in self.rows],
+            "means": {name: _rounded(value) for name, value in self.means.items()},
+        }
+
+    # --- tables -----------------------------------------------------------------------------------------------------------
+    def header(self) -> list[str]:
+        """What the table was made with, in lines."""
+        state, limits = self.limits["gpu_state"], self.limits
+        rates = (
+            f"{limits['bandwidth'] / 1e12:.2f} TB/s read, {limits['flops'] / 1e12:.0f} TFLOP/s {self.settings['dtype']}"
+        )
+        return [
+            f"{state.get('device', 'GPU')}, driver {state.get('driver', '?')}, SM clock {state.get('clocks.sm', '?')}, "
+            f"throttle reasons {state.get('clocks_throttle_reasons.active', '?')}, {state.get('timed_with', '')}",
+            f"{rates}, launch in a graph {limits['launch_us']:.2f} us"
+            + ("; float32 products may be TF32" if self.settings["allow_tf32"] else "")
+            + ("; candidates measured" if self.settings["tuned"] else "; candidates chosen by the cost model"),
+        ]
+
+    def table(self) -> list[list[str]]:
+        """Head and rows."""
+        names = list(dict.fromkeys(n for r in self.rows for n in r.peers))
+        head = ["us for one call", "floor", "mirage", "isolated", "x best", "floor/us", "predicted", "engine", *names]
+        rows = [head]
+        for r in self.rows:
+            ours = "WRONG" if r.problem.startswith(WRONG) else "-" if r.us is None else _us(r.us)
+            share = r.floor(self.limits) / r.us if r.us else None
+            known = [_us(r.floor(self.limits)), ours, _us(r.isolated_us), _times(r.ratio), _share(share)]
+            predicted = r.found.get("predicted_us")
+            rows.append([r.name, *known, _us(predicted), r.engines, *(self._peer(r, n) for n in names)])
+        return rows
+
+    def _peer(self, r: SuiteRow, name: str) -> str:
+        us = _median(r.peers.get(name, {}), "us")
+        text = _us(us)
+        if r.best and r.best[0] == name:
+            text = f"*{text}"
+        return f"{text}'" if us is not None and r.peers[name].get("earlier") else text
+
+    def summary(self) -> list[str]:
+        """Means, marks and what went wrong with ours, in lines."""
+        m = self.means
+        means = [
+            f"{name} rows: {_times(m[f'ratio_{name}'])} x the best peer, {_share(m[f'share_of_floor_{name}'])} of the floor, "
+            f"the model's prediction off by {_times(m[f'prediction_{name}'])} x"
+            for name in ("decode", "prefill", "all")
+            if m[f"ratio_{name}"] or m[f"share_of_floor_{name}"]
+        ]
+        lines = [f"geometric means, {text}" for text in means]
+        if any(p.get("earlier") for r in self.rows for p in r.peers.values()):
+            lines.append(f"' taken from {self.settings['peers_from']}, not measured in this run")
+        return lines + [f"{r.name}: {r.problem}" for r in self.rows if r.problem]
+
+    def absent(self) -> list[str]:
+        """Why peers have no time, in lines."""
+        return [f"{r.name}, {n}: {p['problem']}" for r in self.rows for n, p in r.peers.items() if "problem" in p]
+
+    def text(self) -> str:
+        """The table for a terminal; `*` marks the fastest peer."""
+        rows = self.table()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join([*self.header(), "", *lines, "", *self.summary(), *self.absent()]) + "\n"
+
+    def markdown(self) -> str:
+        """The table for a document."""
+        head, *rows = self.table()
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        return "\n".join(
+            [
+                *(f"{line}  " for line in self.header()),
+                "",
+                "| " + " | ".join(head) + " |",
+                "|" + "---|" * len(head),
+                *lines,
+                "",
+                *(f"- {line}" for line in self.summary()),
+            ]
+        )
+
+
+def write_markdown(report: SuiteReport, path: Path) -> None:
+    """Put the table between the markers `<!-- suite NAME DTYPE -->` and `<!-- end of suite NAME DTYPE -->` of a document.
+
+    Raises UsageError where the document lacks them.
+    """
+    name = f"{report.settings['suite']} {report.settings['dtype']}"
+    start, end = f"<!-- suite {name} -->", f"<!-- end of suite {name} -->"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--markdown {path}: {error}") from None
+    if not re.search(f"{re.escape(start)}.*{re.escape(end)}", text, re.DOTALL):
+        raise UsageError(f"--markdown {path}: expected the lines {start} and {end} in it")
+    path.write_text(between(text, start, end, report.markdown()), encoding="utf-8")
+
+
+def between(page: str, start: str, end: str, text: str) -> str:
+    """A page with `text` in the place of what stands between the lines `start` and `end`."""
+    before, _, rest = page.partition(start)
+    return f"{before}{start}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+
+
+def _median(entry: dict[str, Any], key: str) -> float | None:
+    found = entry.get(key)
+    return None if found is None else float(found["median"])
+
+
+def _error(r: SuiteRow) -> float | None:
+    """How far the model's prediction is off, as a factor of at least one."""
+    predicted = r.found.get("predicted_us")
+    return max(predicted / r.us, r.us / predicted) if predicted and r.us else None
+
+
+def _geometric(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return math.exp(sum(map(math.log, known)) / len(known)) if known else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _us(us: float | None) -> str:
+    if us is None:
+        return "-"
+    return f"{us:.2f}" if us < 100 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"

@@ -1,0 +1,1 @@
+"""The meaning of operators on tensors, family by family."""

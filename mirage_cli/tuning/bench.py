@@ -1,0 +1,214 @@
+"""Candidates on the GPU: checked against float64, then timed. The work is done in a process of its own, so that a kernel
+that crashes, or never ends, costs its own result only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.checks import kernel_check as checks
+from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Runner
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import from_numpy
+from mirage_cli.measurement import gpu_backends
+from mirage_cli.measurement.gpu import GpuTimer, sets_for
+from mirage_cli.measurement.gpu_entry import Entry, Sets
+from mirage_cli.measurement.timing import Distribution, Effort
+from mirage_cli.numerics import edges
+from mirage_cli.processes.isolation import Lost, Resident
+from mirage_cli.tuning.cache import Measurement
+from mirage_cli.tuning.candidates import LOST
+
+Array: TypeAlias = NDArray[Any]
+START_SECONDS, CHECK_SECONDS, TIME_SECONDS = 180.0, 120.0, 60.0  #: after which a process is ended
+WRONG = "wrong"  #: how a problem begins that is one of the answers
+WARM = Effort(warm_up=1, warm_seconds=2e-3, sample_seconds=5e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchJob:
+    """A fragment to be timed on GPU `device`: its check (the library of it is not read), what its symbols typically are, and
+    the provider of onnxruntime that runs the original nodes."""
+
+    check: CheckJob
+    symbols: dict[str, int]
+    device: int = 0
+    provider: str = "cuda"
+
+
+class Measured:
+    """A fragment on the GPU: inputs and outputs in enough sets to be cold, the cases of its check, its right answers.
+
+    Lives in a process of its own (`IsolatedBench`).
+    """
+
+    def __init__(self, job: BenchJob) -> None:
+        """Raises MirageError where the GPU or onnxruntime fails."""
+        self.job = job
+        self.backend = gpu_backends.opened(job.device)
+        self.timer = GpuTimer(job.device, self.backend)
+        self.original = checks.original_runner(job.check, job.provider, job.device)
+        spec, given = job.check.spec, job.check
+        shapes = [[ex.value(d, job.symbols) for d in t.dims] for t in (*spec.inputs, *spec.outputs)]
+        tensors = [*zip((*spec.inputs, *spec.outputs), shapes, strict=True)]
+        size = sum(math.prod(shape) * t.dtype.bytes for t, shape in tensors)
+        self.sets = sets_for(size, self.backend.cache)
+        made = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
+        self.inputs, self.outputs = made[: len(spec.inputs)], made[len(spec.inputs) :]
+        random = np.random.default_rng(given.seed)
+        sources = given.program.sources
+        extra = checks.extra_arrays(given, job.symbols)
+        for k, tensor in enumerate(self.inputs):
+            constant = given.constants.get(k) if k < len(sources) else extra[k - len(sources)]
+            if constant is None and tensor.dtype.is_float:
+                tensor.draw(given.seed + k)
+                continue
+            for number in range(self.sets):
+                drawn = constant if constant is not None else edges.draw(sources[k], tensor.shape, "random", random)
+                tensor.put(number, drawn)
+        arrays = [t.get(0) for t in self.inputs[: len(sources)]]
+        self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original)
+        self.cases = list(
+            checks.cases(
+                given.program, self.original, given.constants, given.seed, given.limits, spec.symbols, parts=True
+            )
+        )
+        self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
+
+    def ready(self) -> str:
+        """What times calls: it is there once this can be asked. Raises MirageError when a kernel has left the device in a
+        state that it does not come out of."""
+        with self.backend.failures():
+            self.backend.synchronize()
+        return self.backend.name
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+    def check(self, library: Path) -> str:
+        """What is wrong with a library's answers, on every case and at the sizes that are timed; nothing when they are
+        right."""
+        verdict = self.checked(library)
+        if not verdict.passed:
+            return f"{WRONG} ({verdict.case} inputs): {verdict.worst}"
+        return self._answers(self._entry(library))
+
+    def checked(self, library: Path) -> FloatCheck:
+        """The verdict over the cases of the check."""
+        return checks.judge(self.job.check.program, self._runner(library), self.cases)
+
+    def _answers(self, entry: Entry) -> str:
+        """What is wrong with what a kernel writes in every set."""
+        self._poison()
+        self.timer.run(entry.call, self.sets)
+        return self._written()
+
+    def _poison(self) -> None:
+        for tensor in self.outputs:
+            tensor.poison()
+
+    def _written(self) -> str:
+        """What is wrong with the outputs as they are now: an input changed, elements not written, the first set's values."""
+        for k, (tensor, before) in enumerate(zip(self.inputs, self.sums, strict=True)):
+            if tensor.backend.checksum(tensor.memory) != before:
+                return f"{WRONG}: it changes input {k}"
+        for k, tensor in enumerate(self.outputs):
+            if count := tensor.unwritten():
+                return f"{WRONG}: it leaves {count} elements of output {k} unwritten"
+        found = self.reference.compared(self.job.check.program, [t.get(0) for t in self.outputs])
+        return "" if found.passed else f"{WRONG} ({self.reference.name} inputs): {found}"
+
+    def _entry(self, library: Path) -> Entry:
+        return Entry(self.backend, library, self.job.check.spec, self.inputs, self.outputs)
+
+    def _runner(self, library: Path) -> Runner:
+        """The kernel of a library as a function on arrays of the host."""
+        spec, backend = self.job.check.spec, self.backend
+        weights = {id(a): self._uploaded(a) for a in self.job.check.constants.values()}
+
+        def run(arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
+            given = [*arrays, *checks.extra_arrays(self.job.check, symbols)]
+            inputs = [weights.get(id(a)) or self._uploaded(a) for a in given]
+            outputs = [Sets(backend, t.dtype, [ex.value(d, symbols) for d in t.dims], 1) for t in spec.outputs]
+            for tensor in outputs:
+                tensor.poison()
+            self.timer.run(Entry(backend, library, spec, inputs, outputs).call, 1)
+            return [t.get(0) for t in outputs]
+
+        return run
+
+    def _uploaded(self, array: Array) -> Sets:
+        """An array in device memory."""
+        dtype = from_numpy(array.dtype)
+        assert dtype is not None
+        tensor = Sets(self.backend, dtype, array.shape, 1)
+        tensor.put(0, array)
+        return tensor
+
+    # --- times --------------------------------------------------------------------------------------------------------
+    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
+        """Times of one call of each, chained, with cold caches, sampled in turns; what the timed calls wrote is judged."""
+        entries = {str(k): self._entry(library) for k, library in enumerate(libraries)}
+        prepared = {name: self.timer.prepare(e.call, self.sets, WARM) for name, e in entries.items()}
+        times = self.timer.measure(prepared, replace(WARM, runs=samples))
+        found = []
+        for name, graph in prepared.items():
+            self._poison()
+            self.backend.sample(graph.graph)
+            problem = self._written()
+            found.append(Measurement(None, problem=problem) if problem else measurement(times[name]))
+        return found
+
+
+def measurement(times: Distribution) -> Measurement:
+    """Median, quartiles and number of samples."""
+    low, high = times.quartiles
+    median = times.median
+    return Measurement(median, min(low, median), max(high, median), len(times.samples))
+
+
+class IsolatedBench:
+    """`Measured` in a process of its own, which is ended when a call takes too long and begun again for the next one."""
+
+    def __init__(self, job: BenchJob) -> None:
+        self._resident = Resident(Measured, (job,), START_SECONDS)
+
+    def begin(self) -> None:
+        """Begin the process without waiting for it."""
+        self._resident.begin()
+
+    def start(self) -> str:
+        """Wait until the process can be asked; why it cannot, or nothing. One whose device has failed is begun again."""
+        if not isinstance(self._resident.call("ready", (), START_SECONDS), Lost):
+            return ""
+        self._resident.close()
+        found = self._resident.call("ready", (), START_SECONDS)
+        return found.reason if isinstance(found, Lost) else ""
+
+    def check(self, library: Path) -> str:
+        """What is wrong with a library's answers, or why they are not known; nothing when they are right."""
+        found = self._resident.call("check", (library,), CHECK_SECONDS)
+        return f"{LOST} checked: {found.reason}" if isinstance(found, Lost) else str(found)
+
+    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
+        """Times of one call of each; where all together fail, of each alone."""
+        found: list[Measurement] | Lost = self._resident.call("time", (list(libraries), samples), TIME_SECONDS)
+        if not isinstance(found, Lost):
+            return found
+        if len(libraries) == 1:
+            return [Measurement(None, problem=f"{LOST} timed: {found.reason}")]
+        return [self.time([library], samples)[0] for library in libraries]
+
+    @property
+    def stuck(self) -> str:
+        """Why the device cannot be asked any more, by nobody: a process of it does not end."""
+        return self._resident.stuck
+
+    def close(self) -> None:
+        """End the process."""
+        self._resident.close()

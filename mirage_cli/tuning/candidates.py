@@ -1,0 +1,280 @@
+"""Tuning a fragment: which candidates to try, in what order, and which one to take. Pure: what builds candidates and what
+times them are arguments, and so is the clock.
+
+1. Candidates are tried in batches, diverse ones first: each pick has the least predicted time, times a penalty for every
+   earlier pick of the same family (kernel graph and engines), of the same tiles and engines, of the same engines. The
+   model's own choice is the first.
+2. What a family took so far, over what was predicted, corrects the predictions of the rest of it, and of families of the
+   same engines that were not tried: a model that is wrong about an engine is put right by its first candidates.
+3. Every candidate is checked before it is timed, with few samples; the best few are then timed again, in turns, with many.
+4. A deadline ends the trying. What was not tried stays untried, and is said so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from mirage_cli.measurement.timing import Timer
+from mirage_cli.search.mugraph.mugraph import graph_to_json
+from mirage_cli.search.search import Candidate
+from mirage_cli.tuning.cache import Measurement
+
+FAMILY_PENALTY, TILES_PENALTY, ENGINE_PENALTY = 1.08, 1.05, 1.02  #: for each earlier pick that has them in common
+HOPELESS = 4  #: refused candidates of a family of which none could be rendered, after which it is left
+FINALISTS = 6
+QUICK, THOROUGH = 9, 60  #: samples of a candidate in the first round, of a finalist in the second
+BUILDING = 0.75  #: share of the time after which nothing more is built
+
+REFUSED = "refused: "  #: begins the reason of a candidate that cannot be rendered, which is none of those tried
+LOST = "it could not be"  #: begins the problem of a candidate whose process ended or failed, by whosever fault
+
+Built: TypeAlias = Path | str  #: the library of a candidate, or why there is none
+
+
+class Builder(Protocol):
+    """Makes candidates into libraries."""
+
+    def build(self, candidates: Sequence[Candidate]) -> list[Built]:
+        """A library for each candidate, or the reason why there is none."""
+
+
+class Bench(Protocol):
+    """Runs libraries on the GPU. Problems are texts: what crashes or hangs costs itself only."""
+
+    def start(self) -> str:
+        """Wait until it can be asked; what keeps it from that, or nothing."""
+
+    def check(self, library: Path) -> str:
+        """What is wrong with a library's answers, by the accuracy rule; nothing when they are right."""
+
+    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
+        """Times of one call of each, with cold caches, sampled in turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many candidates to try, in how many seconds (0: no limit), how many at a time."""
+
+    candidates: int = 48
+    seconds: float = 90.0
+    batch: int = 16
+
+
+@dataclass(slots=True)
+class Trial:
+    """A candidate that was tried: its hash, and what became of it; `known` tells that the cache said so."""
+
+    candidate: Candidate
+    key: str
+    result: Measurement
+    known: bool = False
+
+    @property
+    def us(self) -> float:
+        """Its time; infinite where there is none."""
+        return math.inf if self.result.us is None else self.result.us
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of the report's `tuning`."""
+        row: dict[str, Any] = {
+            "candidate": self.key,
+            "engines": engines(self.candidate),
+            "schedules": [s.to_json() for s in self.candidate.schedules],
+            "predicted_us": round(self.candidate.predicted_us, 3),
+            "measured_us": None if self.result.us is None else round(self.result.us, 3),
+        }
+        if self.result.us is not None:
+            row |= {
+                "low": round(self.result.low, 3),
+                "high": round(self.result.high, 3),
+                "samples": self.result.samples,
+            }
+        return row | ({"problem": self.result.problem} if self.result.problem else {}) | {"cached": self.known}
+
+
+@dataclass(slots=True)
+class Tuned:
+    """What tuning a fragment found: the trials in their order (the model's own choice first, where it was tried), whether
+    the time sufficed for all that were to be tried, and what kept everything from being tried."""
+
+    trials: list[Trial] = field(default_factory=list)
+    complete: bool = True
+    problem: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether something is not known of a candidate, by whosever fault."""
+        return bool(self.problem) or any(t.result.problem.startswith(LOST) for t in self.trials)
+
+    @property
+    def tried(self) -> int:
+        """How many candidates could be rendered."""
+        return sum(not t.result.problem.startswith(REFUSED) for t in self.trials)
+
+    @property
+    def ranking(self) -> list[Trial]:
+        """Those that have a time, fastest first; the order of trying decides between equals."""
+        return sorted((t for t in self.trials if t.result.us is not None), key=lambda t: t.us)
+
+
+# ---- candidates ------------------------------------------------------------------------------------------------------
+
+
+def engines(candidate: Candidate) -> list[str]:
+    """The engine of each kernel."""
+    return [s.engine for s in candidate.schedules]
+
+
+def fingerprint(candidate: Candidate, without: Sequence[str] = ()) -> str:
+    """A hash of a candidate's kernel graph and schedules, and of the optimizer passes that are left out."""
+    data = [graph_to_json(candidate.graph), [s.to_json() for s in candidate.schedules], list(without)]
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def family(candidate: Candidate) -> tuple[Any, ...]:
+    """What candidates with like errors of the model share: kernel graph and engines."""
+    return (candidate.graph, *engines(candidate))
+
+
+def corrections(trials: Sequence[Trial]) -> dict[tuple[Any, ...], float]:
+    """For each family the geometric mean of measured over predicted times."""
+    logs: dict[tuple[Any, ...], list[float]] = {}
+    for t in trials:
+        if t.result.us is not None:
+            logs.setdefault(family(t.candidate), []).append(math.log(t.result.us / t.candidate.predicted_us))
+    return {f: math.exp(sum(values) / len(values)) for f, values in logs.items()}
+
+
+def select(
+    pool: Sequence[Candidate],
+    count: int,
+    tried: Sequence[Candidate] = (),
+    factors: Mapping[tuple[Any, ...], float] | None = None,
+) -> list[Candidate]:
+    """The next `count` of a pool to try after those `tried`; `factors` correct the predictions of families.
+
+    A family without a factor of its own takes the least one of its engines, and 1 where there is none: so none is left out
+    because another one was predicted too well.
+    """
+    factors = factors or {}
+    usual: dict[tuple[Any, ...], float] = {}
+    for (_, *kinds), factor in factors.items():
+        usual[tuple(kinds)] = min(factor, usual.get(tuple(kinds), factor))
+    numbers: dict[tuple[Any, ...], int] = {}  # graphs are large: each is hashed once
+
+    def traits(c: Candidate) -> tuple[Any, ...]:
+        kinds = tuple(engines(c))
+        return numbers.setdefault(family(c), len(numbers)), (kinds, *(s.tiles for s in c.schedules)), kinds
+
+    def corrected(c: Candidate) -> float:
+        return c.predicted_us * factors.get(family(c), usual.get(tuple(engines(c)), 1.0))
+
+    counts = Counter(t for c in tried for t in traits(c))
+    left = [(corrected(c), c, traits(c)) for c in pool]
+    chosen: list[Candidate] = []
+    while left and len(chosen) < count:
+        prices = [
+            us * FAMILY_PENALTY ** counts[a] * TILES_PENALTY ** counts[b] * ENGINE_PENALTY ** counts[c]
+            for us, _, (a, b, c) in left
+        ]
+        _, best, own = left.pop(min(range(len(left)), key=prices.__getitem__))
+        counts.update(own)
+        chosen.append(best)
+    return chosen
+
+
+# ---- trying ----------------------------------------------------------------------------------------------------------
+
+
+def tune(
+    pool: Mapping[str, Candidate],
+    known: Mapping[str, Measurement],
+    builder: Builder,
+    bench: Bench,
+    limits: Limits,
+    clock: Timer,
+    keep: Callable[[Sequence[Trial]], None] = lambda trials: None,
+) -> Tuned:
+    """Try candidates (by their hashes; the model's own choice first), beginning with what is `known` of them. The bench
+    may start while the first ones are built. `keep` is given every new trial at once: whatever ends a run, what it measured is
+    kept."""
+    start = clock.now()
+
+    def spent(share: float = 1.0) -> bool:
+        return bool(limits.seconds) and clock.now() - start >= share * limits.seconds
+
+    own = next(iter(pool), "")
+    found = Tuned([Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known])
+    libraries: dict[str, Path] = {}
+    keys = {id(c): k for k, c in pool.items()}
+    while found.tried < limits.candidates and len(found.trials) < len(pool):
+        if spent(BUILDING):
+            found.complete = False
+            break
+        tried = {t.key for t in found.trials}
+        count = min(limits.batch, limits.candidates - found.tried)
+        batch = [pool[own]] if own not in tried else []
+        left = [c for k, c in pool.items() if k not in tried and k != own]
+        left = _hopeful(left, found.trials) or left
+        seen = [*(t.candidate for t in found.trials), *batch]
+        batch += select(left, count - len(batch), seen, corrections(found.trials))
+        made = builder.build(batch)
+        found.problem = bench.start()
+        if found.problem:
+            return found
+        for c, built in zip(batch, made, strict=True):
+            key = keys[id(c)]
+            if spent():
+                found.complete = False
+                break
+            if isinstance(built, Path):
+                libraries[key] = built
+            result = _first(built, bench)
+            found.problem = bench.start() if result.problem.startswith(LOST) else ""
+            if found.problem:
+                return found
+            found.trials.append(Trial(c, key, result))
+            keep(found.trials[-1:])
+    _finals(found, libraries, bench, spent())
+    found.trials.sort(key=lambda t: t.key != own)
+    return found
+
+
+def _hopeful(pool: Sequence[Candidate], trials: Sequence[Trial]) -> list[Candidate]:
+    """The candidates of a pool but for those of families that cannot be rendered."""
+    refused = Counter(family(t.candidate) for t in trials if t.result.problem.startswith(REFUSED))
+    fine = {family(t.candidate) for t in trials if not t.result.problem.startswith(REFUSED)}
+    hopeless = {f for f, count in refused.items() if count >= HOPELESS} - fine
+    return [c for c in pool if family(c) not in hopeless]
+
+
+def _first(built: Built, bench: Bench) -> Measurement:
+    """The first round of one candidate: checked, then timed."""
+    if isinstance(built, str):
+        return Measurement(None, problem=built)
+    problem = bench.check(built)
+    return Measurement(None, problem=problem) if problem else bench.time([built], QUICK)[0]
+
+
+def _finals(found: Tuned, libraries: Mapping[str, Path], bench: Bench, spent: bool) -> None:
+    """The second round: the best few that were built now, in turns and with more samples. What is lost in it keeps the time of
+    the first round."""
+    best = [t for t in found.ranking[:FINALISTS] if t.key in libraries]
+    if len(best) < 2 or spent:
+        return
+    for t, result in zip(best, bench.time([libraries[t.key] for t in best], THOROUGH), strict=True):
+        if not result.problem.startswith(LOST):
+            t.result = result
+
+
+def model_error(own_us: Sequence[float], tuned_us: Sequence[float]) -> float:
+    """The geometric mean of what the model's own choices take over what the tuned ones take."""
+    logs = [math.log(a / b) for a, b in zip(own_us, tuned_us, strict=True)]
+    return math.exp(sum(logs) / len(logs)) if logs else 1.0

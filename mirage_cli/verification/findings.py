@@ -1,0 +1,126 @@
+"""What `mirage verify` finds: one finding for each thing that was looked at, and the outputs of both models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mirage_cli.checks.whole_model import Compared
+from mirage_cli.report.report import finite
+
+SCHEMA_VERSION = 1
+#: what is looked at, in the order in which it is told
+CHECKS = {
+    "files": "files are those that were written",
+    "model": "the model has an operator and a function for each fragment",
+    "function": "the functions say what the muGraphs' programs say",
+    "original": "the functions say what the original model says",
+    "proof": "the muGraphs are proved again",
+    "source": "the sources are those that the muGraphs give",
+    "library": "the library was built from these sources",
+    "kernel": "the kernels agree with float64",
+    "reference": "the original computes what its nodes mean",
+    "outputs": "the outputs agree with the original's",
+    "torchscript": "the TorchScript module agrees with the original",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """What `mirage verify` can be asked to do.
+
+    `seed` gives random points and inputs (0: kernels are tried on the inputs of `optimize`), `confidence` the bits of the
+    proofs, `dim` and `shape` (as in `Options`) the sizes at which whole models are run. `bisect` looks for the operator that
+    makes outputs differ, `save_failing` is a folder for what is needed to see the difference again. `jobs` proofs run at a
+    time. `trust_library` loads the library of a folder that somebody else wrote. `timeout` is what one run of a model may
+    take, in seconds, and `max_memory` what a process that runs models may, in bytes (0: no limit). `inputs` is a file or
+    folder with the inputs of whole models, in place of drawn ones.
+    """
+
+    seed: int = 0
+    confidence: int = 40
+    dim: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
+    bisect: bool = False
+    save_failing: str | None = None
+    jobs: int = 1
+    trust_library: bool = False
+    timeout: float = 600.0
+    max_memory: int = 0
+    inputs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: `check` is one of `CHECKS`, `where` the file, fragment or output."""
+
+    check: str
+    where: str
+    passed: bool
+    text: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `mirage verify --json`."""
+        found: dict[str, Any] = {"check": self.check, "where": self.where, "passed": self.passed}
+        return found | ({"text": self.text} if self.text else {}) | self.data
+
+
+@dataclass(slots=True)
+class Verification:
+    """The outcome. `culprits` names every file, fragment or output with a difference, and what bisection found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    outputs: list[Compared] = field(default_factory=list)
+    culprits: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    saved: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether no difference was found."""
+        return all(f.passed for f in self.findings)
+
+    def add(self, check: str, where: str, problem: str = "", text: str = "", **data: Any) -> bool:
+        """Take down a finding, which has passed when there is no problem; whether it has."""
+        self.findings.append(Finding(check, where, not problem, problem or text, data))
+        if problem and where not in self.culprits:
+            self.culprits.append(where)
+        return not problem
+
+    def of(self, check: str) -> list[Finding]:
+        """The findings of one check."""
+        return [f for f in self.findings if f.check == check]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `mirage verify --json`."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "passed": self.passed,
+            "culprits": self.culprits,
+            "findings": [f.to_json() for f in self.findings],
+            "outputs": [c.to_json() for c in self.outputs],
+            "notes": self.notes,
+            "saved": self.saved,
+            "seconds": round(self.seconds, 3),
+        }
+        found: dict[str, Any] = finite(document)  # the error of an output that is not finite is infinite
+        return found
+
+    def text(self) -> str:
+        """What the command prints: a line for each check, what is proved and measured, then every difference."""
+        lines = []
+        for check, meaning in CHECKS.items():
+            found = self.of(check)
+            bad = sum(not f.passed for f in found)
+            if found:
+                lines.append(f"{'FAILED' if bad else 'ok':6} {meaning} ({len(found) - bad} of {len(found)})")
+            told = [f for f in found if f.passed and f.text]
+            lines += [f"         {f.where}: {f.text}" for f in told]
+        lines += [f"note   {n}" for n in self.notes]
+        lines += [f"DIFFERS {f.check}: {f.where}: {f.text}" for f in self.findings if not f.passed]
+        if self.saved is not None:
+            lines.append(f"saved what failed in {self.saved}")
+        verdict = "verified" if self.passed else f"differs: {', '.join(self.culprits)}"
+        return "\n".join([*lines, f"{verdict} ({self.seconds:.1f} s)"])

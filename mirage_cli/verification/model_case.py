@@ -1,0 +1,152 @@
+"""The inputs on which `mirage verify` compares whole models, and what the original makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from mirage_cli.checks import whole_model
+from mirage_cli.checks.model_runs import Arrays, Job, Place
+from mirage_cli.errors import Crashed, MirageError, UsageError
+from mirage_cli.frontends import Imported
+from mirage_cli.processes.isolation import Lost
+from mirage_cli.runtime import sessions
+from mirage_cli.runtime.example import example_inputs
+from mirage_cli.verification import bisection
+from mirage_cli.verification.bisection import Case
+from mirage_cli.verification.findings import Verification
+
+BARE = "it does not run without the library"
+NO_MEMORY = ("bad_alloc", "allocate")  #: parts of what onnxruntime says where memory is short, which no inputs mend
+MORE_INPUTS = "give it inputs that it takes: --inputs FILE.npz|FOLDER"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Inputs that the original refuses, with its reason."""
+
+    inputs: Arrays
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What is compared: the patched model (`model` as it is stored, its external data not loaded; `imported` as it was read),
+    at `path`, with its `library`, and the `original`, in whose place the patched model's functions stand where it is None."""
+
+    model: onnx.ModelProto
+    imported: Imported
+    path: Path
+    library: Path
+    original: Imported | None
+    originals: Place
+    seconds: float = 0
+
+    def bare(self, inputs: Arrays, optimize: bool = True) -> Arrays:
+        """The outputs of the patched model without the library. Raises MirageError."""
+        return self.originals.arrays(Job(str(self.path), inputs, seconds=self.seconds, optimize=optimize))
+
+    def own(self, inputs: Arrays) -> Arrays:
+        """The outputs of the original. Raises MirageError."""
+        if self.original is None:
+            return self.bare(inputs, optimize=False)
+        return self.originals.arrays(bisection.original_job(self.original, inputs, self.seconds))
+
+    def usual(self, inputs: Arrays) -> Arrays:
+        """The outputs of the original as onnxruntime optimizes it. Raises MirageError."""
+        if self.original is None:
+            return self.bare(inputs)
+        job = bisection.original_job(self.original, inputs, self.seconds)
+        return self.originals.arrays(replace(job, optimize=True) if isinstance(job, Job) else job)
+
+    def stated(self) -> whole_model.Stated:
+        """What the original's nodes say: of the file that was given, else of the patched one."""
+        if self.original is None:
+            return whole_model.stated_by(self.model, str(self.path))
+        return whole_model.stated(self.original)
+
+    def parted(self, case: Case) -> str:
+        """Where the original parts from what its nodes mean; nothing for one that onnxruntime does not run."""
+        if (
+            case.exact is None
+            or case.stated is None
+            or (self.original is not None and self.original.script is not None)
+        ):
+            return ""
+        source = self.path if self.original is None else Path(self.original.path)
+
+        def shown(data: bytes) -> Arrays:
+            return self.originals.arrays(Job(data, case.inputs, None, source.parent, self.seconds, optimize=False))
+
+        return case.stated.parted(case.inputs, case.original, case.exact, shown)
+
+
+def made(
+    models: Models, sizes: Mapping[str, int], seed: int, given: Arrays | None, result: Verification
+) -> Case | Refusal | None:
+    """The inputs (those that are `given`, else drawn ones), what the original makes of them, and a float64 run. What the
+    original and the patched model without its library make of them is judged; None where a model does not run."""
+    stated = models.stated()
+
+    def drawn(k: int) -> tuple[Arrays, Arrays, Arrays | None]:
+        inputs = given if given is not None else example_inputs(models.imported.model, sizes, seed + k)
+        own = models.own(inputs)
+        try:
+            return inputs, own, stated.run(inputs, models.seconds)
+        except MirageError as error:
+            note = f"outputs are compared with the original's only: {error}"
+            result.notes += [note] if note not in result.notes else []
+            return inputs, own, None
+
+    original = models.original
+    where, who = (models.path.name, BARE) if original is None else (original.path, "the original does not run")
+    try:
+        first = drawn(0)
+        again = drawn if given is None else None
+        case = Case(models.model, models.path, models.library, *first, again, models.seconds, stated, models.usual)
+        if parted := models.parted(case):
+            result.add("reference", where, f"it computes something else than its nodes mean: {parted}")
+        if original is not None:
+            where, who = models.path.name, BARE
+            judge("without the library", case.compared(models.bare(case.inputs), models.bare), result)
+        return case
+    except MirageError as error:
+        if where != models.path.name or original is None:
+            refusal = refused(models, sizes, seed, given, error)
+            if refusal is not None:
+                return refusal
+        result.add("outputs", where, f"{who}: {error}")
+        result.notes += [error.hint] if isinstance(error, Crashed) else []
+        return None
+
+
+def refused(
+    models: Models, sizes: Mapping[str, int], seed: int, given: Arrays | None, error: MirageError
+) -> Refusal | None:
+    """What the original refused, where that is what its error says. Raises UsageError for inputs that somebody gave."""
+    if not str(error).startswith(sessions.FAILED) or any(text in str(error).lower() for text in NO_MEMORY):
+        return None
+    if given is not None:
+        raise UsageError(f"--inputs: the original refuses them: {error}")
+    return Refusal(example_inputs(models.imported.model, sizes, seed), str(error))
+
+
+def not_compared(refusal: Refusal, found: Arrays | Lost | None, name: str, result: Verification) -> None:
+    """Take down that outputs were not compared, given what the patched model makes of the inputs that the original refuses."""
+    if isinstance(found, Lost) and isinstance(found.error, Crashed):
+        result.add("outputs", name, f"it ends the process on inputs that the original refuses: {found.reason}")
+        return
+    alike = "and so does the patched model" if isinstance(found, Lost) else "the patched model was not held against it"
+    text = f"not compared: the original refuses the inputs that were drawn, {alike} ({refusal.reason})"
+    result.add("outputs", name, "", text)
+    result.notes.append(f"outputs were not compared: {MORE_INPUTS}")
+
+
+def judge(which: str, compared: Sequence[whole_model.Compared], result: Verification) -> None:
+    """Take down how outputs compare."""
+    for c in compared:
+        text = f"{which}: {c.text}"
+        result.add("outputs", c.output, "" if c.accuracy.passed else text, text)

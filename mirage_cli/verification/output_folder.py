@@ -1,0 +1,250 @@
+"""An output folder read back: the report, the patched model, its operators with their muGraph files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from mirage_cli import frontends
+from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
+from mirage_cli.checks import derivation
+from mirage_cli.checks.kernel_check import CheckJob, Extra, Limits
+from mirage_cli.errors import InvalidGraph, MirageError, UsageError
+from mirage_cli.files.output import MODEL, MUGRAPHS
+from mirage_cli.frontends import Imported, sizes
+from mirage_cli.frontends.onnx import protobuf
+from mirage_cli.frontends.onnx.external import DataFiles
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.options import dims
+from mirage_cli.patching import graph_message, patch
+from mirage_cli.patching.regions import ONNX_DOMAINS
+from mirage_cli.report import mugraph_file
+from mirage_cli.report.report import REPLACED
+from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
+from mirage_cli.runtime import sessions
+from mirage_cli.verification.findings import Verification, VerifyOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A fragment of a patched model: its muGraph file read back, and the nodes that call its operator."""
+
+    id: str
+    file: str
+    stored: StoredPlan
+    spec: OperatorSpec
+    nodes: tuple[onnx.NodeProto, ...]
+
+    @property
+    def op_type(self) -> str:
+        """The operator's name."""
+        return self.spec.op_type
+
+    def sources(self, node: onnx.NodeProto) -> list[str]:
+        """The tensors that the kernel reads at one place."""
+        return list(node.input[: len(self.stored.program.sources)])
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """A patched model as it is stored, without its external data. Raises ModelError."""
+    return protobuf.parse(protobuf.read_bytes(str(path)), str(path))
+
+
+def fragments(
+    folder: Path, model: onnx.ModelProto, report: Mapping[str, Any], result: Verification
+) -> Iterator[Fragment]:
+    """The fragments of a patched model; what is missing or does not fit becomes a finding."""
+    nodes: dict[str, list[onnx.NodeProto]] = {}
+    for n in model.graph.node:
+        if n.domain == patch.DOMAIN:
+            nodes.setdefault(n.op_type, []).append(n)
+    functions = {f.name for f in model.functions if f.domain == patch.DOMAIN}
+    fixed = constants(model)
+    for op_type, places in nodes.items():
+        identifier = op_type.rpartition("_")[2]
+        file = f"{MUGRAPHS}/{identifier}.json"
+        if not result.add("model", op_type, "" if op_type in functions else "the operator has no function"):
+            continue
+        try:
+            found = read_fragment(folder, identifier, op_type, places)
+            check_constants(found, fixed)
+            yield found
+        except MirageError as error:
+            result.add("model", file, str(error))
+    for f in report.get("fragments", ()):
+        op_type = f"{f['name']}_{f['id']}"
+        if f["status"] == REPLACED and op_type not in nodes:
+            result.add("model", op_type, "report.json says that it was replaced, the model has no such operator")
+
+
+def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx.NodeProto]) -> Fragment:
+    """A fragment's muGraph file. Raises ModelError or InvalidGraph when it is missing or does not fit the model."""
+    file = f"{MUGRAPHS}/{identifier}.json"
+    data = mugraph_file.read(folder / file)
+    stored = plan_from_json(data)
+    spec = operator_spec(identifier, data["operator"], "cuda" in stored.targets)
+    spec.validate()
+    if stored.id != identifier or spec.op_type != op_type:
+        raise InvalidGraph(f"it is of operator {spec.op_type}, id {stored.id}, and not of {op_type}")
+    if not stored.targets:
+        raise InvalidGraph("it has no muGraph")
+    count = len(stored.program.sources)
+    described = [(t.dtype, t.dims) for t in spec.inputs[:count] + spec.outputs]
+    wanted = [(s.dtype, s.dims) for s in stored.program.sources] + [(o.dtype, o.dims) for o in stored.program.outputs]
+    if described != wanted:
+        raise InvalidGraph("the tensors of its operator are not those of its program")
+    for n in places:
+        if (len(n.input), len(n.output)) != (len(spec.inputs), len(spec.outputs)):
+            raise InvalidGraph(f"its operator has {len(spec.inputs)} inputs, node {n.name} has {len(n.input)}")
+    return Fragment(identifier, file, stored, spec, tuple(places))
+
+
+def constants(model: onnx.ModelProto) -> frozenset[str]:
+    """The tensors that nothing writes while a model runs: its weights (one that is an input too may be overridden) and
+    what its Constant nodes hold."""
+    weights = {t.name for t in model.graph.initializer} - {v.name for v in model.graph.input}
+    nodes = (n for n in model.graph.node if n.domain in ONNX_DOMAINS and n.op_type == "Constant")
+    return frozenset(weights | {o for n in nodes for o in n.output})
+
+
+def check_constants(f: Fragment, fixed: frozenset[str]) -> None:
+    """Raise InvalidGraph where the muGraph file takes a tensor for a weight that is none in the model.
+
+    A kernel may read weights before the work in front of it has ended, so that would be a race.
+    """
+    for n in f.nodes:
+        for k in sorted(f.stored.program.constants):
+            if n.input[k] not in fixed:
+                raise InvalidGraph(
+                    f"it takes input {k} for a weight; at node {n.name} that is {n.input[k]!r}, which is no constant"
+                )
+
+
+# --- the float check of a kernel --------------------------------------------------------------------------------------
+def check_job(
+    f: Fragment,
+    program: Program,
+    model: onnx.ModelProto,
+    folder: Path,
+    library: Path,
+    imported: Imported,
+    seed: int,
+    limits: Limits,
+) -> CheckJob:
+    """The check of a fragment's CPU kernel against float64, with the weights of its first place. Raises MirageError."""
+    node = f.nodes[0]
+    stored = graph_message.stored(model.graph)
+    files = DataFiles(str(folder / MODEL), hashed=False)
+    weights = {k: files.array(stored[n]) for k, n in enumerate(node.input) if n in stored}
+    count = len(program.sources)
+    extra: list[Extra] = [weights[k] if k in weights else f.spec.inputs[k] for k in range(count, len(node.input))]
+    names = tuple(f"in{k}" for k in range(len(node.input)))
+    constants = {k: w for k, w in weights.items() if k < count}
+    proto = _fragment_model(f, model, names, [o.name for o in program.outputs]).SerializeToString()
+    return CheckJob(program, f.spec, library, proto, names, constants, tuple(extra), seed, limits)
+
+
+def _fragment_model(
+    f: Fragment, model: onnx.ModelProto, inputs: tuple[str, ...], outputs: list[str]
+) -> onnx.ModelProto:
+    """One call of the operator, with its function."""
+
+    def info(name: str, t: TensorSpec) -> onnx.ValueInfoProto:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(sessions.numpy_type(t.dtype)))
+        return helper.make_tensor_value_info(name, kind, [d if isinstance(d, int) else str(d) for d in t.dims])
+
+    node = helper.make_node(f.op_type, inputs, outputs, domain=patch.DOMAIN)
+    graph = helper.make_graph(
+        [node],
+        f.op_type,
+        [info(n, t) for n, t in zip(inputs, f.spec.inputs, strict=True)],
+        [info(n, t) for n, t in zip(outputs, f.spec.outputs, strict=True)],
+    )
+    functions = [x for x in model.functions if (x.domain, x.name) == (patch.DOMAIN, f.op_type)]
+    return helper.make_model(graph, opset_imports=model.opset_import, functions=functions, ir_version=model.ir_version)
+
+
+def check_pair(path: Path, original: Imported, patched_path: Path, patched: Imported) -> None:
+    """Raise UsageError, naming the first that does not fit, for models whose inputs or outputs differ."""
+    for what in ("inputs", "outputs"):
+        ours, theirs = (
+            {v.name: (v.dtype, None if v.shape is None else len(v.shape)) for v in getattr(m.model.graph, what)}
+            for m in (original, patched)
+        )
+        if ours != theirs:
+            odd: Iterator[str] = (str(n) for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
+            raise UsageError(f"{path} and {patched_path} do not have the same {what}: {next(odd)!r} differs")
+
+
+def against_original(f: Fragment, original: Imported) -> str:
+    """Why the original model states another program at some place, or nothing."""
+    for n in f.nodes:
+        try:
+            program = derivation.stated(original, f.sources(n), n.output)
+        except MirageError as error:
+            return f"the original model states no such program at node {n.name}: {error}"
+        if program.key() != f.stored.program.key():
+            return f"the original model states another program at node {n.name}"
+    return ""
+
+
+# --- symbols of the inputs --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """The names of a model's symbolic dimensions, and the numbers that given shapes make of them."""
+
+    names: frozenset[str]
+    numbers: dict[str, int]
+
+
+def external(imported: Imported, shapes: Mapping[str, tuple[int, ...]]) -> Symbols:
+    """The symbols of a model's inputs. Raises UsageError for shapes of inputs that there are not, or that do not fit."""
+    names: set[str] = set()
+    numbers: dict[str, int] = {}
+    inputs = {v.name or "": v for v in imported.model.graph.inputs}
+    dims.check_inputs(shapes, inputs)
+    for name, value in inputs.items():
+        declared = [d if isinstance(d, int) else d.value for d in value.shape or ()]
+        given = shapes.get(name)
+        if given is not None:
+            dims.check_rank(name, ["?" if d is None else d for d in declared], given)
+        for k, d in enumerate(declared):
+            size = sizes.named(f"{name}.{k}") if d is None else sizes.parse(d) if isinstance(d, str) else d
+            symbols = sizes.names(size)
+            names.update(symbols)
+            if given is not None:
+                numbers.update(_solved(name, size, symbols, given[k]))
+    return Symbols(frozenset(names), numbers)
+
+
+def reading(options: VerifyOptions, shapes: Sequence[str], numbers: Mapping[str, int]) -> frontends.Options:
+    """How an original is read, with --shape and numbers of dimensions. Raises UsageError."""
+    given, types = dims.parse_shapes(shapes), dims.parse_types(shapes)
+    return frontends.Options(given, numbers, types, options.timeout, options.max_memory)
+
+
+def asked_sizes(imported: Imported, report: Mapping[str, Any], options: VerifyOptions) -> dict[str, int]:
+    """Sizes for the symbols of the inputs: as asked for now, else when the model was optimized. Raises UsageError."""
+    told = dims.typical(dims.parse((report.get("options") or {}).get("dim", ())))
+    asked = dims.parse(options.dim)
+    symbols = external(imported, dims.parse_shapes(options.shape))
+    dims.check_known(asked, symbols.names)
+    return told | symbols.numbers | dims.typical(asked)
+
+
+def _solved(name: str, size: sizes.Size, symbols: list[str], number: int) -> dict[str, int]:
+    """The symbol of a dimension that is a sum or multiple of one symbol."""
+    if not symbols and size != number:
+        raise UsageError(f"--shape {name}: the model says {size}, which cannot be {number}")
+    if len(symbols) != 1:
+        return {}
+    base, more = (sizes.substitute(size, {symbols[0]: n}) for n in (0, 1))
+    if not isinstance(base, int) or not isinstance(more, int) or more == base or (number - base) % (more - base):
+        raise UsageError(f"--shape {name}: the model says {size}, which cannot be {number}")
+    return {symbols[0]: (number - base) // (more - base)}

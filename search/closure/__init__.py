@@ -1,0 +1,1 @@
+"""What a block can compute: forms, mappings, the closure under one mapping, and block graphs taken from it."""

@@ -1,0 +1,259 @@
+"""A block graph looked up in the closure of its mapping: `represented(closure, block)`.
+
+Every operator is evaluated on the closure's stand-in (same inputs, functions, phases and coordinates). In the closure have
+to be
+
+1. every value that is loaded, multiplied by a contraction, reduced, accumulated, exponentiated or stored, found by phase,
+   axes and array;
+2. every operator that is not elementwise, as one of the ways of its result;
+3. for every elementwise region between these, ways from what it reads to what it makes (the closure keeps a region as one
+   function, so the values inside need not be there).
+
+The block graph comes in the exponential form, operator by operator (search/finish/unstabilised.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from mirage_cli.errors import Refused
+from mirage_cli.lax.domains.expr import Expr
+from mirage_cli.lax.domains.field import Residue
+from mirage_cli.search.closure.closure import Closure, Derivation, Value
+from mirage_cli.search.closure.form import Fn, Leaf, StableExp
+from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID, P
+from mirage_cli.search.mugraph.mugraph import BODY as IN_BODY
+from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp, ThreadNode
+
+ELEMENTWISE = ("mul", "div", "div0", "add")
+COMMUTATIVE = ("mul", "add", "contract")  #: ways whose operands are in order of their numbers
+Numbers: TypeAlias = tuple[int, ...]
+
+
+def represented(closure: Closure, block: BlockGraph) -> None:
+    """Check that a closure holds a block graph for its program. Raises Refused, saying what is missing and why."""
+    walk = _Walk(closure, block)
+    for o in block.ops:
+        walk.made[o.name] = walk.op(o)
+    for k, name in enumerate(block.outputs):
+        if walk.need(walk.made[name], f"output {name}") not in closure.outputs[k]:
+            raise Refused(f"output {name} is a value of the search, but not the fragment's output {k}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Made:
+    """A value of a block graph. `number` is that of the closure's value, if there is one; `reads` are the numbers of what an
+    elementwise region read for it, None behind any other operator."""
+
+    phase: int
+    live: frozenset[str]
+    array: Residue
+    expr: Expr | None
+    number: int | None
+    reads: frozenset[int] | None = None
+
+
+class _Walk:
+    """One walk through a block graph, beside a closure; `made` are the values so far."""
+
+    def __init__(self, closure: Closure, block: BlockGraph) -> None:
+        self.closure, self.block = closure, block
+        self.target, self.space, self.expressions = closure.target, closure.space, closure.expressions
+        self.made: dict[str, _Made] = {}
+        self._ways: dict[int, list[Derivation]] = {}
+
+    def op(self, o: BlockOp) -> _Made:
+        """The value of an operator."""
+        args = [self.made[i] for i in o.inputs]
+        match o.op:
+            case "load" | "iota" | "extent":
+                return self.load(o)
+            case "thread":
+                return self.thread(o, args)
+            case "stable_exp":
+                return self.exponential(o, args[0])
+            case "contract":
+                return self.contract(o, args)
+            case "sum":
+                return self.sum(o, args[0])
+        return self.cross(o, args[0])
+
+    # --- asking the closure ---------------------------------------------------------------------------------------------
+    def value(
+        self, phase: int, live: frozenset[str], array: Residue, expr: Expr | None, reads: frozenset[int] | None = None
+    ) -> _Made:
+        """A value, with what the closure knows of it."""
+        found = self.closure.find(phase, live, array)
+        if found is None:
+            return _Made(phase, live, array, expr, None, reads)
+        return _Made(phase, live, array, found.expr, found.number, reads)
+
+    def ways(self, number: int) -> list[Derivation]:
+        """The ways of a value and of those equal to it, from the first of the values equal to each operand."""
+        if number not in self._ways:
+            equal = self.equal(number)
+            self._ways[number] = [self.from_first(w) for v in equal for w in v.ways]
+        return self._ways[number]
+
+    def equal(self, number: int) -> list[Value]:
+        """The values of the closure that are equal to one of them, in one phase."""
+        v = self.closure.values[number]
+        return self.closure.all_of(v.phase, v.live, v.array)
+
+    def from_first(self, way: Derivation) -> Derivation:
+        """A way with the first of equal values in the place of each operand."""
+        args = tuple(self.equal(a)[0].number for a in way.args)
+        return replace(way, args=tuple(sorted(args)) if way.op in COMMUTATIVE else args)
+
+    def need(self, made: _Made, what: str) -> int:
+        """The number of a value that has to be in the closure."""
+        if made.number is None:
+            raise Refused(f"{what}: {self.why(made)}")
+        if made.reads is not None and not self.region(made.number, made.reads):
+            raise Refused(f"{what} is a value of the search, but not as a function of what it is computed from here")
+        return made.number
+
+    def why(self, made: _Made) -> str:
+        """Why a value is missing."""
+        if made.expr is None:
+            return "it is none of the elementwise functions that the fragment has"
+        return self.closure.objection(made.expr, made.live) or "it is missing, though its expression and axes fit"
+
+    def region(self, goal: int, reads: frozenset[int]) -> bool:
+        """Whether elementwise ways lead from the values `reads` to `goal`."""
+        ways: dict[int, list[Numbers]] = {}
+        todo = [goal]
+        while todo:
+            v = todo.pop()
+            if v not in ways and v not in reads:
+                options = self.ways(v)
+                ways[v] = [w.args for w in options if w.op in ELEMENTWISE or self.is_function(w.op, w.term)]
+                todo += [a for args in ways[v] for a in args]
+        known, before = set(reads), -1
+        while len(known) > before:
+            before = len(known)
+            known.update(v for v, options in ways.items() if any(known.issuperset(args) for args in options))
+        return goal in known
+
+    def is_function(self, op: str, term: int) -> bool:
+        """Whether a derivation applies an elementwise function."""
+        return op == "fn" and isinstance(self.closure.form.terms[term], Fn)
+
+    def made_by(self, o: BlockOp, result: _Made, op: str, args: Numbers, over: frozenset[str] = frozenset()) -> _Made:
+        """`result`, if the closure computes it by `op` of `args`, among other ways."""
+        number = self.need(result, f"{o.name} = {o.op}({', '.join(o.inputs)})")
+        if not self.has_way(number, op, args, over):
+            raise Refused(f"{o.name} is a value of the search, but not by {o.op} of {', '.join(o.inputs)}")
+        return result
+
+    def has_way(self, number: int | None, op: str, args: Numbers, over: frozenset[str] = frozenset()) -> bool:
+        """Whether a value of the closure has this way."""
+        ways = () if number is None else self.ways(number)
+        return any((w.op, w.args, frozenset(w.over)) == (op, args, over) for w in ways)
+
+    # --- operators ------------------------------------------------------------------------------------------------------
+    def load(self, o: BlockOp) -> _Made:
+        """An input, or what is known of an axis."""
+        for number, t in enumerate(self.closure.form.terms):
+            if not isinstance(t, Leaf):
+                continue
+            if (t.value == o.source_value) if o.op == "load" else ((t.known, t.axis) == (o.op, o.axis)):
+                phase = BODY if o.phase == IN_BODY and self.block.loop in t.axes else BEFORE
+                return self.value(phase, t.axes, self.target.arrays[number], self.closure.wanted.exprs[number])
+        raise Refused(f"{o.name} reads {o.source_value or f'{o.op} {o.axis}'}, which the fragment does not need")
+
+    def phase(self, o: BlockOp, args: list[_Made]) -> int:
+        """Where a reduction belongs: with the latest of its operands, in the body where it takes a part of the loop axis."""
+        latest = max(a.phase for a in args)
+        return BODY if latest == BEFORE and o.phase == IN_BODY and self.block.loop in o.over else latest
+
+    def contract(self, o: BlockOp, args: list[_Made]) -> _Made:
+        """A contraction; of values with the same axes it is a sum of products."""
+        x, y = args
+        numbers = tuple(sorted(self.need(a, f"operand {i} of {o.name}") for a, i in zip((x, y), o.inputs, strict=True)))
+        over, phase, live = frozenset(o.over), self.phase(o, [x, y]), x.live | y.live
+        e = None if x.expr is None or y.expr is None else self.expressions.mul(x.expr, y.expr)
+        product = self.value(phase, live, x.array * y.array % P, e)
+        result = self.summed(product, over)
+        if self.has_way(product.number, "mul", numbers) and self.has_way(
+            result.number, "sum", (product.number or 0,), over
+        ):
+            return result
+        return self.made_by(o, result, "contract", numbers, over)
+
+    def sum(self, o: BlockOp, x: _Made) -> _Made:
+        """A sum within a tile."""
+        number = self.need(x, f"operand {o.inputs[0]} of {o.name}")
+        over = frozenset(o.over)
+        x = _Made(self.phase(o, [x]), x.live, x.array, x.expr, x.number)
+        return self.made_by(o, self.summed(x, over), "sum", (number,), over)
+
+    def summed(self, x: _Made, over: frozenset[str]) -> _Made:
+        """The sum of a value over the tile parts of axes. Raises Refused for axes that the fragment does not reduce."""
+        if kept := sorted(over - self.space.reduced):
+            raise Refused(f"a reduction over {', '.join(kept)}, which the fragment does not reduce")
+        expr = None if x.expr is None else self.expressions.sum(x.expr, self.space.tile_factors(over, x.phase))
+        return self.value(x.phase, x.live - over, self.space.sum(x.array, over, x.phase), expr)
+
+    def cross(self, o: BlockOp, x: _Made) -> _Made:
+        """Accumulation over the loop, and sums over blocks."""
+        number = self.need(x, f"operand {o.inputs[0]} of {o.name}")
+        kind, phase = ("l", AFTER) if o.op == "accum" else ("g", GRID)
+        axis = self.block.loop if o.op == "accum" else next(iter(self.block.split), None)
+        if axis is None or not self.space.depends(x.array, axis, kind):
+            raise Refused(
+                f"{o.name} sums {o.inputs[0]}, which is the same in every {'iteration' if kind == 'l' else 'block'}"
+            )
+        expr = None if x.expr is None else self.expressions.sum(x.expr, [(axis, kind)])
+        return self.made_by(o, self.value(phase, x.live, self.space.total(x.array, axis, kind), expr), o.op, (number,))
+
+    def exponential(self, o: BlockOp, x: _Made) -> _Made:
+        """A stabilised exponential."""
+        number = self.need(x, f"exponent in {o.name}")
+        array = self.target.exponential(x.array)
+        expr = None if x.expr is None else self.expressions.call("stable", x.expr)
+        made = self.value(x.phase, x.live, array, expr)
+        if not self.is_stable(self.need(made, f"exponential in {o.name}"), number):
+            raise Refused(f"{o.name} takes a maximum from an exponential that has none in the fragment")
+        return made
+
+    def is_stable(self, made: int, argument: int) -> bool:
+        """Whether a value is a stabilised exponential of another."""
+        ways = [w for w in self.ways(made) if w.op == "fn" and w.args == (argument,)]
+        return any(isinstance(self.closure.form.terms[w.term], StableExp) for w in ways)
+
+    # --- elementwise ----------------------------------------------------------------------------------------------------
+    def thread(self, o: BlockOp, args: list[_Made]) -> _Made:
+        """The value of an elementwise operator."""
+        assert o.thread is not None
+        (node,) = o.thread.nodes
+        live = frozenset[str]().union(*(a.live for a in args))
+        array = self.target.function(o.thread, [a.array for a in args])
+        made = self.value(
+            max((a.phase for a in args), default=BEFORE), live, array, self.combined(node, args), self.reads(args)
+        )
+        if node.op == "exp" and made.number is not None and self.is_only_stable(made.number):
+            raise Refused(f"{o.name} takes the exponential of a softmax without its maximum")
+        return made
+
+    def is_only_stable(self, number: int) -> bool:
+        """Whether a value is known as a stabilised exponential only."""
+        return not any(w.op in ELEMENTWISE or self.is_function(w.op, w.term) for w in self.ways(number))
+
+    def reads(self, args: list[_Made]) -> frozenset[int]:
+        """What an elementwise value reads of other operators' results."""
+        found: set[int] = set()
+        for a in args:
+            found |= a.reads if a.reads is not None else {a.number} if a.number is not None else set()
+        return frozenset(found)
+
+    def combined(self, n: ThreadNode, args: list[_Made]) -> Expr | None:
+        """The abstract expression of an operator of the algebra; None for others, and where one of an operand is not known."""
+        known = [a.expr for a in args if a.expr is not None]
+        if len(known) < len(args) or n.op not in ELEMENTWISE:
+            return None
+        e, (x, y) = self.expressions, known
+        if n.op == "mul":
+            return e.mul(x, y)
+        return e.add(x, y) if n.op == "add" else e.div(x, y, "div0" if n.op == "div0" else None)

@@ -1,0 +1,1 @@
+"""The muGraph: data, text, JSON, its evaluation in any domain, and what is read off it."""

@@ -1,0 +1,108 @@
+"""A program with its products in another order: the one that takes the fewest multiply-adds over whole tensors.
+
+Cuts store values of the program. Where a product of matrices is cheaper in another order (latent attention: the query times
+the key's matrix, not the latent times it), a value that is worth storing is none of the program's own. So the cheapest way
+through the closure without loop or grid is made a program again, and cut as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+from mirage_cli.errors import Refused
+from mirage_cli.lax.ir.program import Node, Program
+from mirage_cli.lax.normal.identify import prune
+from mirage_cli.lax.normal.normalise import normalise
+from mirage_cli.search.closure.closure import closure_of
+from mirage_cli.search.closure.extract import WholePrices, block_graphs
+from mirage_cli.search.closure.mapping import Mapping
+from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp
+from mirage_cli.search.schedules.cost import products
+
+CHEAPER = 0.9  #: another order is looked at when it takes less than this share of the multiply-adds
+
+
+@functools.lru_cache(maxsize=16)
+def variants(program: Program) -> tuple[Program, ...]:
+    """The program, and where there is a much cheaper order of its products, the program in that order."""
+    if sum(n.op == "contract" for n in program.nodes) < 2:
+        return (program,)
+    try:
+        closure = closure_of(program, Mapping())
+        found = block_graphs(closure, 1, WholePrices(closure))
+    except Refused:
+        return (program,)
+    others = [settled(normalise(regrouped(program, g))) for g in found[:1]]
+    return (program, *(p for p in others if work(p) < CHEAPER * work(program)))
+
+
+def work(program: Program) -> float:
+    """Multiply-adds of all contractions, times two."""
+    return sum(products(program).values())
+
+
+def regrouped(program: Program, graph: BlockGraph) -> Program:
+    """The program whose operators are those of a block graph without loop, grid and stabilisers, on the same axes, sources
+    and outputs."""
+    names = {o.name: o.source_value or "" for o in graph.ops if o.op == "load"}
+    nodes: list[Node] = []
+
+    def add(node: Node) -> str:
+        nodes.append(replace(node, name=f"v{len(nodes)}"))
+        return nodes[-1].name
+
+    for o in graph.ops:
+        if o.op != "load":
+            names[o.name] = _spell(o, [names[i] for i in o.inputs], add)
+    outputs = tuple(replace(o, value=names[v]) for o, v in zip(program.outputs, graph.outputs, strict=True))
+    return replace(program, nodes=tuple(nodes), outputs=outputs, _axes_of={}).validate()
+
+
+def _spell(o: BlockOp, args: list[str], add: Callable[[Node], str]) -> str:
+    """The nodes of one operator; the name of the last."""
+    if o.thread is None:
+        return add(Node("", o.op, tuple(args), o.over, axis=o.axis, dtype=o.dtype))
+    values = list(args)
+    for n in o.thread.nodes:
+        values.append(add(Node("", n.op, tuple(values[i] for i in n.inputs), value=n.value)))
+    return values[-1]
+
+
+# --- where a softmax divides ---------------------------------------------------------------------------------------------
+def settled(program: Program) -> Program:
+    """The program with the quotients of its softmaxes as far inside as they go, the way a softmax is written: what is stored
+    behind them has no arbitrary factor any more."""
+    while (move := _move(program)) is not None:
+        quotient, product, inner = move
+        divided = replace(quotient, name=f"{quotient.name}_inside", inputs=(inner, quotient.inputs[1]))
+        inputs = tuple(divided.name if i == inner else i for i in product.inputs)
+        moved = (divided, replace(product, name=quotient.name, inputs=inputs))
+        nodes = itertools.chain.from_iterable(moved if n is quotient else (n,) for n in program.nodes)
+        program = prune(replace(program, nodes=tuple(nodes), _axes_of={}))
+    return program.validate()
+
+
+def _move(program: Program) -> tuple[Node, Node, str] | None:
+    """A quotient, the contraction that it divides, and the operand of that which it could divide instead."""
+    made, loose = {n.name: n for n in program.nodes}, _loose(program)
+    for q in program.nodes:
+        if q.op not in ("div", "div0") or not loose.issuperset(q.inputs):
+            continue
+        product = made[q.inputs[0]]
+        inner = [i for i in product.inputs if i in loose]
+        if product.op == "contract" and len(inner) == 1 and not program.axes_of(q.inputs[1]) & set(product.over):
+            return q, product, inner[0]
+    return None
+
+
+def _loose(program: Program) -> set[str]:
+    """The values that have the arbitrary factor of an exponential."""
+    found: set[str] = set()
+    for n in program.nodes:
+        args = [i in found for i in n.inputs]
+        if n.op == "stable_exp" or (args[0] != args[1] if n.op in ("div", "div0") else any(args)):
+            found.add(n.name)
+    return found

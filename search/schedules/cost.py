@@ -1,0 +1,414 @@
+"""The analytic model: what a block graph under a schedule costs on a target, in microseconds.
+
+Terms: bytes from memory once, bytes through the second-level cache for every block, matrix and elementwise work at the
+rates of the target, waves of blocks over its units, the latency of a block's iterations, launches. Only the order of
+candidates matters, and the comparison with what the original operators would cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.ops import OPS
+from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target
+
+TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
+SMALL = 16  #: what every symbol counts as when small sizes are considered
+CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
+MATRIX_EFFICIENCY = 0.35  #: share of the matrix rate that generated CUDA loops reach
+BLOCK_FACTOR = 2.5  #: how much slower than these terms kernels of the engine `block` were on one H200
+STEP_US = 0.35  #: fixed time of one iteration on a GPU: barriers, first bytes
+STATEMENT_US = 0.03  #: fixed time of one statement over a tile on a CPU
+SEGMENT = 1500.0  #: bytes side by side with which a CPU's reads come half way from their slowest to its bandwidth
+SCATTERED = 0.3  #: share of a CPU's bandwidth that reads of short pieces reach
+STREAMED_RATE, STREAMED_HALF = 0.52, 1.5  #: share of a CPU's rate that few streamed rows reach; rows for half of that
+PACKED_RATE, PACKED_HALF = 0.95, 10.0  #: the same with many rows
+LIBRARY_RATE, LIBRARY_BANDWIDTH = 0.85, 0.7  #: what onnxruntime's products reach of a CPU's rate and bandwidth
+STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
+STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
+FIRST_CACHE = 24576  #: bytes of sums that stay in the first-level cache
+SUM_SECONDS = 5e-11  #: reading and writing a sum beyond it
+OVERLAP = 0.5  #: share of the shorter of memory and work that a CPU does at the time of the other
+CONVERT_FLOPS = 0.5  #: converting an element of another type to float32 while it is read
+EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
+BARRIER_OPS = ("top", "sum", "running", "contract")
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Microseconds, the shared memory that a block needs, the floor (bytes once or matrix work, whichever is more), and
+    the bytes that all blocks together move."""
+
+    us: float
+    shared: int
+    floor_us: float
+    moved: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A schedule with its prediction at typical sizes; `score` is what it is ranked by."""
+
+    schedule: Schedule
+    prediction: Prediction
+    score: float
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The key of the ranking: among equals, fewer bytes moved, less memory held, smaller tiles."""
+        p, s = self.prediction, self.schedule
+        return (self.score, p.moved, p.shared, s.tiles, s.loop, s.warps, s.engine, s.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Many schedules of one block graph at once: element k of every array belongs to schedule k."""
+
+    tiles: dict[str, Floats]
+    loop: Floats
+    warps: Floats
+    stages: Floats
+
+    def at(self, k: int) -> Schedule:
+        """Schedule number k."""
+        tiles = tuple((a, int(t[k])) for a, t in self.tiles.items())
+        return Schedule(tiles, int(self.loop[k]), int(self.warps[k]), int(self.stages[k]))
+
+
+def batch(schedules: Sequence[Schedule]) -> Batch:
+    """Schedules that tile the same axes as one batch."""
+    tiles = {a: np.array([dict(s.tiles)[a] for s in schedules], float) for a, _ in schedules[0].tiles}
+    loop, warps, stages = (np.array([getattr(s, n) for s in schedules], float) for n in ("loop", "warps", "stages"))
+    return Batch(tiles, loop, warps, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Microseconds, shared memory of a block and bytes moved for each schedule of a batch."""
+
+    us: Floats
+    shared: Floats
+    moved: Floats
+
+
+class CostModel:
+    """Predictions for one block graph on one target; `sizes` says what symbols count as."""
+
+    def __init__(
+        self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
+        self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
+        self.axes = graph.axes_of(program)
+        self.reads = {i.name: i for i in program.inputs}
+        self.source = {i.name: program.sources[i.source] for i in program.inputs}
+        self.contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
+        self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
+        self.once = bytes_once(program, sizes)
+
+    def predict(self, schedule: Schedule) -> Prediction:
+        """The prediction for a schedule."""
+        found = self.predict_all(batch([schedule]))
+        return Prediction(float(found.us[0]), int(found.shared[0]), self.floor(), float(found.moved[0]))
+
+    def predict_all(self, schedules: Batch) -> Predictions:
+        """The predictions for a batch of schedules."""
+        return _Estimate(self, schedules).run()
+
+    def parallel(self, schedule: Schedule) -> bool:
+        """Whether the blocks of a schedule are worth more than one thread of a CPU."""
+        estimate = _Estimate(self, batch([schedule]))
+        return bool(estimate.parallel(estimate.task_us())[0])
+
+    def floor(self) -> float:
+        """The least time that the fragment can take."""
+        return floor_us(self.p, self.t, self.sizes)
+
+
+class _Estimate:
+    """The terms of the model for a batch of schedules. Numbers of elements are floats that hold integers."""
+
+    def __init__(self, model: CostModel, schedules: Batch) -> None:
+        self.m, self.t, self.g, self.axes, self.s = model, model.t, model.g, model.axes, schedules
+        self.extents, self.ones = model.extents, np.ones_like(schedules.loop)
+        self.counts: dict[tuple[frozenset[str], bool], Floats] = {}
+        self.blocks = self.ones
+        for a, t in schedules.tiles.items():
+            self.blocks = self.blocks * np.ceil(self.extents[a] / t)
+        self.steps = self.ones
+        if (loop := self.g.loop) is not None:
+            self.steps = np.ceil(schedules.tiles.get(loop, self.extents[loop] * self.ones) / schedules.loop)
+
+    def tile(self, axis: str, phase: str) -> Floats | float:
+        """Positions of an axis in a tile."""
+        if axis == self.g.loop and phase == BODY:
+            return self.s.loop
+        whole = float(-(-self.extents[axis] // 16) * 16)
+        if axis in self.s.tiles:
+            return np.minimum(self.s.tiles[axis], whole)
+        return float(self.extents[axis])
+
+    def elements(self, axes: frozenset[str], phase: str) -> Floats:
+        """Elements of a tile."""
+        key = (axes, phase == BODY)
+        if key not in self.counts:
+            found = self.ones
+            for a in sorted(axes):
+                found = found * self.tile(a, phase)
+            self.counts[key] = found
+        return self.counts[key]
+
+    def own(self, o: BlockOp) -> Floats:
+        """Elements of what an operator makes."""
+        return self.elements(self.axes[o.name], o.phase)
+
+    def read(self, o: BlockOp) -> Floats:
+        """Elements of what an operator with one operand reads."""
+        return self.elements(self.axes[o.inputs[0]], o.phase)
+
+    def kept(self, o: BlockOp) -> bool:
+        """Whether an elementwise value is a tile of its own, since others than one operator on the same axes read it."""
+        readers = [r for r in self.g.ops if o.name in r.inputs]
+        return len(readers) > 1 or any(self.axes[r.name] != self.axes[o.name] for r in readers if r.op == "thread")
+
+    def repeat(self, o: BlockOp) -> Floats:
+        """How often a block runs an operator."""
+        return self.steps if o.phase == BODY else self.ones
+
+    def run(self) -> Predictions:
+        """Time, memory and traffic."""
+        traffic = work = shared = fragment = 0.0 * self.ones
+        matrix: dict[str, Floats] = {}
+        for o in self.g.ops:
+            repeat, n = self.repeat(o), self.own(o)
+            if o.op == "load":
+                bytes_ = n * self.m.source[o.source_value or ""].dtype.bytes
+                traffic = traffic + bytes_ * repeat
+                if o.phase != BODY or self.t.kind == "cuda":  # on a CPU the loop reads tensors where they are stored
+                    shared = shared + bytes_ * (self.s.stages if o.phase == BODY else 1)
+            elif o.op == "contract":
+                size, depth = self.matrix(o)
+                name = o.dtype.name if o.dtype else "f32"
+                matrix[name] = matrix.get(name, 0.0) + 2.0 * size * depth * repeat
+                fragment = fragment + size
+            elif o.op == "thread" and o.thread is not None:
+                work = work + n * o.thread.flops() * repeat
+                if self.t.kind == "cpu" and self.kept(o):
+                    shared = shared + 4 * n
+            elif o.op in ("sum", "top"):
+                work = work + self.read(o) * repeat
+                shared = shared + 4 * n
+            elif o.op == "accum":
+                work = work + 0.5 * n * repeat
+        for o in self.m.staged:
+            n = self.own(o)
+            shared = shared + (2 * n if self.t.kind == "cuda" else 4 * n)
+            work = work + 2.0 * n * self.repeat(o)
+        if self.t.kind == "cpu":
+            shared = shared + 4 * fragment
+        exchange = 0.0
+        if self.g.split:  # shares are written once and read once by the last block
+            traffic = traffic + 8 * sum(self.own(o) for o in self.g.ops if o.op == "grid_sum")
+            exchange = EXCHANGE_US
+        if self.t.kind == "cpu":
+            us = self.cpu_time(shared)
+        else:
+            us = self.cuda_time(traffic, work, matrix, shared, fragment)
+        return Predictions(us + exchange, np.floor(shared), traffic * self.blocks)
+
+    def matrix(self, o: BlockOp) -> tuple[Floats, Floats]:
+        """(elements of the result with padding to whole matrices, depth)."""
+        over = frozenset(o.over)
+        x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
+        depth = self.elements(over, o.phase)
+        if self.t.kind == "cuda":
+            return np.ceil(x / 16) * 16 * (np.ceil(y / 16) * 16), np.ceil(depth / 16) * 16
+        return x * y, depth
+
+    # --- CPU ----------------------------------------------------------------------------------------------------------
+    def task_us(self) -> Floats:
+        """One block on one core: vector work, conversions of loaded operands, fixed time of every statement."""
+        t, seconds = self.t, 0.0 * self.ones
+        for o in self.g.ops:
+            repeat, n = self.repeat(o), self.own(o)
+            if o.op == "load":
+                half = self.m.source[o.source_value or ""].dtype.name != "f32" and o.name in self.m.contracted
+                seconds = seconds + repeat * n / t.special * (CONVERT_FLOPS if half else 0.2)
+                continue
+            seconds = seconds + repeat * STATEMENT_US * 1e-6
+            if o.op == "contract":
+                over = frozenset(o.over)
+                x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
+                rows = np.minimum(x, y)
+                few = rows <= STREAMED_ROWS
+                streamed, packed = rows / (rows + STREAMED_HALF), rows / (rows + PACKED_HALF)
+                rate = t.rate(o.dtype) * np.where(few, STREAMED_RATE * streamed, PACKED_RATE * packed)
+                depth = self.elements(over, o.phase)
+                seconds = seconds + repeat * 2.0 * x * y * depth / rate
+                spilled = few & (4 * x * y > FIRST_CACHE)
+                seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * SUM_SECONDS, 0.0)
+            elif o.op == "thread" and o.thread is not None:
+                seconds = seconds + repeat * n * o.thread.flops() / t.special
+            elif o.op in ("sum", "top"):
+                seconds = seconds + repeat * self.read(o) / t.special
+        return seconds * 1e6
+
+    def parallel(self, task: Floats) -> Bools:
+        """Whether blocks that take so long are worth more than one thread."""
+        return (self.blocks > 1) & (self.blocks * task > 2 * self.t.fork_us)
+
+    def segment(self, o: BlockOp) -> Floats:
+        """Bytes that lie side by side in what a load reads."""
+        source = self.m.reads[o.source_value or ""]
+        found, whole = self.ones * self.m.p.sources[source.source].dtype.bytes, self.ones > 0
+        for s in reversed(source.access):
+            extent = number(s.extent, self.m.sizes)
+            taken = self.ones * (1 if s.axis is None else np.minimum(self.tile(s.axis, o.phase), extent))
+            found = np.where(whole, found * taken, found)
+            whole = whole & (taken >= extent)
+        return found
+
+    def memory_us(self) -> Floats:
+        """All blocks' reads and writes on a CPU: what comes from memory, and what the caches give again."""
+        t, time, written = self.t, 0.0 * self.ones, 0.0
+        for o in self.g.ops:
+            if o.op != "load":
+                continue
+            source = self.m.source[o.source_value or ""]
+            total = self.own(o) * source.dtype.bytes * self.repeat(o) * self.blocks
+            first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * source.dtype.bytes)
+            segment = self.segment(o)
+            share = SCATTERED + (1 - SCATTERED) * segment / (segment + SEGMENT)
+            time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * CACHE_FACTOR)
+        for out in self.m.p.outputs:
+            written += math.prod(number(e, self.m.sizes) for e in out.dims) * out.dtype.bytes
+        return (time + written / t.bandwidth) * 1e6
+
+    def cpu_time(self, shared: Floats) -> Floats:
+        """Microseconds on a CPU."""
+        t, task = self.t, self.task_us()
+        slowed = task * np.where(shared <= t.shared_bytes / 2, 1.0, 2.0)
+        shares = t.fork_us + np.ceil(self.blocks / t.units) * slowed
+        time = np.where(self.parallel(task), shares, self.blocks * slowed)
+        memory = self.memory_us()
+        slowest: Floats = np.maximum(time, memory) + (1 - OVERLAP) * np.minimum(time, memory)
+        return t.launch_us + slowest
+
+    # --- CUDA ---------------------------------------------------------------------------------------------------------
+    def cuda_time(
+        self, traffic: Floats, work: Floats, matrix: Mapping[str, Floats], shared: Floats, fragment: Floats
+    ) -> Floats:
+        """Microseconds on a GPU."""
+        t, blocks, warps = self.t, self.blocks, self.s.warps
+        resident = np.minimum(t.shared_total // np.maximum(shared, 1), np.minimum(t.threads // (32 * warps), 8))
+        resident = np.maximum(1, resident)
+        waves = np.ceil(blocks / (t.units * resident))
+        used = np.minimum(1.0, blocks / t.units)
+        memory = self.m.once / t.bandwidth / np.maximum(used, 1e-9) ** 0.5 * 1e6
+        cache = traffic * blocks / (t.bandwidth * CACHE_FACTOR) / used * 1e6
+        compute = 0.0 * blocks
+        for name, f in matrix.items():
+            compute = compute + f * blocks / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY)
+        compute = (compute + work * blocks / t.special) / used * 1e6
+        barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
+        chain = waves * (t.latency_us + self.steps * (STEP_US / np.minimum(resident, 2) + 0.05 * barriers))
+        spill = np.where(fragment / (32 * warps) <= 128, 1.0, 4.0)
+        slowest: Floats = np.maximum(np.maximum(memory, cache), np.maximum(compute * spill, chain))
+        return t.launch_us + BLOCK_FACTOR * slowest
+
+
+def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
+    """Bytes of what a program reads and writes, each source once."""
+    extents = {a.name: number(a.extent, sizes) for a in program.axes}
+    total = 0.0
+    seen: set[int] = set()
+    for i in program.inputs:
+        if i.source not in seen:
+            seen.add(i.source)
+            read = math.prod(extents[a] for a in program.axes_of(i.name))
+            total += read * program.sources[i.source].dtype.bytes
+    for o in program.outputs:
+        total += math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes
+    return total
+
+
+def products(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> dict[str, float]:
+    """Multiply-adds of a program's contractions, times two, for each type in which it multiplies."""
+    extents = {a.name: number(a.extent, sizes) for a in program.axes}
+    flops: dict[str, float] = {}
+    for n in program.nodes:
+        if n.op == "contract":
+            axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
+            name = n.dtype.name if n.dtype else "f32"
+            flops[name] = flops.get(name, 0.0) + 2.0 * math.prod(extents[a] for a in axes)
+    return flops
+
+
+def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
+    """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
+    cores = target.units if target.kind == "cpu" else 1  # a CPU's rates are those of one core
+    compute = math.fsum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes).items())
+    return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
+
+
+def original_us(
+    program: Program, operators: int, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
+) -> float:
+    """What the original operators would cost one after the other: each reads and writes its tensors, each is launched."""
+    extents = {a.name: number(a.extent, sizes) for a in program.axes}
+
+    def size(v: str) -> int:
+        return math.prod(extents[a] for a in program.axes_of(v))
+
+    total = 0.0
+    for n in program.nodes:
+        if n.op in ("const", "iota", "extent"):
+            continue
+        moved = 4.0 * (size(n.name) + sum(size(i) for i in n.inputs))
+        time = moved / target.bandwidth
+        if n.op == "contract":
+            axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
+            flops = 2.0 * math.prod(extents[a] for a in axes)
+            if target.kind == "cpu":
+                work = flops / (target.library_rate(n.dtype) * target.units * LIBRARY_RATE)
+                time = time / LIBRARY_BANDWIDTH
+                time = max(time, work) + (1 - OVERLAP) * min(time, work)
+            else:
+                time = max(time, flops / (target.library_rate(n.dtype) * 0.8))
+        elif n.op in OPS:
+            time = max(time, size(n.name) * OPS[n.op].flops / target.special)
+        total += time * 1e6
+    return total + operators * target.kernel_us
+
+
+def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
+    """Axes that some contraction has in both operands and does not sum."""
+    axes = graph.axes_of(program)
+    found: set[str] = set()
+    for o in graph.ops:
+        if o.op == "contract":
+            found |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
+    return frozenset(found)
+
+
+def number(e: ex.Extent, sizes: Mapping[str, int] = MappingProxyType({})) -> int:
+    """An extent as a number for estimates; a symbol without a size counts as `TYPICAL`."""
+    return e if isinstance(e, int) else ex.value(e, {n: sizes.get(n, TYPICAL) for n in ex.names(e)})
+
+
+def _dtype(name: str) -> DType | None:
+    return DType(name, 0, "float")

@@ -1,0 +1,67 @@
+"""Schedules: the numbers with which a block graph becomes a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mirage_cli.errors import InvalidGraph
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Tile sizes of the grid axes, positions of the loop axis in an iteration (0 without a loop), warps of a block and
+    stages of the load pipeline (both 1 on the CPU); the engine that makes a kernel of them, and its own numbers."""
+
+    tiles: tuple[tuple[str, int], ...]
+    loop: int = 0
+    warps: int = 1
+    stages: int = 1
+    engine: str = "block"
+    numbers: tuple[tuple[str, int], ...] = ()
+
+    def number(self, name: str) -> int:
+        """A number of the engine's own."""
+        return dict(self.numbers)[name]
+
+    @property
+    def parts(self) -> int:
+        """Blocks that share a split loop of unknown length, each as many iterations; 0 where its tile says the length of a
+        share. The tile is a share of two iterations then, which the proof takes."""
+        return dict(self.numbers).get("parts", 0)
+
+    def tile(self, axis: str) -> int | None:
+        """The tile of a grid axis; None for an axis that blocks hold whole."""
+        return dict(self.tiles).get(axis)
+
+    def as_tiles(self) -> dict[str, int]:
+        """The form that the interpreter of muGraphs takes."""
+        return dict(self.tiles) | ({"loop": self.loop} if self.loop else {})
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON document that `schedule_from_json` reads back."""
+        data = {"tiles": dict(self.tiles), "loop": self.loop, "warps": self.warps, "stages": self.stages}
+        return data | ({"engine": self.engine, "numbers": dict(self.numbers)} if self.engine != "block" else {})
+
+    def validate(self, graph: BlockGraph) -> Schedule:
+        """The schedule itself. Raises InvalidGraph when it does not fit the block graph."""
+        sizes = dict(self.tiles)
+        if set(sizes) != set(graph.grid):
+            raise InvalidGraph(f"schedule tiles axes {sorted(sizes)}, the grid splits {sorted(graph.grid)}")
+        if any(t < 1 for t in sizes.values()) or self.loop < (1 if graph.loop else 0):
+            raise InvalidGraph(f"schedule has an empty tile: {self}")
+        return self
+
+
+def schedule_from_json(d: Mapping[str, Any]) -> Schedule:
+    """The inverse of `Schedule.to_json`."""
+    return Schedule(
+        tuple((a, int(t)) for a, t in d["tiles"].items()),
+        int(d["loop"]),
+        int(d["warps"]),
+        int(d["stages"]),
+        str(d.get("engine", "block")),
+        tuple((name, int(n)) for name, n in d.get("numbers", {}).items()),
+    )

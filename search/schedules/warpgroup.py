@@ -1,0 +1,348 @@
+"""Schedules of the engine `warpgroup`: block graphs with many rows on sm_90a, with predicted times.
+
+A graph suits when all its products stand in the loop, multiply 16-bit types and share an axis of rows of which a block
+takes at least 64. Its numbers (see `codegen/warpgroup/engine.py`): `cluster`, `band`, `turns`, `resident`, `ahead`, `kept`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from mirage_cli.errors import Refused
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import BF16, F16
+from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.ir.program import Input, Program
+from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, batch_axes, bytes_once, floor_us, number
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target
+
+PANEL = 64  #: positions of a contiguous axis come in multiples of this
+LEAST_ROWS = 64
+CHUNK = 8  #: elements of 16 bytes
+REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
+PRODUCER_REGISTERS = 40  #: of a thread of the warpgroup that brings tiles
+MOST_REGISTERS = 255
+SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
+AHEAD_REGISTERS = 24  #: the same, beside those, where products run ahead
+COLUMNS = (256, 192, 128, 64)
+STAGES = (6, 4, 3, 2)  #: the most that fit
+PARTS = (2, 4)  #: blocks that reduce together
+SHARES = {1: 0.9, 2: 1.0}  #: of the matrix rate that products of loaded tiles reach, for blocks that share operands
+DEEP_SHARE = 0.8  #: of that, where a consumer holds more than 64 rows, or is alone
+COMPUTED_SHARE = 0.68  #: of that, where the left operand is computed
+SCORE_US = 7.6e-5  #: one score on a multiprocessor: its exponential, maximum and sum
+MEET_US = 0.15  #: of an iteration with scores: what waits for what
+KEPT_US = 0.04  #: less, where left operands stay in registers
+FIXED_US = 1.5  #: of a unit beside its iterations
+EXCHANGE_US = 1.5  #: of blocks that reduce together
+CLUSTERS = {1: 132, 2: 66, 4: 30}  #: that fit at one time on 132 multiprocessors, by their blocks
+BARRIER_BYTES = 2048  #: of shared memory, beside tiles
+
+
+def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> str | None:
+    """The axis whose positions are the rows of all products: on one side of each of them, the other side being loaded,
+    and not what is contiguous in results. `single` are the axes of which a block holds one position."""
+    axes = graph.axes_of(program)
+    ops = {o.name: o for o in graph.ops}
+    shared: set[str] | None = None
+    for o in graph.ops:
+        if o.op != "contract":
+            continue
+        sides = set[str]()
+        for mine, other in (o.inputs, o.inputs[::-1]):
+            free = axes[mine] - set(o.over) - set(single)
+            if len(free) == 1 and ops[other].op == "load":
+                sides |= free
+        shared = sides if shared is None else shared & sides
+    contiguous = {_contiguous(program, k) for k, v in enumerate(graph.outputs) if len(axes[v] - set(single)) > 1}
+    return min((a for a in shared or () if a in graph.grid and a not in contiguous), default=None)
+
+
+def walk(program: Program, source: Input) -> tuple[int, list[tuple[str, Extent, Extent]]]:
+    """Where a value lies in its source: the first element; and axis, extent and elements between neighbours of each dimension
+    that is walked, innermost first. Raises Refused for a first element that depends on symbols."""
+    stride: Extent = 1
+    start, found = 0, list[tuple[str, Extent, Extent]]()
+    for s in reversed(source.access):
+        if s.offset:
+            moved = ex.product([stride, s.offset])
+            if not isinstance(moved, int):
+                raise Refused(f"{source.name} begins at a position that depends on symbols")
+            start += moved
+        extent = program.extent(s.axis) if s.axis is not None else 1
+        if s.axis is not None and extent != 1:
+            found.append((s.axis, extent, stride))
+        stride = ex.product([stride, s.extent])
+    return start, found
+
+
+def aligned(start: int, walked: Sequence[tuple[str, Extent, Extent]]) -> bool:
+    """Whether the first element and all rows begin at multiples of 16 bytes, as the copy engine needs it."""
+    factors = (s.factor if isinstance(s, Symbolic) else s for _, _, s in walked[1:])
+    return start % CHUNK == 0 and all(f % CHUNK == 0 for f in factors)
+
+
+def _brought(program: Program, value: str) -> bool:
+    """Whether the copy engine can bring tiles of a value."""
+    try:
+        return aligned(*walk(program, next(i for i in program.inputs if i.name == value)))
+    except Refused:
+        return False
+
+
+def _contiguous(program: Program, output: int) -> str | None:
+    """The innermost axis of an output."""
+    return next((s.axis for s in reversed(program.outputs[output].access) if s.extent != 1), None)
+
+
+def feeds(graph: BlockGraph) -> dict[str, bool]:
+    """For every product, whether it multiplies something computed of another one."""
+    ops = {o.name: o for o in graph.ops}
+
+    def multiplied(name: str) -> bool:
+        o = ops[name]
+        return o.op == "contract" or (o.phase == BODY and any(multiplied(i) for i in o.inputs))
+
+    return {o.name: any(multiplied(i) for i in o.inputs) for o in graph.ops if o.op == "contract"}
+
+
+def ranked(
+    program: Program,
+    graph: BlockGraph,
+    target: Target,
+    count: int,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    alone: bool = False,
+) -> list[Ranked]:
+    """The `count` best schedules of the engine for a block graph; none where it does not suit."""
+    contractions = [o for o in graph.ops if o.op == "contract"]
+    split = set(graph.split) - {graph.loop}
+    if target.name != "sm_90a" or split or graph.loop is None or not contractions:
+        return []
+    if graph.split and not isinstance(program.extent(graph.loop), int):
+        return []
+    if any(o.phase != BODY or o.dtype not in (F16, BF16) for o in contractions):
+        return []
+    batch = batch_axes(program, graph)
+    rows = rows_axis(program, graph, batch)
+    axes = graph.axes_of(program)
+    if any(o.op == "load" and o.phase != BODY and graph.loop in axes[o.name] for o in graph.ops):
+        return []
+    if rows is None or number(program.extent(rows), sizes) < LEAST_ROWS:
+        return []
+    if any(not axes[i] - frozenset(o.over) - batch for o in contractions for i in o.inputs):
+        return []  # a product with a vector
+    model = _Model(program, graph, target, rows, batch, sizes)
+    source = {i.name: program.sources[i.source].dtype for i in program.inputs}
+    if any(source[o.source_value or ""] not in (F16, BF16) for o in model.operands()):
+        return []
+    if not all(_brought(program, o.source_value or "") for o in model.operands()):
+        return []
+    small = _Model(program, graph, target, rows, batch, dict.fromkeys(program.symbols, SMALL))
+    made = []
+    for s in model.schedules():
+        prediction = model.predict(s)
+        score = math.sqrt(prediction.us * small.predict(s).us) if program.symbols and not alone else prediction.us
+        made.append(Ranked(s, prediction, score))
+    return sorted(made, key=lambda r: r.order)[:count]
+
+
+def schedule_us(
+    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
+) -> float:
+    """Microseconds of a schedule of the engine. Raises Refused where there is no axis of rows."""
+    batch = batch_axes(program, graph)
+    rows = rows_axis(program, graph, batch)
+    if rows is None:
+        raise Refused("products have no axis of rows in common")
+    return _Model(program, graph, target, rows, batch, sizes).predict(schedule).us
+
+
+class _Model:
+    def __init__(
+        self,
+        program: Program,
+        graph: BlockGraph,
+        target: Target,
+        rows: str,
+        batch: frozenset[str],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.p, self.g, self.t, self.rows, self.batch, self.sizes = program, graph, target, rows, batch, sizes
+        self.axes = graph.axes_of(program)
+        self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
+        self.ops = {o.name: o for o in graph.ops}
+        self.fed = feeds(graph)
+        self.late = any(self.fed.values())
+        self.contractions = [o for o in graph.ops if o.op == "contract"]
+        self.rate = target.rate(self.contractions[0].dtype)
+        self.once = bytes_once(program, sizes)
+        self.floor = floor_us(program, target, sizes)
+
+    # --- the space ----------------------------------------------------------------------------------------------------
+    def schedules(self) -> Iterator[Schedule]:
+        """Tiles, warps, stages and numbers that are worth a prediction."""
+        wide = [a for a in self.g.grid if a not in self.batch and a not in (self.rows, self.g.loop)]
+        options = [self.columns(a) for a in wide]
+        shapes = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (64, 1))
+        loops = (128, 64) if self.late else (64,)
+        for columns, (height, consumers), loop, parts in itertools.product(
+            itertools.product(*options), shapes, loops, PARTS if self.g.split else (1,)
+        ):
+            tiles = dict(zip(wide, columns, strict=True)) | {self.rows: height}
+            if self.g.split:
+                share = -(-self.extents[self.g.loop or ""] // (parts * loop)) * loop
+                if -(-self.extents[self.g.loop or ""] // share) != parts:
+                    continue
+                tiles[self.g.loop or ""] = share
+            ordered = tuple((a, tiles.get(a, 1)) for a in self.g.grid)
+            for numbers in self.numbers(consumers):
+                made = (Schedule(ordered, loop, 4 * (consumers + 1), n, "warpgroup", numbers) for n in STAGES)
+                fitting = (s for s in made if self.fits(s))
+                yield from itertools.islice(fitting, 1)
+
+    def columns(self, axis: str) -> list[int]:
+        """Positions of an axis of columns in a block: scores of an iteration are computed once, so attention takes all."""
+        whole = -(-self.extents[axis] // PANEL) * PANEL
+        if self.late:
+            return [min(whole, COLUMNS[0])]
+        return sorted({min(c, whole) for c in COLUMNS})
+
+    def numbers(self, consumers: int) -> Iterator[tuple[tuple[str, int], ...]]:
+        """Numbers of the engine for so many consumers. What has equal predictions is for measurements to tell apart."""
+
+        def made(
+            cluster: int, band: int, turns: int, resident: int, ahead: int, kept: int
+        ) -> tuple[tuple[str, int], ...]:
+            return (
+                ("cluster", cluster),
+                ("band", band),
+                ("turns", turns),
+                ("resident", resident),
+                ("ahead", ahead),
+                ("kept", kept),
+            )
+
+        clusters = (1,) if self.g.split else (2, 1)
+        if not self.late:
+            yield from (made(cluster, 16 // cluster, 0, 1, 0, 0) for cluster in clusters)
+            return
+        for kept in (1, 0) if self.keepable() else (0,):
+            yield made(1, 0, int(consumers > 1), 1, 0, kept)
+            yield made(1, 0, 0, 1, 1, kept)
+            if consumers == 1:
+                yield made(1, 0, 0, 2, 0, kept)
+            elif not self.g.split:
+                yield made(2, 0, 0, 1, 0, kept)
+
+    def left(self, contraction: BlockOp) -> str:
+        """The operand of a product that has the rows."""
+        first, second = contraction.inputs
+        return first if self.rows in self.axes[first] else second
+
+    def keepable(self) -> bool:
+        """Whether a left operand is loaded once, so that it could stay in registers."""
+        return any((o := self.ops[self.left(c)]).op == "load" and o.phase == PROLOGUE for c in self.contractions)
+
+    # --- sizes ----------------------------------------------------------------------------------------------------------
+    def size(self, axis: str, s: Schedule) -> int:
+        """Positions of an axis in a tile of an iteration."""
+        if axis == self.g.loop:
+            return s.loop
+        return s.tile(axis) or -(-self.extents[axis] // PANEL) * PANEL
+
+    def elements(self, axes: Collection[str], s: Schedule) -> int:
+        """Elements of a tile."""
+        return math.prod(self.size(a, s) for a in axes)
+
+    def operands(self) -> list[BlockOp]:
+        """The loads that products read, directly or through what is computed of them."""
+        names: dict[str, None] = {}
+
+        def visit(name: str) -> None:
+            o = self.ops[name]
+            if o.op == "load" and len(self.axes[name] - self.batch) > 1:
+                names[name] = None
+            elif o.op != "contract":
+                for i in o.inputs:
+                    visit(i)
+
+        for c in self.contractions:
+            for i in c.inputs:
+                visit(i)
+        return [self.ops[n] for n in names]
+
+    def fits(self, s: Schedule) -> bool:
+        """Whether shared memory and registers are enough."""
+        resident, consumers = s.number("resident"), s.warps // 4 - 1
+        registers = (REGISTERS // resident - PRODUCER_REGISTERS) // consumers // 8 * 8
+        held = self.fragments(s) + SPARE_REGISTERS + AHEAD_REGISTERS * s.number("ahead")
+        return self.shared(s) * resident <= self.t.shared_bytes and held <= min(registers, MOST_REGISTERS)
+
+    def fragments(self, s: Schedule) -> int:
+        """Registers of a consumer's thread that hold fragments: results of products, and left operands that are computed
+        (words of two elements)."""
+        total = 0
+        for o in self.contractions:
+            left = self.left(o)
+            threads = 128 * (s.warps // 4 - 1)
+            twice = 2 if s.number("ahead") and not self.fed[o.name] else 1
+            out = frozenset().union(*(self.axes[i] for i in o.inputs)) - frozenset(o.over) - self.batch
+            total += twice * self.elements(out, s) // threads
+            if self.ops[left].op != "load" or (self.ops[left].phase == PROLOGUE and s.number("kept")):
+                total += self.elements(self.axes[left] - self.batch, s) // (2 * threads)
+        return total
+
+    def shared(self, s: Schedule) -> int:
+        """Bytes of shared memory of a block."""
+        total = BARRIER_BYTES
+        for o in self.operands():
+            total += 2 * self.elements(self.axes[o.name], s) * (s.stages if o.phase == BODY else 1)
+        if self.g.split:
+            for o in self.g.ops:
+                if o.op in ("grid_sum", "grid_top"):  # numbers of rows are published by each of four lanes
+                    own = self.axes[o.name] - self.batch
+                    total += 4 * self.elements(own, s) * (4 if own == {self.rows} else 1)
+        return total
+
+    # --- time -----------------------------------------------------------------------------------------------------------
+    def predict(self, s: Schedule) -> Prediction:
+        """Microseconds: what the matrix units do, at the share of their rate that such tiles reach, in whole waves."""
+        cluster, resident, parts, steps = s.number("cluster"), s.number("resident"), 1, 1
+        loop, units = self.g.loop or "", 1
+        for a in self.g.grid:
+            if a == loop:
+                parts = -(-self.extents[a] // (s.tile(a) or 1))
+            else:
+                units *= -(-self.extents[a] // (self.size(a, s) * (cluster if a == self.rows else 1)))
+        steps = -(-(s.tile(loop) or self.extents[loop]) // s.loop)
+        together = cluster * parts
+        slots = CLUSTERS[together] * self.t.units * resident // CLUSTERS[1]
+        waves = -(-units // slots)
+        step = self.step(s) * resident
+        moved = sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
+        traffic = moved * steps * units * together
+        us = self.t.launch_us + waves * (steps * step + FIXED_US + (EXCHANGE_US if parts > 1 else 0.0))
+        us = max(us, self.once / self.t.bandwidth * 1e6)
+        return Prediction(us, self.shared(s), self.floor, float(traffic))
+
+    def step(self, s: Schedule) -> float:
+        """Microseconds of an iteration on a multiprocessor of its own: products, or what is computed of scores beside them."""
+        flops = 0.0
+        for c in self.contractions:
+            axes = frozenset(c.over).union(*(self.axes[i] for i in c.inputs))
+            flops += 2.0 * self.elements(axes - self.batch, s)
+        us = flops / (self.rate / self.t.units) * 1e6
+        if self.late:
+            scores = sum(self.elements({self.rows, self.g.loop or ""}, s) for c in self.contractions) / 2
+            return max(us, scores * SCORE_US) + MEET_US - KEPT_US * s.number("kept")
+        computed = any(self.ops[i].op != "load" for c in self.contractions for i in c.inputs)
+        consumers = s.warps // 4 - 1
+        deep = consumers == 1 or self.size(self.rows, s) > LEAST_ROWS * consumers
+        us /= SHARES[s.number("cluster")]
+        return us / (COMPUTED_SHARE if computed else 1.0) / (DEEP_SHARE if deep else 1.0)

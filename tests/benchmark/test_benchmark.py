@@ -1,0 +1,346 @@
+"""`mirage bench` on output folders: what is measured, and that wrong answers are never timed. Speed is not judged here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from mirage_cli.benchmark import benchmark, rows
+from mirage_cli.benchmark.benchmark import BenchOptions, bench_folder
+from mirage_cli.errors import ModelError, ToolMissing, UsageError
+from mirage_cli.files import output
+from mirage_cli.machine import devices
+from mirage_cli.measurement.contestant import Place
+from mirage_cli.measurement.timing import Effort
+from mirage_cli.optimization import fragment_models, fragment_times, pipeline
+from mirage_cli.optimization.pipeline import Silent
+from mirage_cli.options.options import Options
+from mirage_cli.report import reader
+from mirage_cli.runtime import sessions
+from tests.optimized import Optimized, sample
+
+SAMPLE = "rmsnorm_linear_fp32"
+QUICK = BenchOptions(cpu=True, runs=2, threads=1)
+GPU = devices.Device(0, "GPU-1", "NVIDIA H200", "580.65.06", "9.0", "143771 MiB")
+
+
+def edit_report(folder: Path, **model: Any) -> None:
+    path = folder / "report.json"
+    data = json.loads(path.read_text())
+    data["model"] |= model
+    path.write_text(json.dumps(data))
+
+
+# ---- a whole run -----------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_compared_and_timed(optimized: Optimized) -> None:
+    folder = optimized(SAMPLE)
+    report = json.loads((folder / "report.json").read_text())["fragments"][0]
+    found = bench_folder(folder, QUICK)
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert not found.wrong
+    assert data["device"] == devices.processor()
+    (fragment,) = data["fragments"]
+    assert (fragment["id"], fragment["name"]) == (report["id"], report["name"])
+    assert (fragment["predicted_us"], fragment["floor_us"]) == (report["predicted_us"], report["floor_us"])
+    assert sorted(fragment["inputs"]) == ["f32[48, 40]", "f32[5, 48]"]
+    for part in (fragment, data["model"]):
+        original, ours = part["contestants"]
+        assert (original["name"], ours["name"]) == ("original", "mirage")
+        assert ours["relative_error"] < 1e-5
+        for row in (original, ours):
+            assert row["us"]["samples"] == 2
+            assert 0 < row["us"]["q1"] <= row["us"]["median"] <= row["us"]["q3"]
+        assert part["speedup"]["median"] > 0
+    (row,) = fragment["measured"]
+    assert row == {
+        "device": data["device"],
+        "original_us": fragment["contestants"][0]["us"]["median"],
+        "mirage_us": fragment["contestants"][1]["us"]["median"],
+        "peers": {},
+    }
+    assert Path(data["model"]["original"]) == sample(SAMPLE)
+
+
+def test_times_are_put_into_the_report(copied: Optimized) -> None:
+    folder = copied(SAMPLE)
+    before, files = reader.read(folder), sorted(p.name for p in folder.parent.iterdir())
+    notes = [folder / "README", folder / "mugraphs" / "notes.json"]  # the user's own, which stay
+    for path in notes:
+        path.write_text("mine")
+    for _ in range(2):  # what a device measured before is replaced
+        found = bench_folder(folder, replace(QUICK, record=True))
+    assert found.notes == (f"recorded in {folder}/report.json and {folder}/report.html",)
+    after = reader.read(folder)
+    (row,) = after["fragments"][0].pop("measured")
+    (measured,) = found.to_json()["fragments"][0]["measured"]
+    assert row == measured | {"target": "cpu", "inputs": ["f32[5, 48]", "f32[48, 40]"]}
+    assert before["fragments"][0].pop("measured") == []
+    assert after == before, "nothing else is changed"
+    assert sorted(p.name for p in folder.parent.iterdir()) == files, "nothing is left beside the folder"
+    assert [path.read_text() for path in notes] == ["mine", "mine"]
+    with pytest.raises(UsageError, match="files that mirage did not write"):
+        output.check_target(folder)
+    page = (folder / "report.html").read_text()
+    assert f">measured on {devices.processor()}<" in page, "without sizes: they are those of the report"
+    assert "mirage, measured on" in page, "on the roofline too"
+    assert f"mirage optimize {sample(SAMPLE)} -o {folder}" in page
+
+
+def test_the_table_names_fragments_and_times(optimized: Optimized) -> None:
+    found = bench_folder(optimized(SAMPLE), QUICK)
+    text = found.text()
+    lines = text.splitlines()
+    head = next(line for line in lines if line.startswith("us for one call"))
+    assert head.split()[4:] == ["places", "original", "mirage", "speedup", "predicted", "floor"]
+    row = next(line for line in lines if line.startswith(f"norm_linear {found.fragments[0].id}"))
+    assert f"{found.fragments[0].comparison.speedup.median:.2f}" in row  # type: ignore[union-attr]
+    assert any(line.startswith("whole model") for line in lines)
+    assert "torch: not compared" in text
+
+
+def test_steps_are_told(optimized: Optimized) -> None:
+    told: list[str] = []
+
+    class Progress(Silent):
+        def stage(self, name: str, total: int) -> None:
+            told.append(f"{name} {total}")
+
+        def step(self, text: str) -> None:
+            told.append(text)
+
+    bench_folder(optimized(SAMPLE), QUICK, Progress())
+    assert told == ["measure 2", "norm_linear", "whole model"]
+
+
+# ---- the original side -----------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_gives_other_answers_is_not_timed(copied: Optimized) -> None:
+    """The function beside the operator is changed, so the library's kernel is the one that differs; the whole model is
+    compared with the original file, which still agrees."""
+    folder = copied(SAMPLE)
+    model = onnx.load(folder / "model.onnx")
+    (division,) = [n for n in model.functions[0].node if n.op_type == "Div"]
+    division.op_type = "Mul"
+    onnx.save(model, folder / "model.onnx")
+    found = bench_folder(folder, QUICK)
+    entry = found.fragments[0].comparison.entry("mirage")
+    assert found.wrong
+    assert entry.us is None
+    assert entry.problem.startswith("wrong: output 'out0_0'")
+    assert "mirage: wrong" in found.text()
+    assert found.model.entry("mirage").us is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"), [({"path": "/nowhere/model.onnx"}, "is not there"), ({"sha256": "0" * 64}, "has changed")]
+)
+def test_an_original_that_is_gone(copied: Optimized, model: dict[str, str], problem: str) -> None:
+    folder = copied(SAMPLE)
+    edit_report(folder, **model)
+    found = bench_folder(folder, QUICK)
+    assert found.original.startswith(f"{folder / 'model.onnx'} without its library")
+    assert problem in found.original
+    assert not found.wrong
+    assert found.model.speedup is not None
+
+
+def test_external_data_of_the_original_counts(copied: Optimized) -> None:
+    folder = copied(SAMPLE)
+    edit_report(folder, external_data={"weights.bin": "0" * 64})
+    _, note = rows.original_model(folder, reader.read(folder))
+    assert "is not there" in note
+
+
+def test_nothing_was_replaced(copied: Optimized) -> None:
+    """A folder without fragments holds a copy of the model and no library."""
+    folder = copied(SAMPLE)
+    data = json.loads((folder / "report.json").read_text())
+    data["fragments"][0]["status"], data["fragments"][0]["mugraph"]["file"] = "kept", None
+    (folder / "report.json").write_text(json.dumps(data))
+    (folder / "libmirage.so").unlink()
+    shutil.copy(sample(SAMPLE), folder / "model.onnx")
+    found = bench_folder(folder, QUICK)
+    assert found.fragments == ()
+    assert found.model.entry("mirage").error == 0.0
+
+
+# ---- folders that cannot be read -------------------------------------------------------------------------------------
+
+
+def test_not_an_output_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"found no report\.json"):
+        bench_folder(tmp_path, QUICK)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model": {}, "fragments": []}', '{"model": 3, "fragments": 4}'])
+def test_a_damaged_report(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(ModelError, match=r"report\.json"):
+        bench_folder(tmp_path, QUICK)
+
+
+def test_damaged_parts(copied: Optimized) -> None:
+    folder = copied(SAMPLE)
+    (mugraph,) = (folder / "mugraphs").glob("*.json")
+    mugraph.write_text("{}")
+    with pytest.raises(ModelError, match=f"{mugraph.name}: expected an entry at id, found none"):
+        bench_folder(folder, QUICK)
+    (folder / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(ModelError, match=r"model\.onnx"):
+        bench_folder(folder, QUICK)
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, providers: tuple[str, ...], gpus: list[devices.Device]) -> None:
+    monkeypatch.setattr(sessions, "providers", lambda: providers)
+    monkeypatch.setattr(devices, "devices", lambda: gpus)
+
+
+@pytest.mark.parametrize(
+    ("providers", "gpus", "has_cuda", "wanted"),
+    [
+        (("cpu", "cuda"), [GPU], True, "cuda"),
+        (("cpu",), [GPU], True, "cpu"),
+        (("cpu", "cuda"), [], True, "cpu"),
+        (("cpu", "cuda"), [GPU], False, "cpu"),
+    ],
+)
+def test_the_default_place(
+    monkeypatch: pytest.MonkeyPatch, providers: tuple[str, ...], gpus: list[Any], has_cuda: bool, wanted: str
+) -> None:
+    machine(monkeypatch, providers, gpus)
+    assert benchmark.choose_place(BenchOptions(threads=3), has_cuda) == Place(wanted, 0, 3)
+    assert benchmark.choose_place(BenchOptions(cpu=True), has_cuda).provider == "cpu"
+
+
+def test_a_gpu_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, ("cpu",), [GPU])
+    with pytest.raises(ToolMissing) as caught:
+        benchmark.choose_place(BenchOptions(gpu=0), True)
+    assert caught.value.hint == sessions.CUDA_PROVIDER_COMMAND
+    machine(monkeypatch, ("cpu", "cuda"), [])
+    with pytest.raises(ToolMissing, match="no NVIDIA GPU"):
+        benchmark.choose_place(BenchOptions(gpu=0), True)
+    machine(monkeypatch, ("cpu", "cuda"), [GPU])
+    with pytest.raises(UsageError, match="no GPU 1"):
+        benchmark.choose_place(BenchOptions(gpu=1), True)
+    with pytest.raises(UsageError, match="no CUDA kernels"):
+        benchmark.choose_place(BenchOptions(gpu=0), False)
+    with pytest.raises(UsageError, match="exclude"):
+        benchmark.choose_place(BenchOptions(gpu=0, cpu=True), True)
+    assert benchmark.choose_place(BenchOptions(gpu=0), True) == Place("cuda", 0)
+
+
+def dynamic() -> onnx.ModelProto:
+    return onnx.load(sample("llama_dynamic_fp32"), load_external_data=False)
+
+
+def shapes(options: BenchOptions) -> list[dict[str, tuple[int, ...]]]:
+    return [{n: a.shape for n, a in s.items()} for s in rows.input_sets(dynamic(), options, 1 << 20)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        BenchOptions(dim=("batch=3", "sequence=2:7:9")),
+        BenchOptions(shape=("input_ids=3x7",)),
+        BenchOptions(shape=("input_ids=3x7", "attention_mask=3x7")),
+        BenchOptions(dim=("batch=3",), shape=("input_ids=3x7",)),
+    ],
+)
+def test_sizes_of_inputs(options: BenchOptions) -> None:
+    found = shapes(options)
+    assert len(found) == rows.MAX_SETS
+    assert all(s == {"input_ids": (3, 7), "attention_mask": (3, 7)} for s in found)
+
+
+def test_sets_have_different_values_and_do_not_exceed_the_cache_by_far() -> None:
+    model = onnx.load(sample(SAMPLE))
+    sets = rows.input_sets(model, BenchOptions(), 1 << 20)
+    assert not np.array_equal(sets[0]["x"], sets[1]["x"])
+    assert len(rows.input_sets(model, BenchOptions(), 1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (BenchOptions(dim=("length=3",)), "no such symbol"),
+        (BenchOptions(shape=("ids=3x7",)), "no such input"),
+        (BenchOptions(shape=("input_ids=3x7x2",)), "model's input is"),
+        (BenchOptions(shape=("input_ids=3x7", "attention_mask=3x8")), "model's input is"),
+        (BenchOptions(dim=("batch=2",), shape=("input_ids=3x7",)), "model's input is 2x7"),
+    ],
+)
+def test_sizes_that_do_not_fit(options: BenchOptions, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        shapes(options)
+
+
+# ---- for optimize --gpu ----------------------------------------------------------------------------------------------
+
+
+def planned(cache: Path) -> tuple[str, fragment_models.FragmentModel]:
+    """The sample's fragment as it is in a run of `optimize` that has not patched the model yet."""
+    run = pipeline.Run(str(sample(SAMPLE)), Options(target=("cpu",), force=True, jobs=1, cache=str(cache)), Silent())
+    run.read()
+    run.plan()
+    (work,) = run.chosen
+    return work.id, fragment_models.from_work(run.imported, work, {})
+
+
+def test_fragments_of_a_run_are_measured_before_patching(optimized: Optimized, cache: Path) -> None:
+    """The library of an earlier run of the same model holds the same operator."""
+    identifier, fragment = planned(cache)
+    told: list[str] = []
+    found = fragment_times.measure_fragments(
+        {identifier: fragment}, optimized(SAMPLE) / "libmirage.so", Place(threads=1), Effort(runs=2), step=told.append
+    )
+    comparison = found[identifier]
+    assert told == [fragment.spec.op_type]
+    assert [e.problem for e in comparison.entries] == ["", ""]
+    assert comparison.entry("mirage").error is not None
+    assert isinstance(comparison.faster, bool)
+    assert comparison.measured("cpu")["mirage_us"] > 0
+
+
+def test_a_fragment_that_cannot_be_measured_is_not_faster(tmp_path: Path, cache: Path) -> None:
+    identifier, fragment = planned(cache)
+    found = fragment_times.measure_fragments(
+        {identifier: fragment}, tmp_path / "missing.so", Place(threads=1), Effort(runs=1)
+    )
+    assert not found[identifier].faster
+    assert found[identifier].entry("mirage").problem.startswith("failed: there is no library")
+    assert found[identifier].measured("cpu")["mirage_us"] is None
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.nvcc
+@pytest.mark.skipif(
+    "cuda" not in sessions.providers() or not devices.devices() or shutil.which("nvcc") is None,
+    reason="needs a GPU, onnxruntime with CUDA, and nvcc",
+)
+@pytest.mark.parametrize("name", [SAMPLE, "gqa_fp16"])
+def test_on_a_gpu(name: str, tmp_path: Path, cache: Path) -> None:
+    options = Options(force=True, arch=("native",), jobs=2, cache=str(cache))
+    pipeline.optimize(str(sample(name)), tmp_path / "out", options)
+    found = bench_folder(tmp_path / "out", BenchOptions(gpu=0, runs=3))
+    assert not found.wrong
+    assert found.device == devices.device(0).name
+    for comparison in (*(r.comparison for r in found.fragments), found.model):
+        assert [e.problem for e in comparison.entries] == ["", ""]
+    assert found.fragments[0].comparison.graph

@@ -1,0 +1,302 @@
+"""The engine `strip`: in the emulator (right answers, nothing read or written outside of tiles and tensors, no barrier
+missing, dependent launches and clusters as the hardware wants them), under nvcc, as golden text, and what it refuses.
+
+MIRAGE_MANY=N draws N kernels of every program, and 10 N of random ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mirage_cli.backends import toolchain
+from mirage_cli.codegen.printers import render
+from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import program_from_json
+from mirage_cli.runtime.sessions import numpy_type
+from mirage_cli.search.mugraph.mugraph import graph_from_json, graph_to_json
+from mirage_cli.search.schedules import strip_cost
+from mirage_cli.search.schedules.schedule import Schedule, schedule_from_json
+from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.search import Searcher, SearchOptions
+from tests.codegen import gains, kernels
+from tests.codegen.kernels import Case, single
+from tests.codegen.programs import ROWS, program
+from tests.codegen.strip_programs import (
+    FULL_SIZE,
+    HOPPER,
+    NAMED,
+    TRIES,
+    WATCHED,
+    block_graphs,
+    drawn,
+    random_strip,
+    shared_case,
+    strip_cases,
+)
+
+LAZY, BACKWARDS = "l", "b"
+EDGES = 9  #: inputs at the edges of numbers for each of some kernels
+MANY = int(os.environ.get("MIRAGE_MANY", "0"))
+GOLDEN = Path(__file__).parents[1] / "golden"
+WAITS = (r"wait_together<GROUP>\(1 \+ group\)", r"__syncthreads\(\)", r"cluster_\w+\(\)", r"copy_wait<\d+>\(\)")
+LEAST = -(2.0 - 2.0**-7) * 2.0**127  #: of bfloat16
+WAIT = re.compile(rf"^ *((?:{'|'.join(WAITS)}|wait_for_earlier\(\));)$", re.M)
+
+
+def _drawn(count: int, first: int = 0) -> Iterator[Case]:
+    for k, (name, build) in enumerate(NAMED.items()):
+        p = program(build, (F16, BF16, F32)[(k + first) % 3])
+        yield from strip_cases(f"{name}of{first}", p, "sm_90a", count, k + first, block_graphs(p))
+
+
+def _random(seeds: Sequence[int]) -> Iterator[Case]:
+    for seed in seeds:
+        build, dtype = random_strip(seed)
+        p = program(build, dtype)
+        yield from strip_cases(f"random{seed}of", p, "sm_90a", 1, seed, block_graphs(p))
+
+
+def _problems(
+    found: Sequence[Case], folder: Path, separate: bool, modes: Sequence[str], gained: Sequence[Case] = ()
+) -> list[str]:
+    flags = [*kernels.EMULATOR_FLAGS, *(kernels.ADDRESSES if separate else ())]
+    texts = {c.name: kernels.emulated(c, separate) for c in (*found, *gained)}
+    harness = kernels.build(texts, folder, flags, cuda=True)
+    edges = [] if separate else kernels.edges(harness, found[::6], LAZY, EDGES)
+    edges += [f"{c.name}: {x}" for c in gained if (x := gains.problem(harness, c))]
+    return [x for mode in modes for x in kernels.run(harness, found, mode)] + edges
+
+
+@pytest.fixture(scope="module")
+def all_cases() -> list[Case]:
+    return [*_drawn(1), shared_case("of", program(NAMED["long_attention"], F16), 3, 1)]
+
+
+# --- answers --------------------------------------------------------------------------------------------------------------
+def test_strips_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
+    """Tiles lie in the ring, and what groups merge lies where it was."""
+    assert {c.name.rpartition("of")[0] for c in all_cases} == {*NAMED, ""}
+    assert {bool(c.graph.kernels[0].block.split) for c in all_cases} == {False, True}
+    assert _problems(all_cases, tmp_path, False, (LAZY, BACKWARDS), [gains.strip()]) == []
+
+
+def test_strips_keep_to_their_tiles(all_cases: list[Case], tmp_path: Path) -> None:
+    """Every buffer lies alone between bytes that nobody may touch; a sixth of the kernels."""
+    assert _problems(all_cases[::6], tmp_path, True, (LAZY,)) == []
+
+
+@pytest.mark.skipif(not MANY, reason="MIRAGE_MANY is not set")
+def test_many_strips(tmp_path: Path) -> None:
+    found = [*_drawn(MANY, 1), *_random(range(10 * MANY))]
+    assert _problems(found, tmp_path / "together", False, (LAZY, BACKWARDS)) == []
+    assert _problems(found, tmp_path / "apart", True, (LAZY, BACKWARDS)) == []
+
+
+def test_rows_without_any_key(tmp_path: Path) -> None:
+    """Rows whose every score is -inf, or the least number of the type, and a score that hides all others."""
+    p = program(NAMED["additive"], BF16)
+    found = [*strip_cases("masked", p, "sm_90a", 2, 5, block_graphs(p))]
+    assert len(found) == 2
+    harness = kernels.build(
+        {c.name: kernels.emulated(c, False) for c in found}, tmp_path, kernels.EMULATOR_FLAGS, cuda=True
+    )
+    for case in found:
+        arrays = case.inputs()
+        (k,) = [k for k, a in enumerate(arrays) if a.shape == (5, 72)]
+        arrays[k] = _hard_mask(arrays[k])
+        results = kernels.call(harness, case, arrays, LAZY)
+        assert not isinstance(results, str), results
+        assert case.problem(results, arrays) == ""
+
+
+def _hard_mask(mask: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Rows: all -inf; all the least number; a large one but for one key; -inf but for the last key; all a large one."""
+    rows = mask.astype(np.float64)
+    rows[0], rows[1], rows[2], rows[3], rows[4] = -np.inf, LEAST, -1e9, -np.inf, -1e9
+    rows[2, 40], rows[3, 71] = 1.0, 2.0
+    return rows.astype(numpy_type(BF16))
+
+
+# --- waits ----------------------------------------------------------------------------------------------------------------
+def test_a_wait_that_is_missing_is_found(tmp_path: Path) -> None:
+    """Barriers of groups, blocks and clusters, copies that are waited for, the work in front of the kernel."""
+    found = {name: _kept(name) for name in WATCHED}
+    texts, waits = {}, {}
+    for name, case in found.items():
+        texts[name], waits[name] = _numbered(kernels.emulated(case, False))
+    harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
+    for name, case in found.items():
+        assert kernels.run(harness, [case], LAZY) == kernels.run(harness, [case], BACKWARDS) == []
+        for k, wait in enumerate(waits[name]):
+            modes = (f"{LAZY}{k}", f"{BACKWARDS}{k}")
+            assert any(kernels.run(harness, [case], m) for m in modes), f"{name} without {wait}, the {k}th"
+    assert all(any(re.match(kind, w) for own in waits.values() for w in own) for kind in WAITS)
+
+
+def _numbered(text: str) -> tuple[str, list[str]]:
+    """A source whose waits the harness can leave out, and these."""
+    found: list[str] = []
+
+    def numbered(m: re.Match[str]) -> str:
+        found.append(m[1])
+        return f"if (emulator::machine.skipped != {len(found) - 1}) {m[1]}"
+
+    return WAIT.sub(numbered, text), found
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------------
+def test_what_strips_refuse() -> None:
+    p = program(NAMED["linear"], F16)
+    whole, split = (next(b for b in block_graphs(p) if bool(b.split) == parted) for parted in (False, True))
+    good = Schedule((("a", 8), ("b", 16)), 16, 4, 2, "strip", (("members", 1),))
+    assert Case("x", p, single(p, whole), (good,), HOPPER).renders()
+    parts = replace(good, tiles=(*good.tiles, ("c", 48)))
+    assert Case("x", p, single(p, split), (parts,), HOPPER).renders()
+    with pytest.raises(Refused, match="4 warps are no groups of 3"):
+        Case("x", p, single(p, whole), (replace(good, numbers=(("members", 3),)),), HOPPER).render()
+    with pytest.raises(Refused, match=r"tiles of x. are not aligned to 16 bytes"):
+        Case("x", p, single(p, whole), (replace(good, tiles=(("a", 8), ("b", 12))),), HOPPER).render()
+    with pytest.raises(Refused, match="bytes of shared memory"):
+        Case("x", p, single(p, whole), (replace(good, loop=128, stages=99),), HOPPER).render()
+    with pytest.raises(Refused, match="1 blocks would make a cluster"):
+        alone = replace(parts, tiles=(*good.tiles, ("c", 144)))
+        Case("x", p, single(p, split), (alone,), HOPPER).render()
+    with pytest.raises(Refused, match="sm_80 has no clusters"):
+        Case("x", p, single(p, split), (parts,), load_target("sm_80")).render()
+
+
+@pytest.mark.parametrize("name", ["rms_gain", "lora", "causal", "grouped"])
+def test_what_is_ranked_is_made(name: str) -> None:
+    """Nearly all schedules that the cost model is asked about suit the engine."""
+    p = program(NAMED[name], F16)
+    ranked = [(b, r.schedule) for b in block_graphs(p) for r in strip_cost.ranked(p, b, HOPPER, 2)]
+    made = [b for b, schedule in ranked if Case("x", p, single(p, b), (schedule,), HOPPER).renders()]
+    assert ranked and len(made) > 0.75 * len(ranked)
+
+
+# --- text -----------------------------------------------------------------------------------------------------------------
+KEPT = GOLDEN / "strip.json"  #: programs with their muGraphs and schedules, so that the search does not matter here
+
+
+def _write_kept() -> None:
+    """The cases of the golden texts, and those whose waits are left out: two groups of two warps (of four, where warps share
+    columns), the least ring, a few iterations, and work behind the loop for several warps."""
+    data = {}
+    for name, build in {"golden": NAMED["grouped_qknorm"], **WATCHED}.items():
+        numbers = (("members", 2), *((("across", 2),) if name == "across" else ()))
+        p, random = program(build, F16), np.random.default_rng(3)
+        graphs = [b for b in block_graphs(p) if bool(b.split) == (name != "gain")]
+        for _ in range(TRIES):
+            block = graphs[int(random.integers(len(graphs)))]
+            s = drawn(p, block, random)
+            tiles = tuple((a, n if n == 1 or a in block.split else 24) for a, n in s.tiles)
+            s = replace(s, tiles=tiles, warps=2 * math.prod(n for _, n in numbers), stages=2, numbers=numbers)
+            turns = s.tile(block.loop or "") if block.loop in block.split else p.extent(block.loop or "")
+            case = Case(name, p, single(p, block), (s,), HOPPER)
+            if isinstance(turns, int) and turns >= (3 if name in WATCHED else 1) * s.loop and case.renders():
+                data[name] = [p.to_json(), graph_to_json(case.graph), s.to_json()]
+                break
+    KEPT.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(d)}" for k, d in data.items()) + "\n}\n")
+
+
+def _kept(name: str) -> Case:
+    if os.environ.get("MIRAGE_GOLDEN") and not KEPT.exists():
+        _write_kept()
+    fragment, graph, schedule = json.loads(KEPT.read_text())[name]
+    return Case(name, program_from_json(fragment), graph_from_json(graph), (schedule_from_json(schedule),), HOPPER)
+
+
+@pytest.mark.parametrize(("kept", "file"), [("golden", "strip"), ("across", "strip_across")])
+def test_text_is_as_it_was(kept: str, file: str) -> None:
+    """As it is kept in golden/; MIRAGE_GOLDEN=1 writes it anew, of the muGraph that is kept there."""
+    rendered = _kept(kept).render()
+    for name, text in ((f"{file}.cu", rendered.text), (f"{file}.txt", rendered.tiles[0].text() + "\n")):
+        if os.environ.get("MIRAGE_GOLDEN"):
+            (GOLDEN / name).write_text(text)
+        assert text == (GOLDEN / name).read_text(), f"{name} differs; MIRAGE_GOLDEN=1 accepts the new text"
+
+
+@pytest.mark.parametrize("name", ["rms_gain", "mixed", "converted", "chosen"])
+def test_computed_tiles_are_made_of_tiles(name: str) -> None:
+    """All that an operand is computed from is copied ahead to the ring and read by whole chunks."""
+    p = program(NAMED[name], F16)
+    ranked = [(b, r.schedule) for b in block_graphs(p) if not b.split for r in strip_cost.ranked(p, b, HOPPER, 1)]
+    texts = [Case("x", p, single(p, b), (s,), HOPPER).render().text for b, s in ranked]
+    for text in texts:
+        body = text[text.index("const int free") : text.index("copy_wait<0>()")]
+        assert "tile_floats" in body and "put_vector" in body
+        assert not re.search(r"to_float\(x\d", body)
+    assert texts
+
+
+# --- nvcc -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.nvcc
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_strips_compile_without_spills(target: str, tmp_path: Path) -> None:
+    try:
+        nvcc = toolchain.find_nvcc()
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    found = [*_full_size(target)]
+    assert len(found) == len(FULL_SIZE)
+    texts = [c.render().text for c in found]
+    headers = {h: None for text in texts for h in re.findall(r'#include ".*"', text)}
+    parts = [f"namespace of_{c.name} {{\n{text}\n}}" for c, text in zip(found, texts, strict=True)]
+    (tmp_path / "all.cu").write_text("\n".join([*headers, *parts]))
+    command = [*nvcc.command, *nvcc.compile_flags, "-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v"]
+    command += ["-arch", target, f"-I{render.include_dir()}", "-c", "all.cu", "-o", "all.o"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:8000]
+    assert len(re.findall(r"Used \d+ registers", done.stderr)) == len(found)
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", done.stderr)) == {"0"}
+
+
+def _full_size(target: str) -> Iterator[Case]:
+    """The schedules that the cost model likes best."""
+    machine = load_target(target)
+    for name, build in FULL_SIZE.items():
+        p = program(build, F16)
+        graphs = [b for b in block_graphs(p) if machine.clusters or not b.split]
+        ranks = [(r.order, n, b, r.schedule) for n, b in enumerate(graphs) for r in strip_cost.ranked(p, b, machine, 2)]
+        for _, _, block, schedule in sorted(ranks, key=lambda r: r[:2]):
+            case = Case(name, p, single(p, block), (schedule,), machine)
+            if case.renders():
+                yield case
+                break
+
+
+def test_a_product_of_sums_has_predicted_times() -> None:
+    """Nothing is copied in stages there: what is multiplied is computed of what is read."""
+
+    def sums(g: Graph, t: DType) -> Sequence[int]:
+        a, b = (g.reduce("sum", g.input(n, s, t), [1]) for n, s in (("x", (3, 7, 31)), ("y", (31, 5, 33))))
+        return [compose.matmul(g, g.reshape(a, (3, 31)), g.reshape(b, (31, 33)))]
+
+    found = Searcher(SearchOptions()).search(program(sums, F32), HOPPER).candidates
+    assert found and all(c.predicted_us > 0 for c in found)
+
+
+def test_what_is_computed_of_rows_that_are_not_aligned_is_left_to_other_engines() -> None:
+    """Strips took the places of all candidates, and none could be rendered."""
+
+    def build(g: Graph, t: DType) -> list[int]:
+        x, y = (g.map("sigmoid", g.input(name, (ROWS, 2), t)) for name in "xy")
+        return [compose.matmul(g, g.transpose(x, (1, 0)), y)]
+
+    p = program(build, BF16)
+    found = list(Searcher(SearchOptions(candidates=2)).search(p, load_target("sm_90a")).candidates)
+    assert found and all(Case("narrow", p, c.graph, c.schedules, load_target("sm_90a")).renders() for c in found)

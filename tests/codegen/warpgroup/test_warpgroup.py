@@ -1,0 +1,288 @@
+"""The engine `warpgroup`: what it takes and refuses, the boxes of its tiles, its text, and what nvcc says of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mirage_cli.backends import toolchain
+from mirage_cli.codegen.printers import render
+from mirage_cli.codegen.source import source
+from mirage_cli.codegen.warpgroup.boxes import tensor_map
+from mirage_cli.codegen.warpgroup.plan import Plan, plan
+from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.schedules import warpgroup
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.search import Searcher, SearchOptions
+from tests.codegen.kernels import single
+from tests.codegen.programs import Build, program
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "warpgroup.cu"
+TARGET = load_target("sm_90a")
+SEARCHER = Searcher(SearchOptions())
+
+
+def _norm_linear(g: Graph, t: DType) -> Sequence[int]:
+    x = compose.rms_norm(g, g.input("x", (200, 136), t), [1], 1e-5)
+    return [compose.linear(g, x, g.input("w", (136, 264), t))]
+
+
+def _linear_turned(g: Graph, t: DType) -> Sequence[int]:
+    return [compose.linear(g, g.input("x", (200, 136), t), g.input("w", (264, 136), t), transposed=True)]
+
+
+def _gain_gated(g: Graph, t: DType) -> Sequence[int]:
+    x = g.map("mul", compose.rms_norm(g, g.input("x", (300, 200), t), [1], 1e-5), g.input("gain", (200,), t))
+    first, second = (compose.linear(g, x, g.input(n, (200, 328), t)) for n in ("w", "v"))
+    return [g.map("mul", first, g.map("silu", second))]
+
+
+def _attention(g: Graph, t: DType, keys: int = 328) -> Sequence[int]:
+    q, k, v = (g.input(n, e, t) for n, e in (("q", (3, 200, 64)), ("k", (3, 64, keys)), ("v", (3, keys, 64))))
+    scores = compose.scale(g, compose.matmul(g, q, k), 0.25)
+    return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
+
+
+def _key_norm(g: Graph, t: DType) -> Sequence[int]:
+    q, k, v = (g.input(n, e, t) for n, e in (("q", (3, 200, 64)), ("k", (3, 64, 328)), ("v", (3, 328, 64))))
+    scores = compose.matmul(g, compose.rms_norm(g, q, [2], 1e-5), k)
+    return [compose.matmul(g, compose.softmax(g, scores, [2]), compose.rms_norm(g, v, [2], 1e-5))]
+
+
+#: builds with what a block takes: rows, columns, positions of the loop, warps, stages, numbers
+CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] = {
+    "norm": (_norm_linear, (128, 128, 64, 12, 3), {"cluster": 2, "band": 2}),
+    "turned": (_linear_turned, (256, 128, 64, 12, 3), {"cluster": 1}),
+    "gated": (_gain_gated, (128, 64, 64, 12, 3), {"cluster": 1}),
+    "attention": (_attention, (128, 64, 128, 12, 2), {"turns": 1}),
+    "narrow": (_attention, (64, 64, 64, 8, 3), {"resident": 2}),
+    "shared": (_attention, (128, 64, 64, 12, 2), {"cluster": 2}),
+    "ahead": (_attention, (128, 64, 64, 12, 2), {"ahead": 1}),
+    "kept": (_attention, (128, 64, 64, 12, 2), {"turns": 1, "kept": 1}),
+    "keynorm": (_key_norm, (128, 64, 128, 12, 2), {"turns": 1}),
+}
+
+
+def _schedule(p: Program, g: BlockGraph, sizes: tuple[int, int, int, int, int], numbers: dict[str, int]) -> Schedule:
+    rows, columns, loop, warps, stages = sizes
+    batch = warpgroup.batch_axes(p, g)
+    axis = warpgroup.rows_axis(p, g, batch)
+    tiles = tuple((a, 1 if a in batch else rows if a == axis else columns) for a in g.grid)
+    return Schedule(tiles, loop, warps, stages, "warpgroup", tuple(numbers.items()))
+
+
+def _made(name: str, dtype: DType = F16) -> tuple[Program, BlockGraph, Schedule, str]:
+    """The first block graph of a case that the engine takes."""
+    build, sizes, numbers = CASES[name]
+    p = program(build, dtype)
+    for g in SEARCHER.blocks(p)[0]:
+        if g.split:
+            continue
+        try:
+            s = _schedule(p, g, sizes, numbers)
+            return p, g, s, source(name, p, single(p, g), [s], TARGET, name).text
+        except Refused:
+            continue
+    raise AssertionError(f"{name}: no graph is taken")
+
+
+def _split(dtype: DType = F16) -> tuple[Program, BlockGraph, Schedule, str]:
+    p = program(_attention, dtype)
+    for g in SEARCHER.blocks(p)[0]:
+        if g.split == (g.loop,):
+            s = _schedule(p, g, (128, 64, 64, 12, 2), {})
+            s = replace(s, tiles=tuple((a, 192 if a == g.loop else n) for a, n in s.tiles))
+            try:
+                return p, g, s, source("split", p, single(p, g), [s], TARGET, "split").text
+            except Refused:
+                continue
+    raise AssertionError("no split graph is taken")
+
+
+# --- text -----------------------------------------------------------------------------------------------------------------
+def test_golden() -> None:
+    """A product over keys with a running maximum, whose last tiles are partial."""
+    text = _made("attention")[3]
+    if os.environ.get("MIRAGE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_every_barrier_that_is_waited_for_is_arrived_at(name: str) -> None:
+    text = _made(name)[3]
+    for ring in re.findall(r"Barrier \*const (\w+)_full", text):
+        assert f"full = {ring}_full" in text  # the producer's
+        assert f"{ring}_full[" in text and f"release({ring}_empty[" in text
+
+
+def test_kept_operands_are_read_once_and_freed_before_the_loop() -> None:
+    """Queries in registers: their tile is free for the next unit's while this one's keys are walked."""
+    kept, read = _made("kept")[3], _made("attention")[3]
+    held = re.search(r"const uint32_t (\w+) = tiles \+ 0;", kept)
+    assert held is not None
+    name = held[1]
+    assert f"load_words<false>({name}_words[m][k], {name}, 128, base + m * 64, k * 16);" in kept
+    assert kept.count("release(held_empty[0]);") == 1 and "if (step == steps - 1)" not in kept
+    assert kept.index("release(held_empty[0]);") < kept.index("auto scores")
+    assert "if (step == steps - 1)" in read and "load_words" not in read
+
+
+def test_exponentials_follow_the_late_product_and_maxima_do_not() -> None:
+    text = _made("attention")[3]
+    scores = text[text.index("auto scores = ") : text.index("auto words = ")]
+    words = text[text.index("auto words = ") : text.index("Place<2> ahead")]
+    assert "top_of_row(" in scores and "exp_below(" not in scores
+    assert words.index("exp_below(") < words.index("::pack(")
+    loop = text[text.index("for (int step = 1;") :]
+    assert (
+        loop.index("scores(step") < loop.index("products_wait<0>") < loop.index("__any_sync") < loop.index("words(step")
+    )
+
+
+def test_a_maximum_stays_behind_only_where_weights_stay_small() -> None:
+    """Weights of up to 2^8 may not meet another factor before they are numbers of 16 bits."""
+    assert "raised(" in _made("attention")[3]
+    assert "raised(" not in _made("keynorm")[3]
+
+
+# --- boxes ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", list(CASES))
+def test_boxes_cover_tiles_once(name: str) -> None:
+    """What the blocks of a cluster bring together is the tile."""
+    p, g, s, text = _made(name)
+    made = plan(p, g, s)
+    for t in made.tiles:
+        shared = f"load_box<{len(tensor_map(made, t, False).dimensions)}, true>({t.name}" in text
+        found = tensor_map(made, t, shared)
+        height = next(d.box for d in found.dimensions if d.axis == t.outer)
+        places = _places(text, t.name, made.cluster if shared else 1)
+        covered = [at + row * 128 for at in places for row in range(height)]
+        assert sorted(covered) == list(range(0, t.bytes, 128)), t.name
+
+
+def _places(text: str, tile: str, ranks: int) -> list[int]:
+    found = re.findall(rf"load_box<[^>]*>\({tile} \+ (.+?), parameters", text)
+    return [int(eval(place, {"rank": rank})) for place in found for rank in range(ranks)]
+
+
+def test_rings_expect_the_bytes_of_their_tiles() -> None:
+    for name in CASES:
+        p, g, s, text = _made(name)
+        made = plan(p, g, s)
+        rings = {t.ring for t in made.tiles}
+        wanted = sorted(sum(t.bytes for t in made.ring(r)) for r in rings)
+        assert sorted(int(n) for n in re.findall(r"full\.expect\((\d+)\)", text)) == wanted
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------------
+def _refused(build: Build, dtype: DType, change: Callable[[Schedule], Schedule], target: str = "sm_90a") -> set[str]:
+    p = program(build, dtype)
+    reasons = set()
+    for g in SEARCHER.blocks(p)[0]:
+        if g.split or g.loop is None:
+            continue
+        s = change(_schedule(p, g, (128, 64, 64, 12, 2), {}))
+        try:
+            source("refused", p, single(p, g), [s], load_target(target), "")
+            return set()
+        except Refused as reason:
+            reasons.add(str(reason))
+    return reasons
+
+
+def test_what_does_not_suit_is_refused_with_a_reason() -> None:
+    def same(s: Schedule) -> Schedule:
+        return s
+
+    def odd(g: Graph, t: DType) -> Sequence[int]:
+        return _attention(g, t, 333)
+
+    assert any("16-bit types" in r for r in _refused(_norm_linear, F32, same))
+    assert any("on sm_90a, not on sm_80" in r for r in _refused(_norm_linear, F16, same, "sm_80"))
+    assert any("multiples of 16 bytes" in r for r in _refused(odd, F16, same))
+    assert any("no multiple of 64" in r for r in _refused(_norm_linear, F16, lambda s: replace(s, loop=32)))
+    assert any("rows for" in r for r in _refused(_norm_linear, F16, lambda s: replace(s, warps=16)))
+    assert any("bytes of shared memory" in r for r in _refused(_norm_linear, F16, lambda s: replace(s, stages=32)))
+    wide = _refused(_gain_gated, F16, lambda s: replace(s, tiles=tuple((a, 256) for a, _ in s.tiles)))
+    assert any("registers" in r for r in wide)
+
+
+# --- schedules ------------------------------------------------------------------------------------------------------------
+def _ranked(build: Build, target: str = "sm_90a") -> list[Plan]:
+    p = program(build, F16)
+    found = []
+    for g in SEARCHER.blocks(p)[0]:
+        for r in warpgroup.ranked(p, g, load_target(target), 4):
+            assert r.prediction.shared <= TARGET.shared_bytes
+            try:
+                source("ranked", p, single(p, g), [r.schedule], load_target(target), "")
+            except Refused:
+                continue
+            found.append(plan(p, g, r.schedule))
+    return found
+
+
+@pytest.mark.parametrize("build", [_norm_linear, _gain_gated, _attention, _key_norm])
+def test_schedules_for_many_rows(build: Build) -> None:
+    assert _ranked(build)
+    assert not _ranked(build, "sm_80")
+
+
+def test_no_schedules_for_few_rows() -> None:
+    def few(g: Graph, t: DType) -> Sequence[int]:
+        return [compose.linear(g, g.input("x", (16, 136), t), g.input("w", (136, 264), t))]
+
+    assert not _ranked(few)
+
+
+def test_no_schedules_where_rows_do_not_begin_at_multiples_of_16_bytes() -> None:
+    """They would take the places of those of other engines."""
+
+    def square(g: Graph, t: DType) -> Sequence[int]:
+        n = symbol("n")
+        return [compose.matmul(g, g.input("x", (n, n), t), g.input("y", (n, 31), t))]
+
+    found = SEARCHER.search(program(square, F16), TARGET).candidates
+    assert {s.engine for c in found for s in c.schedules} == {"block"}
+
+
+# --- nvcc -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.nvcc
+def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
+    """No warning, nothing spilled, no product that waits for another one."""
+    try:
+        nvcc = toolchain.find_nvcc()
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    lines = [f'#include "mirage/{h}"' for h in ("cuda/launch.cuh", "cuda/warpgroup.cuh", "entry.h")]
+    for name, dtype in (
+        ("norm", F16),
+        ("gated", BF16),
+        ("attention", F16),
+        ("ahead", F16),
+        ("kept", F16),
+        ("keynorm", BF16),
+    ):
+        lines += [f"namespace of_{name} {{", _made(name, dtype)[3], "}"]
+    lines += ["namespace of_split {", _split()[3], "}"]
+    (tmp_path / "all.cu").write_text("\n".join(lines))
+    command = [*nvcc.command, *nvcc.compile_flags, "-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v"]
+    command += ["-gencode", "arch=compute_90a,code=sm_90a", f"-I{render.include_dir()}", "-c", "all.cu", "-o", "all.o"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", done.stderr)) == {"0"}
+    assert not re.findall(r"C75\d\d", done.stderr)

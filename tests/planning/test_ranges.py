@@ -1,0 +1,160 @@
+"""Sizes that symbols meet, and plans with several muGraphs: what they are, that files hold them, that all are proved."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from mirage_cli.errors import Refused
+from mirage_cli.lax.dtypes import F16
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.optimization import fragment_report, tuning_stage
+from mirage_cli.options.dims import Range
+from mirage_cli.planning import fragment_cache, ranges
+from mirage_cli.planning import plan as plans
+from mirage_cli.planning.plan import PlanOptions, Slower, newest, plan_fragment, rendered
+from mirage_cli.report.stored_plan import plan_from_json
+from mirage_cli.search.schedules.alternatives import Leaf
+from mirage_cli.search.search import Candidate, SearchOptions
+from tests.codegen.programs import program
+
+CUDA = PlanOptions({"cuda": ("sm_90a",)}, SearchOptions(sizes=(("n", 1024),)))
+
+
+def attention(length: str) -> Program:
+    """Attention of a symbolic number of tokens to themselves."""
+
+    def build(g: Any, t: Any) -> list[int]:
+        q, k, v = (g.input(name, (16, symbol(length), 64), t) for name in "qkv")
+        scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), 0.125)
+        return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
+
+    return program(build, F16)
+
+
+@pytest.fixture(scope="module")
+def fragment() -> Program:
+    return attention("n")
+
+
+@pytest.fixture(scope="module")
+def planned(fragment: Program) -> plans.FragmentPlan:
+    return plan_fragment("abc", "attention", fragment, 6, CUDA)
+
+
+def test_sizes_lie_all_over_the_ranges() -> None:
+    given = {"past": Range(2, 100, 5000), "batch": Range(1, 2, 3)}
+    found = ranges.points(["(past+1)", "batch", "past"], given)
+    assert found[0] == {"(past+1)": 101, "batch": 2, "past": 100}
+    assert all(p["(past+1)"] == p["past"] + 1 for p in found)
+    assert {p["batch"] for p in found} == {1, 2, 3}
+    assert {2, 100, 4096, 5000} <= {p["past"] for p in found} and len(found) <= ranges.MOST_POINTS
+    assert len({tuple(p.items()) for p in found}) == len(found)
+
+
+def test_sizes_that_are_searched_are_the_ends() -> None:
+    found = ranges.searched_points(["batch", "past"], {"past": Range(2, 100, 5000), "batch": Range(1, 2, 3)})
+    pairs = {(p["batch"], p["past"]) for p in found}
+    assert pairs == {(2, 100), (1, 2), (3, 5000), (2, 2), (2, 5000), (1, 100), (3, 100)}
+
+
+def test_what_is_not_said_is_taken_to_be_something() -> None:
+    assert ranges.typical(["batch_size", "n", "(n+1)"], {}) == {"batch_size": 1, "n": 1024, "(n+1)": 1025}
+    assert ranges.typical(["n"], {"n": Range(1, 7, 8)}) == {"n": 7}
+    assert all(n >= 1 for p in ranges.points(["(n-1)"], {}) for n in p.values())  # nothing has a time at 0
+
+
+def test_few_tokens_and_many_have_kernels_of_their_own(fragment: Program, planned: plans.FragmentPlan) -> None:
+    p = planned.plans["cuda"]
+    assert [s.engine for s in p.schedules] == ["warpgroup"]
+    engines = {s.engine for o in p.others for s in o.alternative.schedules}
+    assert "strip" in engines and len(p.others) < ranges.MOST["cuda"]
+    assert all(v.passed for v in p.verdicts) and len(p.verdicts) == 1 + len(p.others)
+    assert any(o.alternative.holds({"n": 1}) for o in p.others)
+    assert not any(o.alternative.holds({"n": 1024}) for o in p.others)
+    for o in p.others:
+        (bound,) = o.alternative.when
+        assert f"extents[0] <= {bound.most}" in p.text if bound.most else f"extents[0] >= {bound.least}" in p.text
+    assert f"kernel{len(p.others)}(" in p.text
+
+
+def test_files_hold_all_of_them(fragment: Program, planned: plans.FragmentPlan) -> None:
+    p = planned.plans["cuda"]
+    again = fragment_cache.plan_from_json(json.loads(json.dumps(fragment_cache.plan_to_json(planned))), planned.program)
+    assert again == planned
+    stored = plan_from_json(json.loads(json.dumps(planned.to_json())))
+    assert stored.others["cuda"] == tuple(o.alternative for o in p.others)
+    ways = list(stored.ways)
+    assert [where for _, where, _, _ in ways] == ["", *(f" where {o.alternative.condition}" for o in p.others)]
+    again = rendered("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"]).text
+    assert again == p.text
+
+
+def _candidates(p: plans.TargetPlan) -> list[Candidate]:
+    """What a plan has taken, its own first."""
+    ways = [(p.graph, p.schedules), *((o.alternative.graph, o.alternative.schedules) for o in p.others)]
+    return [Candidate(graph, schedules, p.predicted_us, p.floor_us, (0.0, 0.0)) for graph, schedules in ways]
+
+
+def test_a_range_that_is_narrow_needs_one(fragment: Program, planned: plans.FragmentPlan) -> None:
+    found = _candidates(planned.plans["cuda"])
+    target = newest(CUDA.targets["cuda"])
+    (leaf,) = ranges.leaves(fragment, target, found, {"n": Range(1000, 1024, 1100)})
+    assert (leaf.when, leaf.candidate) == ((), 0)
+    assert len(ranges.leaves(fragment, target, found, {})) == len(found)
+
+
+def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.FragmentPlan) -> None:
+    own = planned.plans["cuda"]
+    target = newest(CUDA.targets["cuda"])
+    text = rendered("abc", fragment, own.graph, own.schedules, target).text
+    single = replace(own, others=(), text=text)
+
+    def none(*args: Any) -> plans.TargetPlan:
+        raise Refused("not this one")
+
+    with (
+        mock.patch.object(plans, "planned", none),
+        mock.patch.object(plans, "_choose", lambda *_: (single, "")),
+        mock.patch.object(ranges, "pool", lambda *_: _candidates(own)),
+    ):
+        found = plan_fragment("abc", "attention", fragment, 6, CUDA)
+    assert (found.plans["cuda"].others, found.plans["cuda"].text) == ((), text)
+
+
+def test_what_is_measured_keeps_the_other_ranges(fragment: Program, planned: plans.FragmentPlan) -> None:
+    p = replace(planned.plans["cuda"], slower=(Slower("sm_80", 9.0, 5.0),))
+    fastest = Candidate(p.graph, p.schedules, p.predicted_us, p.floor_us, (0.0, 0.0))
+    found, passed_over = tuning_stage.first_proved("abc", fragment, [("own", fastest)], 6, CUDA, p)
+    assert found is not None and not passed_over
+    assert (found.others, found.text) == (p.others, p.text)
+    assert found.losses[-1].target == "sm_80"
+
+
+def test_reports_say_when(planned: plans.FragmentPlan) -> None:
+    p = planned.plans["cuda"]
+    own, *others = fragment_report.chosen(p)
+    assert "when" not in own and own["engine"] == "warpgroup"
+    assert [s["when"] for s in others] == [{"n": [b.least, b.most]} for o in p.others for b in o.alternative.when]
+
+
+def test_a_muGraph_found_at_other_sizes_is_predicted_at_typical_ones(
+    fragment: Program, planned: plans.FragmentPlan
+) -> None:
+    own = planned.plans["cuda"]
+    other = replace(_candidates(own)[1], predicted_us=1e6, floor_us=1e5)  # at the sizes at which it was found
+    with (
+        mock.patch.object(ranges, "pool", lambda *_: [_candidates(own)[0], other]),
+        mock.patch.object(ranges, "leaves", lambda *_: [Leaf((), (0,), 1)]),
+    ):
+        found = plan_fragment("abc", "attention", fragment, 6, CUDA).plans["cuda"]
+    assert (found.graph, found.schedules) == (other.graph, other.schedules)
+    target = newest(CUDA.targets["cuda"])
+    assert found.predicted_us == ranges.time(other, target, {"n": 1024})
+    assert found.floor_us == own.floor_us < found.predicted_us

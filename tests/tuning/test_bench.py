@@ -1,0 +1,214 @@
+"""Candidates are checked, then timed, and what a process loses is told; the device follows a script."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from mirage_cli.backends.spec import OperatorSpec, TensorSpec
+from mirage_cli.checks.kernel_check import CheckJob
+from mirage_cli.errors import MirageError
+from mirage_cli.lax.dtypes import F32
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.measurement import gpu_backends
+from mirage_cli.processes.isolation import Lost
+from mirage_cli.tuning import bench as tuning_bench
+from mirage_cli.tuning.bench import BenchJob, IsolatedBench, Measured
+from mirage_cli.tuning.cache import Measurement
+from tests.codegen.programs import program
+from tests.gpu_fake import FakeBackend
+
+CODE = """
+#include <stdint.h>
+static int calls;
+int64_t mirage_ab_workspace(const int64_t* extents) { return 0; }
+int mirage_ab(void** in, void** out, void* workspace, const int64_t* extents, void* stream) {
+    float *x = in[0], *y = out[0];
+    int64_t n = extents[0] * 8 - SHORT;
+    float factor = ++calls > AFTER ? 3.0f : 2.0f;
+    for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factor;
+    if (CHANGES) x[3] = 0.0f;
+    return CODE;
+}
+"""
+KINDS = {
+    "right": {},
+    "unwritten": {"SHORT": 1},
+    "changes": {"CHANGES": 1},
+    "fails": {"CODE": 9},
+    "wrong": {"AFTER": 0},
+    "later": {"AFTER": 60},
+}
+Libraries = dict[str, Path]
+
+
+class Device(FakeBackend):
+    """Every replay takes 500 us; the cache is small, so that there are few sets."""
+
+    cache = 1 << 14
+
+    def sample(self, graph: Any) -> float:
+        super().sample(graph)
+        return 500.0
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("candidates")
+    (folder / "k.c").write_text(CODE)
+    for name, given in KINDS.items():
+        values = {"SHORT": 0, "CHANGES": 0, "CODE": 0, "AFTER": 1 << 30} | given
+        defines = [f"-D{k}={v}" for k, v in values.items()]
+        subprocess.run([compiler, "-shared", "-fPIC", *defines, "-o", f"{name}.so", "k.c"], cwd=folder, check=True)
+    return {name: folder / f"{name}.so" for name in KINDS}
+
+
+def job() -> BenchJob:
+    """Twice the input, for any number of rows."""
+
+    def build(g: Graph, t: Any) -> Sequence[int]:
+        return [g.map("add", x := g.input("x", (symbol("n"), 8), t), x)]
+
+    p = program(build, F32)
+    x = helper.make_tensor_value_info(p.sources[0].name, TensorProto.FLOAT, ["n", 8])
+    y = helper.make_tensor_value_info(p.outputs[0].name, TensorProto.FLOAT, ["n", 8])
+    node = helper.make_node("Add", [x.name, x.name], [y.name])
+    graph = helper.make_graph([node], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.checker.check_model(model)
+    tensors = tuple((TensorSpec(v.name, F32, (symbol("n"), 8)),) for v in (x, y))
+    spec = OperatorSpec("ab", "Double_ab", *tensors, ("n",), True)
+    checked = CheckJob(p, spec, Path(), model.SerializeToString(), (x.name,), {}, (), 1, {})
+    return BenchJob(checked, {"n": 64}, provider="cpu")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    monkeypatch.setattr(gpu_backends, "opened", lambda _: Device())
+    return Measured(job())
+
+
+def test_a_right_candidate_has_a_time(measured: Measured, libraries: Libraries) -> None:
+    assert measured.ready() == "fake 1"
+    assert measured.check(libraries["right"]) == ""
+    (found,) = measured.time([libraries["right"]], 7)
+    assert found.us is not None
+    assert found.samples == 7
+    assert 0 < found.low <= found.us <= found.high
+
+
+def test_inputs_exceed_the_cache_and_differ(measured: Measured) -> None:
+    assert measured.sets * 2 * 64 * 8 * 4 > 4 * measured.backend.cache
+    (tensor,) = measured.inputs
+    assert not np.array_equal(tensor.get(0), tensor.get(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("wrong", "wrong (random inputs): rmse"),
+        ("unwritten", "wrong (random inputs): "),
+        ("changes", "wrong: it changes input 0"),
+    ],
+)
+def test_wrong_answers_are_found(measured: Measured, libraries: Libraries, kind: str, problem: str) -> None:
+    assert measured.check(libraries[kind]).startswith(problem)
+
+
+def test_a_candidate_that_fails_says_how(measured: Measured, libraries: Libraries) -> None:
+    with pytest.raises(MirageError, match="CUDA error 9"):
+        measured.check(libraries["fails"])
+
+
+def test_a_candidate_that_turns_wrong_while_it_is_timed_has_no_time(measured: Measured, libraries: Libraries) -> None:
+    found = measured.time([libraries["later"], libraries["right"]], 5)
+    assert found[0].us is None
+    assert found[0].problem.startswith("wrong (typical inputs)")
+    assert found[1].us is not None
+
+
+# --- in a process of its own ------------------------------------------------------------------------------------------
+class Process:
+    """Stands in for `Resident`: a library called `bad` ends it, also among others."""
+
+    calls: list[tuple[Any, ...]]
+
+    def __init__(self, *_: Any) -> None:
+        self.calls = []
+
+    def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
+        self.calls.append((method, *args))
+        names = [p.name for p in (args[0] if method == "time" else args[:1])]
+        if "bad" in names:
+            return Lost("its process ended with SIGSEGV")
+        return {"check": "", "ready": "fake", "time": [Measurement(5.0, 5.0, 5.0, 3) for _ in names]}[method]
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+def test_what_ends_the_process_costs_its_own_result_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_bench, "Resident", Process)
+    bench = IsolatedBench(job())
+    assert bench.start() == ""
+    assert bench.check(Path("good")) == ""
+    assert bench.check(Path("bad")) == "it could not be checked: its process ended with SIGSEGV"
+    found = bench.time([Path("good"), Path("bad"), Path("other")], 3)
+    assert [m.us for m in found] == [5.0, None, 5.0]
+    assert found[1].problem == "it could not be timed: its process ended with SIGSEGV"
+
+
+def test_a_process_without_a_gpu_says_so() -> None:
+    bench = IsolatedBench(BenchJob(job().check, {"n": 64}, 99, "cpu"))
+    try:
+        assert "GPU" in bench.start()
+    finally:
+        bench.close()
+
+
+class Sticky(Process):
+    """A library called `traps` leaves the device of its process in an error until another process takes over."""
+
+    failed = False
+    gone = False  #: no process finds a device any more
+
+    def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
+        if self.failed or self.gone:
+            return Lost("an illegal instruction was encountered" if self.failed else "there is no GPU")
+        self.failed = method == "check" and args[0].name == "traps"
+        return Lost("an illegal instruction was encountered") if self.failed else super().call(method, args, seconds)
+
+    def close(self) -> None:
+        self.failed = False
+
+
+def test_a_device_that_a_kernel_has_spoiled_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_bench, "Resident", Sticky)
+    bench = IsolatedBench(job())
+    assert bench.check(Path("traps")) == "it could not be checked: an illegal instruction was encountered"
+    assert "illegal" in bench.check(Path("good"))  # as long as nobody looks
+    assert bench.start() == ""
+    assert bench.check(Path("good")) == ""
+    monkeypatch.setattr(Sticky, "gone", True)
+    assert bench.start() == "there is no GPU"
+
+
+def test_a_device_in_an_error_is_not_ready(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("unspecified launch failure")
+
+    monkeypatch.setattr(Device, "synchronize", fail)
+    with pytest.raises(MirageError, match="unspecified launch failure"):
+        measured.ready()
