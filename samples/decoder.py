@@ -203,7 +203,7 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
     from mirage_cli.files.output import LIBRARY  # noqa: PLC0415
     from mirage_cli.measurement import timing  # noqa: PLC0415
     from mirage_cli.measurement.contestant import OrtContestant, Place, agreement  # noqa: PLC0415
-    from mirage_cli.optimization import pipeline  # noqa: PLC0415
+    from mirage_cli.optimization import story  # noqa: PLC0415
     from mirage_cli.options.options import Options  # noqa: PLC0415
 
     sizes = Sizes(**json.loads((folder / SIZES).read_text()))
@@ -213,7 +213,7 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
         options = Options(
             target=(kind,), gpu=gpu if tune else None, arch=() if gpu is None else ("native",), force=gpu is None
         )
-        pipeline.optimize(str(folder / MODEL), out, options)
+        story.optimize(str(folder / MODEL), out, options)
     report = json.loads((out / "report.json").read_text())
     inputs = step_inputs(sizes)
     replaced: Counter[str] = Counter()

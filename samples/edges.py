@@ -21,10 +21,11 @@ from mirage_cli.checks import kernel_check
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck
 from mirage_cli.errors import MirageError
 from mirage_cli.files.output import LIBRARY, MODEL
-from mirage_cli.optimization import pipeline
+from mirage_cli.optimization import story
 from mirage_cli.options.options import Options
 from mirage_cli.processes import isolation
 from mirage_cli.report import reader
+from mirage_cli.report.stages import Silent
 from mirage_cli.suite import build
 from mirage_cli.suite import cases as suite_cases
 from mirage_cli.tuning.bench import BenchJob, Measured
@@ -78,13 +79,13 @@ def folders(args: argparse.Namespace, root: Path) -> Iterator[tuple[str, Path, s
         for model in args.models:
             out = root / Path(model).stem
             try:
-                pipeline.optimize(model, out, Options(target=("cpu",), force=True, jobs=args.jobs, cache=args.cache))
+                story.optimize(model, out, Options(target=("cpu",), force=True, jobs=args.jobs, cache=args.cache))
                 yield Path(model).stem, out, ""
             except MirageError as error:
                 yield Path(model).stem, out, str(error)
         return
     cases = suite_cases.chosen("paper", args.models)
-    for row in build.build("paper", cases, args.dtype, root, options, pipeline.Silent()):
+    for row in build.build("paper", cases, args.dtype, root, options, Silent()):
         yield f"{row.case} {row.dtype}", row.folder / "out", row.problem
 
 

@@ -33,7 +33,7 @@ _NOTE = "<!-- Written by samples/reference.py (make reference) from the code; do
 #: dataclasses that calls take and give, in the order of the page
 _DATA = {
     "mirage_cli.options.options": ("Options",),
-    "mirage_cli.verification.recheck": ("VerifyOptions",),
+    "mirage_cli.verification.story": ("VerifyOptions",),
     "mirage_cli.benchmark.benchmark": ("BenchOptions",),
     "mirage_cli.report.report": ("Report", "FragmentReport"),
     "mirage_cli.verification.findings": ("Verification",),

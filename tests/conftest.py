@@ -7,6 +7,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from mirage_cli.backends import toolchain
+from mirage_cli.errors import ToolMissing
 from tests.optimized import cache, cache_folder, copied, one_isa, optimized, own_cache, shared_folder
 
 __all__ = ["cache", "copied", "one_isa", "optimized", "own_cache", "shared_folder"]
@@ -28,3 +30,19 @@ def _own_state(shared_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(cache_folder(shared_folder) / "state"))
         yield
+
+
+@pytest.fixture(scope="session")
+def cxx() -> toolchain.Toolchain:
+    try:
+        return toolchain.Toolchain(toolchain.find_cxx())
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def with_nvcc(cxx: toolchain.Toolchain) -> toolchain.Toolchain:
+    try:
+        return toolchain.Toolchain(cxx.cxx, toolchain.find_nvcc())
+    except ToolMissing as missing:
+        pytest.skip(str(missing))

@@ -16,8 +16,9 @@ import pytest
 
 from mirage_cli.backends import cpu
 from mirage_cli.files import result_store as kept
-from mirage_cli.optimization import pipeline
+from mirage_cli.optimization import run_cache, story
 from mirage_cli.options.options import Options
+from mirage_cli.report.report import Report
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 Optimized = Callable[[str], Path]
@@ -104,8 +105,15 @@ def once(out: Path, model: Callable[[], Path], cache: Path) -> Path:
         if not out.exists():
             with pytest.MonkeyPatch.context() as patch:  # whichever test asks first, with a state of its own or not
                 patch.setenv("XDG_STATE_HOME", str(cache / "state"))
-                pipeline.optimize(str(model()), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache)))
+                anew(str(model()), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache)))
     return out
+
+
+def anew(model: str, out: Path, options: Options) -> Report:
+    """`optimize` without the answers of earlier runs, whose names do not tell of what tests change in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_cache, "find", lambda *_: None)
+        return story.optimize(model, out, options)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from mirage_cli.benchmark.benchmark import BenchOptions
 from mirage_cli.inspection import summary
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
-from mirage_cli.verification import recheck
-from mirage_cli.verification.recheck import VerifyOptions
+from mirage_cli.verification import story
+from mirage_cli.verification.findings import VerifyOptions
 from samples.inputs import example_inputs
 from tests.optimized import Optimized, sample
 
@@ -37,7 +37,7 @@ def test_onnxruntime_gives_the_original_answers(optimized: Optimized) -> None:
 
 
 def test_verify_passes(optimized: Optimized) -> None:
-    found = recheck.verify_folder(optimized(NAME), VerifyOptions())
+    found = story.verify_folder(optimized(NAME), VerifyOptions())
     assert found.passed, found.text()
     json.dumps(found.to_json())
 

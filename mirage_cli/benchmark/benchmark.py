@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mirage_cli.benchmark.report import BenchReport, FragmentRow
     from mirage_cli.benchmark.rows import Prepared, Rows
     from mirage_cli.optimization.fragment_times import Comparison
-    from mirage_cli.optimization.pipeline import Progress
+    from mirage_cli.report.stages import Progress
 
 __all__ = ["BenchOptions", "bench_folder", "choose_place"]
 
@@ -69,7 +69,7 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
     rows.begin()
     from mirage_cli.benchmark.report import BenchReport  # noqa: PLC0415 - the process that was begun does so meanwhile
     from mirage_cli.optimization.fragment_times import lost  # noqa: PLC0415
-    from mirage_cli.optimization.pipeline import Silent  # noqa: PLC0415
+    from mirage_cli.report.stages import Silent  # noqa: PLC0415
 
     progress = shown or Silent()
     try:

@@ -21,7 +21,7 @@ from mirage_cli.options.options import Options
 from mirage_cli.options.settings import Setting
 
 if TYPE_CHECKING:
-    from mirage_cli.optimization.pipeline import Progress
+    from mirage_cli.report.stages import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: controls of terminals, marks that turn the direction of text, line ends of Unicode, surrogates

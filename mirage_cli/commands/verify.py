@@ -62,14 +62,15 @@ def verify(
         raise click.UsageError("--library belongs to ORIGINAL PATCHED; a folder has its own.", context)
     values = common.given_values(given) | ({} if timeout is None else {"timeout": timeout})
     from mirage_cli.processes import isolation
-    from mirage_cli.verification import recheck
+    from mirage_cli.verification import story
+    from mirage_cli.verification.findings import VerifyOptions
 
     isolation.limit_memory(values.get("max_memory", 0))
-    options = recheck.VerifyOptions(bisect=bisect, save_failing=save_failing, trust_library=trust_library, **values)
+    options = VerifyOptions(bisect=bisect, save_failing=save_failing, trust_library=trust_library, **values)
     with voice.progress() as progress:
         if library is None:
-            found = recheck.verify_folder(Path(paths[0]), options, progress)
+            found = story.verify_folder(Path(paths[0]), options, progress)
         else:
-            found = recheck.verify_pair(Path(paths[0]), Path(paths[1]), Path(library), options, progress)
+            found = story.verify_pair(Path(paths[0]), Path(paths[1]), Path(library), options, progress)
     voice.result(found.to_json, found.text)
     return 0 if found.passed else CheckFailed.exit_code

@@ -226,3 +226,11 @@ def write_text(path: Path, text: str) -> None:
         f.write(text)
         f.flush()
         os.fsync(f.fileno())
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The sha256 of every file in an output folder, but for reports and drawings, by its path there."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".svg" and p.stem != "report"):
+        found[path.relative_to(folder).as_posix()] = digest(path)
+    return found

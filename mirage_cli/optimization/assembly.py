@@ -20,7 +20,7 @@ from mirage_cli.exporters import html, slots
 from mirage_cli.exporters.pictures import Picture, pictures
 from mirage_cli.files import result_store
 from mirage_cli.files.datafile import Piece
-from mirage_cli.files.output import MARK, MODEL, MUGRAPHS, PAGE, SCRIPT, claimed, digest, renewed, write_text
+from mirage_cli.files.output import MARK, MODEL, MUGRAPHS, PAGE, SCRIPT, claimed, digests, renewed, write_text
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import Partition
@@ -119,14 +119,6 @@ def metadata(work: Sequence[Work]) -> dict[str, str]:
                 },
                 sort_keys=True,
             )
-    return found
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """The sha256 of every file in an output folder, but for reports and drawings, by its path there."""
-    found = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".svg" and p.stem != "report"):
-        found[path.relative_to(folder).as_posix()] = digest(path)
     return found
 
 

@@ -1,15 +1,12 @@
-"""The whole story of `mirage optimize`: read, partition, plan each distinct fragment, build, check, patch, write."""
+"""The stages of `mirage optimize` (story.py): read and partition, plan each distinct fragment, build, check, patch, write."""
 
 from __future__ import annotations
 
 import fnmatch
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from mirage_cli import frontends
 from mirage_cli.backends import torch_library
@@ -20,7 +17,6 @@ from mirage_cli.checks import given_tensors, stated_program
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
 from mirage_cli.codegen.requests.passes import without
 from mirage_cli.files.datafile import Piece
-from mirage_cli.files.output import claimed, replaced
 from mirage_cli.files.result_store import Kept
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
@@ -37,91 +33,13 @@ from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, fragment_cache, ranges
 from mirage_cli.planning.plan import PlanOptions, newest
 from mirage_cli.processes import isolation
-from mirage_cli.report.report import Report, enforce
+from mirage_cli.report.report import Report
+from mirage_cli.report.stages import Clock, Progress, Silent
 from mirage_cli.runtime import given
 from mirage_cli.search.schedules.tiling import ENGINES
 from mirage_cli.search.search import SearchOptions, Standing
 
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
-STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that every report gives the seconds of
-
-
-class Progress(Protocol):
-    """What is shown while a run goes on."""
-
-    def stage(self, name: str, total: int) -> None:
-        """A stage of `total` steps begins."""
-
-    def step(self, text: str) -> None:
-        """A step of the stage is done."""
-
-    def search(self, fragment: str, name: str, standing: Standing | None) -> None:
-        """The search of a fragment, told by its id and name, is so far, or has ended (None) with a step to follow."""
-
-
-class Silent:
-    """No progress."""
-
-    def stage(self, name: str, total: int) -> None:
-        """Nothing."""
-
-    def step(self, text: str) -> None:
-        """Nothing."""
-
-    def search(self, fragment: str, name: str, standing: Standing | None) -> None:
-        """Nothing."""
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds spent in each stage."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    start: float = field(default_factory=time.perf_counter)
-
-    @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Add the time of a block to a stage."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-    def total(self) -> dict[str, float]:
-        """The stages, and the time since the clock was made."""
-        return dict.fromkeys(STAGES, 0.0) | self.seconds | {"total": time.perf_counter() - self.start}
-
-
-def optimize(model: str, out: Path, options: Options, progress: Progress | None = None, complete: str = "") -> Report:
-    """Optimize a model file into the folder `out` (nothing is written with `dry_run`).
-
-    With `complete`, an identifier, all of the model has to become kernels, whose order is written too (`steps.json`);
-    where that is not possible it raises Refused, naming an operator.
-
-    Raises ModelError for files that cannot be read, ToolMissing without a C++ compiler, UsageError for options that do
-    not fit, Busy while another run writes the folder, CheckFailed when a required coverage is missed (or, with `strict`,
-    when any fragment failed).
-    """
-    with nullcontext() if options.dry_run else claimed(out, None if model == "-" else Path(model)):
-        run = Run(model, options, progress or Silent(), complete)
-        run.read()
-        run.plan()
-        if complete:
-            kernels_only.check_complete(run.imported, run.parts, run.work)
-        if options.dry_run:
-            report = run.report()
-        else:
-            run.choose()
-            with replaced(out) as draft:
-                run.build(draft)
-                run.check()
-                run.tune()
-                run.rebuild(draft)
-                run.hand_over(draft)
-                report = run.write(draft, out)
-    enforce(report, options)
-    return report
 
 
 @dataclass(slots=True)
@@ -130,9 +48,9 @@ class Run:
 
     model: str
     options: Options
-    progress: Progress
+    tools: Toolchain
+    progress: Progress = field(default_factory=Silent)
     complete: str = ""
-    tools: Toolchain = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
     plans: PlanOptions = field(init=False)
@@ -158,7 +76,7 @@ class Run:
 
     def read(self) -> None:
         """The model and its fragments, those that `--only` and `--skip` admit grouped into distinct ones."""
-        self.tools, self.kept = environment.toolchain(self.options), environment.kept(self.options)
+        self.kept = environment.kept(self.options)
         with self.clock.measure("read"):
             self.progress.stage("read", 1)
             self.imported = frontends.load(self.model, frontend_options(self.options))
@@ -206,6 +124,8 @@ class Run:
         plans = [w.plan for w in work if w.plan is not None and not w.plan.kept]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
         self.clock.seconds["verify"] += sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
+        if self.complete:
+            kernels_only.check_complete(self.imported, self.parts, self.work)
 
     def _watch(self, work: Sequence[Work]) -> Callable[[int, Standing], None] | None:
         """What hears how far searches are, where anybody looks at it."""

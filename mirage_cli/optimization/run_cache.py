@@ -111,7 +111,7 @@ class Answer:
 
 def find(model: str, options: Options, tools: Toolchain) -> Answer | None:
     """The answer for a model file as it is now, where there is one."""
-    store = environment.answers(options)
+    store = environment.answers(options) if lasting(model, options) else None
     content = None if store is None else store.read(name_of(model, options, tools))
     if content is None:
         return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 import onnx
 
-from mirage_cli.frontends.onnx.traversal import all_graphs, all_nodes, graphs
+from mirage_cli.frontends.onnx.traversal import all_graphs, all_nodes, graphs, topological
 from mirage_cli.patching.regions import ONNX_DOMAINS
 
 
@@ -99,18 +98,5 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
         return list(nodes)
     makers = {name: k for k, node in enumerate(nodes) for name in node.output if name}
     before = [{makers[name] for name in reads(node) if name in makers} for node in nodes]
-    users: list[list[int]] = [[] for _ in nodes]
-    for k, own in enumerate(before):
-        for i in own:
-            users[i].append(k)
-    waiting = [len(own) for own in before]
-    ready = [k for k, count in enumerate(waiting) if not count]
-    order: list[int] = []
-    while ready:
-        k = heapq.heappop(ready)
-        order.append(k)
-        for user in users[k]:
-            waiting[user] -= 1
-            if not waiting[user]:
-                heapq.heappush(ready, user)
-    return [nodes[k] for k in order] if len(order) == len(nodes) else list(nodes)
+    order = topological(before)
+    return list(nodes) if order is None else [nodes[k] for k in order]

@@ -18,14 +18,15 @@ from mirage_cli.errors import UsageError
 from mirage_cli.inspection import comparison, summary
 from mirage_cli.inspection.comparison import Comparison
 from mirage_cli.inspection.summary import Inspection
-from mirage_cli.optimization import entry
+from mirage_cli.optimization import story as optimization
 from mirage_cli.options import settings
 from mirage_cli.report.report import Report
+from mirage_cli.verification import story as verification
+from mirage_cli.verification.findings import Verification, VerifyOptions
 
 if TYPE_CHECKING:
     from mirage_cli.benchmark.report import BenchReport
-    from mirage_cli.optimization.pipeline import Progress
-    from mirage_cli.verification.findings import Verification
+    from mirage_cli.report.stages import Progress
 
 AnyPath = str | PathLike[str]
 
@@ -38,7 +39,7 @@ def optimize(model: AnyPath, out: AnyPath | None = None, progress: Progress | No
     made = settings.from_keywords(options)
     if out is None and not made.dry_run:
         raise UsageError("out: expected a folder to write to, or dry_run=True")
-    return entry.optimize(fspath(model), Path(out or ""), made, progress)
+    return optimization.optimize(fspath(model), Path(out or ""), made, progress)
 
 
 def verify(
@@ -52,14 +53,12 @@ def verify(
 
     Options are the fields of `VerifyOptions`. Raises MirageError when something cannot be read or run.
     """
-    from mirage_cli.verification import recheck  # noqa: PLC0415 - onnx and all that searches
-
-    made = recheck.VerifyOptions(**_checked(options, recheck.VerifyOptions))
+    made = VerifyOptions(**_checked(options, VerifyOptions))
     if (patched is None) != (library is None):
         raise UsageError("patched and library belong together")
     if patched is None or library is None:
-        return recheck.verify_folder(Path(path), made, progress)
-    return recheck.verify_pair(Path(path), Path(patched), Path(library), made, progress)
+        return verification.verify_folder(Path(path), made, progress)
+    return verification.verify_pair(Path(path), Path(patched), Path(library), made, progress)
 
 
 def bench(folder: AnyPath, progress: Progress | None = None, **options: Any) -> BenchReport:

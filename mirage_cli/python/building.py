@@ -24,11 +24,11 @@ from mirage_cli.files.staging import Scratch
 from mirage_cli.kernels import call_order
 from mirage_cli.kernels.graph_kernel import GraphKernel
 from mirage_cli.machine import devices
-from mirage_cli.optimization import environment, pipeline
-from mirage_cli.optimization.pipeline import Progress
+from mirage_cli.optimization import environment, story
 from mirage_cli.options import settings
 from mirage_cli.options.options import Options
 from mirage_cli.patching import saving
+from mirage_cli.report.stages import Progress
 
 if TYPE_CHECKING:
     from mirage_cli.python.recording import Recording
@@ -82,7 +82,7 @@ def _built(graph: Recording, folder: Path, store: Kept | None, options: Options,
                 return place / OUT  # another process has built it meanwhile
             for path in draft.iterdir():
                 os.replace(path, place / path.name)
-            pipeline.optimize(str(place / MODEL), place / OUT, options, progress, key[NAME])
+            story.optimize(str(place / MODEL), place / OUT, options, progress, key[NAME])
             if store is not None:
                 store.put(key, _digests(place / OUT))
     return place / OUT

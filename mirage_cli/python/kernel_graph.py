@@ -23,10 +23,10 @@ import numpy as np
 from mirage_cli.errors import UsageError
 from mirage_cli.kernels.graph_kernel import GraphKernel
 from mirage_cli.lax.ir.graph import Dims
-from mirage_cli.optimization.pipeline import Progress
 from mirage_cli.python import building, shapes
 from mirage_cli.python.recording import ONNX_TYPES, Recording, Tensor
 from mirage_cli.python.types import bool_, element_type, float32
+from mirage_cli.report.stages import Progress
 from mirage_cli.runtime import sessions
 
 

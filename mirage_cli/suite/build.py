@@ -22,11 +22,12 @@ from mirage_cli import __version__
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.files.output import LIBRARY, MODEL
-from mirage_cli.optimization.pipeline import Progress, optimize
+from mirage_cli.optimization.story import optimize
 from mirage_cli.options.options import Options
 from mirage_cli.patching import patch as patches
 from mirage_cli.processes import isolation
 from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report.stages import Progress
 from mirage_cli.suite import cases as suite_cases
 
 _KEY, _OUT, _INPUT = "row.json", "out", "case.onnx"

@@ -14,9 +14,9 @@ from mirage_cli.files import rawfile
 from mirage_cli.files.staging import Scratch
 from mirage_cli.machine import devices
 from mirage_cli.measurement import peers
-from mirage_cli.optimization.pipeline import Progress, Silent
 from mirage_cli.options.options import Options, cores
 from mirage_cli.processes import isolation
+from mirage_cli.report.stages import Progress, Silent
 from mirage_cli.suite import build as suite_build
 from mirage_cli.suite import cases as suite_cases
 from mirage_cli.suite.cases import Case

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mirage_cli.checks.whole_model import Compared
 from mirage_cli.report.report import finite
+
+if TYPE_CHECKING:
+    from mirage_cli.checks.whole_model import Compared
 
 SCHEMA_VERSION = 1
 #: what is looked at, in the order in which it is told

@@ -1,19 +1,4 @@
-"""The whole story of `mirage verify`: everything that an output folder claims is found out again.
-
-1. files: what report.json names is there and has the hashes that it tells;
-2. model: the patched model loads; each of its operators has a function and a muGraph file;
-3. function: the program of each muGraph file is the one that the operator's function states, at every place where it
-   stands; original: and the one that the original model states there, when that file is still the same;
-4. proof: each muGraph computes the program that the model states, with other random points;
-5. source: the muGraphs, rendered again, give the sources byte by byte; library: it was built from sources with these
-   hashes; kernel: and its kernels agree with float64 on the inputs that `optimize` made, on others with another seed;
-6. reference: the original computes what its nodes mean in float64; outputs: the patched model with the library agrees with
-   the original, and so does it without the library; torchscript: and so does the patched TorchScript module, where there
-   is one.
-
-Originals run in a process of their own and the library in another, which either may end. The library is not loaded at
-all where this user's mirage did not build it: then kernels and outputs are those of the sources of step 5, built anew.
-"""
+"""The stages of `mirage verify` (story.py) that read models, prove, render and run."""
 
 from __future__ import annotations
 
@@ -28,33 +13,31 @@ from typing import Any
 
 import onnx
 
-from mirage_cli import __version__, frontends
+from mirage_cli import frontends
 from mirage_cli.backends import torch_library
 from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.checks import derivation, kernel_check, stated_program
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck
-from mirage_cli.checks.model_runs import Arrays, Job, Place, ScriptJob, Task, places
+from mirage_cli.checks.model_runs import Arrays, Job, Place, ScriptJob, Task
 from mirage_cli.codegen.printers.render import include_dir
 from mirage_cli.errors import MirageError, ModelError
-from mirage_cli.files.output import LIBRARY, MARK, MODEL, MUGRAPHS, SCRIPT, steady
+from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, SCRIPT
 from mirage_cli.files.rawfile import held
 from mirage_cli.frontends import Imported
 from mirage_cli.frontends.torchscript import modules
 from mirage_cli.kernels import trust
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.optimization.assembly import SOURCES, digests
-from mirage_cli.optimization.pipeline import Progress, Silent
+from mirage_cli.optimization.assembly import SOURCES
 from mirage_cli.options import dims
 from mirage_cli.patching import patch
 from mirage_cli.planning.plan import rendered as rendered_again
 from mirage_cli.processes import isolation
-from mirage_cli.report.reader import read as read_report
-from mirage_cli.report.report import REPLACED
+from mirage_cli.report.stages import Progress
 from mirage_cli.runtime import given
 from mirage_cli.search.proof.verify import Verdict, verify
 from mirage_cli.verification import bisection, model_case, output_folder
 from mirage_cli.verification.bisection import Case
-from mirage_cli.verification.findings import Finding, Verification, VerifyOptions
+from mirage_cli.verification.findings import Verification, VerifyOptions
 from mirage_cli.verification.model_case import Models, Refusal, judge, not_compared
 from mirage_cli.verification.output_folder import (
     Fragment,
@@ -65,39 +48,13 @@ from mirage_cli.verification.output_folder import (
     fragments,
 )
 
-__all__ = ["Finding", "Verification", "VerifyOptions", "verify_folder", "verify_pair"]
-
 OTHER_SEED = 1_000_000  #: added to the seed, so that the points of proofs are not those of the run that is checked
 _SUFFIX = {"cpu": ".cpp", "cuda": ".cu"}
 
 
-def verify_folder(folder: Path, options: VerifyOptions, progress: Progress | None = None) -> Verification:
-    """Verify an output folder of `optimize`. A difference is a finding and no error.
-
-    Raises ModelError for a folder that is none, UsageError for options that do not fit the model, Busy when another run
-    replaces the folder meanwhile.
-    """
-    if not (folder / MODEL).exists() and not (folder / MARK).exists():
-        raise ModelError(f"{folder}: expected an output folder of mirage optimize, found no report.json and no {MODEL}")
-    with steady(folder), places(options.timeout, options.max_memory) as apart:
-        return _Recheck(folder, folder / LIBRARY, options, progress or Silent(), *apart).folder_run()
-
-
-def verify_pair(
-    original: Path, patched: Path, library: Path, options: VerifyOptions, progress: Progress | None = None
-) -> Verification:
-    """Compare a patched model that uses `library` with an original one; muGraphs beside the patched model are proved.
-
-    Raises ModelError for files that cannot be read and for a library that is none, UsageError for models that do not
-    have the same inputs and outputs.
-    """
-    with places(options.timeout, options.max_memory) as apart:
-        return _Recheck(patched.parent, library, options, progress or Silent(), *apart, patched.name).pair_run(original)
-
-
 @dataclass(slots=True)
-class _Recheck:
-    """One verification."""
+class Recheck:
+    """One verification, of an output folder or of two models (story.py)."""
 
     folder: Path
     library: Path
@@ -107,7 +64,7 @@ class _Recheck:
     kernels: Place
     name: str = MODEL
     result: Verification = field(default_factory=Verification)
-    report: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)  #: of the folder, once its files were looked at
     fragments: list[Fragment] = field(default_factory=list)
     programs: dict[str, Program] = field(default_factory=dict)  #: that the model states, by fragment
     shown: dict[str, kernel_check.Arrays] = field(default_factory=dict)  #: inputs that a kernel failed on, by fragment
@@ -119,12 +76,12 @@ class _Recheck:
 
     @property
     def seed(self) -> int:
+        """Where the random points of proofs start."""
         return OTHER_SEED + self.options.seed
 
     # --- the two stories ------------------------------------------------------------------------------------------------
     def folder_run(self) -> Verification:
-        self.progress.stage("read", 1)
-        self.files()
+        """Steps 2 to 6 for an output folder."""
         try:
             model, imported = self.read()
         except ModelError as error:
@@ -142,6 +99,7 @@ class _Recheck:
         return self.done()
 
     def pair_run(self, path: Path) -> Verification:
+        """Steps 3 and 4 for the muGraphs beside a patched model, and 6. Raises ModelError and UsageError."""
         self.progress.stage("read", 2)
         shapes = self.options.shape if modules.is_script(path) else ()
         original = frontends.load(str(path), output_folder.reading(self.options, shapes, {}))
@@ -160,6 +118,7 @@ class _Recheck:
         return self.done()
 
     def done(self) -> Verification:
+        """What was found, with the seconds it took."""
         self.result.seconds = time.perf_counter() - self.start
         return self.result
 
@@ -168,30 +127,7 @@ class _Recheck:
         model = output_folder.read_model(self.folder / self.name)
         return model, frontends.load(str(self.folder / self.name))
 
-    # --- 1. files -------------------------------------------------------------------------------------------------------
-    def files(self) -> None:
-        """report.json is readable, the files that it names are there, and as it says."""
-        try:
-            self.report = read_report(self.folder)
-        except ModelError as error:
-            self.result.add("files", MARK, str(error))
-            return
-        self.result.add("files", MARK)
-        if self.report["mirage"] != __version__:
-            self.result.notes.append(f"made by mirage {self.report['mirage']}, verified by {__version__}")
-        wanted: Mapping[str, str] = self.report["files"]
-        found = digests(self.folder)
-        for name, digest in wanted.items():
-            if name not in found:
-                self.result.add("files", name, "the file is missing")
-            else:
-                changed = "the file is not the one that was written" if found[name] != digest else ""
-                self.result.add("files", name, changed)
-        for f in self.report["fragments"]:
-            file = f["mugraph"]["file"]
-            if f["status"] == REPLACED and file and file not in wanted and not (self.folder / file).is_file():
-                self.result.add("files", file, "the file is missing")
-
+    # --- 2. models ------------------------------------------------------------------------------------------------------
     def original(self) -> Imported | None:
         """The original model, if the file that report.json names is still the same."""
         if not self.report:
@@ -259,10 +195,10 @@ class _Recheck:
         self.progress.stage("prove", len(jobs))
         verdicts: dict[int, Verdict | isolation.Lost] = dict(isolation.each(verify, jobs, self.options.jobs))
         for k, (f, kind, where) in enumerate(places):
-            self.proved(f, kind, where, verdicts[k])
+            self._proved(f, kind, where, verdicts[k])
             self.progress.step(f"{f.op_type} {kind}{where}")
 
-    def proved(self, f: Fragment, kind: str, where: str, verdict: Verdict | isolation.Lost) -> None:
+    def _proved(self, f: Fragment, kind: str, where: str, verdict: Verdict | isolation.Lost) -> None:
         if isinstance(verdict, isolation.Lost):
             self.result.add("proof", f.file, f"{kind}{where}: {verdict.reason}", target=kind)
             return
@@ -355,7 +291,7 @@ class _Recheck:
         for problem in problems or [""]:
             self.result.add("library", self.library.name, problem)
 
-    def agrees(self, f: Fragment, outcome: FloatCheck | isolation.Lost | None) -> None:
+    def _agrees(self, f: Fragment, outcome: FloatCheck | isolation.Lost | None) -> None:
         if isinstance(outcome, isolation.Lost):
             self.result.add("kernel", f.op_type, outcome.reason)
         elif outcome is None:
@@ -391,7 +327,7 @@ class _Recheck:
         if uses and not self.rebuilt:
             self.built_from(done[0], operators)
         for (f, job), outcome in zip(kernels, done[1:], strict=False):
-            self.agrees(f, outcome)
+            self._agrees(f, outcome)
             if isinstance(outcome, FloatCheck) and not outcome.passed and not job.program.symbols:
                 self.shown[f.id] = kernel_check.failing_inputs(job, outcome)
         if case is not None and uses:

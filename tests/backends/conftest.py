@@ -1,4 +1,4 @@
-"""Compilers and one library of all the small kernels, made once for each test process."""
+"""One library of all the small kernels, made once for each test process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,6 @@ from onnx import helper
 from mirage_cli.backends import toolchain
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.spec import OperatorSpec
-from mirage_cli.errors import ToolMissing
 from mirage_cli.lax import extents
 from mirage_cli.lax.dtypes import DType
 
@@ -25,22 +24,6 @@ ONNX_TYPES = {
     "i64": onnx.TensorProto.INT64,
 }
 Model = Callable[..., bytes]
-
-
-@pytest.fixture(scope="session")
-def cxx() -> toolchain.Toolchain:
-    try:
-        return toolchain.Toolchain(toolchain.find_cxx())
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-
-
-@pytest.fixture(scope="session")
-def with_nvcc(cxx: toolchain.Toolchain) -> toolchain.Toolchain:
-    try:
-        return toolchain.Toolchain(cxx.cxx, toolchain.find_nvcc())
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")

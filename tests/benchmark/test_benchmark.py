@@ -19,12 +19,12 @@ from mirage_cli.files import output
 from mirage_cli.machine import devices
 from mirage_cli.measurement.contestant import Place
 from mirage_cli.measurement.timing import Effort
-from mirage_cli.optimization import fragment_models, fragment_times, pipeline
-from mirage_cli.optimization.pipeline import Silent
+from mirage_cli.optimization import environment, fragment_models, fragment_times, pipeline
 from mirage_cli.options.options import Options
 from mirage_cli.report import reader
+from mirage_cli.report.stages import Silent
 from mirage_cli.runtime import sessions
-from tests.optimized import Optimized, sample
+from tests.optimized import Optimized, anew, sample
 
 SAMPLE = "rmsnorm_linear_fp32"
 QUICK = BenchOptions(cpu=True, runs=2, threads=1)
@@ -293,7 +293,8 @@ def test_sizes_that_do_not_fit(options: BenchOptions, problem: str) -> None:
 
 def planned(cache: Path) -> tuple[str, fragment_models.FragmentModel]:
     """The sample's fragment as it is in a run of `optimize` that has not patched the model yet."""
-    run = pipeline.Run(str(sample(SAMPLE)), Options(target=("cpu",), force=True, jobs=1, cache=str(cache)), Silent())
+    options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
+    run = pipeline.Run(str(sample(SAMPLE)), options, environment.toolchain(options))
     run.read()
     run.plan()
     (work,) = run.chosen
@@ -337,7 +338,7 @@ def test_a_fragment_that_cannot_be_measured_is_not_faster(tmp_path: Path, cache:
 @pytest.mark.parametrize("name", [SAMPLE, "gqa_fp16"])
 def test_on_a_gpu(name: str, tmp_path: Path, cache: Path) -> None:
     options = Options(force=True, arch=("native",), jobs=2, cache=str(cache))
-    pipeline.optimize(str(sample(name)), tmp_path / "out", options)
+    anew(str(sample(name)), tmp_path / "out", options)
     found = bench_folder(tmp_path / "out", BenchOptions(gpu=0, runs=3))
     assert not found.wrong
     assert found.device == devices.device(0).name

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 import mirage_cli
 from mirage_cli import errors
 from mirage_cli.errors import MirageError
-from mirage_cli.optimization import pipeline
+from mirage_cli.optimization import story
 from mirage_cli.report.report import Report
 from tests.commands.conftest import Run, error_of, state_folder
 from tests.optimized import sample
@@ -199,7 +199,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, run: Run, raised: BaseException, *a
     def fail(*_: Any) -> None:
         raise raised
 
-    monkeypatch.setattr(pipeline, "optimize", fail)
+    monkeypatch.setattr(story, "optimize", fail)
     return run("optimize", MODEL, "--dry-run", *arguments)
 
 
@@ -289,7 +289,7 @@ def test_warnings_are_told_in_a_line_unless_quiet(run: Run, monkeypatch: pytest.
         warnings.warn("take care", stacklevel=2)
         return Report({"path": model}, {})
 
-    monkeypatch.setattr(pipeline, "optimize", warn)
+    monkeypatch.setattr(story, "optimize", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert run("optimize", MODEL, "--dry-run", "--json").stderr == "Warning: take care\n"

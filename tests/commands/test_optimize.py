@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mirage_cli.optimization import pipeline
+from mirage_cli.optimization import story
 from mirage_cli.options import config, settings
 from mirage_cli.options.options import Options
 from mirage_cli.patching import saving
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path, Options]]:
         calls.append((model, out, options))
         return Report({"path": model}, options.to_json())
 
-    monkeypatch.setattr(pipeline, "optimize", remember)
+    monkeypatch.setattr(story, "optimize", remember)
     return calls
 
 

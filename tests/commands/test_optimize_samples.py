@@ -19,11 +19,10 @@ from mirage_cli.backends import cpu
 from mirage_cli.checks import whole_model
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.numerics.accuracy import compare
-from mirage_cli.optimization import pipeline
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
 from samples.inputs import example_inputs
-from tests.optimized import SAMPLES, best_isa
+from tests.optimized import SAMPLES, anew, best_isa
 
 PATHS = sorted((SAMPLES / "models").glob("*.onnx")) + sorted((SAMPLES / "operators").glob("*.onnx"))
 ODD = (
@@ -48,7 +47,7 @@ def test_sample(path: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.Mon
     out = tmp_path / "out"
     monkeypatch.setenv("XDG_STATE_HOME", str(cache / "state"))  # a fragment of several samples is planned once
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
-    report = pipeline.optimize(str(path), out, options)
+    report = anew(str(path), out, options)
     assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}
     assert report.coverage["flops"] == pytest.approx(1.0) or "norm" in {f.name for f in report.fragments}
     agree(path, out)

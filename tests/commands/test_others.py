@@ -15,8 +15,8 @@ from mirage_cli.inspection import doctor, summary
 from mirage_cli.options.options import Options
 from mirage_cli.suite import report, suite
 from mirage_cli.suite.suite import SuiteOptions
-from mirage_cli.verification import recheck
-from mirage_cli.verification.recheck import VerifyOptions
+from mirage_cli.verification import story
+from mirage_cli.verification.findings import VerifyOptions
 from tests.commands.conftest import Run
 from tests.optimized import Optimized, sample, share_objects
 
@@ -52,8 +52,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return remember
 
     for module, name in (
-        (recheck, "verify_folder"),
-        (recheck, "verify_pair"),
+        (story, "verify_folder"),
+        (story, "verify_pair"),
         (benchmark, "bench_folder"),
         (suite, "run"),
         (summary, "inspect"),
@@ -99,7 +99,7 @@ def test_text_json_or_nothing(run: Run, calls: Calls, command: list[str]) -> Non
 
 def test_exit_codes(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("verify", "out").exit_code == run("doctor").exit_code == 0
-    monkeypatch.setattr(recheck, "verify_folder", lambda *_: Found(passed=False))
+    monkeypatch.setattr(story, "verify_folder", lambda *_: Found(passed=False))
     monkeypatch.setattr(doctor, "examine", lambda: Found(ok=False))
     monkeypatch.setattr(benchmark, "bench_folder", lambda *_: Found(wrong=True))
     monkeypatch.setattr(suite, "run", lambda *_: Found(wrong=True))

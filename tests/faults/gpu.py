@@ -29,7 +29,7 @@ from typing import Any
 
 from mirage_cli.codegen.source import Rendered
 from mirage_cli.errors import MirageError
-from mirage_cli.optimization import pipeline
+from mirage_cli.optimization import story
 from mirage_cli.options.options import Options
 from mirage_cli.planning.plan import rendered
 from mirage_cli.tuning import bench as tuning_bench
@@ -160,7 +160,7 @@ def optimize(model: Path, folder: Path, gpu: int) -> str:
     options = Options(gpu=gpu, force=True, cache=str(folder / "cache"), tune_candidates=CANDIDATES, tune_budget=SECONDS)
     start = time.monotonic()
     try:
-        report = pipeline.optimize(str(model), folder / "out", options).to_json()
+        report = story.optimize(str(model), folder / "out", options).to_json()
     except MirageError as error:
         return f"{type(error).__name__} ({error.code}, exit {error.exit_code}): {str(error)[:300]} [{error.hint[:80]}]"
     return told(report, time.monotonic() - start)

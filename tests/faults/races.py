@@ -246,7 +246,7 @@ def main() -> int:
     asked = parser.parse_args()
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     if asked.only != "imports":
-        importlib.import_module("mirage_cli.optimization.entry")  # once for all of them
+        importlib.import_module("mirage_cli.optimization.story")  # once for all of them
     importlib.import_module("mirage_cli.inspection.caches")
 
     problems: Counter[str] = Counter()

@@ -18,13 +18,13 @@ from mirage_cli import frontends
 from mirage_cli.files import rawfile
 from mirage_cli.files.datafile import StoredTensor, write
 from mirage_cli.files.rawfile import DataFile
-from mirage_cli.optimization import pipeline
+from mirage_cli.optimization import environment, pipeline
 from mirage_cli.options.options import Options
 from mirage_cli.patching import patch, saving
 from mirage_cli.verification.findings import VerifyOptions
-from mirage_cli.verification.recheck import verify_folder
+from mirage_cli.verification.story import verify_folder
 from tests.frontends.models import noise, parsed
-from tests.optimized import sample
+from tests.optimized import anew, sample
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 
@@ -99,7 +99,7 @@ def test_tied_weights_are_stored_once(name: str, external: bool, tmp_path: Path)
     source.parent.mkdir()
     onnx.save(model, source, save_as_external_data=external, location="weights.bin", size_threshold=1024)
     imported = frontends.load(str(source))
-    run = pipeline.Run(str(source), Options(), pipeline.Silent())
+    run = pipeline.Run(str(source), Options(), environment.toolchain(Options()))
     run.imported = imported
     run.parts = pipeline.partition(imported.graph, pipeline.works.tensor_names(imported))
     work = pipeline.works.group(run.parts.fragments, imported)
@@ -154,7 +154,7 @@ def test_from_a_cache_of_links_to_a_copy_of_hard_links(tmp_path: Path, cache: Pa
     """`optimize` reads through the links, and what it wrote can be verified where every file is a hard link or a link."""
     path = hub(tmp_path)
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
-    report = pipeline.optimize(str(path), tmp_path / "out", options)
+    report = anew(str(path), tmp_path / "out", options)
     assert [f.status for f in report.fragments] == ["replaced"]
     assert list(report.model["external_data"]) == ["model.onnx_data"]
     os_copy(tmp_path / "out", tmp_path / "linked")

@@ -8,7 +8,7 @@ with warnings.catch_warnings():
     for _name in (
         "onnxruntime",
         "mirage_cli.main",
-        "mirage_cli.optimization.entry",
+        "mirage_cli.optimization.story",
         "mirage_cli.optimization.pipeline",
         "mirage_cli.verification.recheck",
         "mirage_cli.commands.optimize",

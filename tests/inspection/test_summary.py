@@ -14,9 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.inspection.summary import Inspection, inspect
 from mirage_cli.optimization import coverage
-from mirage_cli.optimization.pipeline import optimize
 from mirage_cli.options.options import Options
-from tests.optimized import Optimized, sample
+from tests.optimized import Optimized, anew, sample
 
 
 def names(d: dict[str, Any]) -> dict[str, int]:
@@ -215,5 +214,5 @@ def test_a_node_that_also_computes_what_its_fragment_reads(tmp_path: Path) -> No
     onnx.save(onnx.parser.parse_model(CACHED), path)
     found = inspect(str(path), Options()).document
     assert [(f["name"], f["searched"]) for f in found["fragments"]] == [("attention", 1)]
-    report = optimize(str(path), tmp_path / "out", Options(target=("cpu",), force=True, jobs=1))
+    report = anew(str(path), tmp_path / "out", Options(target=("cpu",), force=True, jobs=1))
     assert [(f.status, f.reason) for f in report.fragments] == [("replaced", "")]

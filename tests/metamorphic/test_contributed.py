@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
-from mirage_cli.optimization import pipeline
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
 from tests.frontends.models import noise, parsed, run
 from tests.metamorphic.fragments import difference, found
+from tests.optimized import anew
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 
@@ -83,7 +83,7 @@ def test_a_patched_model_of_contributed_operators_gives_its_answers(tmp_path: Pa
     model = block(FUSED["SkipLayerNormalization"], f"{MHA}, bias)")
     onnx.save(model, tmp_path / "model.onnx")
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
-    report = pipeline.optimize(str(tmp_path / "model.onnx"), tmp_path / "out", options)
+    report = anew(str(tmp_path / "model.onnx"), tmp_path / "out", options)
     assert {f.status: f.reason for f in report.fragments} == {"replaced": ""}
     inputs = {"x": noise(1, S, D), "z": noise(1, S, D)[:, ::-1].copy()}
     session = sessions.session(tmp_path / "out" / "model.onnx", tmp_path / "out" / "libmirage.so")

@@ -23,7 +23,7 @@ from mirage_cli.planning import batch, plan
 from mirage_cli.report.report import Report
 from mirage_cli.runtime import sessions
 from samples.inputs import example_inputs
-from tests.optimized import Optimized, sample
+from tests.optimized import Optimized, anew, sample
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 
@@ -34,7 +34,7 @@ Run = Callable[..., tuple[Report, Path]]
 def run(tmp_path: Path, own_cache: Path) -> Run:
     def optimize(name: str, **options: Any) -> tuple[Report, Path]:
         settings = {"target": ("cpu",), "force": True, "jobs": 1, "cache": str(own_cache)} | options
-        return pipeline.optimize(str(sample(name)), tmp_path / "out", Options(**settings)), tmp_path / "out"
+        return anew(str(sample(name)), tmp_path / "out", Options(**settings)), tmp_path / "out"
 
     return optimize
 
@@ -211,5 +211,5 @@ def test_long_and_wide_products_are_as_accurate_as_the_originals(
     model = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 20)])
     onnx.save(model, tmp_path / "m.onnx")
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
-    report = pipeline.optimize(str(tmp_path / "m.onnx"), tmp_path / "out", options)
+    report = anew(str(tmp_path / "m.onnx"), tmp_path / "out", options)
     assert [(f.status, f.reason) for f in report.fragments] == [("replaced", "")]

@@ -24,7 +24,7 @@ from mirage_cli.files import result_store
 from mirage_cli.files.datafile import Piece
 from mirage_cli.files.output import DATA
 from mirage_cli.files.rawfile import DataFile
-from mirage_cli.optimization import entry, environment, pipeline, run_cache
+from mirage_cli.optimization import environment, pipeline, run_cache, story
 from mirage_cli.options.options import Options
 from mirage_cli.report.report import Report
 from tests.optimized import sample
@@ -55,16 +55,16 @@ def first(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     (cache / "objects").mkdir(mode=0o700, parents=True, exist_ok=True)
     (place / "cache").mkdir()
     (place / "cache" / "objects").symlink_to(cache / "objects")
-    pipeline.optimize(str(place / "model.onnx"), place / "first", options(place))
+    story.optimize(str(place / "model.onnx"), place / "first", options(place))
     return place
 
 
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
-    def optimize(*arguments: Any) -> Report:
+    def run(*arguments: Any, **named: Any) -> Report:
         raise DoneAgain
 
-    monkeypatch.setattr(pipeline, "optimize", optimize)
+    monkeypatch.setattr(pipeline, "Run", run)
 
 
 def options(place: Path, **changes: Any) -> Options:
@@ -72,7 +72,7 @@ def options(place: Path, **changes: Any) -> Options:
 
 
 def again(place: Path, out: Path, **changes: Any) -> Report:
-    return entry.optimize(str(place / "model.onnx"), out, options(place, **changes))
+    return story.optimize(str(place / "model.onnx"), out, options(place, **changes))
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -167,7 +167,7 @@ def test_required_coverage_is_missed_each_time(first: Path, tmp_path: Path, monk
     for k in range(2):
         with pytest.raises(CheckFailed, match="coverage of nodes"):
             again(first, tmp_path / f"out{k}", require_coverage=("nodes=1.01",))
-        monkeypatch.setattr(pipeline, "optimize", None)
+        monkeypatch.setattr(pipeline, "Run", None)
     assert contents(tmp_path / "out0") == contents(tmp_path / "out1") == contents(first / "first")
     max((first / "cache" / "answers").iterdir(), key=lambda path: path.stat().st_mtime_ns).unlink()
 

@@ -9,10 +9,9 @@ import pytest
 
 from mirage_cli.errors import UsageError
 from mirage_cli.main import cli
-from mirage_cli.optimization import pipeline
 from mirage_cli.options import debug
 from mirage_cli.options.options import Options
-from tests.optimized import sample
+from tests.optimized import anew, sample
 
 NAME = "rmsnorm_linear_fp32"
 MARK = re.compile(r"^--- (\w+): .* ---$", re.MULTILINE)
@@ -24,9 +23,7 @@ def stages(text: str) -> list[str]:
 
 
 def plan(cache: Path | str) -> None:
-    pipeline.optimize(
-        str(sample(NAME)), Path(), Options(dry_run=True, target=("cpu",), force=True, jobs=1, cache=str(cache))
-    )
+    anew(str(sample(NAME)), Path(), Options(dry_run=True, target=("cpu",), force=True, jobs=1, cache=str(cache)))
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import pytest
 
 from mirage_cli.checks import derivation, stated_program
 from mirage_cli.lax.fragments.fragment import partition
-from mirage_cli.optimization import coverage, pipeline
+from mirage_cli.optimization import coverage
 from mirage_cli.optimization.task import group, regions_of, tensor_names
 from mirage_cli.options.options import Options
 from mirage_cli.patching import patch
 from tests.frontends.models import parsed, read, run
+from tests.optimized import anew
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 
@@ -119,7 +120,7 @@ def test_two_layers_read_each_other_s_results() -> None:
 def test_the_kernel_s_answers(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model(*MODELS["causal"]), path)
-    report = pipeline.optimize(str(path), tmp_path / "out", Options(target=("cpu",), force=True, cache=cache))
+    report = anew(str(path), tmp_path / "out", Options(target=("cpu",), force=True, cache=cache))
     assert [f.status for f in report.fragments] == ["replaced"]
 
 

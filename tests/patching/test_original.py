@@ -12,15 +12,14 @@ from onnx import TensorProto, helper, numpy_helper
 from mirage_cli import frontends
 from mirage_cli.errors import Refused
 from mirage_cli.lax.fragments.fragment import partition
-from mirage_cli.optimization import pipeline
 from mirage_cli.optimization.task import group, regions_of, tensor_names
 from mirage_cli.options.options import Options
 from mirage_cli.patching import patch, stand_ins
 from mirage_cli.verification.findings import VerifyOptions
-from mirage_cli.verification.recheck import verify_folder
+from mirage_cli.verification.story import verify_folder
 from tests import alone
 from tests.frontends.models import noise, parsed, read
-from tests.optimized import sample
+from tests.optimized import anew, sample
 from tests.patched_models import operators, patched, run
 
 pytestmark = pytest.mark.usefixtures("one_isa")
@@ -282,7 +281,7 @@ def test_nothing_replaced(tmp_path: Path, location: str, cache: Path) -> None:
     data = {"save_as_external_data": True, "location": location, "size_threshold": 0} if location else {}
     onnx.save(before, place, **data)  # type: ignore[arg-type]
     out = tmp_path / "out"
-    report = pipeline.optimize(str(place), out, Options(target=("cpu",), skip=("*",), cache=cache))
+    report = anew(str(place), out, Options(target=("cpu",), skip=("*",), cache=cache))
     assert not [f for f in report.fragments if f.status == "replaced"]
     assert not location or location == "report.json" or (out / location).is_file()
     if location != "report.json":
@@ -299,7 +298,7 @@ def test_a_constant_of_a_node_is_a_weight(tmp_path: Path, cache: Path) -> None:
     before.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=weight))
     onnx.save(before, tmp_path / "model.onnx")
     out = tmp_path / "out"
-    pipeline.optimize(str(tmp_path / "model.onnx"), out, Options(target=("cpu",), force=True, cache=cache))
+    anew(str(tmp_path / "model.onnx"), out, Options(target=("cpu",), force=True, cache=cache))
     made = onnx.load(out / "model.onnx")
     assert [n.op_type for n in made.graph.node if n.domain != patch.DOMAIN] == ["Constant"]
     assert [list(n.input) for n in operators(made)] == [["x", "w"]]

@@ -14,12 +14,12 @@ from mirage_cli.backends import toolchain
 from mirage_cli.checks.kernel_check import FloatCheck
 from mirage_cli.files.result_store import Kept
 from mirage_cli.numerics.accuracy import Accuracy
-from mirage_cli.optimization import pipeline
-from mirage_cli.optimization.pipeline import Run, Silent
+from mirage_cli.optimization import environment, pipeline
+from mirage_cli.optimization.pipeline import Run
 from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, fragment_cache, plan
 from mirage_cli.processes.isolation import Lost
-from tests.optimized import sample
+from tests.optimized import anew, sample
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 
@@ -33,7 +33,7 @@ def _own_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def optimize(out: Path, cache: Path | str, **changes: Any) -> dict[str, Any]:
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache), **changes)
-    return pipeline.optimize(str(sample(NAME)), out, options).to_json()
+    return anew(str(sample(NAME)), out, options).to_json()
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -43,7 +43,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def planned(name: str, **changes: Any) -> Run:
-    run = Run(str(sample(name)), Options(jobs=1, cache="", **changes), Silent())
+    options = Options(jobs=1, cache="", **changes)
+    run = Run(str(sample(name)), options, environment.toolchain(options))
     run.read()
     run.plan()
     return run

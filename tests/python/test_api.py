@@ -17,8 +17,8 @@ from mirage_cli.benchmark import benchmark
 from mirage_cli.benchmark.benchmark import BenchOptions
 from mirage_cli.inspection import summary
 from mirage_cli.options.options import Options
-from mirage_cli.verification import recheck
-from mirage_cli.verification.recheck import VerifyOptions
+from mirage_cli.verification import story
+from mirage_cli.verification.findings import VerifyOptions
 from tests.optimized import Optimized, sample
 
 MODEL = sample("rmsnorm_linear_fp32")
@@ -99,8 +99,8 @@ def test_inspect(optimized: Optimized) -> None:
 def test_what_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     for module, name in (
-        (recheck, "verify_folder"),
-        (recheck, "verify_pair"),
+        (story, "verify_folder"),
+        (story, "verify_pair"),
         (benchmark, "bench_folder"),
         (summary, "inspect"),
     ):

@@ -14,7 +14,7 @@ import pytest
 import mirage_cli as mi
 from mirage_cli.files.output import LIBRARY
 from mirage_cli.kernels import call_order
-from mirage_cli.optimization import environment, pipeline
+from mirage_cli.optimization import environment, story
 from mirage_cli.python import kernel_graph
 from tests.backends.test_kernel import Foreign
 from tests.python.cases import rms, sigmoid, softmax
@@ -126,7 +126,7 @@ def test_what_is_known_of_it(kernel: mi.GraphKernel) -> None:
 
 
 def test_the_cache_answers(cache: Path, kernel: mi.GraphKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "optimize", lambda *given: pytest.fail("it was built again"))
+    monkeypatch.setattr(story, "optimize", lambda *given: pytest.fail("it was built again"))
     assert block()[0].superoptimize(cache=str(cache), **OPTIONS).folder == kernel.folder
     with pytest.raises(pytest.fail.Exception):
         block()[0].superoptimize(cache=str(cache), confidence=50, **OPTIONS)

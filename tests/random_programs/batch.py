@@ -22,7 +22,7 @@ from mirage_cli.errors import ModelError
 from mirage_cli.files.output import MARK
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.numerics.accuracy import ILL_CONDITIONED, compare, together
-from mirage_cli.optimization import pipeline
+from mirage_cli.optimization import story
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
 
@@ -112,7 +112,7 @@ def run(
         own = original(path, "cuda" if archs else "cpu", len(programs), outcome)
         target = ("cpu", "cuda") if archs else ("cpu",)
         options = Options(target=target, arch=tuple(archs), force=True, jobs=1, cache="")
-        report = pipeline.optimize(str(path), out, options)
+        report = story.optimize(str(path), out, options)
         outcome.counts["programs"] = len(programs)
         outcome.counts["dynamic"] = sum(p.dynamic for p in programs.values())
         outcome.counts["operators"] = sum(len(p.nodes) for p in programs.values())

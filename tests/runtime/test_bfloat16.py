@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.benchmark import benchmark, rows
-from mirage_cli.optimization.pipeline import optimize
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
 from mirage_cli.runtime.bfloat16 import holds_bfloat16, widened
+from tests.optimized import anew
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 
@@ -110,7 +110,7 @@ def test_a_model_is_optimized_checked_and_timed(x: Array, tmp_path: Path, cache:
         nodes, "g", [_info("x", 3, 8)], [_info("y", 3, 64)], [numpy_helper.from_array(weight, "w")]
     )
     onnx.save(_model(graph), tmp_path / "m.onnx")
-    report = optimize(
+    report = anew(
         str(tmp_path / "m.onnx"), tmp_path / "out", Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
     )
     assert [(f.status, f.reason) for f in report.fragments] == [("replaced", "")]

@@ -12,13 +12,13 @@ from onnx import TensorProto, helper
 
 from mirage_cli.checks import derivation
 from mirage_cli.lax.fragments.fragment import partition
-from mirage_cli.optimization import pipeline
 from mirage_cli.optimization.task import group, tensor_names
 from mirage_cli.options.options import Options
 from mirage_cli.patching import patch
 from mirage_cli.runtime import loading, sessions
 from mirage_cli.runtime.loading import Trial
 from tests.frontends.models import noise, parsed, read
+from tests.optimized import anew
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 
@@ -82,7 +82,7 @@ def test_a_fragment_whose_function_does_not_load_is_left(
     )
     onnx.save(before, tmp_path / "model.onnx")
     out = tmp_path / "out"
-    report = pipeline.optimize(str(tmp_path / "model.onnx"), out, Options(target=("cpu",), force=True, cache=cache))
+    report = anew(str(tmp_path / "model.onnx"), out, Options(target=("cpu",), force=True, cache=cache))
     left = [f for f in report.fragments if f.status == "failed"]
     assert left and all("the patched model does not load" in f.reason for f in left)
     assert any(f.status == "replaced" for f in report.fragments)
@@ -160,11 +160,11 @@ def test_fragments_with_which_the_model_loads_but_does_not_run_are_left(
     monkeypatch.setattr("mirage_cli.frontends.onnx.cut_points._mask_fits", lambda mask, x: True)
     onnx.save(parsed(ASYMMETRIC, w=noise(64, 192), bias=noise(192)), tmp_path / "model.onnx")
     options = Options(target=("cpu",), force=True, cache=cache)
-    report = pipeline.optimize(str(tmp_path / "model.onnx"), tmp_path / "out", options)
+    report = anew(str(tmp_path / "model.onnx"), tmp_path / "out", options)
     (fragment,) = report.fragments
     assert fragment.status == "failed" and "the patched model does not run: " in fragment.reason
     assert (tmp_path / "out/model.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
     before = parsed(ASYMMETRIC.replace("int32[4]", "int32[3]"), w=noise(64, 192), bias=noise(192))
     onnx.save(before, tmp_path / "other.onnx")
-    report = pipeline.optimize(str(tmp_path / "other.onnx"), tmp_path / "out2", options)
+    report = anew(str(tmp_path / "other.onnx"), tmp_path / "out2", options)
     assert [f.status for f in report.fragments] == ["replaced"]

@@ -9,11 +9,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from mirage_cli.optimization import pipeline
 from mirage_cli.options.options import Options
 from samples import sessions
 from tests.frontends.models import noise, parsed
-from tests.optimized import Optimized, sample
+from tests.optimized import Optimized, anew, sample
 
 SAMPLE = "llama_fp32"
 SYMBOLIC = """g (float[batch,48] x) => (float[batch,40] y, float[batch,48] z) {
@@ -39,7 +38,7 @@ def symbolic(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     model = parsed(SYMBOLIC, axis=np.array([1]), w=noise(48, 40))
     onnx.save(model, folder / "original.onnx")
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
-    report = pipeline.optimize(str(folder / "original.onnx"), folder / "out", options)
+    report = anew(str(folder / "original.onnx"), folder / "out", options)
     assert [f.status for f in report.fragments] == ["replaced"] * len(report.fragments)
     return folder / "original.onnx", folder / "out"
 

@@ -24,9 +24,9 @@ from mirage_cli.options.options import Options
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.report import reader
 from mirage_cli.runtime.example import example_inputs
-from mirage_cli.verification import recheck
+from mirage_cli.verification import story as verification
 from mirage_cli.verification.findings import Verification, VerifyOptions
-from tests.optimized import Optimized, sample
+from tests.optimized import Optimized, anew, sample
 from tests.security import models as m
 
 SAMPLE = "rmsnorm_linear_fp32"
@@ -57,7 +57,7 @@ def failed(found: Verification) -> list[str]:
 
 def test_verify_tells_of_it(crashing: tuple[Path, str], optimized: Optimized) -> None:
     path, reason = crashing
-    found = recheck.verify_pair(path, path, optimized(SAMPLE) / LIBRARY, VerifyOptions())
+    found = verification.verify_pair(path, path, optimized(SAMPLE) / LIBRARY, VerifyOptions())
     # without its optimizations onnxruntime computes nothing when it loads a model
     assert failed(found) == [f"the original does not run: {reason.replace('onnxruntime loaded', 'onnxruntime ran')}"]
     assert Crashed.hint in found.notes
@@ -88,7 +88,7 @@ def test_optimize_leaves_a_fragment_whose_check_ends(
     monkeypatch.setattr(pipeline, "run_job", ended)
     monkeypatch.setattr(pipeline.fragment_cache.Checks, "get", lambda *_: None)
     options = Options(target=("cpu",), force=True, jobs=jobs, seed=7, cache=str(cache))
-    report = pipeline.optimize(str(sample(SAMPLE)), tmp_path / "out", options)
+    report = anew(str(sample(SAMPLE)), tmp_path / "out", options)
     (fragment,) = report.fragments
     assert (fragment.status, fragment.reason) == (
         "failed",
@@ -99,7 +99,7 @@ def test_optimize_leaves_a_fragment_whose_check_ends(
 def test_memory_is_limited(optimized: Optimized, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(m.filling(1 << 31), path)
-    found = recheck.verify_pair(path, path, optimized(SAMPLE) / LIBRARY, VerifyOptions(max_memory=2 << 30))
+    found = verification.verify_pair(path, path, optimized(SAMPLE) / LIBRARY, VerifyOptions(max_memory=2 << 30))
     (text,) = failed(found)
     assert text.startswith("the original does not run: onnxruntime failed")
     assert "allocate memory" in text
@@ -110,4 +110,4 @@ def test_a_library_that_ends_its_process(optimized: Optimized, tmp_path: Path) -
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void end(void) { abort(); }\n")
     subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     with pytest.raises(ModelError, match=r"ended with SIGABRT while .*end\.so was loaded"):
-        recheck.verify_pair(sample(SAMPLE), optimized(SAMPLE) / "model.onnx", library, VerifyOptions())
+        verification.verify_pair(sample(SAMPLE), optimized(SAMPLE) / "model.onnx", library, VerifyOptions())

@@ -20,14 +20,14 @@ from mirage_cli.files import result_store
 from mirage_cli.files.output import check_target
 from mirage_cli.inspection import fragment_details
 from mirage_cli.kernels import trust
-from mirage_cli.optimization import assembly, pipeline
+from mirage_cli.optimization import assembly
 from mirage_cli.options.options import Options
 from mirage_cli.report import mugraph_file, reader
 from mirage_cli.report.report import sealed
-from mirage_cli.verification.findings import Verification
-from mirage_cli.verification.recheck import VerifyOptions, verify_folder
+from mirage_cli.verification.findings import Verification, VerifyOptions
+from mirage_cli.verification.story import verify_folder
 from tests.frontends.torchscript.test_archive import SCRIPT, archive
-from tests.optimized import Optimized, once, sample
+from tests.optimized import Optimized, anew, once, sample
 from tests.security import models as m
 from tests.verification.test_recheck import failed, match_hashes, mugraph
 
@@ -307,14 +307,14 @@ def test_the_model_is_not_overwritten(copied: Optimized, cache: Path) -> None:
     folder = copied(OPERATOR)
     before = (folder / "model.onnx").read_bytes()
     with pytest.raises(UsageError, match="lies in"):
-        pipeline.optimize(str(folder / "model.onnx"), folder, Options(cache=str(cache)))
+        anew(str(folder / "model.onnx"), folder, Options(cache=str(cache)))
     assert (folder / "model.onnx").read_bytes() == before
 
 
 def test_the_models_own_folder(tmp_path: Path, cache: Path) -> None:
     shutil.copy(sample(OPERATOR), tmp_path / "model.onnx")
     with pytest.raises(UsageError, match="did not write"):
-        pipeline.optimize(str(tmp_path / "model.onnx"), tmp_path, Options(cache=str(cache)))
+        anew(str(tmp_path / "model.onnx"), tmp_path, Options(cache=str(cache)))
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
 
 

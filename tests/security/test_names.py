@@ -15,13 +15,12 @@ from mirage_cli.commands import common
 from mirage_cli.errors import ModelError
 from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, PAGE
 from mirage_cli.main import cli
-from mirage_cli.optimization import pipeline
 from mirage_cli.options.options import Options
 from mirage_cli.report import mugraph_file, reader
 from mirage_cli.runtime import sessions
 from mirage_cli.verification import bisection
 from tests.exporters.test_html import read as read_page
-from tests.optimized import sample
+from tests.optimized import anew, sample
 from tests.security import models as m
 
 pytestmark = pytest.mark.usefixtures("one_isa")
@@ -83,7 +82,7 @@ def test_names_do_no_harm(cache: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "model.onnx", tmp_path / "out"
     onnx.save(hostile(), path)
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
-    report = pipeline.optimize(str(path), out, options)
+    report = anew(str(path), out, options)
     assert [f["status"] for f in report.to_json()["fragments"]] == ["replaced"]
     for found, wanted in zip(ran(out / MODEL, out / LIBRARY), ran(path), strict=True):
         assert np.allclose(found, wanted, rtol=1e-5)

@@ -14,7 +14,7 @@ from mirage_cli.checks import model_runs, whole_model
 from mirage_cli.errors import OutOfTime
 from mirage_cli.files.output import LIBRARY
 from mirage_cli.processes import isolation
-from mirage_cli.verification import recheck
+from mirage_cli.verification import story as verification
 from mirage_cli.verification.findings import VerifyOptions
 from tests.optimized import Optimized
 from tests.security import models as m
@@ -53,5 +53,5 @@ def test_a_process_is_stopped() -> None:
 def test_verify_ends_with_a_finding(optimized: Optimized, tmp_path: Path) -> None:
     library = optimized("rmsnorm_linear_fp32") / LIBRARY
     original, patched = endless(tmp_path), endless(tmp_path, "patched.onnx")
-    found = recheck.verify_pair(original, patched, library, VerifyOptions(timeout=0.2))
+    found = verification.verify_pair(original, patched, library, VerifyOptions(timeout=0.2))
     assert [f.text for f in found.findings if not f.passed] == ["the original does not run: it took longer than 0.2 s"]

@@ -18,8 +18,9 @@ from mirage_cli import frontends
 from mirage_cli.checks import derivation
 from mirage_cli.errors import InvalidGraph, ModelError, UsageError
 from mirage_cli.frontends.onnx.front_end import from_proto
+from mirage_cli.verification.findings import Verification, VerifyOptions
 from mirage_cli.verification.output_folder import constants
-from mirage_cli.verification.recheck import Verification, VerifyOptions, verify_folder, verify_pair
+from mirage_cli.verification.story import verify_folder, verify_pair
 from tests.optimized import Optimized, once, sample
 
 OPERATOR, OTHER, TWO, MODEL = "rmsnorm_linear_fp32", "lora_fp32", "mlp_fp32", "llama_fp32"

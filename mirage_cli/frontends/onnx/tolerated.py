@@ -14,13 +14,12 @@ know, and outputs without a type have one.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import onnx
 
-from mirage_cli.frontends.onnx.traversal import all_graphs, all_nodes, graphs
+from mirage_cli.frontends.onnx.traversal import all_graphs, all_nodes, graphs, topological
 
 _SPELLED_OUT = "ai.onnx"
 #: operators of onnxruntime in ONNX's own domain; and one that opset 18 declares deprecated since opset 21 corrects it
@@ -96,7 +95,7 @@ def _sort(graph: onnx.GraphProto) -> None:
     needs = [{made[n] for n in _read(node) if n in made} for node in graph.node]
     if all(max(need, default=-1) < k for k, need in enumerate(needs)):
         return
-    order = _order(needs)
+    order = topological(needs)
     if order is not None:
         nodes = [graph.node[k] for k in order]
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -109,25 +108,6 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
     for inner in all_nodes([node]):
         yield from inner.input
         yield from (v.name for a in inner.attribute for g in graphs(a) for v in g.output)
-
-
-def _order(needs: Sequence[set[int]]) -> list[int] | None:
-    """Positions such that each comes behind those that it needs; None where there is no such order."""
-    waiting = [len(need) for need in needs]
-    readers: list[list[int]] = [[] for _ in needs]
-    for k, need in enumerate(needs):
-        for n in need:
-            readers[n].append(k)
-    ready = [k for k, count in enumerate(waiting) if not count]
-    order = []
-    while ready:
-        k = heapq.heappop(ready)
-        order.append(k)
-        for reader in readers[k]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    return order if len(order) == len(needs) else None
 
 
 # --- 4: what has no type or no name -----------------------------------------------------------------------------------

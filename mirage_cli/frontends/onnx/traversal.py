@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 
@@ -28,3 +29,22 @@ def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
         for node in all_nodes(nodes):
             for attribute in node.attribute:
                 yield from graphs(attribute)
+
+
+def topological(needs: Sequence[set[int]]) -> list[int] | None:
+    """Positions such that each comes behind those that it needs, the smallest first; None where there is no such order."""
+    waiting = [len(need) for need in needs]
+    readers: list[list[int]] = [[] for _ in needs]
+    for k, need in enumerate(needs):
+        for n in need:
+            readers[n].append(k)
+    ready = [k for k, count in enumerate(waiting) if not count]
+    order = []
+    while ready:
+        k = heapq.heappop(ready)
+        order.append(k)
+        for reader in readers[k]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    return order if len(order) == len(needs) else None

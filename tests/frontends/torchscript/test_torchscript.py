@@ -14,9 +14,9 @@ import pytest
 from mirage_cli import frontends
 from mirage_cli.errors import ModelError, OutOfTime, UsageError
 from mirage_cli.frontends import Options
-from mirage_cli.optimization.pipeline import optimize
 from mirage_cli.options.options import Options as RunOptions
 from mirage_cli.python import api
+from tests.optimized import anew
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
@@ -90,7 +90,7 @@ def optimized(models: Path, cache: Path) -> Folder:
         if not out.exists():
             shape = SHAPES if name == "block.pt" else ("x=3x32",)
             options = RunOptions(shape=shape, target=("cpu",), force=True, jobs=1, cache=str(cache))
-            optimize(str(models / name), out, options)
+            anew(str(models / name), out, options)
         return out
 
     return folder
@@ -185,7 +185,7 @@ def test_inputs_that_do_not_fit(models: Path) -> None:
 def test_an_operator_that_changes_its_operand_in_the_graph_is_left(models: Path, tmp_path: Path, cache: Path) -> None:
     path, out = models / "mutating.pt", tmp_path / "out"
     options = RunOptions(shape=("x=4x4",), target=("cpu",), force=True, jobs=1, cache=str(cache))
-    report = optimize(str(path), out, options)
+    report = anew(str(path), out, options)
     assert (out / "model.pt").read_bytes() == path.read_bytes()
     assert any("model.pt is the original module: its aten::mul_" in n for n in report.notes)
 

@@ -1,0 +1,69 @@
+"""The story of `mirage optimize`, from a model file to the folder that is written.
+
+A run that was made before is answered from the cache, without importing what it would take to make it again.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mirage_cli.files.output import claimed, replaced
+from mirage_cli.optimization import environment, run_cache
+from mirage_cli.options.options import Options
+from mirage_cli.report.report import Report, enforce
+from mirage_cli.report.stages import Clock, Progress, Silent
+
+if TYPE_CHECKING:
+    from mirage_cli.optimization.pipeline import Run
+
+
+def optimize(model: str, out: Path, options: Options, progress: Progress | None = None, complete: str = "") -> Report:
+    """Optimize a model file into the folder `out` (nothing is written with `dry_run`).
+
+    With `complete`, an identifier, all of the model has to become kernels, whose order is written too (`steps.json`);
+    where that is not possible it raises Refused, naming an operator.
+
+    Raises ModelError for files that cannot be read, ToolMissing without a C++ compiler, UsageError for options that do
+    not fit, Busy while another run writes the folder, CheckFailed when a required coverage is missed (or, with `strict`,
+    when any fragment failed).
+    """
+    start, progress = time.perf_counter(), progress or Silent()
+    with nullcontext() if options.dry_run else claimed(out, None if model == "-" else Path(model)):
+        tools = environment.toolchain(options)
+        known = None if complete else run_cache.find(model, options, tools)
+        if known is not None:
+            report = _again(known, model, out, progress, start)
+        else:
+            from mirage_cli.optimization.pipeline import Run  # noqa: PLC0415 - it takes seconds
+
+            report = _made(Run(model, options, tools, progress, complete, clock=Clock(start=start)), out)
+    enforce(report, options)
+    return report
+
+
+def _made(run: Run, out: Path) -> Report:
+    """The stages of a run, each once; fragments that one of them leaves are built without."""
+    run.read()
+    run.plan()
+    if run.options.dry_run:
+        return run.report()
+    run.choose()
+    with replaced(out) as draft:
+        run.build(draft)
+        run.check()
+        run.tune()
+        run.rebuild(draft)
+        run.hand_over(draft)
+        return run.write(draft, out)
+
+
+def _again(known: run_cache.Answer, model: str, out: Path, progress: Progress, start: float) -> Report:
+    """What an earlier run wrote, written again."""
+    progress.stage("read", 1)
+    with replaced(out) as draft:
+        report = known.write(draft, str(out), start)
+    progress.step(f"{model}: as it was before")
+    return report
