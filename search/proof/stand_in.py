@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Program, Slot
 from mirage_cli.search.mugraph.evaluate import Tiles
 from mirage_cli.search.mugraph.mugraph import CustomKernel, KernelGraph
@@ -64,7 +65,8 @@ def shortest(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> Po
 
 
 def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> list[dict[str, int]]:
-    """Values for the symbols: 1, small, and large, where odd numbers leave partial tiles."""
+    """Values for the symbols: 1, small, and large, where odd numbers leave partial tiles; more where the program reads
+    positions that have to be there."""
     names = program.symbols
     steps = dict.fromkeys(names, 1.0)
     for kernel, tile in zip(graph.kernels, tiles, strict=True):
@@ -73,7 +75,19 @@ def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) ->
             steps.update((s, max(steps[s], wanted)) for s in ex.names(a.extent))
     small = {s: 3 + 2 * k for k, s in enumerate(names)}
     large = {s: (int(steps[s]) // 2 + 1 + k) * 2 + 5 for k, s in enumerate(names)}
-    return [dict.fromkeys(names, 1), small, large]
+    least = _least(program)
+    return [{s: max(n, least.get(s, 1)) for s, n in given.items()} for given in (dict.fromkeys(names, 1), small, large)]
+
+
+def _least(program: Program) -> dict[str, int]:
+    """What symbols are at least where known positions of dimensions with these symbols are read."""
+    found: dict[str, int] = {}
+    for slot in (s for i in program.inputs for s in i.access if isinstance(s.extent, Symbolic)):
+        count = 1 if slot.axis is None else program.extent(slot.axis)
+        if isinstance(count, int) and isinstance(slot.extent, Symbolic):
+            each = math.ceil((slot.offset + count) / slot.extent.factor)
+            found.update((n, max(each, found.get(n, 1))) for n in slot.extent.names)
+    return found
 
 
 def _step(axis: str, kernel: CustomKernel, tile: Tiles) -> int:

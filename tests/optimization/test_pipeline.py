@@ -22,7 +22,10 @@ from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, plan
 from mirage_cli.report.report import Report
 from mirage_cli.runtime import sessions
+from mirage_cli.verification.findings import VerifyOptions
+from mirage_cli.verification.story import verify_folder
 from samples.inputs import example_inputs
+from tests.frontends.models import parsed
 from tests.optimized import Optimized, anew, sample
 
 pytestmark = pytest.mark.usefixtures("one_isa")
@@ -213,3 +216,13 @@ def test_long_and_wide_products_are_as_accurate_as_the_originals(
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache))
     report = anew(str(tmp_path / "m.onnx"), tmp_path / "out", options)
     assert [(f.status, f.reason) for f in report.fragments] == [("replaced", "")]
+
+
+def test_a_known_position_of_a_dimension_of_any_length(tmp_path: Path, cache: Path) -> None:
+    """Sizes at which the position is not there are no runs of the model, and proofs are at none."""
+    head = "agraph (float[s,16] x, float[16,s] w) => (float[s] y)"
+    text = f"{head} {{ i = Constant <value_int = 5> () m = MatMul(x, w) y = Gather <axis = 1> (m, i) }}"
+    onnx.save(parsed(text), tmp_path / "m.onnx")
+    report = anew(str(tmp_path / "m.onnx"), tmp_path / "out", Options(target=("cpu",), force=True, cache=str(cache)))
+    assert [f.status for f in report.fragments] == ["replaced"]
+    assert verify_folder(tmp_path / "out", VerifyOptions()).passed
