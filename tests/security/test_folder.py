@@ -16,11 +16,10 @@ import pytest
 from mirage_cli.backends import toolchain
 from mirage_cli.benchmark.benchmark import BenchOptions, bench_folder
 from mirage_cli.errors import ModelError, Refused, ToolMissing, UsageError
-from mirage_cli.files import result_store
+from mirage_cli.files import output, result_store
 from mirage_cli.files.output import check_target
 from mirage_cli.inspection import fragment_details
 from mirage_cli.kernels import trust
-from mirage_cli.optimization import assembly
 from mirage_cli.options.options import Options
 from mirage_cli.report import mugraph_file, reader
 from mirage_cli.report.report import sealed
@@ -228,7 +227,7 @@ def test_files_without_an_end(copied: Optimized, monkeypatch: pytest.MonkeyPatch
     os.mkfifo(folder / source)
     with (folder / "src" / "library.cpp").open("wb") as file:
         file.truncate(1 << 40)
-    monkeypatch.setattr(assembly, "digest", lambda path: "")  # of a terabyte takes its time
+    monkeypatch.setattr(output, "digest", lambda path: "")  # of a terabyte takes its time
     found = checked(folder)
     assert {"mirage.h", source, "src/library.cpp"} <= failed(found, "source")
     with pytest.raises(ModelError, match="expected a regular file"):
