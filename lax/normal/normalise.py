@@ -72,6 +72,7 @@ class _Normaliser:
         self.lone: dict[str, Extent] = {}  #: axes of their own for extents, so that no pass on axes meets them
         self.known: dict[object, str] = {}
         self.made: dict[str, Node] = {}
+        self.spans: dict[str, _Span] = {}  #: the numbers between which values of positions and constants lie
 
     # --- nodes --------------------------------------------------------------------------------------------------------
     def emit(self, op: str, inputs: Sequence[str] = (), like: Node | None = None, value: Number | None = None) -> str:
@@ -86,6 +87,7 @@ class _Normaliser:
             self.made[name] = replace(n, name=name)
             self.nodes.append(self.made[name])
             self.axes[name] = self._axes(n)
+            self.spans[name] = self._span(n)
         return self.known[key]
 
     def _axes(self, n: Node) -> frozenset[str]:
@@ -250,14 +252,14 @@ class _Normaliser:
 
     def span(self, v: _Ratio) -> _Span:
         """The numbers between which a value of positions and constants lies."""
-        if v.den or (made := self.made.get(v.base or "")) is None:
+        if v.den or v.base is None:
             return (None, None) if v.number is None else (v.number, v.number)
-        low, high = self._span(made)
+        low, high = self.spans.get(v.base, (None, None))
         ends = [None if e is None else e * v.factor for e in (low, high)]
         return (ends[0], ends[1]) if v.factor > 0 else (ends[1], ends[0])
 
     def _span(self, n: Node) -> _Span:
-        inner = [self.span(_Ratio(ONE, i)) for i in n.inputs]
+        inner = [self.spans.get(i, (None, None)) for i in n.inputs]
         match n.op:
             case "iota":
                 extent = self.extents[n.axis or ""]
