@@ -1,0 +1,289 @@
+"""The grammar of kernels: statements over typed names, arrays and pointers, and calls of instructions.
+
+    Kernel     = name, parameters (pointers, sizes), launch (threads, ...), statements
+    Statement  = Declare | Alias | Assign | Do | Step | For | ForEach | Each | If | Scope | Return | Break
+    Expression = Literal | Name | Unary | Binary | Select | Cast | Index | Member | Call | Construct | List | Lambda
+
+An *instruction* is a function of the headers in `templates/include/mirage/`: the language knows its name and its static
+arguments, `mirage_cli/kernel_machine/` what it does. Everything is frozen; two kernels are the same if they are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A type: `name` with static arguments, behind so many pointers; `const` where what it names is not written."""
+
+    name: str
+    args: tuple[Static, ...] = ()
+    pointers: int = 0
+    const: bool = False
+    reference: bool = False
+
+
+# --- expressions --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number or truth value as it is spelled: `12`, `0x1p-3f`, `true`, `INFINITY`, `nullptr`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A variable, instruction or type member (`Sum::none` has the path Sum, none), with its static arguments.
+
+    Static arguments stand behind the last part, or behind the first one of a path of types (`Words<__half>::pack`), which
+    `owner` has then."""
+
+    path: tuple[str, ...]
+    args: tuple[Static, ...] = ()
+    owner: Type | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`op` one of - ! ~ & * (void)."""
+
+    op: str
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """`op` one of + - * / % << >> & | ^ < <= > >= == != && ||."""
+
+    op: str
+    left: Expression
+    right: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """`condition ? yes : no`."""
+
+    condition: Expression
+    yes: Expression
+    no: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """`static_cast` or `reinterpret_cast` (`kind` without `_cast`); `of` for a type called like a function, double(x)."""
+
+    kind: str
+    type: Type
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """`of[at]`."""
+
+    of: Expression
+    at: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`of.name`, with static arguments where a member function has some; `arrow` for `of->name`."""
+
+    of: Expression
+    name: str
+    args: tuple[Static, ...] = ()
+    arrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An instruction, a member function, a defined function or a lambda, called."""
+
+    function: Expression
+    args: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Construct:
+    """A value of a type from its parts: `Tile<__half, 32, 16>{pointer}`."""
+
+    type: Type
+    args: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """The parts of an array that is declared: `{0.0f, 1.0f}`."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lambda:
+    """A function that sees the variables around it: `[&](int r) { ... }`."""
+
+    parameters: tuple[Parameter, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a lambda."""
+
+    type: Type
+    name: str
+
+
+Expression: TypeAlias = (
+    Literal | Name | Unary | Binary | Select | Cast | Index | Member | Call | Construct | List | Lambda
+)
+Static: TypeAlias = Type | Expression  #: a static argument: a type (also what may be a constant's name), or a number
+
+
+# --- statements ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A declared name: `pointers` and `dims` are its own, `value` its first value (`call`: written in parentheses)."""
+
+    name: str
+    pointers: int = 0
+    dims: tuple[Expression, ...] = ()
+    value: Expression | None = None
+    const: bool = False  #: the pointer itself is not written: `float* const x`
+    restrict: bool = False
+    reference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Variables of a type. `storage` is "", "constexpr", "extern __shared__ ..." or the like; `unused`: [[maybe_unused]]."""
+
+    type: Type
+    variables: tuple[Variable, ...]
+    storage: str = ""
+    unused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """`using name = type;`, or `typedef type name;` where `old`."""
+
+    name: str
+    type: Type
+    unused: bool = False
+    old: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """`place op value`, `op` one of = += -= *= /= |= ^=."""
+
+    place: Expression
+    op: str
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Expressions for what they do (several: separated by commas)."""
+
+    calls: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`++name` or `--name` (`op` is "++" or "--")."""
+
+    op: str
+    place: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """A loop; `unroll` is "", "#pragma unroll", "#pragma unroll 1" or a macro in front of it. `braces`: how it is written."""
+
+    start: Statement
+    condition: Expression
+    step: Statement
+    body: tuple[Statement, ...]
+    unroll: str = ""
+    braces: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ForEach:
+    """A loop over the elements of an array: `for (float& x : parts)`."""
+
+    type: Type
+    name: str
+    over: Expression
+    body: tuple[Statement, ...]
+    braces: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """Every thread visits its elements of a value in registers: MIRAGE_STRIP(S), MIRAGE_STRIP_ROWS(S), MIRAGE_EACH(F)."""
+
+    macro: str
+    type: Type
+    body: tuple[Statement, ...]
+    braces: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """A choice; `static` where it is made when the kernel is compiled (`if constexpr`)."""
+
+    condition: Expression
+    then: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...] = ()
+    static: bool = False
+    braces: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Statements with names of their own."""
+
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """The end of a lambda or kernel, with a value."""
+
+    value: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The end of a loop."""
+
+
+Statement: TypeAlias = Declare | Alias | Assign | Do | Step | For | ForEach | Each | If | Scope | Return | Break
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A member of the parameters of a kernel, as it is declared."""
+
+    type: Type
+    name: str
+    dims: tuple[Expression, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel: its number's name (`kernel0`), the name of its parameters, their members, what is said to the compiler
+    (threads of a block, blocks on a multiprocessor), and its statements."""
+
+    name: str
+    parameters: str
+    fields: tuple[Field, ...]
+    bounds: tuple[int, ...]
+    body: tuple[Statement, ...]
+    grid_constant: bool = False
