@@ -38,7 +38,7 @@ class Name:
     """A variable, instruction or type member (`Sum::none` has the path Sum, none), with its static arguments.
 
     Static arguments stand behind the last part, or behind the first one of a path of types (`Words<__half>::pack`), which
-    `owner` has then."""
+    `owner` has then (of the path there is what stands behind it); `decltype(x)::value` has the owner `decltype` of x."""
 
     path: tuple[str, ...]
     args: tuple[Static, ...] = ()
@@ -146,7 +146,8 @@ Static: TypeAlias = Type | Expression  #: a static argument: a type (also what m
 # --- statements ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A declared name: `pointers` and `dims` are its own, `value` its first value (`call`: written in parentheses)."""
+    """A declared name: `pointers` and `dims` are its own (`[]` has the literal of no text), `value` its first value;
+    `braces` where that is a value of its type from parts that are written behind the name: `Tile<float, 8, 8> x{pointer}`."""
 
     name: str
     pointers: int = 0
@@ -155,6 +156,7 @@ class Variable:
     const: bool = False  #: the pointer itself is not written: `float* const x`
     restrict: bool = False
     reference: bool = False
+    braces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """A loop; `unroll` is "", "#pragma unroll", "#pragma unroll 1" or a macro in front of it. `braces`: how it is written."""
+    """A loop; `unroll` is "", "#pragma unroll", "#pragma unroll 4" or a macro in front of it. `braces`: how it is written."""
 
     start: Statement
     condition: Expression
@@ -236,7 +238,7 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class If:
-    """A choice; `static` where it is made when the kernel is compiled (`if constexpr`)."""
+    """A choice; `static` where it is made when the kernel is compiled (`if constexpr`). `braces` are those of both sides."""
 
     condition: Expression
     then: tuple[Statement, ...]
@@ -278,8 +280,9 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel: its number's name (`kernel0`), the name of its parameters, their members, what is said to the compiler
-    (threads of a block, blocks on a multiprocessor), and its statements."""
+    """A kernel: its number's name (`kernel0`), what it calls its parameters, their members, what is said to the compiler
+    (threads of a block, blocks on a multiprocessor; nothing: a kernel for CPUs, of `void* data, size_t block`), and its
+    statements."""
 
     name: str
     parameters: str
