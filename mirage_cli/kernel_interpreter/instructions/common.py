@@ -1,0 +1,220 @@
+"""Instructions of all CUDA kernels: numbers (`math.cuh`), barriers (`sync.cuh`), what runs when (`launch.cuh`), and the pieces of
+chunks that memory moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter.instructions.registry import instruction
+from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer
+from mirage_cli.kernel_interpreter.numbers import Array, Number
+
+CHUNK = 16  #: bytes that are moved at a time, at most
+
+
+# --- types --------------------------------------------------------------------------------------------------------------
+def _integer(s: Any, x: Any) -> Any:
+    if isinstance(x, Number):
+        raise Fault("a number is cast to an integer")
+    return int(x) if isinstance(x, bool) else x.astype(np.int64) if isinstance(x, np.ndarray) else x
+
+
+for _name in ("int", "unsigned", "offset_t", "int64_t", "uint64_t", "int32_t", "uint32_t", "size_t", "bool"):
+    registry.CONVERSIONS[_name] = _integer
+for _name in ("float", "double", "__half", "__nv_bfloat16", "half", "bfloat"):
+    registry.CONVERSIONS[_name] = lambda s, x: s.arithmetic.number(x)
+registry.CONVERSIONS["auto"] = lambda s, x: x
+registry.CONSTANTS["INFINITY"] = "INFINITY"
+registry.CONSTANTS["NAN"] = "NAN"
+
+
+class Sum:
+    """Sums: 0, and x + y."""
+
+    @staticmethod
+    def none(s: Any, static: Sequence[Any]) -> Number:
+        return s.arithmetic.const(0)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def join(s: Any, static: Sequence[Any], x: Any, y: Any) -> Number:
+        return s.arithmetic.apply("add", x, y)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def all(arithmetic: Any, values: Array, axis: int) -> Array:
+        """Over an axis of [fields, ...]."""
+        return arithmetic.total(values, axis)  # type: ignore[no-any-return]
+
+
+class Max:
+    """Maxima: -infinity, and the larger one."""
+
+    @staticmethod
+    def none(s: Any, static: Sequence[Any]) -> Number:
+        return s.arithmetic.const(float("-inf"))  # type: ignore[no-any-return]
+
+    @staticmethod
+    def join(s: Any, static: Sequence[Any], x: Any, y: Any) -> Number:
+        return s.arithmetic.maximum(x, y)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def all(arithmetic: Any, values: Array, axis: int) -> Array:
+        """Over an axis of [fields, ...]."""
+        parts = np.moveaxis(values, axis, 0)
+        shape = parts.shape[1:]
+        best = Number(parts[0].reshape(shape[0], -1))
+        for p in parts[1:]:
+            best = arithmetic.maximum(best, Number(p.reshape(shape[0], -1)))
+        return best.a.reshape(shape)
+
+
+registry.TYPES["Sum"] = Sum
+registry.TYPES["Max"] = Max
+registry.TYPES["StripSum"] = Sum
+registry.TYPES["StripMax"] = Max
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------------
+@instruction("to_float")
+def _to_float(s: Any, static: Sequence[Any], x: Any) -> Number:
+    return s.arithmetic.number(x)  # type: ignore[no-any-return]
+
+
+@instruction("put", places=(0,))
+def _put(s: Any, static: Sequence[Any], to: Any, x: Any) -> None:
+    to.set(s.arithmetic.number(x))
+
+
+@instruction("min")
+def _min(s: Any, static: Sequence[Any], x: Any, y: Any) -> Any:
+    return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
+
+
+@instruction("max")
+def _max(s: Any, static: Sequence[Any], x: Any, y: Any) -> Any:
+    return max(x, y) if isinstance(x, int) and isinstance(y, int) else np.maximum(x, y)
+
+
+for _name in (
+    "fmaxf",
+    "raised",
+):  # `raised` may stay below the larger one: what is divided by is arbitrary all the same
+    instruction(_name)(lambda s, static, x, y: s.arithmetic.maximum(x, y))
+for _name in ("m_exp_minus", "strip_exp_minus", "exp_below"):
+    instruction(_name)(lambda s, static, x, y: s.arithmetic.exp_minus(x, y))
+for _name in ("m_exp_difference", "strip_exp_difference", "exp_between"):
+    instruction(_name)(lambda s, static, x, y: s.arithmetic.exp_difference(x, y))
+instruction("level_of")(lambda s, static, x: s.arithmetic.number(x))
+instruction("quick_silu")(lambda s, static, x: s.arithmetic.apply("silu", x))
+instruction("quick_sigmoid")(lambda s, static, x: s.arithmetic.apply("sigmoid", x))
+
+
+@instruction("share")
+def _share(s: Any, static: Sequence[Any], q: Any, x: Any, inverse: Any) -> Number:
+    """x / y by the inverse of y, 0 where that is no number."""
+    return s.arithmetic.apply("div0", x, s.arithmetic.apply("recip", inverse))  # type: ignore[no-any-return]
+
+
+# --- lanes and barriers -------------------------------------------------------------------------------------------------
+@instruction("lane_of")
+def _lane_of(s: Any, static: Sequence[Any]) -> Array:
+    return s.thread % 32  # type: ignore[no-any-return]
+
+
+@instruction("__shfl_xor_sync")
+def _shuffle(s: Any, static: Sequence[Any], mask: int, x: Any, distance: int) -> Number:
+    return s.shuffle(x, s.thread % 32 ^ distance)  # type: ignore[no-any-return]
+
+
+@instruction("__any_sync")
+def _any(s: Any, static: Sequence[Any], mask: int, test: Any) -> Any:
+    if isinstance(test, bool | np.bool_):
+        return test
+    warp = np.arange(s.count) // 32
+    some = np.zeros(warp.max() + 1, dtype=bool)
+    np.logical_or.at(some, warp[s.active & test], True)
+    return some[warp]
+
+
+@instruction("__syncthreads")
+def _syncthreads(s: Any, static: Sequence[Any]) -> None:
+    s.together(s.block, "__syncthreads")
+
+
+@instruction("__syncwarp")
+def _syncwarp(s: Any, static: Sequence[Any]) -> None:
+    s.world.clocks.tick(np.unique(s.warps[s.active]))
+
+
+@instruction("wait_together")
+def _wait_together(s: Any, static: Sequence[Any], number: Any) -> None:
+    """A barrier of groups of so many neighbouring threads."""
+    s.together(s.lanes // static[0], "wait_together")
+
+
+@instruction("cluster_wait")
+def _cluster_wait(s: Any, static: Sequence[Any]) -> None:
+    s.together(s.block // s.world.launch.cluster, "cluster_wait")
+
+
+for _name in (
+    "cluster_arrive",
+    "cluster_arrive_relaxed",
+    "launch_dependents",
+    "wait_for_earlier",
+    "fetch_ahead",
+    "show_products",
+):
+    instruction(_name)(lambda s, static, *args: None)
+
+
+@instruction("in_block")
+def _in_block(s: Any, static: Sequence[Any], p: Pointer, rank: Any) -> Pointer:
+    """The same place in another block of the cluster."""
+    first = s.block // s.world.launch.cluster * s.world.launch.cluster
+    return Pointer(p.memory, p.at, p.type, first + rank, p.null)
+
+
+# --- chunks of memory ---------------------------------------------------------------------------------------------------
+def vector(s: Any, p: Pointer, count: int) -> Array:
+    """`count` neighbours from a pointer, moved as a vector: [fields, count, lanes]."""
+    s.aligned(p, min(count * p.bytes, CHUNK))
+    return s.load(p, np.arange(count)[:, None] + np.zeros(s.count, dtype=np.int64))  # type: ignore[no-any-return]
+
+
+def put_vector(s: Any, p: Pointer, values: Array) -> None:
+    """Put [fields, count, lanes] at neighbouring places, moved as a vector."""
+    count = values.shape[1]
+    s.aligned(p, min(count * p.bytes, CHUNK))
+    s.store(p, np.arange(count)[:, None] + np.zeros(s.count, dtype=np.int64), values)
+
+
+def cells_of(values: Array, type_: str = "float") -> Cells:
+    """[fields, count, lanes] as registers."""
+    return Cells((values.shape[1],), [Number(values[:, k]) for k in range(values.shape[1])], type_=type_)
+
+
+def stacked(s: Any, cells: Cells) -> Array:
+    """Registers as [fields, count, lanes]."""
+    return np.stack(
+        [s.wide(v if v is not None else Number(s.arithmetic.arbitrary((s.count,)))) for v in cells.all()], 1
+    )
+
+
+def fill(s: Any, cells: Cells, value: Any) -> None:
+    """Give all registers one value."""
+    x = s.arithmetic.number(value)
+    cells.set_all([s.merge(old, x) for old in cells.all()])
+
+
+registry.METHODS["fill"] = fill
+
+
+def bytes_of(name: str) -> int:
+    """Of an element of a type."""
+    if name not in SIZES:
+        raise Fault(f"nothing is known of elements of {name}")
+    return SIZES[name]

@@ -1,0 +1,81 @@
+"""The instructions and types that kernels are made of: one entry each, by name. A new one is a function with `@instruction`, or
+a class in `TYPES`; the compiler of statements (`machine.py`) knows none of them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mirage_cli.kernel_interpreter.memory import Fault
+
+Meaning = Callable[..., Any]  #: (strand, static arguments, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """A function of the headers: what it does to a strand. Arguments with numbers in `places` are handed on as places."""
+
+    meaning: Meaning
+    places: frozenset[int] = frozenset()
+
+
+INSTRUCTIONS: dict[str, Instruction] = {}
+PREFIXES: dict[str, Callable[[str], Instruction]] = {}  #: instructions that are made for one kernel, by how names begin
+TYPES: dict[str, Any] = {}  #: types with functions or constants of their own, made of static arguments
+STRUCTS: dict[str, Callable[..., Any]] = {}  #: values of several parts: made of (strand, static arguments, *parts)
+ARRAYS: dict[str, Callable[[Sequence[Any]], Sequence[int]]] = {}  #: types that are registers, with their dimensions
+METHODS: dict[str, Meaning] = {}  #: member functions of registers: (strand, cells, *arguments)
+EACH: dict[str, tuple[Sequence[str], Callable[[Sequence[Any]], Sequence[int]]]] = {}  #: loops over registers
+CONVERSIONS: dict[str, Callable[[Any, Any], Any]] = {}  #: what a value is as one of another type
+POINTERS: dict[str, Callable[[Any, Any], Any]] = {}  #: what a place in memory is as one of a type that is no number
+ROLES: set[str] = set()  #: names that tell that a kernel's warps have roles of their own and wait for one another
+GRID: set[str] = set()  #: names of instructions with which all blocks of a kernel put results together
+CONSTANTS: dict[str, str] = {}  #: names of numbers in the headers
+
+
+def instruction(name: str, places: Sequence[int] = ()) -> Callable[[Meaning], Meaning]:
+    """Register the meaning of an instruction."""
+
+    def register(meaning: Meaning) -> Meaning:
+        INSTRUCTIONS[name] = Instruction(meaning, frozenset(places))
+        return meaning
+
+    return register
+
+
+def find(name: str) -> Instruction | None:
+    """The instruction called so."""
+    known = INSTRUCTIONS.get(name)
+    if known is None:
+        make = next((f for prefix, f in PREFIXES.items() if name.startswith(prefix)), None)
+        known = make(name) if make is not None else None
+    return known
+
+
+def struct(name: str) -> Callable[..., Any] | None:
+    """How a value of several parts is made; parameters of kernels have any members."""
+    return STRUCTS.get(name) or (STRUCTS["Parameters"] if name.startswith("Parameters") else None)
+
+
+def dims(name: str, args: Sequence[Any]) -> Sequence[int]:
+    """The dimensions that a value of a type has in registers."""
+    return ARRAYS[name](args) if name in ARRAYS else ()
+
+
+def type_of(value: Any) -> Any:
+    """What is known of a type."""
+    if value.name not in TYPES:
+        raise Fault(f"nothing is known of the type {value.name}")
+    return TYPES[value.name](*value.args)
+
+
+def member_of(value: Any, name: str) -> Meaning:
+    """A function of a type: (strand, static arguments, *arguments)."""
+    found: Meaning = getattr(type_of(value), name)
+    return found
+
+
+def constant(value: Any, name: str) -> Any:
+    """A constant of a type."""
+    return getattr(type_of(value), name)

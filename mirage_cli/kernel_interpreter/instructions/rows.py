@@ -1,0 +1,87 @@
+"""Instructions of `rows.cuh`: chunks in registers, reductions over lanes and warps, quotients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter.instructions.common import cells_of, put_vector, stacked, vector
+from mirage_cli.kernel_interpreter.instructions.registry import instruction, type_of
+from mirage_cli.kernel_interpreter.memory import Cells, Pointer
+from mirage_cli.kernel_interpreter.numbers import Number
+
+registry.ARRAYS["Chunk"] = lambda args: (args[1],)
+
+
+@instruction("load_chunk")
+def _load_chunk(s: Any, static: Sequence[Any], p: Pointer) -> Cells:
+    return cells_of(vector(s, p, static[1]), static[0].name)
+
+
+@instruction("store_chunk")
+def _store_chunk(s: Any, static: Sequence[Any], p: Pointer, x: Cells) -> None:
+    put_vector(s, p, stacked(s, x))
+
+
+@instruction("rounded")
+def _rounded(s: Any, static: Sequence[Any], x: Cells) -> Cells:
+    return Cells(x.dims, list(x.all()), type_=static[0].name)
+
+
+@instruction("join_parts")
+def _join_parts(s: Any, static: Sequence[Any], x: Cells) -> Number:
+    return Number(type_of(static[0]).all(s.arithmetic, stacked(s, x)[:, : static[1]], 1))
+
+
+@instruction("join_lanes")
+def _join_lanes(s: Any, static: Sequence[Any], x: Any) -> Number:
+    """Over neighbouring lanes."""
+    lanes, a = static[1], s.wide(x)
+    joined = type_of(static[0]).all(s.arithmetic, a.reshape(a.shape[0], -1, lanes), 2)
+    return Number(np.repeat(joined, lanes, axis=1))
+
+
+@instruction("show")
+def _show(s: Any, static: Sequence[Any], scratch: Pointer, x: Any) -> None:
+    s.store(scratch, s.thread // 32, x, s.active & (s.thread % 32 == 0))
+
+
+@instruction("show_all")
+def _show_all(s: Any, static: Sequence[Any], scratch: Pointer, x: Any) -> None:
+    cluster, warps = static[:2]
+    first = s.block // cluster * cluster
+    there = Pointer(scratch.memory, scratch.at, scratch.type, first + s.thread % 32 % cluster)
+    at = s.blocks_of_grid % cluster * warps + s.thread // 32
+    s.store(there, at, x, s.active & (s.thread % 32 < cluster))
+
+
+@instruction("join_shown")
+def _join_shown(s: Any, static: Sequence[Any], at: Pointer) -> Number:
+    kind, count, stride = static[:3]
+    values = s.load(at, np.arange(count)[:, None] * stride + np.zeros(s.count, dtype=np.int64))
+    return Number(type_of(kind).all(s.arithmetic, values, 1))
+
+
+@instruction("join_warps")
+def _join_warps(s: Any, static: Sequence[Any], at: Pointer) -> Number:
+    kind, count = static[:2]
+    if count < 32:
+        return _join_shown(s, [kind, count, 1], at)  # type: ignore[no-any-return]
+    own = _join_shown(s, [kind, count // 32, 32], at.plus(s.thread % 32))
+    return _join_lanes(s, [kind, 32], own)  # type: ignore[no-any-return]
+
+
+@instruction("divisor")
+def _divisor(s: Any, static: Sequence[Any], x: Any) -> Number:
+    return s.arithmetic.number(x)  # type: ignore[no-any-return]
+
+
+@instruction("divide")
+def _divide(s: Any, static: Sequence[Any], x: Any, by: Any) -> Number:
+    return s.arithmetic.apply("div", x, by)  # type: ignore[no-any-return]
+
+
+registry.CONVERSIONS["Divisor"] = lambda s, x: s.arithmetic.number(x)

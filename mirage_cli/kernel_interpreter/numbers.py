@@ -1,0 +1,183 @@
+"""Numbers of a kernel: one for each lane, in a domain. Integers and truth values stay numpy's own (or Python's, where all lanes
+have the same one); a `Number` is an element type's value, [fields, lanes] or [fields, 1]."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.lax.domains.domain import Float64
+from mirage_cli.lax.domains.field import Residues
+from mirage_cli.lax.ops import OPS, lookup
+
+Array: TypeAlias = NDArray[Any]
+_NUMBER = re.compile(r"(?P<hex>0[xX][0-9a-fA-F.]+(?:[pP][+-]?\d+)?)|(?P<dec>[\d.]+(?:[eE][+-]?\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Values of lanes: `a` is [fields, lanes], or [fields, 1] where all lanes have the same."""
+
+    a: Array
+
+
+class Arithmetic:
+    """What kernels compute with: a domain (`Residues` or `Float64`), the exact numbers behind rounded literals, and
+    arbitrary values for what nobody wrote and for quotients by zero."""
+
+    def __init__(self, domain: Any, exact: Mapping[float, Fraction] | None = None) -> None:
+        self.domain = domain
+        self.exact = dict(exact or {})
+        self.residues = isinstance(domain, Residues)
+        self.fields = len(domain.primes) if self.residues else 1
+        self.dtype: Any = np.int64 if self.residues else np.float64
+        self._garbage = np.random.default_rng(20251)
+
+    # --- making numbers -------------------------------------------------------------------------------------------------
+    def number(self, x: Any) -> Number:
+        """A number from a number, an integer (of each lane) or a truth value."""
+        if isinstance(x, Number):
+            return x
+        if isinstance(x, np.ndarray):
+            values = x.astype(np.int64).reshape(1, -1)
+            return Number(values % self.modulus if self.residues else values.astype(np.float64))
+        return self.const(x if isinstance(x, float | Fraction) else int(x))
+
+    @property
+    def modulus(self) -> Array:
+        """The primes, a row each."""
+        return self.domain.modulus(1)  # type: ignore[no-any-return]
+
+    def const(self, x: float | Fraction | int) -> Number:
+        """The same number in all lanes."""
+        return Number(np.asarray(self.domain.const(x)).reshape(self.fields, 1))
+
+    def literal(self, text: str, negative: bool = False) -> Any:
+        """What a literal stands for: an integer, a truth value, or the exact number whose rounding is printed."""
+        if text in ("true", "false"):
+            return text == "true"
+        if text in ("INFINITY", "NAN"):
+            x = float("inf") if text == "INFINITY" else float("nan")
+            return self.const(-x if negative else x)
+        match = _NUMBER.match(text)
+        if match is None:
+            raise ValueError(f"{text} is no number")
+        body, suffix = match[0], text[match.end() :].lower()
+        real = "." in body or "p" in body.lower() or (match["dec"] and "e" in body.lower()) or suffix == "f"
+        if not real:
+            return -int(body, 0) if negative else int(body, 0)
+        value = float.fromhex(body) if match["hex"] else float(body)
+        number = self.exact.get(value, Fraction(value) if suffix == "f" else _quotient(value))
+        return self.const(-number if negative else number)
+
+    def arbitrary(self, shape: tuple[int, ...]) -> Array:
+        """Values that nobody can know."""
+        if self.residues:
+            return self._garbage.integers(1, int(min(self.domain.primes)), (self.fields, *shape))
+        return self._garbage.standard_normal((1, *shape)) * 1e3 + 1e5
+
+    # --- arithmetic -----------------------------------------------------------------------------------------------------
+    def apply(self, op: str, *args: Any) -> Number:
+        """An operator of the registry."""
+        numbers = [self.number(x).a for x in args]
+        if op in ("div", "recip", "div0"):
+            above = numbers[0] if op != "recip" else self.const(1).a
+            return self.divide(Number(above), Number(numbers[-1]), op == "div0")
+        with np.errstate(all="ignore"):
+            return Number(np.asarray(lookup(op).apply(self.domain, *numbers)))
+
+    def divide(self, x: Number, y: Number, guard: bool = False) -> Number:
+        """A quotient; arbitrary where the divisor is 0 in some field."""
+        if not self.residues:
+            with np.errstate(all="ignore"):
+                return Number(self.domain.div(x.a, y.a, guard))
+        zero = (y.a == 0).any(axis=0, keepdims=True)
+        if not zero.any():
+            return Number(self.domain.div(x.a, y.a, guard))
+        q = self.domain.div(x.a, np.where(zero, 1, y.a), guard)
+        return Number(np.where(zero, self.arbitrary(q.shape[1:]), q))
+
+    def exp_minus(self, x: Any, maximum: Any) -> Number:
+        """exp(x - maximum) for a maximum that only range decides."""
+        x, maximum = self.number(x), self.number(maximum)
+        if not self.residues:
+            with np.errstate(all="ignore"):
+                return Number(self.domain.exp_minus(x.a, maximum.a))
+        return Number(self.domain.mul(self.domain.exp(x.a), self.domain.inverse(self._level(maximum))))
+
+    def exp_difference(self, old: Any, new: Any) -> Number:
+        """exp(old - new) for two such maxima."""
+        old, new = self.number(old), self.number(new)
+        if not self.residues:
+            with np.errstate(all="ignore"):
+                return Number(self.domain.exp_difference(old.a, new.a))
+        return Number(self.domain.mul(self._level(old), self.domain.inverse(self._level(new))))
+
+    def _level(self, maximum: Number) -> Array:
+        """exp(c) for a c that is arbitrary, but the same wherever the maximum is."""
+        level: Array = self.domain._function("level of a maximum", (0,), (maximum.a,), low=1)
+        return level
+
+    def maximum(self, x: Any, y: Any) -> Number:
+        """The larger of two; over residues a commutative, associative and idempotent function that nothing is known of."""
+        x, y = self.number(x), self.number(y)
+        if not self.residues:
+            return Number(np.maximum(x.a, y.a))
+        a, b = np.broadcast_arrays(x.a, y.a)
+        low = self.const(float("-inf")).a
+        first = np.where((a == low).all(axis=0), -1, a[0])
+        second = np.where((b == low).all(axis=0), -1, b[0])
+        return Number(np.where(first >= second, a, b))  # the one whose first residue is larger: as good as any order
+
+    def compare(self, op: str, x: Any, y: Any) -> Array:
+        """A comparison, one truth value for each lane."""
+        a, b = self.number(x).a, self.number(y).a
+        if op in ("==", "!="):
+            same = (a == b).all(axis=0)
+            return same if op == "==" else ~same
+        if self.residues:
+            raise ArithmeticError(f"residues have no {op}")
+        table: dict[str, Callable[[Array, Array], Array]] = {
+            "<": np.less,
+            "<=": np.less_equal,
+            ">": np.greater,
+            ">=": np.greater_equal,
+        }
+        return table[op](a, b)[0]
+
+    def total(self, a: Array, axis: int) -> Array:
+        """The sum of [fields, ...] along an axis."""
+        summed = a.sum(axis=axis)
+        return summed % self.domain.modulus(summed.ndim - 1) if self.residues else summed
+
+    def product(self, x: Array, y: Array) -> Array:
+        """The matrix product of [fields, m, k] and [fields, k, n]."""
+        if self.residues:
+            return self.domain._product(x, y)  # type: ignore[no-any-return]
+        with np.errstate(all="ignore"):
+            return x @ y  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=1024)
+def _quotient(value: float) -> Fraction:
+    """The reciprocal of a whole number that a float64 is the rounding of, or the float64 itself."""
+    if value and abs(1 / value) < 2**52 and 1 / round(1 / value) == value:
+        return Fraction(1, round(1 / value))
+    return Fraction(value)
+
+
+def float64() -> Arithmetic:
+    """Kernels over float64."""
+    return Arithmetic(Float64())
+
+
+def operator_of(name: str) -> str | None:
+    """The operator of the registry that a function `m_...` of the headers computes."""
+    return name[2:] if name.startswith("m_") and name[2:] in OPS else None

@@ -1,0 +1,232 @@
+"""A source as a whole: its host function is run as it stands, and launches its kernels on arrays over a domain."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mirage_cli.kernel_interpreter.instructions import common, registry, rows  # noqa: F401 - instructions register themselves
+from mirage_cli.kernel_interpreter.machine import Compiled, compiled
+from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
+from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
+from mirage_cli.kernel_interpreter.strand import Launch, Strand, Turns, World
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.reader import read_kernels, read_statements
+
+HOST = ("in", "out", "workspace", "extents", "stream", "pool")  #: the host function's arguments
+_HOST = re.compile(
+    r"^(?:extern \"C\" (?:MIRAGE_EXPORT )?)?int (?P<name>mirage_\w+|run\d+|MIRAGE_CPU_NAME\(\w+\))\(const void\* const\* in.*?\) \{\n(?P<body>.*?)^\}$",
+    re.MULTILINE | re.DOTALL,
+)
+Choice = Callable[[int, int], Sequence[int]]  #: of so many blocks in clusters of so many, those that are run
+MOST_AT_ONCE = 4096  #: threads that run side by side
+
+
+def all_blocks(blocks: int, cluster: int) -> Sequence[int]:
+    """Every block."""
+    return range(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host function and the names that its statements use."""
+
+    name: str
+    body: Compiled
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source text that can be run."""
+
+    text: str
+
+    @functools.cached_property
+    def kernels(self) -> dict[str, ir.Kernel]:
+        """Its kernels by name."""
+        return read_kernels(self.text)
+
+    @functools.cached_property
+    def compiled(self) -> dict[str, Compiled]:
+        """Its kernels as functions of a strand."""
+        return {name: compiled(k.body, [k.parameters, *_CPU]) for name, k in self.kernels.items()}
+
+    @functools.cached_property
+    def hosts(self) -> list[Host]:
+        """Its host functions, the entry last."""
+        names = [m["name"] for m in _HOST.finditer(self.text)]
+        around = [*HOST, *self.kernels, *names, "cudaSuccess"]
+        return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in _HOST.finditer(self.text)]
+
+
+_CPU = ("data", "block")  #: the arguments of kernels for CPUs
+
+
+class Workspace:
+    """Memory for what goes from kernel to kernel: an array for each place where one begins."""
+
+    def __init__(self, arithmetic: Arithmetic, bytes_: int) -> None:
+        self.arithmetic, self.bytes = arithmetic, bytes_
+        self.parts: dict[int, Global] = {}
+
+    def part(self, at: int, type_: str) -> Global:
+        """The array at a byte."""
+        if at not in self.parts:
+            n = max(0, self.bytes - at) // SIZES[type_]
+            values = self.arithmetic.arbitrary((n,))
+            self.parts[at] = Global(f"the workspace at {at}", values, SIZES[type_], np.zeros(n, dtype=bool))
+        return self.parts[at]
+
+
+@dataclass(slots=True)
+class Bytes:
+    """A place in a workspace, in bytes."""
+
+    workspace: Workspace
+    at: int = 0
+    block: Any = None
+
+    def plus(self, n: int) -> Bytes:
+        """So many bytes further."""
+        return Bytes(self.workspace, self.at + int(n))
+
+    def of(self, type_: str) -> Any:
+        """The array that begins here."""
+        if type_ in ("char", "void"):
+            return self
+        return Pointer(self.workspace.part(self.at, type_), 0, type_)
+
+
+@dataclass(slots=True)
+class Tensors:
+    """An array of pointers."""
+
+    pointers: list[Any]
+
+    def element(self, s: Any, k: Any) -> Any:
+        """One of them."""
+        return self.pointers[int(k)]
+
+
+@dataclass
+class Run:
+    """One call of a source's host function."""
+
+    source: Source
+    arithmetic: Arithmetic
+    choose: Choice = all_blocks
+    granule: int = 2
+    launched: list[tuple[str, Launch]] = field(default_factory=list)
+
+    def call(
+        self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = (), workspace: int = 1 << 20
+    ) -> list[Global]:
+        """The outputs (so many elements each) for inputs [fields, elements]. Raises Fault."""
+        given = [Pointer(Global(f"input {k}", a), 0, "char") for k, a in enumerate(inputs)]
+        results = [
+            Global(f"output {k}", self.arithmetic.arbitrary((n,)), 4, np.zeros(n, dtype=bool))
+            for k, n in enumerate(outputs)
+        ]
+        values = {
+            "in": Tensors(given),
+            "out": Tensors([Pointer(g, 0, "char") for g in results]),
+            "workspace": Bytes(Workspace(self.arithmetic, workspace)),
+            "extents": Tensors(list(extents)),
+            "stream": None,
+            "pool": None,
+            "cudaSuccess": 0,
+        } | {name: name for name in self.source.kernels}
+        hosts = self.source.hosts
+        for h in hosts:
+            values[h.name] = lambda s, *args, h=h: self._host(h, values)
+        status = self._host(hosts[-1], values)
+        if status not in (0, None):
+            raise Fault(f"the host function returns {status}")
+        return results
+
+    def _host(self, host: Host, values: Mapping[str, Any]) -> Any:
+        world = World(self.arithmetic, Launch([0], 1, 0, 1), None, Clocks(1), Turns())  # type: ignore[arg-type]
+        world.barriers["run"] = self
+        s = Strand(world, 0, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        s.calls = 1
+        host.body.start(s, **values)
+        return s.result
+
+    def launch(self, name: str, launch: Launch, parameters: Any) -> None:
+        """Run the chosen blocks of a kernel, some at a time."""
+        kernel, body = self.source.kernels[name], self.source.compiled[name]
+        self.launched.append((name, launch))
+        chosen = list(self.choose(launch.grid, launch.cluster))
+        if _waits_for_all(kernel):
+            chosen = list(range(launch.grid))
+        at_once = max(launch.cluster, MOST_AT_ONCE // launch.threads // launch.cluster * launch.cluster)
+        at_once = len(chosen) if _waits_for_all(kernel) else at_once
+        for first in range(0, len(chosen), at_once):
+            part = Launch(
+                chosen[first : first + at_once], launch.threads, launch.shared_bytes, launch.grid, launch.cluster
+            )
+            run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule)
+
+
+def run_blocks(
+    arithmetic: Arithmetic, kernel: ir.Kernel, body: Compiled, launch: Launch, parameters: Any, granule: int = 2
+) -> None:
+    """Run some blocks of a kernel side by side. Raises Fault."""
+    n = len(launch.blocks)
+    warps = -(-launch.threads // 32)
+    agents = n * (warps + 1)  # the last ones copy for a block each
+    clocks = Clocks(agents)
+    shared = Shared(arithmetic, n, -(-launch.shared_bytes // 16) * 16, clocks, agents, granule)
+    world = World(arithmetic, launch, shared, clocks, Turns())
+    world.barriers["parameters"] = parameters
+    block = np.repeat(np.arange(n, dtype=np.int64), launch.threads)
+    thread = np.tile(np.arange(launch.threads, dtype=np.int64), n)
+    parts = _strands(kernel, block, thread)
+    strands = [Strand(world, k, block[p], thread[p]) for k, p in enumerate(parts)]
+    world.turns.run([functools.partial(body.start, s, **{kernel.parameters: parameters}) for s in strands])
+
+
+def _strands(kernel: ir.Kernel, block: Array, thread: Array) -> list[Array]:
+    """Which threads run in step: all, or each warpgroup (of the first one each warp) of kernels whose warps have roles."""
+    if not any(_mentions(kernel, name) for name in registry.ROLES):
+        return [np.arange(len(thread))]
+    role = np.where(thread < 128, thread // 32, 4 + thread // 128)
+    groups = block * 1024 + role
+    return [np.flatnonzero(groups == g) for g in np.unique(groups)]
+
+
+@functools.lru_cache(maxsize=256)
+def _text(kernel: ir.Kernel) -> str:
+    return repr(kernel.body)
+
+
+def _mentions(kernel: ir.Kernel, name: str) -> bool:
+    return f"'{name}'" in _text(kernel)
+
+
+def _waits_for_all(kernel: ir.Kernel) -> bool:
+    """Whether blocks of a kernel put their results together."""
+    return any(_mentions(kernel, name) for name in registry.GRID)
+
+
+@registry.instruction("launch")
+def _launch(s: Any, static: Sequence[Any], kernel: str, admitted: Any, blocks: Any, *rest: Any) -> int:
+    threads, shared_bytes, cluster, _, _, parameters = rest
+    run: Run = s.world.barriers["run"]
+    run.launch(kernel, Launch([], int(threads), int(shared_bytes), int(blocks), int(cluster)), parameters)
+    return 0
+
+
+class Parameters(SimpleNamespace):
+    """The members of a kernel's parameters."""
+
+
+registry.STRUCTS["Parameters"] = lambda s, static: Parameters()
+registry.STRUCTS["std::atomic"] = lambda s, static, *parts: None
+registry.CONVERSIONS["std::atomic"] = lambda s, x: None

@@ -1,0 +1,264 @@
+"""Strands: warps of some blocks that run in step, their lanes side by side in arrays. Barriers of strands that wait for one
+another pass control from strand to strand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
+from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array, Number
+
+
+@dataclass(slots=True)
+class Launch:
+    """What runs: which blocks (`blocks`, those of a cluster one after the other), with how many threads and bytes of
+    shared memory each, in clusters of how many."""
+
+    blocks: Sequence[int]
+    threads: int
+    shared_bytes: int
+    grid: int
+    cluster: int = 1
+
+
+@dataclass(slots=True)
+class World:
+    """What all strands of a launch share."""
+
+    arithmetic: Arithmetic
+    launch: Launch
+    shared: Shared
+    clocks: Clocks
+    turns: Turns
+    barriers: dict[Any, Any] = field(default_factory=dict)  #: named barriers and what else instructions keep for all
+
+
+class Turns:
+    """One strand runs at a time; one that waits lets the next one run."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.order: list[int] = []
+        self.failed: BaseException | None = None
+
+    def run(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Run jobs until all have ended. Raises what the first one that failed raised."""
+        if len(jobs) == 1:
+            self.order = [0]
+            jobs[0]()
+            return
+        self.order = list(range(len(jobs)))
+        threads = [threading.Thread(target=self._job, args=(k, job), daemon=True) for k, job in enumerate(jobs)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        if self.failed is not None:
+            raise self.failed
+
+    def _job(self, k: int, job: Callable[[], None]) -> None:
+        try:
+            with self.condition:
+                self.condition.wait_for(lambda: self.order[:1] == [k] or self.failed is not None)
+            if self.failed is None:
+                job()
+        except BaseException as e:  # noqa: BLE001 - handed to the thread that started the strands
+            self.failed = self.failed or e
+        finally:
+            with self.condition:
+                if k in self.order:
+                    self.order.remove(k)
+                self.condition.notify_all()
+
+    def until(self, k: int, ready: Callable[[], bool], what: str) -> None:
+        """Let others run until something holds. Raises Fault where all wait."""
+        waited = 0
+        while not ready():
+            if waited > len(self.order):
+                raise Fault(f"{what}: nobody is left who could end this wait")
+            with self.condition:
+                others = len(self.order)
+                self.order.append(self.order.pop(0))
+                waited = waited + 1 if others else 1
+                self.condition.notify_all()
+                self.condition.wait_for(lambda: self.order[:1] == [k] or self.failed is not None)
+            if self.failed is not None:
+                raise Fault("another strand failed")
+
+
+class Strand:
+    """Lanes that run in step: `thread` is the number of each in its block, `block` the number of its block among those that
+    run, `active` says which take part in what is run now."""
+
+    def __init__(self, world: World, number: int, block: Array, thread: Array) -> None:
+        self.world, self.number = world, number
+        self.arithmetic = world.arithmetic
+        self.block, self.thread = block, thread
+        self.lanes = block * world.launch.threads + thread  #: their numbers in all blocks
+        self.warps = self.lanes // 32
+        self.active: Array = np.ones(len(thread), dtype=bool)
+        self.exited: Array = np.zeros(len(thread), dtype=bool)
+        self.left_loop: Array = np.zeros(len(thread), dtype=bool)  #: lanes that have left the innermost loop,
+        self.left_call: Array = np.zeros(len(thread), dtype=bool)  #: or the function that runs
+        self.calls = 0  #: functions that run
+        self.result: Any = None  #: what the innermost function returns
+        self.env: list[Any] = []
+        self.copies: list[list[Any]] = [[]]  #: asynchronous copies in groups, the open one last
+        self.blocks_of_grid: Any = np.asarray(world.launch.blocks, dtype=np.int64)[block]
+
+    @property
+    def count(self) -> int:
+        """Lanes."""
+        return len(self.thread)
+
+    @contextmanager
+    def only(self, mask: Array) -> Iterator[None]:
+        """Run something for some lanes."""
+        before, self.active = self.active, mask
+        try:
+            yield
+        finally:
+            self.active = before & ~self.exited
+
+    # --- values ---------------------------------------------------------------------------------------------------------
+    def merge(self, old: Any, new: Any) -> Any:
+        """What a variable is when the active lanes have given it a new value."""
+        if old is None or old is new or self.active.all():
+            return new
+        if isinstance(new, Number) or isinstance(old, Number):
+            a, b = self.arithmetic.number(old).a, self.arithmetic.number(new).a
+            return Number(np.where(self.active, b, a))
+        if isinstance(new, bool | int | np.ndarray | np.generic):
+            if isinstance(new, bool | int) and isinstance(old, bool | int) and new == old:
+                return new
+            return np.where(self.active, new, old)
+        if isinstance(new, Pointer) and isinstance(old, Pointer) and new.memory is old.memory:
+            block = None if new.block is None else np.where(self.active, new.block, old.block)
+            return Pointer(new.memory, np.where(self.active, new.at, old.at), new.type, block)
+        return new
+
+    def wide(self, x: Any) -> Array:
+        """A number as [fields, lanes]."""
+        a = self.arithmetic.number(x).a
+        return np.broadcast_to(a, (self.arithmetic.fields, self.count))
+
+    # --- memory ---------------------------------------------------------------------------------------------------------
+    def load(self, p: Pointer, index: Any = 0, active: Array | None = None) -> Array:
+        """Elements `index` (any shape whose last dimension are the lanes, or a number) from a pointer: [fields, ..., lanes].
+        What inactive lanes get has no meaning."""
+        active = self.active if active is None else active
+        index = np.broadcast_to(index, np.broadcast_shapes(np.shape(index), np.shape(p.at), (self.count,)))
+        active = np.broadcast_to(active, index.shape)
+        if isinstance(p.memory, Global):
+            return self._load_global(p, np.asarray(p.at) + index, active)
+        shared: Shared = p.memory
+        cells = shared.cells(p, index, self.block, active)
+        return shared.load(cells, p.bytes, self.lanes, self.warps, active)
+
+    def _load_global(self, p: Pointer, at: Array, active: Array) -> Array:
+        memory: Global = p.memory
+        self._inside(memory, at, active, "reads")
+        at = np.where(active, at, 0) if at.size else at
+        if not memory.values.shape[1]:
+            return np.zeros((self.arithmetic.fields, *at.shape), dtype=self.arithmetic.dtype)
+        values = memory.values[:, at]
+        if memory.written is not None and not memory.written[at].all():
+            values = np.where(memory.written[at], values, self.arithmetic.arbitrary(at.shape))
+        return values
+
+    def _inside(self, memory: Global, at: Array, active: Array, what: str) -> None:
+        outside = ((at < 0) | (at >= memory.values.shape[1])) & active
+        if outside.any():
+            lane = int(np.argwhere(outside)[0][-1])
+            raise Fault(
+                f"thread {int(self.thread[lane])} {what} element {int(at[outside][0])} of {memory.name}, "
+                f"which has {memory.values.shape[1]}"
+            )
+
+    def store(self, p: Pointer, index: Any, values: Any, active: Array | None = None) -> None:
+        """Put values ([fields, ..., lanes], or a Number) into elements from a pointer."""
+        active = self.active if active is None else active
+        values = self.wide(values) if not isinstance(values, np.ndarray) or values.ndim < 2 else values
+        index = np.broadcast_to(index, np.broadcast_shapes(np.shape(index), np.shape(p.at), values.shape[1:]))
+        active = np.broadcast_to(active, index.shape)
+        if isinstance(p.memory, Global):
+            self._store_global(p, np.asarray(p.at) + index, values, active)
+            return
+        shared: Shared = p.memory
+        cells = shared.cells(p, index, self.block, active)
+        shared.store(cells, p.bytes, values, self.lanes, self.warps, active)
+
+    def _store_global(self, p: Pointer, at: Array, values: Array, active: Array) -> None:
+        memory: Global = p.memory
+        if memory.written is None:
+            raise Fault(f"a kernel writes {memory.name}, which is not its result")
+        self._inside(memory, at, active, "writes")
+        values = np.broadcast_to(values, (values.shape[0], *at.shape))[:, active]
+        memory.values[:, at[active]] = values
+        if not np.array_equal(memory.values[:, at[active]], values, equal_nan=not self.arithmetic.residues):
+            raise Fault(f"several threads write different values to one element of {memory.name}")
+        memory.written[at[active]] = True
+
+    def aligned(self, p: Pointer, bytes_: int, active: Array | None = None) -> None:
+        """Raises Fault unless a pointer of the active lanes is a multiple of so many bytes."""
+        active = self.active if active is None else active
+        at = np.broadcast_to(np.asarray(p.at), np.broadcast_shapes(np.shape(p.at), (self.count,))) * p.bytes
+        wrong = (at % bytes_ != 0) & active
+        if wrong.any():
+            raise Fault(f"byte {int(at[wrong][0])} is accessed as a vector of {bytes_} bytes")
+
+    # --- barriers -------------------------------------------------------------------------------------------------------
+    def together(self, groups: Array, what: str) -> None:
+        """A barrier of lanes with equal numbers in `groups`, all of which are in this strand: all of a group take part, but
+        those that have ended, or none. Raises Fault otherwise."""
+        live = ~self.exited
+        for g in np.unique(groups[self.active]):
+            own = groups == g
+            if not np.array_equal(self.active & own, live & own):
+                here = int((self.active & own).sum())
+                raise Fault(f"{what}: {here} of {int((live & own).sum())} threads wait")
+            self.world.clocks.meet(np.unique(self.warps[own]))
+
+    # --- asynchronous copies --------------------------------------------------------------------------------------------
+    def copy(self, p: Pointer, index: Any, values: Array, active: Array | None = None) -> None:
+        """Begin a copy to shared memory: what was there is gone, what comes is there after a wait."""
+        active = self.active if active is None else active
+        index = np.broadcast_to(index, np.broadcast_shapes(np.shape(index), np.shape(p.at), values.shape[1:]))
+        active = np.broadcast_to(active, index.shape)
+        shared: Shared = p.memory
+        cells = shared.cells(p, index, self.block, active)
+        shared.store(cells, p.bytes, values, self.lanes, self.warps, active, kind=-1)
+        lanes = np.broadcast_to(self.lanes, cells.shape)[active]
+        kept = np.broadcast_to(values, (values.shape[0], *cells.shape))[:, active]
+        self.copies[-1].append((shared, cells[active], p.bytes, kept, lanes))
+
+    def commit(self) -> None:
+        """End a group of copies."""
+        self.copies.append([])
+
+    def wait_copies(self, left: int) -> None:
+        """Wait until at most so many groups are on their way."""
+        while len(self.copies) - 1 > left:
+            for shared, cells, size, values, lanes in self.copies.pop(0):
+                stamps = self.world.clocks.now(lanes // 32)
+                flying = shared.kind[cells] == -1
+                if not flying.all():
+                    raise Fault("something else was written where a copy was on its way to")
+                shared.put(cells, size, values, lanes, stamps)
+
+    def shuffle(self, x: Any, source: Array) -> Number:
+        """The number that lane `source` of the same warp has."""
+        a = self.wide(x)
+        place = np.arange(self.count) // 32 * 32 + source
+        return Number(a[:, place])
+
+
+def shared_pointer(shared: Shared) -> Pointer:
+    """The start of the shared memory of each block, in bytes."""
+    return Pointer(shared, 0, "char")

@@ -1,0 +1,131 @@
+"""A rendered source against the program that it is for, over residues or float64: whole outputs, or those of chosen blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from mirage_cli.kernel_interpreter.memory import Fault
+from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
+from mirage_cli.kernel_interpreter.run import Choice, Run, Source, all_blocks
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.domains.domain import Float64
+from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
+from mirage_cli.lax.ir.program import Program, evaluate_program
+from mirage_cli.search.mugraph.mugraph import KernelGraph
+
+FIELDS = 2  #: prime fields in which kernels are run at once
+
+
+class Placed(Residues):
+    """Residues in which positions are the numbers 0, 1, 2, ... that kernels compute with."""
+
+    def iota(self, axis: Hashable, extent: int, offset: int = 0) -> Residue:
+        places = np.arange(offset, offset + extent, dtype=np.int64)
+        return self.along(axis, np.broadcast_to(places, (len(self.primes), extent)).copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of running a source: nothing (`reason` is empty), or why it is not the program."""
+
+    reason: str = ""
+    checked: int = 0  #: elements that were compared
+    blocks: int = 0  #: blocks that ran
+
+    @property
+    def passed(self) -> bool:
+        """True if nothing was found."""
+        return not self.reason
+
+
+def numbers(program: Program, graph: KernelGraph) -> dict[float, Fraction]:
+    """The exact numbers of a program and its muGraph by what their text reads as: their roundings to float32 and float64."""
+    exact: dict[float, Fraction] = {}
+    for value in _constants(program, graph):
+        if isinstance(value, Fraction) and value:
+            for x in (value, 1 / value):
+                exact.setdefault(float(np.float32(abs(float(x)))), abs(x))
+                exact.setdefault(abs(float(x)), abs(x))
+    return {x: n for x, n in exact.items() if Fraction(x) != n and math.isfinite(x)}
+
+
+def _constants(program: Program, graph: KernelGraph) -> Iterator[Fraction | float | None]:
+    for p in (program, *(k.program for k in graph.kernels)):
+        yield from (n.value for n in p.nodes)
+    for kernel in graph.kernels:
+        for o in kernel.block.ops:
+            if o.thread is not None:
+                yield from (n.value for n in o.thread.nodes)
+
+
+def compare(
+    text: str,
+    program: Program,
+    graph: KernelGraph,
+    symbols: Mapping[str, int] | None = None,
+    seed: int = 0,
+    residues: bool = True,
+    choose: Choice = all_blocks,
+    primes: Sequence[int] = PRIMES[:FIELDS],
+    tolerance: float = 1e-9,
+) -> Finding:
+    """Run a source that was rendered for this program and muGraph, and compare what it writes with the program. Every
+    element has to be written where all blocks run; of chosen blocks what they write is compared."""
+    symbols = dict(symbols or {})
+    order = [a.name for a in program.axes]
+    domain = Placed(order, seed, primes) if residues else Float64(order)
+    arithmetic = Arithmetic(Placed((), seed, primes) if residues else Float64(), numbers(program, graph))
+    arrays = _inputs(program, symbols, domain, seed)
+    wanted = evaluate_program(program, domain, arrays, symbols)
+    flat = [np.asarray(a).reshape(arithmetic.fields, -1).astype(arithmetic.dtype) for a in arrays.values()]
+    run = Run(Source(text), arithmetic, choose, 1 if any(s.dtype.bytes == 1 for s in program.sources) else 2)
+    try:
+        results = run.call(
+            flat, [w[0].size if residues else w.size for w in wanted], [symbols[n] for n in program.symbols]
+        )
+    except Fault as e:
+        return Finding(_told(e))
+    checked = 0
+    for k, (w, r) in enumerate(zip(wanted, results, strict=True)):
+        assert r.written is not None
+        if choose is all_blocks and not r.written.all():
+            return Finding(f"element {int(np.argmin(r.written))} of output {k} is not written")
+        right = np.asarray(w).reshape(arithmetic.fields, -1)
+        same = _same(right, r.values, tolerance, residues) | ~r.written
+        if not same.all():
+            at = np.unravel_index(int(np.argmin(same)), [ex.value(e, symbols) for e in program.outputs[k].dims])
+            return Finding(f"output {k} differs at {tuple(int(i) for i in at)}")
+        checked += int(r.written.sum())
+    return Finding("", checked, sum(len(choose(x.grid, x.cluster)) for _, x in run.launched))
+
+
+def _inputs(program: Program, symbols: Mapping[str, int], domain: Residues | Float64, seed: int) -> dict[int, Array]:
+    rng = np.random.default_rng(seed)
+    arrays: dict[int, Array] = {}
+    for k, s in enumerate(program.sources):
+        dims = [ex.value(e, symbols) for e in s.dims]
+        if isinstance(domain, Residues):
+            arrays[k] = domain.random(f"source {k}", dims)
+        else:
+            arrays[k] = rng.standard_normal(dims) if s.dtype.is_float else rng.integers(0, 2, dims).astype(float)
+    return arrays
+
+
+def _same(right: Array, left: Array, tolerance: float, residues: bool) -> Array:
+    if residues:
+        return (right == left).all(axis=0)  # type: ignore[no-any-return]
+    scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isfinite(right), right, 0)), initial=0.0)))
+    close = np.isclose(right, left, rtol=0, atol=tolerance * scale, equal_nan=True)
+    return close.all(axis=0)  # type: ignore[no-any-return]
+
+
+def _told(e: Fault) -> str:
+    """A fault with its statement."""
+    if len(e.args) > 1:
+        return f"{e.args[0]}, in {e.args[1]}"
+    return str(e.args[0])
