@@ -67,7 +67,7 @@ guarantee: $(STAMP) ## Compare closures with all block graphs of small programs 
 	$(BIN)/python -m tests.search.guarantee --axes ijk --reduced k --operators 4 --steps 3
 	$(BIN)/python -m tests.search.guarantee --axes ijk --reduced jk --operators 4 --steps 3
 
-ablation: $(STAMP) ## Time the search with and without its parts (docs/search.md)
+ablation: $(STAMP) ## Time the search with and without its parts (docs/reference/measurements.md)
 	$(BIN)/python samples/ablation.py
 
 experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small primes, beside its theorem (docs/proof.md)
