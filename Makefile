@@ -67,7 +67,7 @@ guarantee: $(STAMP) ## Compare closures with all block graphs of small programs 
 	$(BIN)/python -m tests.search.guarantee --axes ijk --reduced k --operators 4 --steps 3
 	$(BIN)/python -m tests.search.guarantee --axes ijk --reduced jk --operators 4 --steps 3
 
-ablation: $(STAMP) ## Time the search with and without its parts (docs/search.md)
+ablation: $(STAMP) ## Time the search with and without its parts (docs/reference/measurements.md)
 	$(BIN)/python samples/ablation.py
 
 experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small primes, beside its theorem (docs/proof.md)
@@ -96,12 +96,12 @@ passes: $(STAMP) ## Write what each optimizer pass does for the published cases 
 tuning: $(STAMP) ## Tune the published cases on GPU 0 and write the cost model's error into docs/reference/measurements.md
 	$(BIN)/python -m samples.tuning --gpu 0 --write
 
-suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/performance.md (needs torch with CUDA and nvcc)
+suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/performance.md and docs/reference/measurements.md (needs torch with CUDA and nvcc)
 	status=0; for type in fp16 bf16 fp32; do \
-	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/$$([ $$type = bf16 ] && echo reference/measurements || echo performance).md || status=$$?; \
+	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/$$([ $$type = fp16 ] && echo performance || echo reference/measurements).md || status=$$?; \
 	done; exit $$status
 
-cpu-suite: $(STAMP) ## Time the published cases on the CPU and write the table into docs/performance.md
+cpu-suite: $(STAMP) ## Time the published cases on the CPU and write the table into docs/reference/measurements.md
 	$(BIN)/python -m samples.cpu_suite --write
 
 edges: $(STAMP) ## Check the CPU kernels of all samples at the edges of numbers; MODELS="FILE ..." for others

@@ -1,6 +1,6 @@
 """The search with and without its parts, as table 5 of the paper (OSDI'25) has it: RMSNorm with gain and a linear layer.
 
-    python samples/ablation.py                  # the table of docs/search.md
+    python samples/ablation.py                  # the table of docs/reference/measurements.md
     python samples/ablation.py --case osdi_gqa --limit 60
 
 For each largest number of operators of a block: closures of all mappings, extraction of block graphs, stabilisers and

@@ -2,7 +2,7 @@
 
 Every case goes through the ordinary path: a model with its weights stored and its activations as inputs, `mirage optimize
 --target cpu`, then `mirage bench --cpu --threads 2`, both sides in turn in one process. A fragment that `optimize` leaves
-alone is forced, so that its time is known, and counts as 1. `--write` puts the table into docs/performance.md.
+alone is forced, so that its time is known, and counts as 1. `--write` puts the table into docs/reference/measurements.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mirage_cli.suite.report import between
 from samples import operators
 from samples.inputs import random_inputs
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference" / "measurements.md"
 BEGIN, END = "<!-- cpu suite -->", "<!-- end of cpu suite -->"
 DTYPES = ("fp32", "fp16")
 THREADS = 2

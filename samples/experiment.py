@@ -2,7 +2,7 @@
 
 The proof draws primes near 2**31, where an error is never seen. Over small ones errors are frequent enough to be counted:
 
-    python samples/experiment.py            # the table of docs/proof.md
+    python samples/experiment.py            # the table of docs/reference/measurements.md
     python samples/experiment.py --draws 10000
 """
 
