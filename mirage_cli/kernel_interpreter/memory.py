@@ -92,7 +92,8 @@ class Clocks:
 
     def now(self, agents: Array) -> Array:
         """The own counts of warps."""
-        return self.known[agents, agents]
+        counts: Array = self.known[agents, agents]
+        return counts
 
     def meet(self, agents: Sequence[int] | Array) -> None:
         """All of these have seen what the others did until now."""
@@ -107,7 +108,7 @@ class Clocks:
 
     def publish(self, agent: int) -> Array:
         """What an agent knows now; what it does from now on is not part of it."""
-        seen = self.known[agent].copy()
+        seen: Array = self.known[agent].copy()
         self.known[agent, agent] += 1
         return seen
 
@@ -177,10 +178,10 @@ class Shared:
         late = np.where(own, seen <= self.stamp[cells], seen < self.stamp[cells])
         wrong = active & (writer != -1) & (writer != lanes) & late
         if wrong.any():
-            where = np.argwhere(wrong)[0]
+            where = tuple(np.argwhere(wrong)[0])
             raise Fault(
-                f"byte {int(cells[tuple(where)]) * self.granule % self.size} of shared memory: thread {int(lanes[tuple(where)])}"
-                f" comes to what thread {int(writer[tuple(where)])} wrote with no barrier between them"
+                f"byte {int(cells[where]) * self.granule % self.size} of shared memory: thread "
+                f"{int(lanes[where])} comes to what thread {int(writer[where])} wrote with no barrier between them"
             )
 
     def _after_reads(self, cells: Array, lanes: Array, agents: Array) -> None:

@@ -1,5 +1,5 @@
-"""Numbers of a kernel: one for each lane, in a domain. Integers and truth values stay numpy's own (or Python's, where all lanes
-have the same one); a `Number` is an element type's value, [fields, lanes] or [fields, 1]."""
+"""Numbers of a kernel: one for each lane, in a domain. Integers and truth values stay numpy's own (or Python's, where all
+lanes have the same one); a `Number` is an element type's value, [fields, lanes] or [fields, 1]."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Arithmetic:
         """A comparison, one truth value for each lane."""
         a, b = self.number(x).a, self.number(y).a
         if op in ("==", "!="):
-            same = (a == b).all(axis=0)
+            same: Array = (a == b).all(axis=0)
             return same if op == "==" else ~same
         if self.residues:
             raise ArithmeticError(f"residues have no {op}")
@@ -150,11 +150,12 @@ class Arithmetic:
             ">": np.greater,
             ">=": np.greater_equal,
         }
-        return table[op](a, b)[0]
+        compared: Array = table[op](a, b)[0]
+        return compared
 
     def total(self, a: Array, axis: int) -> Array:
         """The sum of [fields, ...] along an axis."""
-        summed = a.sum(axis=axis)
+        summed: Array = a.sum(axis=axis)
         return summed % self.domain.modulus(summed.ndim - 1) if self.residues else summed
 
     def product(self, x: Array, y: Array) -> Array:
@@ -162,7 +163,7 @@ class Arithmetic:
         if self.residues:
             return self.domain._product(x, y)  # type: ignore[no-any-return]
         with np.errstate(all="ignore"):
-            return x @ y  # type: ignore[no-any-return]
+            return x @ y
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import common, registry, rows  # noqa: F401 - instructions register themselves
-from mirage_cli.kernel_interpreter.machine import Compiled, compiled
 from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
+from mirage_cli.kernel_interpreter.statements import Compiled, compiled
 from mirage_cli.kernel_interpreter.strand import Launch, Strand, Turns, World
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.reader import read_kernels, read_statements
 
 HOST = ("in", "out", "workspace", "extents", "stream", "pool")  #: the host function's arguments
 _HOST = re.compile(
-    r"^(?:extern \"C\" (?:MIRAGE_EXPORT )?)?int (?P<name>mirage_\w+|run\d+|MIRAGE_CPU_NAME\(\w+\))\(const void\* const\* in.*?\) \{\n(?P<body>.*?)^\}$",
+    r"^(?:extern \"C\" (?:MIRAGE_EXPORT )?)?int (?P<name>mirage_\w+|run\d+|MIRAGE_CPU_NAME\(\w+\))"
+    r"\(const void\* const\* in.*?\) \{\n(?P<body>.*?)^\}$",
     re.MULTILINE | re.DOTALL,
 )
 Choice = Callable[[int, int], Sequence[int]]  #: of so many blocks in clusters of so many, those that are run

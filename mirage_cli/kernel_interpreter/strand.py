@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
+from mirage_cli.kernel_interpreter.memory import Clocks, Fault, Global, Pointer, Shared
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array, Number
 
 
@@ -68,7 +68,7 @@ class Turns:
                 self.condition.wait_for(lambda: self.order[:1] == [k] or self.failed is not None)
             if self.failed is None:
                 job()
-        except BaseException as e:  # noqa: BLE001 - handed to the thread that started the strands
+        except BaseException as e:
             self.failed = self.failed or e
         finally:
             with self.condition:

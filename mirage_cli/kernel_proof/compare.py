@@ -25,6 +25,7 @@ class Placed(Residues):
     """Residues in which positions are the numbers 0, 1, 2, ... that kernels compute with."""
 
     def iota(self, axis: Hashable, extent: int, offset: int = 0) -> Residue:
+        """The positions themselves."""
         places = np.arange(offset, offset + extent, dtype=np.int64)
         return self.along(axis, np.broadcast_to(places, (len(self.primes), extent)).copy())
 
@@ -118,10 +119,10 @@ def _inputs(program: Program, symbols: Mapping[str, int], domain: Residues | Flo
 
 def _same(right: Array, left: Array, tolerance: float, residues: bool) -> Array:
     if residues:
-        return (right == left).all(axis=0)  # type: ignore[no-any-return]
+        return np.asarray((right == left).all(axis=0))
     scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isfinite(right), right, 0)), initial=0.0)))
     close = np.isclose(right, left, rtol=0, atol=tolerance * scale, equal_nan=True)
-    return close.all(axis=0)  # type: ignore[no-any-return]
+    return np.asarray(close.all(axis=0))
 
 
 def _told(e: Fault) -> str:

@@ -1,5 +1,5 @@
-"""Instructions of all CUDA kernels: numbers (`math.cuh`), barriers (`sync.cuh`), what runs when (`launch.cuh`), and the pieces of
-chunks that memory moves."""
+"""Instructions of all CUDA kernels: numbers (`math.cuh`), barriers (`sync.cuh`), what runs when (`launch.cuh`), and the chunks
+that memory moves."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ class Sum:
 
     @staticmethod
     def none(s: Any, static: Sequence[Any]) -> Number:
+        """Of nothing."""
         return s.arithmetic.const(0)  # type: ignore[no-any-return]
 
     @staticmethod
     def join(s: Any, static: Sequence[Any], x: Any, y: Any) -> Number:
+        """Of two."""
         return s.arithmetic.apply("add", x, y)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -54,10 +56,12 @@ class Max:
 
     @staticmethod
     def none(s: Any, static: Sequence[Any]) -> Number:
+        """Of nothing."""
         return s.arithmetic.const(float("-inf"))  # type: ignore[no-any-return]
 
     @staticmethod
     def join(s: Any, static: Sequence[Any], x: Any, y: Any) -> Number:
+        """Of two."""
         return s.arithmetic.maximum(x, y)  # type: ignore[no-any-return]
 
     @staticmethod

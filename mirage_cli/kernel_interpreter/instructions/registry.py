@@ -1,5 +1,5 @@
-"""The instructions and types that kernels are made of: one entry each, by name. A new one is a function with `@instruction`, or
-a class in `TYPES`; the compiler of statements (`machine.py`) knows none of them by name."""
+"""The instructions and types that kernels are made of, one entry each, by name. A new one is a function with `@instruction`,
+or a class in `TYPES`; the compiler of statements (`statements.py`) knows none of them by name."""
 
 from __future__ import annotations
 

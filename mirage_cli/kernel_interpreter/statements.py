@@ -1,0 +1,305 @@
+"""From statements of a kernel to functions that run them for the lanes of a strand.
+
+A condition that lanes do not agree on runs both sides, each for its lanes; loops run until the last lane has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mirage_cli.kernel_interpreter.expressions import Expressions
+from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
+from mirage_cli.kernel_interpreter.places import Run, constant_place, element_of
+from mirage_cli.kernel_interpreter.strand import Strand
+from mirage_cli.kernel_language import ir
+
+
+class Statements(Expressions):
+    """Compiles the statements of one kernel."""
+
+    # --- statements -----------------------------------------------------------------------------------------------------
+    def sequence(self, body: Iterable[ir.Statement]) -> Run:
+        """Statements one after the other, as long as there are lanes."""
+        runs = [(self.statement(st), _leaves(st)) for st in body]
+
+        def run(s: Strand) -> None:
+            for step, leaves in runs:
+                step(s)
+                if leaves and not s.active.any():
+                    return
+
+        return run
+
+    def statement(self, st: ir.Statement) -> Run:
+        """One statement; faults in it name it."""
+        run = self._statement(st)
+
+        def guarded(s: Strand) -> None:
+            try:
+                run(s)
+            except Fault as e:
+                if e.args[1:] or isinstance(st, ir.For | ir.If | ir.Scope | ir.Each):
+                    raise
+                raise Fault(e.args[0], st) from None
+
+        return guarded
+
+    def _statement(self, st: ir.Statement) -> Run:
+        match st:
+            case ir.Declare():
+                runs = [self.variable(st.type, v, st.storage) for v in st.variables]
+                return lambda s: [r(s) for r in runs]
+            case ir.Alias():
+                self.aliases[-1][st.name] = self.expanded(st.type)
+                return lambda s: None
+            case ir.Assign():
+                return self.assign(st)
+            case ir.Do():
+                calls = [self.expression(c) for c in st.calls]
+                return lambda s: [c(s) for c in calls]
+            case ir.Step():
+                return self.assign(ir.Assign(st.place, "+=" if st.op == "++" else "-=", ir.Literal("1")))
+            case ir.For():
+                return self.loop(st)
+            case ir.ForEach():
+                return self.over_elements(st)
+            case ir.Each():
+                return self.each(st)
+            case ir.If():
+                return self.choice(st)
+            case ir.Scope():
+                return self.inner(st.body)[0]
+            case ir.Return():
+                return self.leave(st)
+            case ir.Break():
+                return _break
+        raise Fault(f"no meaning for {type(st).__name__}")
+
+    def variable(self, t: ir.Type, v: ir.Variable, storage: str) -> Run:
+        """Declare a variable."""
+        value = None
+        if v.value is not None and not isinstance(v.value, ir.List):
+            value = self.place(v.value) if v.reference or t.reference else self.expression(v.value)
+        dims = [self.expression(d) for d in v.dims]
+        own, items = self.type(t), v.value if isinstance(v.value, ir.List) else None
+        listed = [self.expression(x) for x in _flat(items)] if items is not None else []
+        reference = v.reference or t.reference
+        slot = self.declare(v.name, reference)
+        if "__shared__" in storage:
+            return lambda s: s.env.__setitem__(slot.number, Pointer(s.world.shared, 0, "char"))
+        if value is not None and not (v.pointers or t.pointers or reference):
+            convert = registry.CONVERSIONS.get(t.name)
+            if convert is not None:
+                given = value
+                value = lambda s: convert(s, given(s))
+
+        def run(s: Strand) -> None:
+            if value is not None:
+                s.env[slot.number] = value(s)
+                return
+            known = own(s)
+            make = registry.struct(known.name) if not v.pointers and not dims else None
+            if make is not None:
+                s.env[slot.number] = make(s, known.args)
+                return
+            sizes = [*(int(d(s)) for d in dims), *registry.dims(known.name, known.args)]
+            if not sizes:
+                s.env[slot.number] = None
+                return
+            cells = Cells(sizes, type_=known.name)
+            if items is not None:
+                given = [x(s) for x in listed]
+                zero = s.arithmetic.const(0) if known.name in ("float", "double") else 0
+                cells.set_all([*given, *([zero] * (cells.size - len(given)))])
+            s.env[slot.number] = cells
+
+        return run
+
+    def assign(self, st: ir.Assign) -> Run:
+        """place op= value."""
+        if st.op == "=" and (whole := self.whole_assignment(st)) is not None:
+            return whole
+        place, value = self.place(st.place), self.expression(st.value)
+        if st.op == "=":
+            return lambda s: place(s).set(value(s))
+        combine = self.combine(st.op[:-1])
+
+        def run(s: Strand) -> None:
+            at = place(s)
+            at.set(combine(s, at.get(), value(s)))
+
+        return run
+
+    def whole_assignment(self, st: ir.Assign) -> Run | None:
+        """An assignment to a variable, which needs no place."""
+        if not isinstance(st.place, ir.Name) or len(st.place.path) > 1:
+            return None
+        slot = self.slot(st.place.path[0])
+        if slot is None or slot.refers:
+            return None
+        value, k = self.expression(st.value), slot.number
+
+        def run(s: Strand) -> None:
+            old, new = s.env[k], value(s)
+            if isinstance(old, Cells) and isinstance(new, Cells):
+                old.set_all([s.merge(a, b) for a, b in zip(old.all(), new.all(), strict=True)])
+            else:
+                s.env[k] = s.merge(old, new)
+
+        return run
+
+    def loop(self, st: ir.For) -> Run:
+        """A loop for as many turns as some lane needs."""
+        self.scopes.append({})
+        start, condition, step = self.statement(st.start), self.expression(st.condition), self.statement(st.step)
+        body, _ = self.inner(st.body)
+        self.scopes.pop()
+
+        def run(s: Strand) -> None:
+            before, left = s.active, s.left_loop
+            s.left_loop = np.zeros_like(before)
+            start(s)
+            while True:
+                more = condition(s)
+                if isinstance(more, bool | np.bool_):
+                    if not more:
+                        break
+                else:
+                    s.active = s.active & more
+                    if not s.active.any():
+                        break
+                body(s)
+                s.active = s.active & ~s.left_loop & ~s.left_call & ~s.exited
+                if not s.active.any():
+                    break
+                step(s)
+            s.left_loop = left
+            s.active = before & ~left & ~s.left_call & ~s.exited
+
+        return run
+
+    def over_elements(self, st: ir.ForEach) -> Run:
+        """A loop over the places of an array in registers."""
+        over = self.expression(st.over)
+        self.scopes.append({})
+        slot = self.declare(st.name, True)
+        body, _ = self.inner(st.body)
+        self.scopes.pop()
+
+        def run(s: Strand) -> None:
+            cells = over(s)
+            for k in range(cells.dims[0]):
+                s.env[slot.number] = element_of(s, cells, k) if len(cells.dims) == 1 else constant_place(cells.part(k))
+                body(s)
+
+        return run
+
+    def each(self, st: ir.Each) -> Run:
+        """Every lane visits its elements of a value in registers."""
+        names, ranges = registry.EACH[st.macro]
+        body, slots = self.inner(st.body, names)
+        of = self.type(st.type)
+
+        def run(s: Strand) -> None:
+            known = of(s)
+            for at in np.ndindex(*ranges(known.args)):
+                for slot, k in zip(slots, at, strict=True):
+                    s.env[slot.number] = int(k)
+                body(s)
+
+        return run
+
+    def choice(self, st: ir.If) -> Run:
+        """if and else, each for its lanes."""
+        condition = self.expression(st.condition)
+        then, otherwise = self.inner(st.then)[0], self.inner(st.otherwise)[0] if st.otherwise else None
+
+        def run(s: Strand) -> None:
+            c = condition(s)
+            if isinstance(c, bool | np.bool_ | int):
+                if c:
+                    then(s)
+                elif otherwise is not None:
+                    otherwise(s)
+                return
+            c = np.asarray(c, dtype=bool)
+            before = s.active
+            for side, mask in ((then, before & c), (otherwise, before & ~c)):
+                if side is not None and mask.any():
+                    s.active = mask & ~s.left_loop & ~s.left_call & ~s.exited
+                    side(s)
+            s.active = before & ~s.left_loop & ~s.left_call & ~s.exited
+
+        return run
+
+    def leave(self, st: ir.Return) -> Run:
+        """The end of a lambda, or of the kernel."""
+        value = self.expression(st.value) if st.value is not None else None
+
+        def run(s: Strand) -> None:
+            if value is not None:
+                s.result = s.merge(s.result, value(s))
+            if s.calls:
+                s.left_call = s.left_call | s.active
+            else:
+                s.exited = s.exited | s.active
+            s.active = np.zeros_like(s.active)
+
+        return run
+
+
+def _break(s: Strand) -> None:
+    s.left_loop = s.left_loop | s.active
+    s.active = np.zeros_like(s.active)
+
+
+def _flat(items: ir.Expression) -> list[ir.Expression]:
+    """The numbers of an initializer, row by row."""
+    if isinstance(items, ir.List):
+        return [x for i in items.items for x in _flat(i)]
+    return [items]
+
+
+def _leaves(st: ir.Statement) -> bool:
+    """Whether lanes may leave a loop or function in a statement."""
+    match st:
+        case ir.Return() | ir.Break():
+            return True
+        case ir.If(_, then, otherwise):
+            return any(_leaves(x) for x in (*then, *otherwise))
+        case ir.For(_, _, _, body) | ir.Scope(body):
+            return any(_leaves(x) for x in body)
+        case ir.ForEach(_, _, _, body) | ir.Each(_, _, body):
+            return any(_leaves(x) for x in body)
+        case ir.Do(calls):
+            return any(isinstance(c, ir.Call) for c in calls)
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A function that strands can run: where its variables lie, and how many there are."""
+
+    run: Run
+    variables: dict[str, int]
+    slots: int
+
+    def start(self, s: Strand, **values: Any) -> None:
+        """Run it with some variables set."""
+        s.env = [None] * self.slots
+        for name, value in values.items():
+            s.env[self.variables[name]] = value
+        self.run(s)
+
+
+def compiled(body: Iterable[ir.Statement], names: Sequence[str]) -> Compiled:
+    """Statements as a function of a strand, with these variables around them."""
+    c = Statements()
+    variables = {name: c.declare(name).number for name in names}
+    run = c.sequence(body)
+    return Compiled(run, variables, c.slots)
