@@ -32,7 +32,7 @@ from mirage_cli.search.closure.closure import Closure
 from mirage_cli.search.closure.extract import block_graphs
 from mirage_cli.search.closure.form import Form, search_form
 from mirage_cli.search.closure.mapping import Mapping, mappings
-from mirage_cli.search.closure.pruning import Kind, Pair, Wanted
+from mirage_cli.search.closure.pruning import Kind, Pair, Pruning
 from mirage_cli.search.finish.fuse import thread_graphs
 from mirage_cli.search.finish.stabilise import stabilise
 from mirage_cli.search.mugraph.mugraph import BlockGraph
@@ -44,7 +44,7 @@ NO_BOUND = 1_000_000  #: values; time is what ends a closure without pruning
 ANYTHING: Expr = 0  #: the only abstract expression where none are told apart
 
 
-class Unpruned(Wanted):
+class Unpruned(Pruning):
     """Everything is wanted that has admissible axes."""
 
     def __init__(self, form: Form) -> None:
@@ -91,7 +91,7 @@ def search(p: Program, mapping: Mapping, most: int, pruned: bool, limit: float) 
     """Values of the closure under a mapping with at most so many operators, its block graphs, and whether `limit` seconds
     were enough."""
     form = search_form(p, opened=True)
-    closure = Closure(form, mapping, NO_BOUND, Wanted(form) if pruned else Unpruned(form), most)
+    closure = Closure(form, mapping, NO_BOUND, Pruning(form) if pruned else Unpruned(form), most)
     found = []
     try:
         signal.signal(signal.SIGALRM, _out_of_time)

@@ -79,7 +79,7 @@ def expanded(p: Program, stands: Stands) -> Program:
     return replace(p, nodes=tuple(nodes), _axes_of={})
 
 
-def told(stands: Stands) -> list[str]:
+def described(stands: Stands) -> list[str]:
     """The functions that constants are taken for, in words, where they are not exactly that."""
     return [
         f"{float(stored):.9g} in {s.function} stands for {name}"

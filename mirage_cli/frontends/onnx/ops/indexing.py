@@ -35,7 +35,7 @@ def _gather_nd(call: Call) -> int:
 
 
 def _count(call: Call) -> int:
-    """How many dimensions are indexed."""
+    """Number of dimensions that are indexed."""
     count = call.dims(1)[-1]
     if not isinstance(count, int):
         raise Refused(f"{count} indices for each element")
@@ -90,10 +90,10 @@ def _scatter_nd(call: Call) -> int:
     if len(call.dims(1)) != 2 or _count(call) != 1:
         raise Refused("updates along several dimensions")
     (taken,) = _known(walks(call, 1))
-    return _placed(g, x, updates, taken)
+    return _scattered(g, x, updates, taken)
 
 
-def _placed(g: Graph, x: int, updates: int, taken: Walk) -> int:
+def _scattered(g: Graph, x: int, updates: int, taken: Walk) -> int:
     """`x` with `updates` at the positions of its first dimension that are taken."""
     extent, count = g.dims(x)[0], g.dims(updates)[0]
     if (taken, count) == (Walk(0, 0, 1), extent):
