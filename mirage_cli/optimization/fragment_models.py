@@ -182,7 +182,7 @@ def from_folder(
     for spec in specs:
         if spec.op_type not in functions or spec.op_type not in nodes:
             raise ModelError(f"{folder / 'model.onnx'}: expected the operator {spec.op_type}, found none")
-    weights = graph_message.stored(model.graph)
+    weights = graph_message.stored_tensors(model.graph)
     read = [(name, t) for s in specs for name, t in zip(nodes[s.op_type][0].input, s.inputs, strict=True)]
     shapes, values = _computed(model, folder, {n: t for n, t in read if n not in weights}, feeds)
     shapes |= {n: tuple(t.dims) for n, t in weights.items()}

@@ -219,7 +219,7 @@ class Run:
         if self.inputs is None or self.imported.original is None:
             return None
         names = [v.name or "" for w in self.chosen for v in w.occurrences[0].region.inputs]
-        return given_tensors.of(self.imported.original, self.inputs, names, self.options.max_memory)
+        return given_tensors.tensors_of(self.imported.original, self.inputs, names, self.options.max_memory)
 
     def _identity(self) -> list[object]:
         """What weights and original nodes come from, and where random inputs start, or what they are."""

@@ -13,7 +13,7 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical, stabilise
-from mirage_cli.lax.normal.functions import expanded, recognise, recognised, described
+from mirage_cli.lax.normal.functions import described, expanded, recognise, recognised
 from mirage_cli.lax.normal.normalise import normalise
 from tests.lax.programs import recorded
 
