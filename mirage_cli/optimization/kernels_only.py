@@ -84,13 +84,13 @@ class _Graph:
         return tuple(self.name(v) for v in values)
 
     def given(self, name: str) -> bool:
-        """Whether a value is an input or a weight."""
+        """True if a value is an input or a weight."""
         graph = self.imported.model.graph
         return name in graph.initializers or any(v.name == name for v in graph.inputs)
 
     def missing(self) -> list[str]:
         """Values that are needed and that no call computes, from the outputs back."""
-        found, seen = list[str](), set[str]()
+        missing, seen = list[str](), set[str]()
         todo = [*self.all(self.imported.model.graph.outputs)][::-1]
         while todo:
             name = todo.pop()
@@ -100,8 +100,8 @@ class _Graph:
             if name in self.made:
                 todo.extend(self.made[name].inputs)
             else:
-                found.append(name)
-        return found
+                missing.append(name)
+        return missing
 
     def ordered(self, results: Sequence[str]) -> tuple[Step, ...]:
         """The calls that results need, each behind those whose outputs it reads."""
