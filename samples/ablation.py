@@ -72,7 +72,7 @@ class Unpruned(Pruning):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a search took and went through; one that ran out of time says so."""
+    """Time and counts of a search; one that ran out of time says so."""
 
     seconds: float
     values: int
@@ -92,18 +92,18 @@ def search(p: Program, mapping: Mapping, most: int, pruned: bool, limit: float) 
     were enough."""
     form = search_form(p, opened=True)
     closure = Closure(form, mapping, NO_BOUND, Pruning(form) if pruned else Unpruned(form), most)
-    found = []
+    graphs = []
     try:
         signal.signal(signal.SIGALRM, _out_of_time)
         signal.setitimer(signal.ITIMER_REAL, limit)
         for graph in block_graphs(closure.run(), 4):
             with contextlib.suppress(Refused, InvalidGraph):
-                found.append(thread_graphs(stabilise(graph, p), p))
+                graphs.append(thread_graphs(stabilise(graph, p), p))
     except _OutOfTime:
-        return len(closure.values), found, False
+        return len(closure.values), graphs, False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return len(closure.values), found, True
+    return len(closure.values), graphs, True
 
 
 def _out_of_time(number: int, frame: object) -> None:
@@ -114,13 +114,13 @@ def search_all(p: Program, most: int, jobs: int, pruned: bool, limit: float) -> 
     """The same for all mappings; the first that runs out of time ends it."""
     start, values, graphs, complete = time.perf_counter(), 0, set[BlockGraph](), True
     calls = [(p, m, most, pruned, limit) for m in mappings(search_form(p))]
-    for found in (
+    for outcome in (
         Workers(jobs).map(importlib.import_module("samples.ablation").search, calls)
         if jobs > 1
         else (search(*c) for c in calls)
     ):
-        values, complete = values + found[0], complete and found[2]
-        graphs.update(found[1])
+        values, complete = values + outcome[0], complete and outcome[2]
+        graphs.update(outcome[1])
         if not complete:
             break
     return Outcome(time.perf_counter() - start, values, len(graphs), complete)

@@ -166,7 +166,8 @@ class SuiteReport:
         m = self.means
         means = [
             f"{name} rows: {_times(m[f'ratio_{name}'])} x the best peer, "
-            f"{_percent(m[f'share_of_floor_{name}'])} of the floor, the model's prediction off by {_times(m[f'prediction_{name}'])} x"
+            f"{_percent(m[f'share_of_floor_{name}'])} of the floor, "
+            f"the model's prediction off by {_times(m[f'prediction_{name}'])} x"
             for name in ("decode", "prefill", "all")
             if m[f"ratio_{name}"] or m[f"share_of_floor_{name}"]
         ]
