@@ -42,11 +42,11 @@ Unit: TypeAlias = tuple[CustomKernel, ...]  #: a kernel, or a pair that does one
 class Containment:
     """The answer whether a muGraph lies in the space, with the reason if not."""
 
-    found: bool
+    contained: bool
     reason: str = ""
 
     def __bool__(self) -> bool:
-        return self.found
+        return self.contained
 
 
 @dataclass(frozen=True, slots=True)

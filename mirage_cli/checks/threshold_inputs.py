@@ -49,7 +49,7 @@ class Request:
         """The name of the case."""
         return {"": TURNS, "=": NEXT_TO}.get(self.signs, ONE_SIGN)
 
-    def made(self, arrays: Sequence[Array], random: np.random.Generator) -> tuple[Array, ...]:
+    def changed(self, arrays: Sequence[Array], random: np.random.Generator) -> tuple[Array, ...]:
         """The changed inputs."""
         a = arrays[self.source]
         if self.signs == "":
@@ -74,7 +74,7 @@ class Turning:
         """Random inputs changed in every way that is asked for."""
         random = np.random.default_rng([seed, len(self.requests)])
         for r in self.requests:
-            yield Edge(r.kind, r.made(arrays, random))
+            yield Edge(r.kind, r.changed(arrays, random))
 
 
 def turning(
@@ -145,7 +145,7 @@ class _Measurements:
         """The sizes of tensors where one input is changed."""
         key = (source, signs, factor)
         if key not in self.known:
-            inputs = Request(*key, self.beside).made(self.arrays, np.random.default_rng(0))
+            inputs = Request(*key, self.beside).changed(self.arrays, np.random.default_rng(0))
             sizes = {n: _size(a) for n, a in self.nodes.feeds(inputs, self.symbols).items()}
             for _, results in self.nodes.trace(inputs, self.symbols):
                 sizes |= {n: _size(a) for n, a in results.items()}

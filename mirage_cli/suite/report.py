@@ -31,23 +31,23 @@ class SuiteRow:
     decode: bool
     bytes: int
     flops: float
-    found: dict[str, Any]
+    figures: dict[str, Any]
     peers: dict[str, dict[str, Any]]
 
     @property
     def us(self) -> float | None:
         """Ours, chained."""
-        return _median(self.found["mirage"], "us")
+        return _median(self.figures["mirage"], "us")
 
     @property
     def isolated_us(self) -> float | None:
         """Ours, isolated."""
-        return _median(self.found["mirage"], "isolated_us")
+        return _median(self.figures["mirage"], "isolated_us")
 
     @property
     def problem(self) -> str:
         """Why there is no time of ours."""
-        return str(self.found["mirage"].get("problem", ""))
+        return str(self.figures["mirage"].get("problem", ""))
 
     @property
     def best(self) -> tuple[str, float] | None:
@@ -67,7 +67,7 @@ class SuiteRow:
     @property
     def engines(self) -> str:
         """The engines of its kernels."""
-        return "+".join(k.get("engine", "block") for k in self.found.get("kernels", ()))
+        return "+".join(k.get("engine", "block") for k in self.figures.get("kernels", ()))
 
     def to_json(self, limits: dict[str, Any]) -> dict[str, Any]:
         """One element of `rows`."""
@@ -79,7 +79,7 @@ class SuiteRow:
             "bytes": self.bytes,
             "flops": self.flops,
             "floor_us": round(floor, 3),
-            **self.found,
+            **self.figures,
             "peers": self.peers,
             "best_peer": self.best[0] if self.best else None,
             "ratio": _rounded(self.ratio),
@@ -150,7 +150,7 @@ class SuiteReport:
             ours = "WRONG" if r.problem.startswith(WRONG) else "-" if r.us is None else _us(r.us)
             share = r.floor(self.limits) / r.us if r.us else None
             known = [_us(r.floor(self.limits)), ours, _us(r.isolated_us), _times(r.ratio), _percent(share)]
-            predicted = r.found.get("predicted_us")
+            predicted = r.figures.get("predicted_us")
             rows.append([r.name, *known, _us(predicted), r.engines, *(self._peer(r, n) for n in names)])
         return rows
 
@@ -236,7 +236,7 @@ def _median(entry: dict[str, Any], key: str) -> float | None:
 
 def _error(r: SuiteRow) -> float | None:
     """The error of the model's prediction, as a factor of at least one."""
-    predicted = r.found.get("predicted_us")
+    predicted = r.figures.get("predicted_us")
     return max(predicted / r.us, r.us / predicted) if predicted and r.us else None
 
 
