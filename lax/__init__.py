@@ -1,1 +1,1 @@
-"""What a tensor program means: element types and extents here, all else in the packages below. Needs numpy only."""
+"""The meaning of tensor programs: element types and extents here, all else in the packages below. Needs numpy only."""

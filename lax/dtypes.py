@@ -25,7 +25,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Whether arithmetic on this type rounds."""
+        """True if arithmetic on this type rounds."""
         return self.kind == "float"
 
     @property

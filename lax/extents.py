@@ -62,8 +62,8 @@ def difference(total: Extent, part: Extent) -> int | None:
     """k when `total` is the symbol that front ends give to the sum of `part` and the number k, such as `(past+1)`."""
     if not isinstance(total, Symbolic) or total.factor != 1 or len(total.names) != 1:
         return None
-    found = _SUM.fullmatch(total.names[0])
-    return int(found[2]) if found is not None and symbol(found[1]) == part else None
+    match = _SUM.fullmatch(total.names[0])
+    return int(match[2]) if match is not None and symbol(match[1]) == part else None
 
 
 def value(e: Extent, symbols: Mapping[str, int]) -> int:

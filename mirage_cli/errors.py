@@ -24,7 +24,7 @@ class MirageError(Exception):
             self.hint = hint
 
     def to_json(self) -> dict[str, Any]:
-        """What a command with `--json` prints in place of its document."""
+        """The document that a command with `--json` prints in place of its own."""
         return {"error": {"code": self.code, "message": str(self), "hint": self.hint}}
 
 

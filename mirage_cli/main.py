@@ -135,7 +135,7 @@ def _flush() -> None:
 
 
 def _stdout_lost() -> bool:
-    """Whether nobody reads standard output, or what is left for it cannot be written."""
+    """True if nobody reads standard output, or what is left for it cannot be written."""
     try:
         _flush()
         watch = select.poll()

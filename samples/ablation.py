@@ -32,7 +32,7 @@ from mirage_cli.search.closure.closure import Closure
 from mirage_cli.search.closure.extract import block_graphs
 from mirage_cli.search.closure.form import Form, search_form
 from mirage_cli.search.closure.mapping import Mapping, mappings
-from mirage_cli.search.closure.pruning import Kind, Pair, Wanted
+from mirage_cli.search.closure.pruning import Kind, Pair, Pruning
 from mirage_cli.search.finish.fuse import thread_graphs
 from mirage_cli.search.finish.stabilise import stabilise
 from mirage_cli.search.mugraph.mugraph import BlockGraph
@@ -44,7 +44,7 @@ NO_BOUND = 1_000_000  #: values; time is what ends a closure without pruning
 ANYTHING: Expr = 0  #: the only abstract expression where none are told apart
 
 
-class Unpruned(Wanted):
+class Unpruned(Pruning):
     """Everything is wanted that has admissible axes."""
 
     def __init__(self, form: Form) -> None:
@@ -72,7 +72,7 @@ class Unpruned(Wanted):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a search took and went through; one that ran out of time says so."""
+    """Time and counts of a search; one that ran out of time says so."""
 
     seconds: float
     values: int
@@ -91,19 +91,19 @@ def search(p: Program, mapping: Mapping, most: int, pruned: bool, limit: float) 
     """Values of the closure under a mapping with at most so many operators, its block graphs, and whether `limit` seconds
     were enough."""
     form = search_form(p, opened=True)
-    closure = Closure(form, mapping, NO_BOUND, Wanted(form) if pruned else Unpruned(form), most)
-    found = []
+    closure = Closure(form, mapping, NO_BOUND, Pruning(form) if pruned else Unpruned(form), most)
+    graphs = []
     try:
         signal.signal(signal.SIGALRM, _out_of_time)
         signal.setitimer(signal.ITIMER_REAL, limit)
         for graph in block_graphs(closure.run(), 4):
             with contextlib.suppress(Refused, InvalidGraph):
-                found.append(thread_graphs(stabilise(graph, p), p))
+                graphs.append(thread_graphs(stabilise(graph, p), p))
     except _OutOfTime:
-        return len(closure.values), found, False
+        return len(closure.values), graphs, False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return len(closure.values), found, True
+    return len(closure.values), graphs, True
 
 
 def _out_of_time(number: int, frame: object) -> None:
@@ -114,13 +114,13 @@ def search_all(p: Program, most: int, jobs: int, pruned: bool, limit: float) -> 
     """The same for all mappings; the first that runs out of time ends it."""
     start, values, graphs, complete = time.perf_counter(), 0, set[BlockGraph](), True
     calls = [(p, m, most, pruned, limit) for m in mappings(search_form(p))]
-    for found in (
+    for outcome in (
         Workers(jobs).map(importlib.import_module("samples.ablation").search, calls)
         if jobs > 1
         else (search(*c) for c in calls)
     ):
-        values, complete = values + found[0], complete and found[2]
-        graphs.update(found[1])
+        values, complete = values + outcome[0], complete and outcome[2]
+        graphs.update(outcome[1])
         if not complete:
             break
     return Outcome(time.perf_counter() - start, values, len(graphs), complete)

@@ -1,4 +1,4 @@
-"""What the exports of `export.py` and `zoo/` are made of: random weights, small decoders, caches as lists, and writing.
+"""Parts of the exports of `export.py` and `zoo/`: random weights, small decoders, caches as lists, and writing.
 
 A parameter's values depend on the seed and its name only: every variant of an architecture has the same weights, and
 fp16 and bf16 are fp32 rounded.

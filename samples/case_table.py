@@ -1,4 +1,4 @@
-"""What the search makes of the published cases, as a table: `python samples/cases.py --table [NAME ...]`."""
+"""Results of the search for the published cases, as a table: `python samples/cases.py --table [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
         bound = f"2^{self.bound:.1f}" if self.proved else "refused"
-        golden = "; ".join(f"{name} {found.partition(':')[0]}" for name, found in self.golden.items()) or "-"
+        golden = "; ".join(f"{name} {answer.partition(':')[0]}" for name, answer in self.golden.items()) or "-"
         counts = (str(n) for n in (self.mappings, self.values, self.mugraphs))
         times = (f"{self.predicted_us:.1f}", f"{self.floor_us:.1f}")
         return (f"`{self.case}`", *counts, f"{self.seconds:.1f}", bound, str(self.kernels), *times, golden)
@@ -90,13 +90,14 @@ def measured(case: Case) -> Row:
 
 
 def contained(searcher: Searcher, p: Program, golden: Golden, target: Target) -> str:
-    """Whether the search covers a golden muGraph, "yes" with what the model predicts for its best schedules, or why not."""
+    """ "yes" with what the model predicts for its best schedules where the search covers a golden muGraph, else why
+    not."""
     if golden.draw is None:
         return f"outside: {golden.outside}"
     graph = golden.build(p)
-    found = contains(searcher, p, graph)
-    if not found:
-        return f"{'outside' if golden.outside else 'no'}: {found.reason}"
+    containment = contains(searcher, p, graph)
+    if not containment:
+        return f"{'outside' if golden.outside else 'no'}: {containment.reason}"
     fitting = [ranked(k.program, k.block, target, 1) for k in graph.kernels]
     return f"yes, {sum(r[0].prediction.us for r in fitting):.1f} µs" if all(fitting) else "yes, fits no memory"
 
@@ -112,8 +113,8 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
 def reasons(rows: Iterable[Row]) -> Iterator[str]:
     """Why golden muGraphs are not contained, as a list."""
     for row in rows:
-        for name, found in row.golden.items():
-            verdict, colon, reason = found.partition(": ")
+        for name, answer in row.golden.items():
+            verdict, colon, reason = answer.partition(": ")
             if colon:
                 yield f"- {name} ({verdict}): {reason}."
 

@@ -101,7 +101,7 @@ def program(case: Case) -> Program:
 
 
 def search_options(case: Case, p: Program) -> SearchOptions:
-    """How a case's program is searched: the gains of norms are weights in models, and below 2."""
+    """The options with which a case's program is searched: the gains of norms are weights in models, and below 2."""
     gains = {v.name for v in model(case).graph.input if any(e.key == MEAN for e in v.metadata_props)}
     return SearchOptions(largest=tuple((k, 2.0) for k, s in enumerate(p.sources) if s.name in gains))
 

@@ -86,13 +86,13 @@ CASES: dict[str, SuiteCase] = {case.name: case for case in _cases()}
 
 def model(case: SuiteCase, dtype: str) -> onnx.ModelProto:
     """The case as a model: weights are stored, activations are inputs. Numbers are those of `random_inputs`."""
-    made = operators.model(case.operator, case.dims, dtype)
-    numbers = random_inputs(made)
-    stored = [i for i in made.graph.input if i.name in WEIGHTS]
+    message = operators.model(case.operator, case.dims, dtype)
+    numbers = random_inputs(message)
+    stored = [i for i in message.graph.input if i.name in WEIGHTS]
     for i in stored:
-        made.graph.input.remove(i)
-        made.graph.initializer.append(numpy_helper.from_array(numbers[i.name], i.name))
-    return made
+        message.graph.input.remove(i)
+        message.graph.initializer.append(numpy_helper.from_array(numbers[i.name], i.name))
+    return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Result:
 
     @property
     def counted(self) -> float:
-        """What the case counts as in means: a fragment that is left alone costs what the original costs."""
+        """The gain that the case counts as in means: a fragment that is left alone costs what the original costs."""
         return 1.0 if self.left else self.speedup
 
     def cells(self) -> tuple[str, ...]:
@@ -157,10 +157,10 @@ def document(results: Sequence[Result], machine: str, versions: str) -> str:
     lines += ["", "Geometric means of what cases count as:", ""]
     for dtype in DTYPES:
         for kind in (ATTENTION, DECODE, PREFILL, ""):
-            found = [r.counted for r in results if r.dtype == dtype and kind in ("", r.case.kind)]
-            if found:
+            gains = [r.counted for r in results if r.dtype == dtype and kind in ("", r.case.kind)]
+            if gains:
                 lines.append(
-                    f"- {dtype}, {kind or 'all'}: {mean(found):.2f}, least {min(found):.2f} ({len(found)} cases)"
+                    f"- {dtype}, {kind or 'all'}: {mean(gains):.2f}, least {min(gains):.2f} ({len(gains)} cases)"
                 )
     return "\n".join(lines)
 

@@ -90,7 +90,7 @@ def export(sizes: Sizes, folder: Path) -> Path:
         ],
     }
     with torch.no_grad():
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             Step(_llama(sizes, torch, transformers)),
             (),
             kwargs=inputs,
@@ -102,7 +102,7 @@ def export(sizes: Sizes, folder: Path) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SIZES).write_text(json.dumps(asdict(sizes)) + "\n")
-    return without_weights(made.model_proto, folder / MODEL)
+    return without_weights(exported.model_proto, folder / MODEL)
 
 
 def _llama(sizes: Sizes, torch: Any, transformers: Any) -> Any:
@@ -236,12 +236,12 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
         calls = {"original": original.call, "mirage": patched.call}
         if gpu is not None:
             calls |= torch_calls(sizes, gpu, compiled, graph)
-        found = timing.paired(calls, timing.Effort(seconds=seconds))
+        times = timing.paired(calls, timing.Effort(seconds=seconds))
         result["graph" if graph else "plain"] = {
             "relative_error": same.error,
             "problem": same.problem,
-            "us": {name: d.to_json() for name, d in found.items()},
-            "gain": timing.ratio(found["original"], found["mirage"]).median,
+            "us": {name: d.to_json() for name, d in times.items()},
+            "gain": timing.ratio(times["original"], times["mirage"]).median,
         }
         break
     return result
@@ -277,7 +277,7 @@ def torch_calls(sizes: Sizes, gpu: int, compiled: str, graph: bool) -> dict[str,
 
         return run
 
-    made = {}
+    calls = {}
     with torch.no_grad():
         for name, call in kinds.items():
             for _ in range(3):
@@ -288,8 +288,8 @@ def torch_calls(sizes: Sizes, gpu: int, compiled: str, graph: bool) -> dict[str,
                 with torch.cuda.graph(captured):
                     call()
                 call = captured.replay
-            made[name] = waited(call)
-    return made
+            calls[name] = waited(call)
+    return calls
 
 
 def _torch_step(sizes: Sizes, torch: Any, device: Any) -> Callable[[], Any]:

@@ -116,13 +116,13 @@ def measure(variants: list[Variant], feeds: dict[str, Tensor]) -> dict[str, floa
             start = time.perf_counter()
             v.session.run(None, feeds)
             times[v.name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(found) for name, found in times.items()}
+    medians = {name: statistics.median(samples) for name, samples in times.items()}
     return {name: median / medians[variants[0].name] for name, median in medians.items()}
 
 
-def distance(wanted: list[Tensor], found: list[Tensor]) -> tuple[float, float]:
+def distance(wanted: list[Tensor], answers: list[Tensor]) -> tuple[float, float]:
     """The largest absolute difference over all outputs, and the largest absolute value."""
-    difference = max(float(np.abs(w - f).max()) for w, f in zip(wanted, found, strict=True))
+    difference = max(float(np.abs(w - f).max()) for w, f in zip(wanted, answers, strict=True))
     return difference, max(float(np.abs(w).max()) for w in wanted)
 
 
@@ -132,12 +132,12 @@ def nodes_of(model: Path) -> list[Any]:
 
 
 def operators(model: Path) -> int:
-    """How many operators a model's graph has."""
+    """Number of operators in a model's graph."""
     return len(nodes_of(model))
 
 
 def mirage_operators(model: Path) -> int:
-    """How many of them are ours."""
+    """Number of them that are ours."""
     return sum(n.domain == "mirage" for n in nodes_of(model))
 
 

@@ -46,7 +46,7 @@ def jobs(folder: Path) -> Iterator[tuple[str, CheckJob]]:
 
 
 def on_gpu(job: CheckJob, gpu: int) -> str:
-    """What is to be said of a CUDA kernel; the original runs on the CPU where onnxruntime lacks its operators in CUDA."""
+    """The verdict on a CUDA kernel; the original runs on the CPU where onnxruntime lacks its operators in CUDA."""
     symbols = kernel_check.symbol_values(job.spec.symbols)
     try:
         bench = Measured(BenchJob(job, symbols, gpu))
@@ -56,24 +56,24 @@ def on_gpu(job: CheckJob, gpu: int) -> str:
 
 
 def on_cpu(job: CheckJob) -> str:
-    """What is to be said of a CPU kernel."""
-    found = kernel_check.run_job(job)
-    return "no CPU kernel" if found is None else said(found)
+    """The verdict on a CPU kernel."""
+    check = kernel_check.run_job(job)
+    return "no CPU kernel" if check is None else said(check)
 
 
-def said(found: FloatCheck) -> str:
+def said(check: FloatCheck) -> str:
     """A verdict in one line."""
-    if not found.passed:
-        return f"FAILED on {found.case}: {found.worst}"
-    if found.edges is None:
-        return f"not checked: {found.skipped}"
-    better = f"; better on {', '.join(found.edges.better)}" if found.edges.better else ""
-    used = f"{found.edges.accuracy.used:.0%} of the error allowed"
-    return f"{len(found.edges.kinds)} kinds, worst: {found.edges.worst} ({used}){better}"
+    if not check.passed:
+        return f"FAILED on {check.case}: {check.worst}"
+    if check.edges is None:
+        return f"not checked: {check.skipped}"
+    better = f"; better on {', '.join(check.edges.better)}" if check.edges.better else ""
+    used = f"{check.edges.accuracy.used:.0%} of the error allowed"
+    return f"{len(check.edges.kinds)} kinds, worst: {check.edges.worst} ({used}){better}"
 
 
 def folders(args: argparse.Namespace, root: Path) -> Iterator[tuple[str, Path, str]]:
-    """What is optimized: its name, its folder, and why there is none."""
+    """The folders that are made: name of the model, folder, and why there is none."""
     options = Options(force=True, jobs=args.jobs, cache=args.cache)
     if args.gpu is None:
         for model in args.models:
@@ -104,9 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, out, problem in folders(args, Path(root)):
             if problem:
                 print(f"{name}: not optimized: {problem}", flush=True)
-            found = list(jobs(out)) if (out / LIBRARY).exists() else []
-            names += [f"{name} {operator}" for operator, _ in found]
-            ready += [(job,) if args.gpu is None else (job, args.gpu) for _, job in found]
+            operators = list(jobs(out)) if (out / LIBRARY).exists() else []
+            names += [f"{name} {operator}" for operator, _ in operators]
+            ready += [(job,) if args.gpu is None else (job, args.gpu) for _, job in operators]
         for k, told in isolation.each(on_cpu if args.gpu is None else on_gpu, ready, args.jobs):
             text = f"lost: {told.reason}" if isinstance(told, isolation.Lost) else told
             failed += text.startswith(("FAILED", "lost"))

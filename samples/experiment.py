@@ -1,4 +1,5 @@
-"""How often programs that differ pass the proof's test over small primes, beside what its theorem allows.
+"""Shares of points at which programs that differ pass the proof's test over small primes, beside what its theorem
+allows.
 
 The proof draws primes near 2**31, where an error is never seen. Over small ones errors are frequent enough to be counted:
 
@@ -55,7 +56,8 @@ Build = Callable[..., int]  #: records a value of the inputs x, y and z
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was found: `accepted` of `points` although both sides differ, and at most which share the theorem allows."""
+    """A row of the table: `accepted` of `points` although both sides differ, and at most which share the theorem
+    allows."""
 
     name: str
     mode: str
@@ -84,8 +86,8 @@ class Pair:
 
     def values(self, domain_of: Callable[..., Residues]) -> tuple[Array, Array]:
         """The output of both sides at a random point."""
-        made = (domain_of([a.name for a in p.axes], stream=f"side {k}") for k, p in enumerate(self.programs))
-        domains = dict(zip("lr", made, strict=True))
+        of_sides = (domain_of([a.name for a in p.axes], stream=f"side {k}") for k, p in enumerate(self.programs))
+        domains = dict(zip("lr", of_sides, strict=True))
         left = evaluate_program(self.left, domains["l"], _sources(self.left, domains["l"]))
         if isinstance(self.right, Program):
             return left[0], evaluate_program(self.right, domains["r"], _sources(self.right, domains["r"]))[0]
@@ -98,7 +100,7 @@ class Pair:
         return self.left, self.right if isinstance(self.right, Program) else self.right.kernels[0].program
 
     def bound(self, primes: Sequence[int], fields: int) -> float:
-        """What the theorem of the uninterpreted mode says for one attempt."""
+        """The bound of the theorem of the uninterpreted mode for one attempt."""
         if isinstance(self.right, KernelGraph):
             worst, arguments = degrees.figures(self.left, self.right, self.tiles, {})
         else:
@@ -186,13 +188,13 @@ def _elementwise(name: str, left: Build, right: Build, width: int = WIDTH) -> Pa
     return Pair(name, _program(left, width), _program(right, width), width=width)
 
 
-def _differences(g: Graph, x: int, y: int, z: int) -> int:
+def _product_of_differences(g: Graph, x: int, y: int, z: int) -> int:
     parts = [g.map("sub", a, b) for a, b in ((x, y), (y, z), (x, z))]
     return functools.reduce(lambda a, b: g.map("mul", a, b), parts)
 
 
 def _collisions(g: Graph, *inputs: int) -> int:
-    return _differences(g, *(g.map("tanh", x) for x in inputs))
+    return _product_of_differences(g, *(g.map("tanh", x) for x in inputs))
 
 
 def _zero(g: Graph, x: int, *_: int) -> int:
@@ -205,9 +207,9 @@ def _exp(g: Graph, x: int) -> int:
 
 def pairs() -> dict[str, Pair]:
     """Pairs for the uninterpreted mode: polynomials, constants, quotients, functions, and wrong muGraphs."""
-    found = [
+    listed = [
         _elementwise("x y for x z", lambda g, x, y, z: g.map("mul", x, y), lambda g, x, y, z: g.map("mul", x, z)),
-        _elementwise("0 for (x - y) (y - z) (x - z)", _differences, _zero),
+        _elementwise("0 for (x - y) (y - z) (x - z)", _product_of_differences, _zero),
         _elementwise("0 for 77 x", lambda g, x, y, z: g.map("mul", x, g.fill(77, F32)), _zero),
         _elementwise(
             "x / y for x / z", lambda g, x, y, z: g.map("div", x, y), lambda g, x, y, z: g.map("div", x, z), 1
@@ -216,7 +218,7 @@ def pairs() -> dict[str, Pair]:
         _elementwise("0 for the same of tanh x, tanh y, tanh z", _collisions, _zero),
         *_wrong_graphs(),
     ]
-    return {p.name: p for p in found}
+    return {p.name: p for p in listed}
 
 
 def homomorphic_pairs() -> dict[str, Pair]:
@@ -231,7 +233,7 @@ def homomorphic_pairs() -> dict[str, Pair]:
     def of_tanh(g: Graph, x: int) -> int:
         return _exp(g, g.map("tanh", x))
 
-    found = [
+    listed = [
         _elementwise("exp(x) exp(y) for exp(x - y)", both("mul"), lambda g, x, y, z: _exp(g, g.map("sub", x, y))),
         _elementwise("x exp(y) for z exp(y)", lambda g, x, y, z: times(g, x, y), lambda g, x, y, z: times(g, z, y)),
         _elementwise(
@@ -242,7 +244,7 @@ def homomorphic_pairs() -> dict[str, Pair]:
         _elementwise("silu(x) for x exp(x)", lambda g, x, y, z: g.map("silu", x), lambda g, x, y, z: times(g, x, x), 1),
         _elementwise("exp(tanh x) for exp(tanh y)", lambda g, x, y, z: of_tanh(g, x), lambda g, x, y, z: of_tanh(g, y)),
     ]
-    return {p.name: p for p in found}
+    return {p.name: p for p in listed}
 
 
 def _wrong_graphs() -> Iterator[Pair]:

@@ -63,33 +63,33 @@ def only(p: Program, op: str) -> Node:
 
 def node(p: Program, value: str) -> Node:
     """The node that makes a value."""
-    found = p.node(value)
-    assert isinstance(found, Node), f"{value} is an input"
-    return found
+    definition = p.node(value)
+    assert isinstance(definition, Node), f"{value} is an input"
+    return definition
 
 
-def made(p: Program, value: str) -> str:
+def operator_of(p: Program, value: str) -> str:
     """The operator that makes a value, "read" for an input."""
-    found = p.node(value)
-    return found.op if isinstance(found, Node) else "read"
+    definition = p.node(value)
+    return definition.op if isinstance(definition, Node) else "read"
 
 
-def other(pair: tuple[str, ...], one: str) -> str:
+def other_operand(pair: tuple[str, ...], one: str) -> str:
     """The operand beside `one`."""
     first, second = pair
     return second if first == one else first
 
 
-def by(p: Program, values: tuple[str, ...], *ops: str) -> str:
+def made_by(p: Program, values: tuple[str, ...], *ops: str) -> str:
     """The one of some values that an operator makes."""
-    (found,) = [v for v in values if made(p, v) in ops]
-    return found
+    (chosen,) = [v for v in values if operator_of(p, v) in ops]
+    return chosen
 
 
-def shared(*of: Node) -> str:
+def shared_operand(*of: Node) -> str:
     """The operand that nodes have in common."""
-    (found,) = set[str].intersection(*(set(n.inputs) for n in of))
-    return found
+    (operand,) = set[str].intersection(*(set(n.inputs) for n in of))
+    return operand
 
 
 def free(p: Program, value: str, *without: str) -> tuple[str, ...]:
@@ -110,8 +110,8 @@ def sized(case: str, name: str, **dims: int) -> Case:
 
 def column(p: Program, value: str, k: str) -> str:
     """The one axis of a weight beside the contracted one."""
-    (found,) = free(p, value, k)
-    return found
+    (axis,) = free(p, value, k)
+    return axis
 
 
 def schedule(grid: dict[str, int], loop: int = 0) -> Tiles:
@@ -127,8 +127,8 @@ def norm_linear(columns: int, loop: int = 0) -> Draw:
     def draw(p: Program) -> Drawing:
         product, total = only(p, "contract"), only(p, "sum")
         (k,) = product.over
-        normed = by(p, product.inputs, "div")
-        w, (above, below) = other(product.inputs, normed), node(p, normed).inputs
+        normed = made_by(p, product.inputs, "div")
+        w, (above, below) = other_operand(product.inputs, normed), node(p, normed).inputs
         n = column(p, w, k)
         b = Sketch(p, (n,), k if loop else None)
         y = b.contract(b.of(above), b.of(w), k)
@@ -145,11 +145,11 @@ def norm_products(columns: int, loop: int) -> Draw:
 
     def draw(p: Program) -> Drawing:
         products, total = nodes(p, "contract"), only(p, "sum")
-        normed = shared(*products)
+        normed = shared_operand(*products)
         (k,), (above, below) = total.over, node(p, normed).inputs
-        n = column(p, other(products[0].inputs, normed), k)
+        n = column(p, other_operand(products[0].inputs, normed), k)
         b = Sketch(p, (n,), k)
-        sums = [b.accum(b.contract(b.of(above), b.of(other(c.inputs, normed)), k)) for c in products]
+        sums = [b.accum(b.contract(b.of(above), b.of(other_operand(c.inputs, normed)), k)) for c in products]
         b.known[total.name] = b.accum(b.of(total.name))
         b.known |= {c.name: b("div", s, b.of(below)) for c, s in zip(products, sums, strict=True)}
         return single(p, b.graph(b.of(result(p))), schedule({n: columns}, loop))
@@ -163,7 +163,7 @@ def gated(columns: int, loop: int) -> Draw:
     def draw(p: Program) -> Drawing:
         products = nodes(p, "contract")
         (k,) = products[0].over
-        n = column(p, other(products[0].inputs, shared(*products)), k)
+        n = column(p, other_operand(products[0].inputs, shared_operand(*products)), k)
         b = Sketch(p, (n,), k)
         for c in products:
             b.known[c.name] = b.accum(b.of(c.name))
@@ -178,7 +178,7 @@ def gated_apart(columns: int, loop: int, gate: bool) -> Draw:
     def draw(p: Program) -> Drawing:
         products, silu = nodes(p, "contract"), only(p, "silu")
         (k,) = products[0].over
-        n = column(p, other(products[0].inputs, shared(*products)), k)
+        n = column(p, other_operand(products[0].inputs, shared_operand(*products)), k)
         values = [silu.name if gate and c.name in silu.inputs else c.name for c in products]
         kernels = Kernels(p)
         b = Sketch(p, (n,), k)
@@ -207,7 +207,7 @@ def gated_input(columns: int, loop: int) -> Draw:
     def draw(p: Program) -> Drawing:
         product = only(p, "contract")
         (k,) = product.over
-        n = column(p, other(product.inputs, by(p, product.inputs, "mul")), k)
+        n = column(p, other_operand(product.inputs, made_by(p, product.inputs, "mul")), k)
         b = Sketch(p, (n,), k)
         return single(p, b.graph(b.accum(b.of(product.name))), schedule({n: columns}, loop))
 
@@ -219,9 +219,9 @@ def low_rank(columns: int, loop: int = 0) -> Draw:
 
     def draw(p: Program) -> Drawing:
         total = node(p, result(p))
-        second = next(c for c in nodes(p, "contract") if any(made(p, i) == "contract" for i in c.inputs))
-        (k,) = node(p, other(total.inputs, second.name)).over
-        n = column(p, other(second.inputs, by(p, second.inputs, "contract")), *second.over)
+        second = next(c for c in nodes(p, "contract") if any(operator_of(p, i) == "contract" for i in c.inputs))
+        (k,) = node(p, other_operand(total.inputs, second.name)).over
+        n = column(p, other_operand(second.inputs, made_by(p, second.inputs, "contract")), *second.over)
         b = Sketch(p, (n,), k if loop else None)
         s = b.of(total.name)
         return single(p, b.graph(b.accum(s) if loop else s), schedule({n: columns}, loop))
@@ -317,7 +317,7 @@ def _attention(
     e, total, out = only(p, "stable_exp"), node(p, _denominator(p)), node(p, result(p))
     (k,) = e.over
     scores, quotient = e.inputs[0], next(n.name for n in p.nodes if n.inputs == (e.name, total.name))
-    v = other(out.inputs, quotient)
+    v = other_operand(out.inputs, quotient)
     queries = free(p, scores, k)
     sizes = {a: 1 if a in p.axes_of(v) else rows for a in queries}
     base, outer, inner = in_parts(p, k, parts)
@@ -351,8 +351,8 @@ def _attention(
 
 def _denominator(p: Program) -> str:
     """The sum of a softmax."""
-    (found,) = [n.name for n in nodes(p, "sum") if made(p, n.inputs[0]) == "stable_exp"]
-    return found
+    (name,) = [n.name for n in nodes(p, "sum") if operator_of(p, n.inputs[0]) == "stable_exp"]
+    return name
 
 
 def products_in_parts(columns: int, parts: int, loop: int) -> Draw:
@@ -360,8 +360,8 @@ def products_in_parts(columns: int, parts: int, loop: int) -> Draw:
 
     def draw(p: Program) -> Drawing:
         second = node(p, result(p))
-        first = node(p, node(p, by(p, second.inputs, "exp")).inputs[0])
-        w = other(second.inputs, by(p, second.inputs, "exp"))
+        first = node(p, node(p, made_by(p, second.inputs, "exp")).inputs[0])
+        w = other_operand(second.inputs, made_by(p, second.inputs, "exp"))
         (k,), (inside,) = first.over, second.over
         base, outer, inner = in_parts(p, k, parts)
         kernels = Kernels(p)
@@ -382,7 +382,7 @@ def inputs_accumulated(p: Program) -> Drawing:
     another function."""
     product = only(p, "contract")
     (k,) = product.over
-    above, w = node(p, by(p, product.inputs, "div")).inputs[0], by(p, product.inputs, "read")
+    above, w = node(p, made_by(p, product.inputs, "div")).inputs[0], made_by(p, product.inputs, "read")
     b = Sketch(p, (column(p, w, k),), k)
     return single(
         p, b.graph(b.contract(b.accum(b.of(above)), b.accum(b.of(w)), k)), schedule(dict.fromkeys(b.grid, 64), 64)

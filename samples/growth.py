@@ -1,4 +1,4 @@
-"""What sessions that were made and thrown away leave on the heap, and whose it is.
+"""Memory that sessions which were made and thrown away leave on the heap, and whose it is.
 
     python -m samples.growth OUT [OUT ...] [--provider cuda] [--count 60] [--threads 8] [--jobs 1]
 
@@ -67,18 +67,18 @@ def growth(make: Callable[[], Callable[[int], object]], count: int, threads: int
 
 
 def sessions_of(case: sessions.Case, original: Path, form: str) -> Callable[[], Callable[[int], object]]:
-    """What makes sessions of one form."""
+    """A function that makes sessions of one form."""
 
     def make() -> Callable[[int], object]:
         options = case.options() if form != "original" else replace(case, library=None).options()
-        made = case.session(options, case.model if form == "patched" else original)
-        return lambda number: sessions.answers(made, case.feeds[number % len(case.feeds)])
+        session = case.session(options, case.model if form == "patched" else original)
+        return lambda number: sessions.answers(session, case.feeds[number % len(case.feeds)])
 
     return make
 
 
 def handles() -> Callable[[], Callable[[int], object]]:
-    """What makes handles of cuDNN, and destroys them. Raises OSError without cuDNN 9."""
+    """A function that makes handles of cuDNN, and destroys them. Raises OSError without cuDNN 9."""
     library = ctypes.CDLL("libcudnn.so.9")
 
     def make() -> Callable[[int], object]:
@@ -113,8 +113,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.form is not None:
         for out in given.out:
-            found = _one(out, given.form, given.provider, given.count, given.threads)
-            print(f"{found.used / KIBI:.1f} {found.process / KIBI:.1f}")
+            growth_of_form = _one(out, given.form, given.provider, given.count, given.threads)
+            print(f"{growth_of_form.used / KIBI:.1f} {growth_of_form.process / KIBI:.1f}")
         return
 
     def line(out: Path, form: str, threads: int) -> str:

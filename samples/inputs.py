@@ -99,10 +99,10 @@ def score_mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.b
 def table_length(graph: onnx.GraphProto, name: str) -> int:
     """The length of the shortest stored table that the integer input `name` indexes; 2 when it indexes none."""
     rows = {tensor.name: tensor.dims[0] for tensor in graph.initializer if tensor.dims}
-    reached, found = {name}, set[int]()
+    reached, lengths = {name}, set[int]()
     for node in graph.node:  # in topological order
         if node.op_type == "Gather" and node.input[1] in reached and node.input[0] in rows:
-            found.add(rows[node.input[0]])
+            lengths.add(rows[node.input[0]])
         elif node.op_type in MOVES and node.input[0] in reached:
             reached.update(node.output)
-    return min(found, default=2)
+    return min(lengths, default=2)

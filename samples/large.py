@@ -81,10 +81,10 @@ class Sizes:
 
 def sizes_for(gigabytes: float, hidden: int, dtype: str) -> Sizes:
     """A decoder of at least so many bytes."""
-    found = Sizes(hidden=hidden, vocabulary=8 * hidden, dtype=dtype, layers=1)
-    while found.bytes < gigabytes * GIGA:
-        found = Sizes(hidden, 8 * hidden, found.cached, dtype, found.layers + 1)
-    return found
+    sizes = Sizes(hidden=hidden, vocabulary=8 * hidden, dtype=dtype, layers=1)
+    while sizes.bytes < gigabytes * GIGA:
+        sizes = Sizes(hidden, 8 * hidden, sizes.cached, dtype, sizes.layers + 1)
+    return sizes
 
 
 # ---- making it -------------------------------------------------------------------------------------------------------
@@ -120,9 +120,9 @@ def _model(sizes: Sizes, kind: int, tensors: Sequence[onnx.TensorProto]) -> onnx
     nodes: list[onnx.NodeProto] = []
 
     def add(op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
-        made = list(outputs) or [f"{op.lower()}_{len(nodes)}"]
-        nodes.append(helper.make_node(op, inputs, made, name=f"node_{len(nodes)}", **attributes))
-        return made[0]
+        results = list(outputs) or [f"{op.lower()}_{len(nodes)}"]
+        nodes.append(helper.make_node(op, inputs, results, name=f"node_{len(nodes)}", **attributes))
+        return results[0]
 
     def heads(x: str, which: str) -> str:
         return add("Transpose", add("Reshape", x, f"{which}_heads"), perm=[0, 2, 1, 3])
@@ -164,7 +164,7 @@ def _model(sizes: Sizes, kind: int, tensors: Sequence[onnx.TensorProto]) -> onnx
 
 @dataclass
 class Peak:
-    """What a command took: seconds, and bytes at the worst moments (see the module's text)."""
+    """The costs of a command: seconds, and bytes at the worst moments (see the module's text)."""
 
     code: int = 0
     seconds: float = 0.0
@@ -175,29 +175,29 @@ class Peak:
 
 def watch(command: Sequence[str]) -> Peak:
     """Run a command and sample the memory of it and its children."""
-    found, start = Peak(), time.perf_counter()
+    peak, start = Peak(), time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:
         used = [_memory(pid) for pid in _family(process.pid)]
-        found.resident = max(found.resident, sum(u["Pss"] for u in used))
-        found.own = max(found.own, sum(u["Pss_Anon"] for u in used))
-        found.largest = max([found.largest, *(u["Rss"] for u in used)])
+        peak.resident = max(peak.resident, sum(u["Pss"] for u in used))
+        peak.own = max(peak.own, sum(u["Pss_Anon"] for u in used))
+        peak.largest = max([peak.largest, *(u["Rss"] for u in used)])
         time.sleep(INTERVAL)
-    found.code, found.seconds = process.returncode, time.perf_counter() - start
-    return found
+    peak.code, peak.seconds = process.returncode, time.perf_counter() - start
+    return peak
 
 
 def _family(pid: int) -> list[int]:
     """A process and its descendants."""
-    found, left = [], [pid]
+    family, left = [], [pid]
     while left:
-        found.append(left.pop())
+        family.append(left.pop())
         try:
-            for task in Path(f"/proc/{found[-1]}/task").iterdir():
+            for task in Path(f"/proc/{family[-1]}/task").iterdir():
                 left += map(int, (task / "children").read_text().split())
         except OSError:
             continue
-    return found
+    return family
 
 
 def _memory(pid: int) -> dict[str, int]:

@@ -14,7 +14,7 @@ def resident() -> int:
 
 
 class _Heap(ctypes.Structure):
-    """What glibc's mallinfo2 gives."""
+    """The structure that glibc's mallinfo2 gives."""
 
     _fields_ = [(f"n{k}", ctypes.c_size_t) for k in range(10)]
 
@@ -26,5 +26,5 @@ def in_use() -> int:
         return 0
     tell.restype = _Heap
     gc.collect()
-    found = tell()
-    return int(found.n4 + found.n7) + 64 * sys.getallocatedblocks()  # hblkhd: mapped; uordblks: on the heap
+    heap = tell()
+    return int(heap.n4 + heap.n7) + 64 * sys.getallocatedblocks()  # hblkhd: mapped; uordblks: on the heap

@@ -79,10 +79,10 @@ class Net:
         self.constants[name] = numpy_helper.from_array(np.asarray(values, np.int64), name)
         return name
 
-    def model(self, name: str, made: Made) -> onnx.ModelProto:
+    def model(self, name: str, results: Made) -> onnx.ModelProto:
         """The finished, checked model, with shapes inferred; its outputs are called `output`, or `output_0` and so on."""
-        values = (made,) if isinstance(made, str) else made
-        new = {v: "output" if isinstance(made, str) else f"output_{k}" for k, v in enumerate(values)}
+        values = (results,) if isinstance(results, str) else results
+        new = {v: "output" if isinstance(results, str) else f"output_{k}" for k, v in enumerate(values)}
         for node in self.nodes:
             node.input[:] = [new.get(v, v) for v in node.input]
             node.output[:] = [new.get(v, v) for v in node.output]

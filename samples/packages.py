@@ -17,13 +17,13 @@ AT_TOP = ("lax", "search", "templates")  #: folders that lie at the top of the r
 def layers() -> list[tuple[str, ...]]:
     """The packages of mirage_cli from the top to the bottom, those of one layer together."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (found,) = [c["layers"] for c in contracts if c.get("containers") == ["mirage_cli"]]
-    rows = [tuple(name.strip() for name in layer.split("|")) for layer in found]
+    (contract,) = [c["layers"] for c in contracts if c.get("containers") == ["mirage_cli"]]
+    rows = [tuple(name.strip() for name in layer.split("|")) for layer in contract]
     return [row for row in rows if all((ROOT / "mirage_cli" / name).is_dir() for name in row)]
 
 
 def sentence(folder: Path) -> str:
-    """What a package says of itself."""
+    """The sentences of a package about itself."""
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     return " ".join(text.split())
 
@@ -37,12 +37,12 @@ def inner(folder: Path) -> Iterator[Path]:
 
 def table() -> str:
     """A row for each package, the highest layer first, with the packages that lie in it below."""
-    lines, found = ["| layer | package | what it is for | modules |", "|---|---|---|---|"], layers()
-    for k, layer in enumerate(found):
+    lines, rows = ["| layer | package | what it is for | modules |", "|---|---|---|---|"], layers()
+    for k, layer in enumerate(rows):
         for name in layer:
             folder = ROOT / name if name in AT_TOP else ROOT / "mirage_cli" / name
             for place in (folder, *inner(folder)):
-                number = len(found) - k if place == folder else ""
+                number = len(rows) - k if place == folder else ""
                 shown = place.relative_to(ROOT).as_posix().removeprefix("mirage_cli/")
                 modules = sorted(p.stem for p in place.glob("*.py") if p.name != "__init__.py")
                 lines.append(f"| {number} | `{shown}/` | {sentence(place)} | {' '.join(f'`{m}`' for m in modules)} |")

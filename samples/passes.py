@@ -1,4 +1,4 @@
-"""What each optimizer pass does for kernels, as a table: `python samples/passes.py [--write] [NAME ...]`.
+"""The effect of each optimizer pass on kernels, as a table: `python samples/passes.py [--write] [NAME ...]`.
 
 For every published case (`cases.py`) or sample operator the best muGraph for `TARGET` that renders is rendered with all
 passes and without each of them. `--write` puts the sums over all cases into docs/codegen.md.
@@ -131,7 +131,8 @@ def figures(
 
 
 def _least(t: TileProgram) -> int:
-    """What no memory plan can do without: with barriers as they are, or with more of them where that is what was done."""
+    """The memory that no plan can do without: with barriers as they are, or with more of them where that is what was
+    done."""
     between = least_bytes(t, intervals=True)
     return between if between <= t.shared_bytes else least_bytes(t)
 
@@ -145,7 +146,8 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many memory plans are proved to be the least by their lower bound, and sums over the samples that fit always."""
+    """Number of memory plans that are proved to be the least by their lower bound, and sums over the samples that fit
+    always."""
     own = [f for r in rows if (f := r.figures[""]) is not None]
     exact = sum(f.shared == f.least for f in own)
     lines = [f"{exact} of {len(own)} memory plans reach the lower bound (the most bytes alive at one time).", ""]

@@ -44,8 +44,8 @@ def search() -> None:
     """Search and prove the muGraphs, and keep them as files."""
     FOLDER.mkdir(exist_ok=True)
     for name, case in PICTURES.items():
-        found = program(CASES[case])
-        plan = plan_fragment("0" * 16, name, found, 1, PlanOptions(TARGETS))
+        searched = program(CASES[case])
+        plan = plan_fragment("0" * 16, name, searched, 1, PlanOptions(TARGETS))
         if not plan.plans:
             raise SystemExit(f"{name}: {plan.reasons}")
         (FOLDER / f"{name}.json").write_text(json.dumps(plan.to_json(), indent=1, ensure_ascii=False) + "\n")
@@ -53,12 +53,12 @@ def search() -> None:
 
 def pictures() -> dict[str, str]:
     """The drawings of the muGraphs that are kept, by file name."""
-    found = {}
+    drawings = {}
     for name in PICTURES:
         stored = plan_from_json(json.loads((FOLDER / f"{name}.json").read_text()))
         _, graph, _ = stored.targets["cuda"]
-        found[f"{name}.svg"] = drawing(graph, stored.program)
-    return found
+        drawings[f"{name}.svg"] = drawing(graph, stored.program)
+    return drawings
 
 
 if __name__ == "__main__":

@@ -76,9 +76,9 @@ def alone(
     child = context.Process(target=measured, args=(sender, p, graph, tiles, patient))
     child.start()
     sender.close()
-    found: tuple[Verdict, float, float, float] = receiver.recv()
+    outcome: tuple[Verdict, float, float, float] = receiver.recv()
     child.join()
-    return found
+    return outcome
 
 
 def row(name: str) -> str:

@@ -64,17 +64,17 @@ def pages() -> dict[str, str]:
 def commands() -> str:
     """The page of all commands."""
     context = click.Context(cli, info_name="mirage")
-    found = [(f"mirage {name}", cli.get_command(context, name)) for name in COMMANDS]
-    parts = [_NOTE + "# Commands\n\n" + _plain(cli.help or "") + "\n\n" + "\n".join(_contents(found))]
-    for name, command in found:
+    named = [(f"mirage {name}", cli.get_command(context, name)) for name in COMMANDS]
+    parts = [_NOTE + "# Commands\n\n" + _plain(cli.help or "") + "\n\n" + "\n".join(_contents(named))]
+    for name, command in named:
         assert command is not None
         parts += _command(name, command, context)
     return "\n\n".join(parts) + "\n"
 
 
-def _contents(found: Sequence[tuple[str, click.Command | None]]) -> Iterator[str]:
+def _contents(named: Sequence[tuple[str, click.Command | None]]) -> Iterator[str]:
     yield from ("| command | what it does |", "|---|---|")
-    for name, command in found:
+    for name, command in named:
         assert command is not None
         yield f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell(command.get_short_help_str(200))} |"
 
@@ -231,9 +231,9 @@ def _markdown(text: str) -> str:
     return blocks.strip()
 
 
-def _item(found: re.Match[str]) -> str:
+def _item(match: re.Match[str]) -> str:
     """A parameter with what is said of it, or a result's type."""
-    return f"\n- `{found[1]}`: {' '.join(found[2].split())}"
+    return f"\n- `{match[1]}`: {' '.join(match[2].split())}"
 
 
 class _Written(str):
@@ -243,12 +243,12 @@ class _Written(str):
 
 
 def _signature(function: Any, width: int = 100) -> str:
-    found = inspect.signature(function)
-    kept = [p.replace(annotation=_Written(p.annotation)) for n, p in found.parameters.items() if n != "self"]
-    text = str(found.replace(parameters=kept, return_annotation=_Written(found.return_annotation)))
+    signature = inspect.signature(function)
+    kept = [p.replace(annotation=_Written(p.annotation)) for n, p in signature.parameters.items() if n != "self"]
+    text = str(signature.replace(parameters=kept, return_annotation=_Written(signature.return_annotation)))
     if len(text) <= width or not kept:
         return text
-    return "(\n" + "".join(f"    {p},\n" for p in kept) + f") -> {found.return_annotation}"
+    return "(\n" + "".join(f"    {p},\n" for p in kept) + f") -> {signature.return_annotation}"
 
 
 def _class(name: str, kind: type) -> Iterator[str]:

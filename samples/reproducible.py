@@ -1,4 +1,4 @@
-"""Whether the same model, options and seed give the same bytes wherever `mirage optimize` runs.
+"""Check that the same model, options and seed give the same bytes wherever `mirage optimize` runs.
 
 Each model is optimized in surroundings that differ in everything that must not matter (`SURROUNDINGS`), and the folders are
 compared file by file, reports apart from their times. `--digests FILE` writes the digests, `--against FILE` compares them with
@@ -42,7 +42,8 @@ OLD_PROCESSOR = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AV
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a run may find: variables, options, the mask of new files, the name of its folder, one processor or all."""
+    """The surroundings of a run: variables, options, the mask of new files, the name of its folder, one processor or
+    all."""
 
     variables: Mapping[str, str]
     options: Sequence[str] = ()
@@ -125,26 +126,26 @@ def optimize(
 
 
 def _one_processor(turn: int) -> None:
-    found = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, [found[turn % len(found)]])
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, [processors[turn % len(processors)]])
 
 
 def _search_path() -> str:
-    found = [str(SAMPLES.parent), *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
-    return os.pathsep.join(str(Path(p).absolute()) for p in found)
+    folders = [str(SAMPLES.parent), *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
+    return os.pathsep.join(str(Path(p).absolute()) for p in folders)
 
 
 def digests(folder: Path) -> dict[str, str]:
     """The sha256 of every file in an output folder but the page; that of the report is of what does not depend on time."""
-    found = {}
+    by_path = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "report.html"):
         content = path.read_bytes()
         if path.name == REPORT:
             report = json.loads(content)
             report["model"].pop("path")
             content = json.dumps(timeless(report)).encode()
-        found[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
-    return found
+        by_path[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
+    return by_path
 
 
 def timeless(value: Any) -> Any:
@@ -176,13 +177,13 @@ def check(model: Path, options: Sequence[str], places: Path, turn: int = 0) -> t
     first = Outcome()
     problems = []
     for name, around in SURROUNDINGS.items():
-        found = optimize(model, options, around, places / name, cache, turn)
-        first = first if first.files else found
-        if found.problem:
-            problems.append(f"{model.stem}, {name}: {found.problem}")
+        outcome = optimize(model, options, around, places / name, cache, turn)
+        first = first if first.files else outcome
+        if outcome.problem:
+            problems.append(f"{model.stem}, {name}: {outcome.problem}")
         else:
-            where = {REPORT: f" at {', '.join(leaves(first.report, found.report)[:MOST])}"}
-            told = (f"{file} differs{where.get(file, '')}" for file in differing(first.files, found.files))
+            where = {REPORT: f" at {', '.join(leaves(first.report, outcome.report)[:MOST])}"}
+            told = (f"{file} differs{where.get(file, '')}" for file in differing(first.files, outcome.files))
             problems += [f"{model.stem}, {name}: {line}" for line in told]
     return dict(first.files), problems
 
@@ -199,8 +200,8 @@ def against(here: Mapping[str, Mapping[str, str]], there: Mapping[str, Mapping[s
 
 def models(names: Sequence[str]) -> list[Path]:
     """The files of samples, of all of them without names."""
-    found = [*sorted((SAMPLES / "operators").glob("*.onnx")), *sorted((SAMPLES / "models").glob("*.onnx"))]
-    return [path for path in found if not names or path.stem in names]
+    files = [*sorted((SAMPLES / "operators").glob("*.onnx")), *sorted((SAMPLES / "models").glob("*.onnx"))]
+    return [path for path in files if not names or path.stem in names]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.names and not given.all:
         parser.error("name samples, or give --all")
     options = [w for t in given.target for w in ("--target", t)] + [w for a in given.arch for w in ("--arch", a)]
-    found: dict[str, dict[str, str]] = {}
+    digests_of: dict[str, dict[str, str]] = {}
     problems: list[str] = []
     there = json.loads(given.against.read_text(encoding="utf-8")) if given.against else {}
     with tempfile.TemporaryDirectory(prefix="mirage-") as folder, ThreadPoolExecutor(given.jobs) as pool:
@@ -227,22 +228,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         for run in as_completed(runs):
             name = runs[run]
-            found[name], told = run.result()
-            told += against({name: found[name]}, there)
+            digests_of[name], told = run.result()
+            told += against({name: digests_of[name]}, there)
             problems += told
-            print("\n".join([f"{name}: {len(found[name])} files, {len(told)} differences", *told]), flush=True)
+            print("\n".join([f"{name}: {len(digests_of[name])} files, {len(told)} differences", *told]), flush=True)
             shutil.rmtree(Path(folder) / name, ignore_errors=True)
             if given.digests:
-                _write(given.digests, found)
-    count = sum(map(len, found.values()))
+                _write(given.digests, digests_of)
+    count = sum(map(len, digests_of.values()))
     print(
-        f"{len(found)} models in {len(SURROUNDINGS)} surroundings, {count} files each time: {len(problems)} differences"
+        f"{len(digests_of)} models in {len(SURROUNDINGS)} surroundings, {count} files each time: {len(problems)} differences"
     )
     return 1 if problems else 0
 
 
-def _write(path: Path, found: Mapping[str, Mapping[str, str]]) -> None:
-    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+def _write(path: Path, by_model: Mapping[str, Mapping[str, str]]) -> None:
+    path.write_text(json.dumps(by_model, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,16 +57,16 @@ class Case:
 
     def options(self, **settings: Any) -> onnxruntime.SessionOptions:
         """Session options with the library, if any, and attributes set; `config` holds configuration entries."""
-        made = onnxruntime.SessionOptions()
-        made.log_severity_level = 3
-        made.intra_op_num_threads = 2
+        chosen = onnxruntime.SessionOptions()
+        chosen.log_severity_level = 3
+        chosen.intra_op_num_threads = 2
         for key, value in settings.pop("config", {}).items():
-            made.add_session_config_entry(key, value)
+            chosen.add_session_config_entry(key, value)
         for name, value in settings.items():
-            setattr(made, name, value)
+            setattr(chosen, name, value)
         if self.library is not None:
-            made.register_custom_ops_library(str(self.library))
-        return made
+            chosen.register_custom_ops_library(str(self.library))
+        return chosen
 
     def session(
         self,
@@ -79,10 +79,10 @@ class Case:
         if self.provider == "cuda":
             providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0", **(cuda or {})}))
         source = model if isinstance(model, bytes) else str(model or self.model)
-        made = onnxruntime.InferenceSession(source, options or self.options(), providers=providers)
-        if self.provider == "cuda" and "CUDAExecutionProvider" not in made.get_providers():
+        opened = onnxruntime.InferenceSession(source, options or self.options(), providers=providers)
+        if self.provider == "cuda" and "CUDAExecutionProvider" not in opened.get_providers():
             raise SystemExit("onnxruntime cannot use CUDA here: it would take the CPU")
-        return made
+        return opened
 
 
 Way = Callable[[Case], Iterator[tuple[int, Arrays]]]
@@ -212,11 +212,11 @@ def _run_options(case: Case) -> Iterator[tuple[int, Arrays]]:
 def _asynchronous(case: Case) -> Iterator[tuple[int, Arrays]]:
     session = case.session()
     names = [o.name for o in session.get_outputs()]
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     done = threading.Semaphore(0)
 
     def finished(result: Any, number: int, error: str) -> None:
-        found[number] = error or [np.array(r) for r in result]
+        results[number] = error or [np.array(r) for r in result]
         done.release()
 
     for k in range(len(case.feeds)):
@@ -224,7 +224,7 @@ def _asynchronous(case: Case) -> Iterator[tuple[int, Arrays]]:
     for _ in case.feeds:
         if not done.acquire(timeout=60):
             raise AssertionError("a call has not come to its end")
-    for k, result in found.items():
+    for k, result in results.items():
         if isinstance(result, str):
             raise AssertionError(result)
         yield k, dict(zip(names, result, strict=True))
@@ -236,19 +236,19 @@ def _place(case: Case) -> tuple[str, int]:
 
 def bound(case: Case, session: Any, feeds: Arrays, wanted: Arrays) -> tuple[Any, dict[str, Any]]:
     """A binding whose inputs and outputs lie in memory of the provider; outputs hold NaN."""
-    binding, made = session.io_binding(), {}
+    binding, values = session.io_binding(), {}
     for name, array in feeds.items():
-        made[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array, *_place(case))
-        binding.bind_ortvalue_input(name, made[name])
+        values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array, *_place(case))
+        binding.bind_ortvalue_input(name, values[name])
     for name, array in wanted.items():
         spoiled = np.full(array.shape, np.nan if array.dtype.kind == "f" else 85, array.dtype)
-        made[name] = onnxruntime.OrtValue.ortvalue_from_numpy(spoiled, *_place(case))
-        binding.bind_ortvalue_output(name, made[name])
-    return binding, made
+        values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(spoiled, *_place(case))
+        binding.bind_ortvalue_output(name, values[name])
+    return binding, values
 
 
-def _fetched(made: Mapping[str, Any], wanted: Arrays) -> Arrays:
-    return {name: np.array(made[name].numpy()) for name in wanted}
+def _fetched(values: Mapping[str, Any], wanted: Arrays) -> Arrays:
+    return {name: np.array(values[name].numpy()) for name in wanted}
 
 
 @way("bound inputs and outputs")
@@ -256,9 +256,9 @@ def _bound(case: Case) -> Iterator[tuple[int, Arrays]]:
     session = case.session()
     ready = [bound(case, session, f, w) for f, w in zip(case.feeds, case.wanted, strict=True)]
     for _ in range(2):
-        for k, (binding, made) in enumerate(ready):
+        for k, (binding, values) in enumerate(ready):
             session.run_with_iobinding(binding)
-            yield k, _fetched(made, case.wanted[k])
+            yield k, _fetched(values, case.wanted[k])
 
 
 @way("bound inputs, outputs that onnxruntime allocates")
@@ -292,8 +292,8 @@ def _parallel_threads(case: Case) -> Iterator[tuple[int, Arrays]]:
 @way("sessions made by many threads")
 def _made_in_threads(case: Case) -> Iterator[tuple[int, Arrays]]:
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: case.session(), range(4)))
-    for k, session in enumerate(made):
+        sessions = list(pool.map(lambda _: case.session(), range(4)))
+    for k, session in enumerate(sessions):
         yield k % len(case.feeds), answers(session, case.feeds[k % len(case.feeds)])
 
 
@@ -305,8 +305,8 @@ def _in_threads(case: Case, sessions: Sequence[Any]) -> Iterator[tuple[int, Arra
         return [(n, answers(sessions[k], case.feeds[n])) for n in numbers]
 
     with ThreadPoolExecutor(len(sessions)) as pool:
-        for found in pool.map(work, range(len(sessions))):
-            yield from found
+        for results in pool.map(work, range(len(sessions))):
+            yield from results
 
 
 # ---- the CUDA provider -----------------------------------------------------------------------------------------------
@@ -315,12 +315,12 @@ def _in_threads(case: Case, sessions: Sequence[Any]) -> Iterator[tuple[int, Arra
 @way("a CUDA graph", CUDA_WAYS)
 def _cuda_graph(case: Case) -> Iterator[tuple[int, Arrays]]:
     session = case.session(cuda={"enable_cuda_graph": "1"})
-    binding, made = bound(case, session, case.feeds[0], case.wanted[0])
+    binding, values = bound(case, session, case.feeds[0], case.wanted[0])
     for k in (0, *range(len(case.feeds)), 0):  # the first call captures, further ones replay with what is written here
         for name, array in case.feeds[k].items():
-            made[name].update_inplace(array)
+            values[name].update_inplace(array)
         session.run_with_iobinding(binding)
-        yield k, _fetched(made, case.wanted[k])
+        yield k, _fetched(values, case.wanted[k])
 
 
 @way("several CUDA graphs of one session", CUDA_WAYS)
@@ -328,11 +328,11 @@ def _cuda_graphs(case: Case) -> Iterator[tuple[int, Arrays]]:
     session = case.session(cuda={"enable_cuda_graph": "1"})
     ready = [bound(case, session, f, w) for f, w in zip(case.feeds, case.wanted, strict=True)]
     for _ in range(3):
-        for k, (binding, made) in enumerate(ready):
+        for k, (binding, values) in enumerate(ready):
             options = onnxruntime.RunOptions()
             options.add_run_config_entry("gpu_graph_id", str(k + 1))
             session.run_with_iobinding(binding, options)
-            yield k, _fetched(made, case.wanted[k])
+            yield k, _fetched(values, case.wanted[k])
 
 
 @way("the caller's CUDA stream", CUDA_WAYS)
@@ -340,12 +340,12 @@ def _stream(case: Case) -> Iterator[tuple[int, Arrays]]:
     stream = new_stream()
     session = case.session(cuda={"user_compute_stream": str(stream)})
     yield from plain(case, session)
-    binding, made = bound(case, session, case.feeds[0], case.wanted[0])
+    binding, values = bound(case, session, case.feeds[0], case.wanted[0])
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     session.run_with_iobinding(binding, options)
     check_cuda(cuda_runtime().cudaStreamSynchronize(ctypes.c_void_p(stream)))
-    yield 0, _fetched(made, case.wanted[0])
+    yield 0, _fetched(values, case.wanted[0])
 
 
 @way("two streams at once", CUDA_WAYS)
@@ -436,9 +436,9 @@ def case_of(
     )
 
 
-def difference(found: Arrays, wanted: Arrays) -> str:
-    """What is wrong with answers, or nothing; an output that was not asked for is not missed."""
-    for name, array in found.items():
+def difference(answered: Arrays, wanted: Arrays) -> str:
+    """The fault in answers, or nothing; an output that was not asked for is not missed."""
+    for name, array in answered.items():
         right = wanted[name]
         if array.shape != right.shape or array.dtype != right.dtype:
             return f"{name}: {array.dtype}{list(array.shape)}, expected {right.dtype}{list(right.shape)}"
@@ -450,13 +450,13 @@ def difference(found: Arrays, wanted: Arrays) -> str:
         error = float(np.sqrt(np.mean((array - exact) ** 2)) / np.sqrt(np.mean(exact**2)))
         if not error <= LIMITS[right.dtype.name]:  # NaN is wrong too
             return f"{name}: relative error {error:.1e}"
-    return "" if found else "no outputs"
+    return "" if answered else "no outputs"
 
 
 def verdict(case: Case, function: Way) -> str:
-    """What is wrong with a way, or nothing."""
-    for count, (k, found) in enumerate(function(case)):
-        problem = difference(found, case.wanted[k])
+    """The fault of a way, or nothing."""
+    for count, (k, answered) in enumerate(function(case)):
+        problem = difference(answered, case.wanted[k])
         if problem:
             return f"call {count}, input set {k}: {problem}"
     return ""

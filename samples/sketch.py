@@ -187,18 +187,18 @@ class Kernels:
         """The kernel of a sketch on its base program, whose sources are tensors `reads`; `outputs` says where each value
         goes: to a tensor in between, or to an output of the program. The kernel's program says what the sketch does."""
         names, nodes = describe(b.ops, b.base)
-        made, tensors = [], []
+        written, tensors = [], []
         for v, out in zip(values, outputs, strict=True):
             if isinstance(out, Stored):
-                made.append(Output(names[v], out.slots, tuple(s.extent for s in out.slots), F32, out.name))
+                written.append(Output(names[v], out.slots, tuple(s.extent for s in out.slots), F32, out.name))
                 tensors.append(out.tensor)
             else:
-                made.append(replace(self.program.outputs[out], value=names[v]))
+                written.append(replace(self.program.outputs[out], value=names[v]))
                 tensors.append(self.results[out])
         loaded = {o.source_value for o in b.ops}
         inputs = tuple(i for i in b.base.inputs if i.name in loaded)
         used = sorted({i.source for i in inputs})
-        program = prune(replace(b.base, inputs=inputs, nodes=nodes, outputs=tuple(made), _axes_of={}))
+        program = prune(replace(b.base, inputs=inputs, nodes=nodes, outputs=tuple(written), _axes_of={}))
         self.add(program, [reads[k] for k in used], b.graph(*values), tensors, tiles)
 
     def drawing(self) -> Drawing:
@@ -219,7 +219,8 @@ def reading(base: Program, stored: Sequence[Stored], only: bool = False) -> Prog
 
 
 def in_parts(p: Program, axis: str, count: int) -> tuple[Program, str, str]:
-    """What a program reads and makes, with an axis as two: `count` parts, and the positions of one. No operators."""
+    """The inputs and outputs of a program, with an axis as two: `count` parts, and the positions of one. No
+    operators."""
     outer, inner = f"{axis}_part", f"{axis}_in"
     extent = p.extent(axis)
     assert isinstance(extent, int)
@@ -227,10 +228,10 @@ def in_parts(p: Program, axis: str, count: int) -> tuple[Program, str, str]:
     sizes = {outer: count, inner: extent // count}
 
     def slots(access: Sequence[Slot]) -> tuple[Slot, ...]:
-        found: list[Slot] = []
+        cut: list[Slot] = []
         for s in access:
-            found += [Slot(a, n) for a, n in sizes.items()] if s.axis == axis else [s]
-        return tuple(found)
+            cut += [Slot(a, n) for a, n in sizes.items()] if s.axis == axis else [s]
+        return tuple(cut)
 
     axes: list[Axis] = []
     for a in p.axes:

@@ -1,4 +1,4 @@
-"""What parts of the optimizer are worth on a GPU: cases of the suite with one thing left out, timed beside the whole.
+"""The worth of parts of the optimizer on a GPU: cases of the suite with one thing left out, timed beside the whole.
 
 python -m samples.suite_ablation --gpu 0                     the cases of `ROWS`, a table in Markdown
 python -m samples.suite_ablation --gpu 0 'gqa*' --dtype bf16 some of them
@@ -38,7 +38,8 @@ WHOLE = "all"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is left out: passes and engines by name, and how the case is changed (None where that changes nothing)."""
+    """A variant: the parts that are left out, passes and engines by name, and how the case is changed (None where
+    that changes nothing)."""
 
     name: str
     without: tuple[str, ...] = ()
@@ -110,7 +111,7 @@ def times(asked: Asked, name: str, dtype: str, rows: Sequence[suite_build.Row]) 
     """Microseconds of each variant of a case, or why there are none; all variants take turns."""
     timer, backend = opened(asked)
     (case,) = chosen("paper", [name])
-    found: dict[str, Any] = {}
+    us: dict[str, Any] = {}
     calls = {}
     for variant, row in zip(VARIANTS, rows, strict=True):
         try:
@@ -127,19 +128,19 @@ def times(asked: Asked, name: str, dtype: str, rows: Sequence[suite_build.Row]) 
                 raise MirageError("wrong")
             calls[variant.name] = (judged, subject.sets)
         except MirageError as e:
-            found[variant.name] = str(e)
+            us[variant.name] = str(e)
     if calls:
         sets = {s for _, s in calls.values()}.pop()
         measured = timer.times({n: j.call for n, (j, _) in calls.items()}, sets, asked.effort)
-        found |= {n: m.median for n, m in measured.items()}
-    return found
+        us |= {n: m.median for n, m in measured.items()}
+    return us
 
 
-def table(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+def table(us_of: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The lines of the table: microseconds with everything, then how many times as long without each part."""
     yield f"| without | {' | '.join(v.name for v in VARIANTS[1:])} | us with all |"
     yield "|" + "---|" * (len(VARIANTS) + 1)
-    for name, row in found.items():
+    for name, row in us_of.items():
         whole = row.get(WHOLE)
         cells = [_ratio(row.get(v.name), whole) for v in VARIANTS[1:]]
         yield f"| {name} | {' | '.join(cells)} | {whole if isinstance(whole, str) else f'{whole:.2f}'} |"
@@ -167,15 +168,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jobs = [(n, k, given.dtype, folder, arch) for n, k, folder in places]
         built = dict(isolation.each(build, jobs, cores()))
         for job, (n, _, folder) in enumerate(places):
-            made = built[job]
-            problem = made.reason if isinstance(made, isolation.Lost) else made
+            outcome = built[job]
+            problem = outcome.reason if isinstance(outcome, isolation.Lost) else outcome
             rows[n].append(suite_build.Row(n, given.dtype, folder, problem))
         asked = Asked(given.gpu, (), seconds=2.0)
-        found = {}
+        us_of = {}
         timing = [(asked, n, given.dtype, rows[n]) for n in names]
         for k, result in isolation.each(times, timing, 1, apart=True):
-            found[names[k]] = {WHOLE: result.reason} if isinstance(result, isolation.Lost) else result
-    text = "\n".join(table(found))
+            us_of[names[k]] = {WHOLE: result.reason} if isinstance(result, isolation.Lost) else result
+    text = "\n".join(table(us_of))
     print(text)
     if given.write:
         DOCS.write_text(between(DOCS.read_text(), BEGIN, END, text))

@@ -77,8 +77,9 @@ class Callee:
 
 @dataclass
 class Result:
-    """What a run found. `memory` are, over time, (seconds, bytes of this process, of the GPU, in use on the heap, sessions
-    made so far); `usual` is what each session of an original model leaves behind, by column, in bytes."""
+    """The findings of a run. `memory` are, over time, (seconds, bytes of this process, of the GPU, in use on the
+    heap, sessions made so far); `usual` is what each session of an original model leaves behind, by column, in
+    bytes."""
 
     seconds: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
@@ -91,50 +92,50 @@ class Result:
     def _watched(self, column: int) -> tuple[NDArray[np.float64], ...]:
         """(times, bytes of one kind of memory, sessions made) behind the warm-up."""
         rows = [row for row in self.memory if row[0] >= WARM * self.seconds] or self.memory
-        times, sizes, made = (np.array([row[k] for row in rows], np.float64) for k in (0, column, 4))
-        return times, sizes, made
+        times, sizes, sessions_made = (np.array([row[k] for row in rows], np.float64) for k in (0, column, 4))
+        return times, sizes, sessions_made
 
     def left(self, column: int) -> float:
         """Bytes that each session left behind."""
-        _, sizes, made = self._watched(column)
-        return float(np.polyfit(made, sizes, 1)[0]) if len(set(made)) > 2 else 0.0
+        _, sizes, sessions_made = self._watched(column)
+        return float(np.polyfit(sessions_made, sizes, 1)[0]) if len(set(sessions_made)) > 2 else 0.0
 
     def grown(self, column: int) -> tuple[float, float, float]:
         """Mebibytes of one kind of memory, without what is usual: mean of the first and of the last third behind the warm-up,
         growth a minute."""
-        times, sizes, made = self._watched(column)
-        sizes = sizes - self.usual.get(column, 0.0) * (made - made[0])
+        times, sizes, sessions_made = self._watched(column)
+        sizes = sizes - self.usual.get(column, 0.0) * (sessions_made - sessions_made[0])
         third = max(1, len(sizes) // 3)
         slope = float(np.polyfit(times, sizes, 1)[0]) * 60 if len(sizes) > 2 else 0.0
         return float(sizes[:third].mean()) / MEBI, float(sizes[-third:].mean()) / MEBI, slope / MEBI
 
     def failed(self) -> bool:
-        """Whether an answer differs, a call failed, or memory grows."""
+        """True if an answer differs, a call failed, or memory grows."""
         return bool(self.different or self.problems) or any(map(self.growing, GROWTH))
 
     def growing(self, column: int) -> bool:
-        """Whether one kind of memory grows."""
+        """True if one kind of memory grows."""
         before, after, _ = self.grown(column)
         return after > before * (1 + GROWTH[column])
 
     def lines(self) -> list[str]:
-        """What a person reads."""
-        found = [f"{sum(self.calls.values()):,} calls in {self.seconds:.0f} s, {self.made} sessions and kernels made"]
-        found += [f"  {name}: {n:,} calls, {self.different.get(name, 0)} different" for name, n in self.calls.items()]
+        """The findings as lines of text."""
+        lines = [f"{sum(self.calls.values()):,} calls in {self.seconds:.0f} s, {self.made} sessions and kernels made"]
+        lines += [f"  {name}: {n:,} calls, {self.different.get(name, 0)} different" for name, n in self.calls.items()]
         for column, what in ((1, "process"), (3, "process in use"), (2, "GPU")):
             if any(row[column] for row in self.memory):
                 before, after, slope = self.grown(column)
                 most = max(row[column] for row in self.memory) / MEBI
-                found.append(
+                lines.append(
                     f"memory of the {what}: {before:.0f} MiB after the warm-up, {after:.0f} MiB at the end, "
                     f"{most:.0f} MiB at most, {slope:+.2f} MiB a minute{': GROWS' if self.growing(column) else ''}"
                 )
                 if usual := self.usual.get(column, 0.0):
-                    found.append(
+                    lines.append(
                         f"  without {usual / KIBI:.0f} KiB for each of {self.memory[-1][4]} sessions, which originals "
                         f"leave behind; these left {self.left(column) / KIBI:.0f}"
                     )
-        return [*found, *self.problems]
+        return [*lines, *self.problems]
 
 
 # ---- what is called --------------------------------------------------------------------------------------------------
@@ -165,21 +166,21 @@ def session_callee(original: Path, out: Path, folder: Path, provider: str, plain
 
     first = make()
     for k, (case, number) in enumerate(feeds):
-        found = dict(zip(case.wanted[number], first(k), strict=True))
-        if problem := sessions.difference(found, case.wanted[number]):
+        answers = dict(zip(case.wanted[number], first(k), strict=True))
+        if problem := sessions.difference(answers, case.wanted[number]):
             raise SystemExit(f"{out}: {problem}")
     return Callee(f"session {out.name}", make, len(feeds), session=True)
 
 
 def _sub(folder: Path, k: int) -> Path:
-    made = folder / str(k)
-    made.mkdir(exist_ok=True)
-    return made
+    subfolder = folder / str(k)
+    subfolder.mkdir(exist_ok=True)
+    return subfolder
 
 
 def kernels_callee(out: Path, provider: str) -> Callee:
     """All Python kernels of an output folder, on tensors of random numbers."""
-    found = []
+    calls = []
     for path in sorted((out / MUGRAPHS).glob("*.json")):
         data = mugraph_file.read(path)
         if ("cuda" if provider == "cuda" else "cpu") not in data["targets"]:
@@ -189,13 +190,13 @@ def kernels_callee(out: Path, provider: str) -> Callee:
             [_random(t, dict.fromkeys(operator["symbols"], n + 3), seed) for seed, t in enumerate(operator["inputs"])]
             for n in (2, 6)
         ]
-        found += [(path.stem, feeds, k) for k in range(len(feeds))]
+        calls += [(path.stem, feeds, k) for k in range(len(feeds))]
 
     def make() -> Call:
-        kernels = {i: _kernel(mi.load_kernel(out, i), feeds, provider) for i, feeds, _ in found}
-        return lambda k: kernels[found[k][0]](found[k][2])
+        kernels = {i: _kernel(mi.load_kernel(out, i), feeds, provider) for i, feeds, _ in calls}
+        return lambda k: kernels[calls[k][0]](calls[k][2])
 
-    return Callee(f"kernels {out.name}", make, len(found))
+    return Callee(f"kernels {out.name}", make, len(calls))
 
 
 def _random(tensor: Mapping[str, Any], symbols: Mapping[str, int], seed: int) -> Tensor:
@@ -213,10 +214,10 @@ def graph_callee(provider: str) -> Callee:
     x, w = graph.new_input(dims=(16, 64), dtype=mi.float32), graph.new_input(dims=(64, 48), dtype=mi.float32)
     graph.mark_output(graph.softmax(graph.matmul(graph.rms_norm(x, (64,)), w)))
     target = "cuda" if provider == "cuda" else "cpu"
-    made = graph.superoptimize(target=[target], arch=_ARCH[target], jobs=1)
+    kernel = graph.superoptimize(target=[target], arch=_ARCH[target], jobs=1)
     rng = np.random.default_rng(0)
     feeds = [[rng.standard_normal(s).astype(np.float32) for s in ((16, 64), (64, 48))] for _ in range(3)]
-    return Callee("graph of Python", lambda: _kernel(made, feeds, provider), len(feeds))
+    return Callee("graph of Python", lambda: _kernel(kernel, feeds, provider), len(feeds))
 
 
 def _kernel(kernel: Any, feeds: Sequence[Sequence[Tensor]], provider: str) -> Call:
@@ -288,13 +289,13 @@ def run(
             n, call = slots[rng.randrange(len(slots))]
             k = rng.randrange(callees[n].sets)
             try:
-                found = call(k)
+                answers = call(k)
             except Exception as error:  # whatever a call raises is the finding
                 with lock:
                     result.problems.append(f"{callees[n].name}: {type(error).__name__}: {error}")
                 break
             calls[n] += 1
-            different[n] += not _same(found, wanted[n][k])
+            different[n] += not _same(answers, wanted[n][k])
         with lock:
             for n, callee in enumerate(callees):
                 result.calls[callee.name] += calls[n]
@@ -330,11 +331,11 @@ def run(
     return result
 
 
-def _same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    """Whether answers are equal bit by bit."""
-    return len(found) == len(wanted) and all(
+def _same(answers: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    """True if answers are equal bit by bit."""
+    return len(answers) == len(wanted) and all(
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(answers, wanted, strict=True)
     )
 
 
@@ -380,7 +381,7 @@ def main() -> int:
             callees.append(session_callee(original, out, Path(folder) / str(k), given.provider, given.plain))
             callees.append(pause_callee() if given.plain else kernels_callee(out, given.provider))
         print(f"{len(callees)} callees, onnxruntime {onnxruntime.__version__}, provider {given.provider}", flush=True)
-        found = run(
+        result = run(
             callees,
             given.threads,
             given.sessions,
@@ -388,11 +389,11 @@ def main() -> int:
             _gpu_used if given.provider == "cuda" else lambda: 0,
             given.every,
         )
-    found.usual = usual
-    print("\n".join(found.lines()))
+    result.usual = usual
+    print("\n".join(result.lines()))
     if given.report is not None:
-        given.report.write_text(json.dumps(asdict(found)), encoding="utf-8")
-    return int(found.failed())
+        given.report.write_text(json.dumps(asdict(result)), encoding="utf-8")
+    return int(result.failed())
 
 
 @contextlib.contextmanager
@@ -409,8 +410,8 @@ def control(given: argparse.Namespace, folders: Sequence[Path]) -> Iterator[dict
         with subprocess.Popen([*command, "--seconds", str(seconds)], stdout=subprocess.DEVNULL) as child:
             yield usual
             child.wait()
-        found = json.loads(report.read_text(encoding="utf-8"))
-        usual.update({column: max(0.0, Result(**found | {"usual": {}}).left(column)) for column in PROCESS})
+        figures = json.loads(report.read_text(encoding="utf-8"))
+        usual.update({column: max(0.0, Result(**figures | {"usual": {}}).left(column)) for column in PROCESS})
 
 
 def _optimized(name: str, work: Path, provider: str) -> Path:

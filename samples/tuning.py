@@ -47,7 +47,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times longer the model's own choice takes than the tuned one."""
+        """The time of the model's own choice over that of the tuned one."""
         own, best = self.tuning.get("own_us"), self.tuning.get("chosen_us")
         return own / best if own and best else None
 
@@ -55,18 +55,18 @@ class Row:
         """The cells of the table."""
         if "candidates" not in self.tuning:
             return [self.name, *[""] * (len(HEADER) - 2), self.tuning.get("problem", "nothing to tune")]
-        t = self.tuning
-        named = {c["candidate"]: c for c in t["candidates"]}
-        own, best = named.get(t["own"], {}), named.get(t["chosen"], {})
-        wrong = sum("problem" in c for c in t["candidates"]) - t["refused"]
+        tuning = self.tuning
+        named = {c["candidate"]: c for c in tuning["candidates"]}
+        own, best = named.get(tuning["own"], {}), named.get(tuning["chosen"], {})
+        wrong = sum("problem" in c for c in tuning["candidates"]) - tuning["refused"]
         return [
             self.name,
-            str(t["tried"]),
+            str(tuning["tried"]),
             str(wrong),
             f"{self.seconds:.0f}",
             _us(own.get("predicted_us")),
-            _us(t["own_us"]),
-            _us(t["chosen_us"]),
+            _us(tuning["own_us"]),
+            _us(tuning["chosen_us"]),
             "" if self.ratio is None else f"{self.ratio:.2f}",
             ", ".join(best.get("engines", [])),
         ]
@@ -80,14 +80,14 @@ def planned(case: Case, dtype: str, plans: PlanOptions, seed: int) -> tuple[Impo
     """A case's model and its fragments with the candidates of their plans."""
     imported = from_proto(case.model(DTYPES[dtype], seed), Reading(), case.name)
     parts = partition(imported.graph, works.tensor_names(imported))
-    found = works.group(parts.fragments, imported)
-    jobs = [(w.id, w.name, w.program, w.operators, plans) for w in found]
+    work = works.group(parts.fragments, imported)
+    jobs = [(w.id, w.name, w.program, w.operators, plans) for w in work]
     for k, plan in isolation.each(plan_fragment, jobs, 1):
         if isinstance(plan, isolation.Lost):
-            found[k].fail(plan.reason)
+            work[k].fail(plan.reason)
         else:
-            found[k].plan = plan
-    return imported, found
+            work[k].plan = plan
+    return imported, work
 
 
 def tuned(case: Case, dtype: str, options: Options, tools: Toolchain) -> Iterator[Row]:

@@ -18,9 +18,9 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph
 
 
 @dataclass(slots=True)
-class Found:
-    """What one mapping gave: values of its closure, block graphs, and why others were refused; `spent` where its time was over
-    before it had begun, or before all was found."""
+class MappingOutcome:
+    """The outcome of one mapping: values of its closure, block graphs, and why others were refused; `spent` where its
+    time was over before it had begun, or before all was found."""
 
     values: int = 0
     graphs: list[BlockGraph] = field(default_factory=list)
@@ -28,30 +28,32 @@ class Found:
     spent: bool = False
 
 
-def mapping_graphs(program: Program, mapping: Mapping, candidates: int, max_ops: int, until: float = math.inf) -> Found:
+def mapping_graphs(
+    program: Program, mapping: Mapping, candidates: int, max_ops: int, until: float = math.inf
+) -> MappingOutcome:
     """Up to `candidates` block graphs for each way to the outputs, with at most `max_ops` operators, as far as they are found
     `until` a moment of the clock `time.monotonic`, which all processes share."""
-    found = Found()
+    outcome = MappingOutcome()
     if time.monotonic() > until:
-        found.spent = True
-        return found
+        outcome.spent = True
+        return outcome
     try:
         closure = closure_of(program, mapping, until)
-        found.values = len(closure.values)
+        outcome.values = len(closure.values)
         graphs = block_graphs(closure, candidates, until=until)
     except Refused as e:
-        found.values = e.values if isinstance(e, TooManyValues) else found.values
-        found.refused.append(f"{mapping}: {e}")
-        return found
-    found.spent = time.monotonic() > until
+        outcome.values = e.values if isinstance(e, TooManyValues) else outcome.values
+        outcome.refused.append(f"{mapping}: {e}")
+        return outcome
+    outcome.spent = time.monotonic() > until
     for graph in graphs:
         try:
             finished = thread_graphs(stabilise(graph, program), program)
         except (Refused, InvalidGraph) as e:
-            found.refused.append(f"{mapping}: {e}")
+            outcome.refused.append(f"{mapping}: {e}")
             continue
         if operators(finished) <= max_ops:
-            found.graphs.append(finished)
+            outcome.graphs.append(finished)
         else:
-            found.refused.append(f"{mapping}: {operators(finished)} operators in a block")
-    return found
+            outcome.refused.append(f"{mapping}: {operators(finished)} operators in a block")
+    return outcome

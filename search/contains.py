@@ -1,4 +1,4 @@
-"""Whether a muGraph lies in the space that the search covers: `contains(searcher, program, graph)`.
+"""Containment of a muGraph in the space that the search covers: `contains(searcher, program, graph)`.
 
 Within its bounds the search represents every muGraph whose intermediate values are abstract subexpressions of the fragment's,
 up to equality of values (docs/search.md, section 3). So a muGraph is contained when
@@ -40,13 +40,13 @@ Unit: TypeAlias = tuple[CustomKernel, ...]  #: a kernel, or a pair that does one
 
 @dataclass(frozen=True, slots=True)
 class Containment:
-    """Whether a muGraph lies in the space, and if not, why."""
+    """The answer whether a muGraph lies in the space, with the reason if not."""
 
-    found: bool
+    contained: bool
     reason: str = ""
 
     def __bool__(self) -> bool:
-        return self.found
+        return self.contained
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class _Part:
 
 
 def contains(searcher: Searcher, program: Program, graph: KernelGraph) -> Containment:
-    """Whether `graph`, a muGraph for `program`, is among those that a search with the searcher's options represents."""
+    """Containment of `graph`, a muGraph for `program`, among those that a search with the searcher's options
+    represents."""
     try:
         _check_bounds(searcher, graph.validate())
         units = _units(program, graph.kernels)
@@ -106,10 +107,10 @@ def _units(program: Program, kernels: Sequence[CustomKernel]) -> list[Unit]:
 
 
 def _makes(unit: Unit) -> dict[int, str]:
-    """What a unit stores for others: tensors and the names of what they hold."""
+    """The tensors that a unit stores for others, with the names of what they hold."""
     shares = {t for k in unit[1:] for t in k.inputs} & set(unit[0].outputs)
-    found = {t: o.name for k in unit for t, o in zip(k.outputs, k.program.outputs, strict=True)}
-    return {t: name for t, name in found.items() if t not in shares}
+    tensors = {t: o.name for k in unit for t, o in zip(k.outputs, k.program.outputs, strict=True)}
+    return {t: name for t, name in tensors.items() if t not in shares}
 
 
 def _parts(program: Program, graph: KernelGraph, units: Sequence[Unit]) -> list[_Part]:
@@ -141,9 +142,9 @@ def _parts(program: Program, graph: KernelGraph, units: Sequence[Unit]) -> list[
     if sorted(shares) not in map(sorted, partitions(len(program.outputs), len(graph.kernels))):
         raise Refused(f"its kernels share the outputs out as {shares}, which is not searched")
     number = {f"source {k}": k for k in range(first)} | stored
-    made = [*([stored[v] for v in g] for g in groups), *([first + k for k in s] for s in shares)]
+    written = [*([stored[v] for v in g] for g in groups), *([first + k for k in s] for s in shares)]
     cut = Cuts(program).parts(groups, shares)
-    return [_Part(p, tuple(number[x] for x in labels), tuple(m)) for (p, labels), m in zip(cut, made, strict=True)]
+    return [_Part(p, tuple(number[x] for x in labels), tuple(m)) for (p, labels), m in zip(cut, written, strict=True)]
 
 
 def _check_unit(unit: Unit, parts: Sequence[_Part]) -> None:
@@ -176,7 +177,7 @@ def _check_pair(part: _Part, first: CustomKernel, second: CustomKernel) -> None:
 
 
 def _reading(program: Program, reads: Sequence[int], makes: Sequence[int]) -> tuple[object, ...]:
-    """What a kernel computes, of which tensors, in whatever order it is written down."""
+    """An identity of what a kernel computes of which tensors, in whatever order it is written down."""
     sources = {(t, s.dims, s.dtype) for t, s in zip(reads, program.sources, strict=True)}
     inputs = {(i.name, reads[i.source], i.access) for i in program.inputs}
     outputs = {(t, o.value, o.access, o.dims, o.dtype) for t, o in zip(makes, program.outputs, strict=True)}

@@ -28,13 +28,13 @@ Scores: TypeAlias = Mapping[int, float]  #: the best score of a part for each nu
 def all_cuts(program: Program, max_kernels: int, over: Callable[[], bool] = lambda: False) -> list[Cut]:
     """A program cut at stored values, and between its outputs; equal parts are identical. No more are made, those with few
     stored values first, once the time is `over`."""
-    made, values = Cuts(program), cut_values(program)
+    cuts, values = Cuts(program), cut_values(program)
     shares = partitions(len(program.outputs), max_kernels)
     groups: dict[tuple[tuple[str, ...], ...], None] = {}
     for stored in stored_sets(values):
         groups |= dict.fromkeys([tuple((v,) for v in stored), grouped(program, stored)])
     chosen = [(g, s) for g in groups for s in shares if 1 < len(g) + len(s) <= max_kernels]
-    return [made.parts(g, s) for g, s in itertools.takewhile(lambda _: not over(), chosen)]
+    return [cuts.parts(g, s) for g, s in itertools.takewhile(lambda _: not over(), chosen)]
 
 
 def stored_sets(values: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -45,12 +45,12 @@ def stored_sets(values: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def partitions(count: int, most: int) -> list[list[list[int]]]:
     """Ways to share `count` outputs out to kernels: all of them for a few outputs; for many all together only."""
-    found: list[list[list[int]]] = [[[0]]]
+    ways: list[list[list[int]]] = [[[0]]]
     for k in range(1, count):
         if count > MAX_SHARED:
             return [[[*range(count)]]]
-        found = [[*p[:i], [*(p[i] if i < len(p) else []), k], *p[i + 1 :]] for p in found for i in range(len(p) + 1)]
-    return [p for p in found if len(p) <= most]
+        ways = [[*p[:i], [*(p[i] if i < len(p) else []), k], *p[i + 1 :]] for p in ways for i in range(len(p) + 1)]
+    return [p for p in ways if len(p) <= most]
 
 
 class Branches:

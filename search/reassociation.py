@@ -32,14 +32,14 @@ def variants(program: Program) -> tuple[Program, ...]:
         return (program,)
     try:
         closure = closure_of(program, Mapping())
-        found = block_graphs(closure, 1, WholePrices(closure))
+        graphs = block_graphs(closure, 1, WholePrices(closure))
     except Refused:
         return (program,)
-    others = [settled(normalise(regrouped(program, g))) for g in found[:1]]
-    return (program, *(p for p in others if work(p) < CHEAPER * work(program)))
+    others = [settled(normalise(regrouped(program, g))) for g in graphs[:1]]
+    return (program, *(p for p in others if multiply_adds(p) < CHEAPER * multiply_adds(program)))
 
 
-def work(program: Program) -> float:
+def multiply_adds(program: Program) -> float:
     """Multiply-adds of all contractions, times two."""
     return sum(products(program).values())
 
@@ -47,17 +47,19 @@ def work(program: Program) -> float:
 def regrouped(program: Program, graph: BlockGraph) -> Program:
     """The program whose operators are those of a block graph without loop, grid and stabilisers, on the same axes, sources
     and outputs."""
-    names = {o.name: o.source_value or "" for o in graph.ops if o.op == "load"}
+    names = {operator.name: operator.source_value or "" for operator in graph.ops if operator.op == "load"}
     nodes: list[Node] = []
 
     def add(node: Node) -> str:
         nodes.append(replace(node, name=f"v{len(nodes)}"))
         return nodes[-1].name
 
-    for o in graph.ops:
-        if o.op != "load":
-            names[o.name] = _spell(o, [names[i] for i in o.inputs], add)
-    outputs = tuple(replace(o, value=names[v]) for o, v in zip(program.outputs, graph.outputs, strict=True))
+    for operator in graph.ops:
+        if operator.op != "load":
+            names[operator.name] = _spell(operator, [names[i] for i in operator.inputs], add)
+    outputs = tuple(
+        replace(operator, value=names[v]) for operator, v in zip(program.outputs, graph.outputs, strict=True)
+    )
     return replace(program, nodes=tuple(nodes), outputs=outputs, _axes_of={}).validate()
 
 
@@ -75,7 +77,7 @@ def _spell(o: BlockOp, args: list[str], add: Callable[[Node], str]) -> str:
 def settled(program: Program) -> Program:
     """The program with the quotients of its softmaxes as far inside as they go, the way a softmax is written: what is stored
     behind them has no arbitrary factor any more."""
-    while (move := _move(program)) is not None:
+    while (move := _movable_division(program)) is not None:
         quotient, product, inner = move
         divided = replace(quotient, name=f"{quotient.name}_inside", inputs=(inner, quotient.inputs[1]))
         inputs = tuple(divided.name if i == inner else i for i in product.inputs)
@@ -85,24 +87,24 @@ def settled(program: Program) -> Program:
     return program.validate()
 
 
-def _move(program: Program) -> tuple[Node, Node, str] | None:
+def _movable_division(program: Program) -> tuple[Node, Node, str] | None:
     """A quotient, the contraction that it divides, and the operand of that which it could divide instead."""
-    made, loose = {n.name: n for n in program.nodes}, _loose(program)
+    node_of, loose = {n.name: n for n in program.nodes}, _with_arbitrary_factor(program)
     for q in program.nodes:
         if q.op not in ("div", "div0") or not loose.issuperset(q.inputs):
             continue
-        product = made[q.inputs[0]]
+        product = node_of[q.inputs[0]]
         inner = [i for i in product.inputs if i in loose]
         if product.op == "contract" and len(inner) == 1 and not program.axes_of(q.inputs[1]) & set(product.over):
             return q, product, inner[0]
     return None
 
 
-def _loose(program: Program) -> set[str]:
+def _with_arbitrary_factor(program: Program) -> set[str]:
     """The values that have the arbitrary factor of an exponential."""
-    found: set[str] = set()
+    loose: set[str] = set()
     for n in program.nodes:
-        args = [i in found for i in n.inputs]
+        args = [i in loose for i in n.inputs]
         if n.op == "stable_exp" or (args[0] != args[1] if n.op in ("div", "div0") else any(args)):
-            found.add(n.name)
-    return found
+            loose.add(n.name)
+    return loose

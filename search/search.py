@@ -17,7 +17,7 @@ from typing import Any
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.processes.workers import Workers
-from mirage_cli.search.blocks import Found, mapping_graphs
+from mirage_cli.search.blocks import MappingOutcome, mapping_graphs
 from mirage_cli.search.closure.form import search_form
 from mirage_cli.search.closure.mapping import Mapping, mappings
 from mirage_cli.search.contains import Containment, contains
@@ -69,7 +69,7 @@ class SearchOptions:
 
 @dataclass(slots=True)
 class SearchStatistics:
-    """What the search of one fragment did."""
+    """Counts of what the search of one fragment did."""
 
     mappings: int = 0
     values: int = 0
@@ -89,8 +89,8 @@ class SearchStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a search is: mappings that are closed, of how many so far; values and muGraphs of these; the best prediction in
-    us, once there is one."""
+    """Progress of a search: mappings that are closed, of how many so far; values and muGraphs of these; the best
+    prediction in us, once there is one."""
 
     closed: int = 0
     mappings: int = 0
@@ -115,7 +115,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What the search of a program for a target found: candidates, cheapest first."""
+    """Candidates of the search of a program for a target, cheapest first."""
 
     program: Program
     candidates: list[Candidate]
@@ -123,7 +123,7 @@ class SearchResult:
     searcher: Searcher = field(repr=False, compare=False)
 
     def contains(self, graph: KernelGraph) -> Containment:
-        """Whether a muGraph for the program is among those that the search represents, and if not, why."""
+        """Containment of a muGraph for the program among those that the search represents."""
         return contains(self.searcher, self.program, graph)
 
 
@@ -146,7 +146,7 @@ class _Option:
 
     @property
     def score(self) -> float:
-        """What it is ranked by."""
+        """The score by which it is ranked."""
         return self.sum * (MARGIN if len(self.ranks) > 1 else 1.0)
 
 
@@ -188,9 +188,9 @@ class Searcher:
             self._standing = replace(self._standing, **changes)
             self._tell(self._standing)
 
-    def _closed(self, found: Found) -> None:
+    def _closed(self, outcome: MappingOutcome) -> None:
         s = self._standing
-        self._note(closed=s.closed + 1, values=s.values + found.values, mugraphs=s.mugraphs + len(found.graphs))
+        self._note(closed=s.closed + 1, values=s.values + outcome.values, mugraphs=s.mugraphs + len(outcome.graphs))
 
     # --- block graphs -------------------------------------------------------------------------------------------------
     def blocks(self, program: Program) -> tuple[list[BlockGraph], SearchStatistics]:
@@ -210,14 +210,14 @@ class Searcher:
             except Refused as e:
                 statistics.refused.append(str(e))
             self._blocks[key] = ([], statistics)
-        for (key, mapping), found in zip(jobs, self._mapped(new, jobs, until), strict=True):
+        for (key, mapping), outcome in zip(jobs, self._mapped(new, jobs, until), strict=True):
             graphs, statistics = self._blocks[key]
-            if found.spent:
+            if outcome.spent:
                 statistics.refused.append(f"{mapping}: the budget of {self.options.budget:g} s was spent")
-            statistics.mappings += not found.spent
-            statistics.values += found.values
-            statistics.refused += found.refused
-            graphs += [g for g in found.graphs if g not in graphs]
+            statistics.mappings += not outcome.spent
+            statistics.values += outcome.values
+            statistics.refused += outcome.refused
+            graphs += [g for g in outcome.graphs if g not in graphs]
         for key in new:
             graphs, statistics = self._blocks[key]
             statistics.mugraphs = len(graphs)
@@ -225,30 +225,30 @@ class Searcher:
 
     def _mapped(
         self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], until: float
-    ) -> Iterator[Found]:
-        """What each mapping gives `until` a moment. Behind `HOPELESS` values mappings are refused."""
+    ) -> Iterator[MappingOutcome]:
+        """The outcome of each mapping `until` a moment. Behind `HOPELESS` values mappings are refused."""
         closures, values = self._closures(programs, jobs, until), 0
         for _, mapping in jobs:
             if values > HOPELESS:
-                yield Found(refused=[f"{mapping}: others have more than {HOPELESS} values"])
+                yield MappingOutcome(refused=[f"{mapping}: others have more than {HOPELESS} values"])
                 continue
-            found = next(closures)
-            values += found.values
-            yield found
+            outcome = next(closures)
+            values += outcome.values
+            yield outcome
 
     def _closures(
         self, programs: dict[str, Program], jobs: Sequence[tuple[str, Mapping]], until: float
-    ) -> Iterator[Found]:
-        """What each mapping gives, as far as it is asked for."""
+    ) -> Iterator[MappingOutcome]:
+        """The outcome of each mapping, as far as it is asked for."""
         calls = [(programs[key], m, self.options.candidates, self.options.max_ops, until) for key, m in jobs]
         self._note(mappings=self._standing.mappings + len(calls))
         if self.options.jobs > 1:
             yield from self._workers.map(mapping_graphs, calls, self._closed)
             return
         for call in calls:
-            found = mapping_graphs(*call)
-            self._closed(found)
-            yield found
+            outcome = mapping_graphs(*call)
+            self._closed(outcome)
+            yield outcome
 
     # --- kernel graphs ------------------------------------------------------------------------------------------------
     def search(self, program: Program, target: Target) -> SearchResult:
@@ -262,39 +262,40 @@ class Searcher:
         ways = self._ways(program, target, self.options.max_kernels)
         self._count(program, total, counted, whole=True)
         roomy = self._roomy(program, target, total)
-        found = [c for o in ways for c in roomy(self._candidate(o, floor))]
-        self._note(best_us=min((c.predicted_us for c in found), default=None))
+        candidates = [c for o in ways for c in roomy(self._candidate(o, floor))]
+        self._note(best_us=min((c.predicted_us for c in candidates), default=None))
         budget, hopeless = (total.values + n for n in (MAX_CUT_VALUES, HOPELESS))
 
         def scores(parts: Sequence[Program]) -> list[dict[int, float]]:
             self._find(parts, self._until)
-            found: list[dict[int, float]] = [{} for _ in parts]
-            for part, best in zip(parts, found, strict=True):
+            scores_of_parts: list[dict[int, float]] = [{} for _ in parts]
+            for part, best in zip(parts, scores_of_parts, strict=True):
                 for o in self._ways(part, target, self.options.max_kernels):
                     best.setdefault(len(o.ranks), o.sum)
                 self._count(part, total, counted)
-            return found
+            return scores_of_parts
 
         def bound(part: Program) -> float:
             return target.launch_us + self._floor(part, target)
 
         for form in forms[::-1]:
-            best = min((c.order[0] for c in found), default=math.inf)
+            best = min((c.order[0] for c in candidates), default=math.inf)
             short = (program.key(), target.name) in self._short
             if best - self._floor(form, target) > (NEAR_FLOOR if short else FAR_FROM_FLOOR) * target.launch_us:
                 branches = Branches(form, self.options.max_kernels, bound, scores, self._until)
                 for parts in branches.run(best / MARGIN, lambda some: total.values > (budget if some else hopeless)):
-                    made = (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
-                    found += (c for m in made for c in roomy(m))
-                    self._note(best_us=min((c.predicted_us for c in found), default=None))
-        found.sort(key=lambda c: c.order)
-        total.mugraphs = max(total.mugraphs, len({c.graph for c in found}))
-        return SearchResult(program, found, total, self)
+                    chosen = (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
+                    candidates += (c for m in chosen for c in roomy(m))
+                    self._note(best_us=min((c.predicted_us for c in candidates), default=None))
+        candidates.sort(key=lambda c: c.order)
+        total.mugraphs = max(total.mugraphs, len({c.graph for c in candidates}))
+        return SearchResult(program, candidates, total, self)
 
     def _roomy(
         self, program: Program, target: Target, total: SearchStatistics
     ) -> Callable[[Candidate], Iterator[Candidate]]:
-        """What gives a candidate for CUDA, so changed that 16-bit operands overflow only where the program's do; or none."""
+        """A function that gives a candidate for CUDA, so changed that 16-bit operands overflow only where the
+        program's do; or none."""
         known: dict[KernelGraph, KernelGraph | None] = {}
 
         def roomy(c: Candidate) -> Iterator[Candidate]:
@@ -354,7 +355,7 @@ class Searcher:
         return [o for o in self._options[key] if len(o.ranks) <= max_kernels]
 
     def _has_room(self, program: Program, graph: KernelGraph) -> bool:
-        """Whether the operands of a part's products have room in their type, or can be given it."""
+        """True if the operands of a part's products have room in their type, or can be given it."""
         largest = {k: self._largest[s.name] for k, s in enumerate(program.sources) if s.name in self._largest}
         try:
             with_headroom(program, graph, largest)
@@ -396,9 +397,9 @@ class Searcher:
         first, second = graph.kernels
         best, block = known, second.block
         for other in self.blocks(second.program)[0]:
-            found = self._ranked(second.program, other, target)
-            if found and (not best or found[0].order < best[0].order):
-                best, block = found, other
+            options = self._ranked(second.program, other, target)
+            if options and (not best or options[0].order < best[0].order):
+                best, block = options, other
         kernel = CustomKernel(second.program, block, second.inputs, second.outputs)
         return KernelGraph(graph.sources, graph.outputs, graph.tensors, (first, kernel)), best
 

@@ -1,1 +1,2 @@
-"""How far programs can go wrong or grow: the error bounds of the tests over prime fields, powers of huge inputs."""
+"""Bounds of programs: the chance that a test over prime fields errs, and the power of huge inputs with which values
+grow."""

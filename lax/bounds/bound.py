@@ -248,12 +248,12 @@ def difference(x: Degree, y: Degree) -> Difference:
     return Difference(degree, bits, x.applications + y.applications)
 
 
-def largest_difference(found: Sequence[Difference]) -> Difference:
+def largest_difference(differences: Sequence[Difference]) -> Difference:
     """Figures that cover all."""
     return Difference(
-        max((d.degree for d in found), default=0),
-        max((d.bits for d in found), default=0.0),
-        max((d.applications for d in found), default=0),
+        max((d.degree for d in differences), default=0),
+        max((d.bits for d in differences), default=0.0),
+        max((d.applications for d in differences), default=0),
     )
 
 

@@ -52,7 +52,7 @@ class Exponential:
 
     @property
     def plain(self) -> bool:
-        """Whether there is no exponential in it."""
+        """True if there is no exponential in it."""
         return self.num.exponent is None and self.den.exponent is None
 
 
@@ -191,7 +191,7 @@ def _larger(x: Degree | None, y: Degree | None) -> Degree | None:
 
 
 def exponential(op: str) -> bool:
-    """Whether the operator of the registry that is called `op` has an exponential in its meaning."""
+    """True if the operator of the registry that is called `op` has an exponential in its meaning."""
     domain = Exponentials({}, Arguments())
     value: Exponential = OPS[op].apply(domain, *[domain.variable(NONE)] * OPS[op].arity)
     return not value.plain
@@ -248,7 +248,7 @@ class HomomorphicBound:
 
     @property
     def round(self) -> float:
-        """What bounds the chance that one round at a point without a division by zero accepts."""
+        """A bound of the chance that one round at a point without a division by zero accepts."""
         q, p = self.pairs, PrimeRange(2 * self.pairs.lowest + 1, self.pairs.count)
         sides, others = self.gap.sides, self.gap.terms - 1
         chance = p.root(sides.degree) + p.divides(sides.bits)

@@ -1,4 +1,4 @@
-"""How fast the values of a program grow with its inputs: the highest power of a huge number among them.
+"""Growth of the values of a program with its inputs: the highest power of a huge number among them.
 
 A quotient grows with the difference of two powers, so that what a norm gives does not grow at all. Weights of a model are
 numbers of size one, and so is what an exponential gives: where it is not, it is infinite.
@@ -17,10 +17,10 @@ from mirage_cli.lax.ops import lookup
 def growth(p: Program) -> float:
     """The highest power of the inputs that are no weights among the values of a program."""
     extents = dict.fromkeys((a.name for a in p.axes), 1)  # sums grow as their terms
-    found = {i.name: Power(float(i.source not in p.constants)) for i in p.inputs}
+    powers = {i.name: Power(float(i.source not in p.constants)) for i in p.inputs}
     for n in p.nodes:
-        found[n.name] = node_value(n, Powers(), [found[i] for i in n.inputs], extents)
-    return max((x.of for x in found.values()), default=0.0)
+        powers[n.name] = node_value(n, Powers(), [powers[i] for i in n.inputs], extents)
+    return max((x.of for x in powers.values()), default=0.0)
 
 
 class Power(NamedTuple):

@@ -76,18 +76,18 @@ class Homomorphic(Residues):
 
     def fresh(self, dims: Sequence[int]) -> Residue:
         """An arbitrary factor: a nonzero residue modulo p."""
-        found = super().fresh(dims)
-        found[_Q] = _UNDEFINED
-        return found
+        factor = super().fresh(dims)
+        factor[_Q] = _UNDEFINED
+        return factor
 
     def exp(self, x: Residue) -> Residue:
         _check(x, "exp")
-        found = np.full(x.shape, _UNDEFINED, dtype=np.int64)
-        rest, found[_P] = x[_Q], 1
+        power = np.full(x.shape, _UNDEFINED, dtype=np.int64)
+        rest, power[_P] = x[_Q], 1
         for table in self._powers:
-            found[_P] = found[_P] * table[rest & ((1 << _DIGIT) - 1)] % self.pair.p
+            power[_P] = power[_P] * table[rest & ((1 << _DIGIT) - 1)] % self.pair.p
             rest = rest >> _DIGIT
-        return found
+        return power
 
     def call(self, name: str, *args: Residue) -> Residue:
         for a in args:
@@ -101,22 +101,22 @@ class Homomorphic(Residues):
 
 def _powers(base: int, p: int) -> Residue:
     """The powers of `base` from 0 to 2**_DIGIT - 1, by doubling."""
-    found = np.ones(1, dtype=np.int64)
+    powers = np.ones(1, dtype=np.int64)
     for k in range(_DIGIT):
-        found = np.concatenate([found, found * pow(base, 1 << k, p) % p])
-    return found
+        powers = np.concatenate([powers, powers * pow(base, 1 << k, p) % p])
+    return powers
 
 
 def _undefined(x: Residue) -> bool:
-    """Whether a value has no residue modulo q; all its elements have one, or none."""
+    """True if a value has no residue modulo q; all its elements have one, or none."""
     return bool(x.size and x[_Q].flat[0] < 0)
 
 
-def _marked(found: Residue, *operands: Residue) -> Residue:
+def _marked(result: Residue, *operands: Residue) -> Residue:
     """A result; undefined modulo q where an operand is."""
     if any(_undefined(x) for x in operands):
-        found[_Q] = _UNDEFINED
-    return found
+        result[_Q] = _UNDEFINED
+    return result
 
 
 def _check(x: Residue, name: str) -> None:

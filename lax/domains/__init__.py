@@ -1,1 +1,1 @@
-"""What the primitives are interpreted in: float64, residues of primes, abstract expressions."""
+"""The domains that primitives are interpreted in: float64, residues of primes, abstract expressions."""

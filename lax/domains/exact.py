@@ -80,23 +80,23 @@ def _floats(x: Integers, buffers: Buffers) -> Floats:
     """[b, k, n] as floats, in the order in which it lies in memory."""
     if abs(x.strides[1]) < abs(x.strides[2]):
         return _floats(x.transpose(0, 2, 1), buffers).transpose(0, 2, 1)
-    found = buffers.take("large", x.shape, np.float64)
-    np.copyto(found, x)
-    return found
+    floats = buffers.take("large", x.shape, np.float64)
+    np.copyto(floats, x)
+    return floats
 
 
 def _limbs(x: Integers, buffers: Buffers) -> Floats:
     """The limbs of [b, m, k] as [b, limbs, m, k], the highest first."""
     count = 2 if x.shape[2] <= SHORT else 3
     bits = 16 if count == 2 else 11
-    found = buffers.take("limbs", (x.shape[0], count, *x.shape[1:]), np.float64)
+    limbs = buffers.take("limbs", (x.shape[0], count, *x.shape[1:]), np.float64)
     part = buffers.take("limb", x.shape, np.int64)
     for k in range(count):
         np.right_shift(x, bits * (count - 1 - k), out=part)
         if k:
             part &= (1 << bits) - 1
-        found[:, k] = part
-    return found
+        limbs[:, k] = part
+    return limbs
 
 
 def _sums(limbs: Floats, large: Integers, buffers: Buffers) -> Floats:

@@ -263,18 +263,18 @@ class Expressions:
         return None
 
     def _takes(self, left: dict[Monomial, int], c: Monomial, n: int, divisor: Terms) -> bool:
-        """Whether n c times the divisor is among what is left."""
+        """True if n c times the divisor is among what is left."""
         return all(left.get(self._times(c, d), 0) >= n * m for d, m in divisor)
 
     def _proper(self, monomial: Monomial) -> bool:
-        """Whether something stands above the line."""
+        """True if something stands above the line."""
         product, tail = monomial
         kinds = (self._symbol[p][0] for p in self._factors(product))
         return self._tails[tail][1] != ONE or any(kind in ("leaf", "call", "exp") for kind in kinds)
 
     # --- the subexpression test ---------------------------------------------------------------------------------------
     def is_part(self, x: Expr, e: Expr) -> bool:
-        """Whether x is a subexpression of e."""
+        """True if x is a subexpression of e."""
         parts = self._parts.get(e) or self._parts_of(e)
         answer = parts.known.get(x)
         if answer is None:
@@ -348,8 +348,8 @@ class Expressions:
         """The products of the hosts' monomials whose tails `tail` divides, without divisors of others of them."""
         known = parts.within.get(tail)
         if known is None:
-            found = {p for t, some in parts.products.items() if self._tail_over(t, tail) is not None for p in some}
-            known = parts.within[tail] = sorted(p for p in found if sum(q % p == 0 for q in found) == 1)
+            products = {p for t, some in parts.products.items() if self._tail_over(t, tail) is not None for p in some}
+            known = parts.within[tail] = sorted(p for p in products if sum(q % p == 0 for q in products) == 1)
         return known
 
     def _parts_of(self, e: Expr) -> _Parts:
@@ -366,21 +366,21 @@ class Expressions:
 
     def _hosts(self, e: Expr) -> set[Expr]:
         """The polynomials in which a subexpression of `e` stands as a summand up to a factor."""
-        found, todo = set[Expr](), [e]
+        hosts, todo = set[Expr](), [e]
         while todo:
             x = todo.pop()
-            if x not in found:
-                found.add(x)
+            if x not in hosts:
+                hosts.add(x)
                 for (product, tail), _ in self._forms[x]:
                     todo.extend(y for y in self._tails[tail] if y != ONE)
                     symbols = [self._symbol[p] for p in self._factors(product)]
                     todo.extend(a for kind, _, args in symbols if kind != "exp" for a in args)
                     if exponents := [args[0] for kind, _, args in symbols if kind == "exp"]:
                         todo.append(functools.reduce(self.add, exponents))
-        return found
+        return hosts
 
     def _stands_in(self, wanted: Terms, have: Terms) -> bool:
-        """Whether one cofactor maps all monomials of `wanted` to monomials of `have`."""
+        """True if one cofactor maps all monomials of `wanted` to monomials of `have`."""
         if len(wanted) > len(have):
             return False
         (first, least), *others = wanted
@@ -416,10 +416,10 @@ class Expressions:
 
 def _primes() -> Iterator[int]:
     """2, 3, 5, 7, ..."""
-    found: list[int] = []
+    primes: list[int] = []
     n = 2
     while True:
-        if all(n % p for p in found if p * p <= n):
-            found.append(n)
+        if all(n % p for p in primes if p * p <= n):
+            primes.append(n)
             yield n
         n += 1

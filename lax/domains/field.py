@@ -52,7 +52,7 @@ class ZeroDenominator(ArithmeticError):
 
 
 def is_prime(n: int) -> bool:
-    """Whether `n` (below 3.2e9) is prime."""
+    """True if `n` (below 3.2e9) is prime."""
     if n < 11 or n % 2 == 0:
         return n in (2, 3, 5, 7)
     twos = ((n - 1) & -(n - 1)).bit_length() - 1
@@ -67,12 +67,12 @@ def is_prime(n: int) -> bool:
 def random_primes(seed: int, count: int) -> tuple[int, ...]:
     """Independent uniform primes from `LOWEST` to twice that, determined by the seed."""
     generator = np.random.default_rng(_seed(seed, "primes"))
-    found: list[int] = []
-    while len(found) < count:
+    primes: list[int] = []
+    while len(primes) < count:
         n = int(generator.integers(LOWEST, 2 * LOWEST))
         if is_prime(n):
-            found.append(n)
-    return tuple(found)
+            primes.append(n)
+    return tuple(primes)
 
 
 class Residues(ArrayDomain):
@@ -169,8 +169,8 @@ class Residues(ArrayDomain):
         """Inverses of the columns of `y`: of x and y from that of xy (Montgomery), so that only one is taken in earnest."""
         count = y.shape[1]
         if count <= 1:
-            found = [[pow(int(v), -1, p) for v in row] for row, p in zip(y, self.primes, strict=True)]
-            return np.array(found, dtype=np.int64).reshape(y.shape)
+            inverses = [[pow(int(v), -1, p) for v in row] for row, p in zip(y, self.primes, strict=True)]
+            return np.array(inverses, dtype=np.int64).reshape(y.shape)
         half, p = count // 2, self.modulus(1)
         x, z, rest = y[:, :half], y[:, half : 2 * half], y[:, 2 * half :]
         inner = self._inverses(np.concatenate([x * z % p, rest], axis=1))
@@ -284,11 +284,11 @@ class Residues(ArrayDomain):
             row += low
 
     def _key(self, kind: str, name: str, number: int) -> tuple[np.uint64, np.uint64]:
-        found = self._keys.get((kind, name, number))
-        if found is None:
+        words = self._keys.get((kind, name, number))
+        if words is None:
             first, second, *_ = _seed(self.seed, kind, name, str(number))
-            found = self._keys[kind, name, number] = np.uint64(first), np.uint64(second)
-        return found
+            words = self._keys[kind, name, number] = np.uint64(first), np.uint64(second)
+        return words
 
     # --- stabilisers ----------------------------------------------------------------------------------------------------
     def running_max(self, previous: Residue | None, x: Residue, over: Axes) -> Residue:

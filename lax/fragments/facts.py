@@ -1,4 +1,4 @@
-"""What holds of the values of a graph, by what they are computed from and by what is stored between fragments.
+"""Facts about the values of a graph, from what they are computed from and by what is stored between fragments.
 
 Answers are remembered, and nothing recurses: a hostile or only long model asks for each value again and again, through
 chains of any length.
@@ -51,7 +51,7 @@ class Facts:
         return self.graph.steps[v]
 
     def is_view(self, v: int) -> bool:
-        """Whether a value is another one, seen differently."""
+        """True if a value is another one, seen differently."""
         return isinstance(self.step(v), (*g.VIEWS, g.Cast))
 
     def base(self, v: int) -> int:
@@ -59,24 +59,24 @@ class Facts:
         return self.bases[v]
 
     def is_contraction(self, v: int) -> bool:
-        """Whether a value is a product of matrices."""
+        """True if a value is a product of matrices."""
         return isinstance(self.step(v), g.Contract)
 
     def is_source(self, v: int) -> bool:
-        """Whether a value comes from outside of what is read."""
+        """True if a value comes from outside of what is read."""
         return isinstance(self.step(v), g.Input | g.Opaque)
 
     def is_constant(self, v: int) -> bool:
-        """Whether a value is stored in the model."""
+        """True if a value is stored in the model."""
         step = self.step(self.base(v))
         return isinstance(step, g.Fill) or (isinstance(step, g.Input) and step.constant)
 
     def computed(self, v: int) -> bool:
-        """Whether `v` is a tensor of the model and more than a view of what is there."""
+        """True if `v` is a tensor of the model and more than a view of what is there."""
         return v in self.names and not self.is_source(self.base(v)) and not self.is_constant(v)
 
     def elements(self, v: int) -> ex.Extent:
-        """How many elements a value has."""
+        """Number of elements of a value."""
         return ex.product(self.graph.dims(v))
 
     def _depth(self) -> list[int]:
@@ -89,32 +89,32 @@ class Facts:
     def readers(self, v: int) -> list[int]:
         """The steps that read a value, itself or a view of it."""
         if v not in self._readers:
-            found, todo = list[int](), [v]
+            readers, todo = list[int](), [v]
             while todo:
                 for u in self.users[todo.pop()]:
-                    (todo if self.is_view(u) else found).append(u)
-            self._readers[v] = found
+                    (todo if self.is_view(u) else readers).append(u)
+            self._readers[v] = readers
         return self._readers[v]
 
     # --- concatenations -------------------------------------------------------------------------------------------------
     def unequal(self, v: int) -> bool:
-        """Whether a value is a concatenation of unequal parts."""
+        """True if a value is a concatenation of unequal parts."""
         step = self.step(v)
         return isinstance(step, g.Concat) and len({self.graph.dims(i)[step.dim] for i in self.graph.inputs[v]}) > 1
 
     def joined(self, values: Iterable[int]) -> set[int]:
         """The concatenations of unequal parts that such ones among `values` are made of: nothing is computed across them."""
         begun = {b for v in values if self.unequal(b := self.base(v))}
-        found, todo = set(begun), list(begun)
+        concatenations, todo = set(begun), list(begun)
         while todo:
-            parts = {b for i in self.graph.inputs[todo.pop()] if self.unequal(b := self.base(i))} - found
-            found |= parts
+            parts = {b for i in self.graph.inputs[todo.pop()] if self.unequal(b := self.base(i))} - concatenations
+            concatenations |= parts
             todo += parts
-        return {v for v in found - begun if v in self.names}
+        return {v for v in concatenations - begun if v in self.names}
 
     # --- by what is stored --------------------------------------------------------------------------------------------
     def light_from_stored(self, v: int) -> bool:
-        """Whether no contraction lies between the stored values and `v`."""
+        """True if no contraction lies between the stored values and `v`."""
 
         def own(x: int) -> bool | None:
             if x in self.stored or not self.heavy[x]:
@@ -124,7 +124,8 @@ class Facts:
         return self._found(self._light, v, own, all)
 
     def behind(self, v: int, stops: Container[int], most: int) -> int:
-        """How many steps, but for views, compute `v` from stored values or `stops`; no more than `most` are looked for."""
+        """Number of steps, but for views, that compute `v` from stored values or `stops`; no more than `most` are
+        looked for."""
         seen: set[int] = set()
         count, todo = 0, [v]
         while todo and count < most:
@@ -136,7 +137,7 @@ class Facts:
         return count
 
     def has_reduction(self, v: int) -> bool:
-        """Whether a normalisation lies between the stored values and `v`, which is none of them."""
+        """True if a normalisation lies between the stored values and `v`, which is none of them."""
 
         def own(x: int) -> bool | None:
             if x in self.stored:
@@ -152,7 +153,7 @@ class Facts:
         own: Callable[[int], bool | None],
         join: Callable[[Iterable[bool]], bool],
     ) -> bool:
-        """What `own` says of `v`, or else what `join` makes of the same for what it is computed from."""
+        """The answer of `own` for `v`, or else that of `join` for the answers of what it is computed from."""
         todo = [v]
         while todo:
             x = todo[-1]
@@ -169,8 +170,8 @@ class Facts:
         return known[v]
 
     def crosses(self, v: int) -> bool:
-        """Whether `v` is still needed after a stored value that was computed from it (a residual stream): it has to be
-        kept all the while, so it is stored rather than computed again."""
+        """True if `v` is still needed after a stored value that was computed from it (a residual stream): it has to
+        be kept all the while, so it is stored rather than computed again."""
         if self._ways is None:
             self._ways = self._stored_around()
         bit, before, after = self._ways
@@ -183,10 +184,10 @@ class Facts:
         bit = {e: 1 << k for k, e in enumerate(sorted(self.stored))}
 
         def joined(v: int, parts: Iterable[int], known: Mapping[int, int] | list[int]) -> int:
-            found = bit.get(v, 0)
+            bits = bit.get(v, 0)
             for p in parts:
-                found = found | known[p] if found else known[p]  # equal numbers are one object
-            return found
+                bits = bits | known[p] if bits else known[p]  # equal numbers are one object
+            return bits
 
         count = len(self.graph.steps)
         before: list[int] = []

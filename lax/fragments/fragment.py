@@ -137,13 +137,13 @@ class _Partitioner(Facts):
     def settle(self, ends: Mapping[int, object]) -> None:
         """Store light values until every fragment agrees on what is stored."""
         while True:
-            found: set[int] = set()
+            boundary: set[int] = set()
             for end in [*ends, *(v for v in self.stored if v not in ends)]:
-                found |= {v for v in self.boundary(end) if not self.is_source(v)}
-            found |= self.parts(found) | self.joined(found)
-            if found <= self.stored:
+                boundary |= {v for v in self.boundary(end) if not self.is_source(v)}
+            boundary |= self.parts(boundary) | self.joined(boundary)
+            if boundary <= self.stored:
                 return
-            self.store(found)
+            self.store(boundary)
 
     def add(self, result: Partition, end: int, done: set[int]) -> None:
         """Make the fragment that ends at `end`, simpler if the whole cannot be expressed; else say why not."""
@@ -173,33 +173,33 @@ class _Partitioner(Facts):
         """The same, for the first time."""
         step = self.step(c)
         assert isinstance(step, g.Contract)
-        found: list[int] = []
+        chained: list[int] = []
         for side, labels in zip(self.graph.inputs[c], (step.lhs, step.rhs), strict=True):
             if not self.heavy[side]:
                 continue
             summed = [i for i, label in enumerate(labels) if label not in step.out]
             inner = self.contractions_behind(side)
             if self.normalised(side, summed, set(inner)) or self.low_rank(c, side, summed, inner):
-                found += inner
-        return found
+                chained += inner
+        return chained
 
     def contractions_behind(self, v: int) -> list[int]:
         """The nearest contractions behind a value."""
-        found, seen, todo = [], set(), [v]
+        contractions, seen, todo = [], set(), [v]
         while todo:
             x = todo.pop()
             if x in seen or not self.heavy[x]:
                 continue
             seen.add(x)
             if self.is_contraction(x):
-                found.append(x)
+                contractions.append(x)
             else:
                 todo.extend(self.graph.inputs[x])
-        return sorted(found)
+        return sorted(contractions)
 
     def normalised(self, v: int, summed: Iterable[int], stops: set[int]) -> bool:
-        """Whether a softmax along the summed dimensions, with or without a maximum that is subtracted, lies between the
-        contractions and `v`."""
+        """True if a softmax along the summed dimensions, with or without a maximum that is subtracted, lies between
+        the contractions and `v`."""
         wanted = {self.graph.dims(v)[i] for i in summed}
         for x in self.graph.cone([v], stops):
             dims = self.weighed(x)
@@ -220,7 +220,7 @@ class _Partitioner(Facts):
         return sums[0].dims if sums else None
 
     def shared(self, x: int, v: int, stops: set[int]) -> bool:
-        """Whether something outside the way from the contractions to `v` needs the scores or their exponentials."""
+        """True if something outside the way from the contractions to `v` needs the scores or their exponentials."""
         inside = set(self.graph.cone([v], stops))
         return (
             any(
@@ -233,7 +233,7 @@ class _Partitioner(Facts):
         )
 
     def low_rank(self, c: int, side: int, summed: Iterable[int], inner: list[int]) -> bool:
-        """Whether `c` and the contraction behind its operand are products with stored weights of low rank."""
+        """True if `c` and the contraction behind its operand are products with stored weights of low rank."""
         rank = ex.product(self.graph.dims(side)[i] for i in summed)
         if not isinstance(rank, int) or rank > LOW_RANK or len(inner) != 1 or not self.linear_path(side, inner[0]):
             return False
@@ -244,7 +244,7 @@ class _Partitioner(Facts):
         return all(not isinstance(n, int) or n == rank or n >= 4 * rank for n in sizes)
 
     def linear_path(self, v: int, c: int) -> bool:
-        """Whether only views and constant factors lie between contraction `c` and `v`, and nothing else reads it."""
+        """True if only views and constant factors lie between contraction `c` and `v`, and nothing else reads it."""
         while v != c:
             if len(self.users[v]) != 1 or v in self.results:
                 return False
@@ -286,48 +286,48 @@ class _Partitioner(Facts):
         }  #: values whose readers are not all in the region, and how many are not
         pending = list(self.users[current])  # a heap: sorted as it is
         while pending:
-            t = heappop(pending)
-            if t in region:
+            step = heappop(pending)
+            if step in region:
                 continue
-            if not self.absorbable(t, region, c):
+            if not self.absorbable(step, region, c):
                 return None
-            region.add(t)
-            for i in set(self.graph.inputs[t]) & left.keys():
+            region.add(step)
+            for i in set(self.graph.inputs[step]) & left.keys():
                 left[i] -= 1
                 if not left[i] and i not in self.results:
                     del left[i]
-            left[t] = len(self.users[t])
-            for u in self.users[t]:
+            left[step] = len(self.users[step])
+            for u in self.users[step]:
                 heappush(pending, u)
-            if left.keys() == {t}:
-                return t
+            if left.keys() == {step}:
+                return step
             if len(region) > MAX_STEPS:
                 return None
         return None
 
-    def absorbable(self, t: int, region: set[int], c: int) -> bool:
-        """Whether a step can be computed where the contraction's result is."""
-        step = self.step(t)
+    def absorbable(self, value: int, region: set[int], c: int) -> bool:
+        """True if a step can be computed where the contraction's result is."""
+        step = self.step(value)
         if isinstance(step, g.Cast | g.Reshape | g.Transpose | g.Slice):
             return True
         if not isinstance(step, g.Map):
             return False
-        if all(self.elements(i) != self.elements(t) for i in self.graph.inputs[t] if i in region):
+        if all(self.elements(i) != self.elements(value) for i in self.graph.inputs[value] if i in region):
             return False  # it repeats the result: computing that once costs less than once for each copy
-        for i in self.graph.inputs[t]:
+        for i in self.graph.inputs[value]:
             if i in region or self.light_from_stored(i):
                 continue
             behind = self.contractions_behind(i)
-            if self.elements(i) != self.elements(t) or not self.same_operand([c], behind):
+            if self.elements(i) != self.elements(value) or not self.same_operand([c], behind):
                 return False
         return True
 
     def same_operand(self, a: Iterable[int], b: Iterable[int]) -> bool:
-        """Whether contractions read one common operand (chained ones: at their start)."""
+        """True if contractions read one common operand (chained ones: at their start)."""
         return bool(self.roots(a) & self.roots(b))
 
     def roots(self, contractions: Iterable[int]) -> set[int]:
-        found: set[int] = set()
+        roots: set[int] = set()
         seen: set[int] = set()
         todo = list(contractions)
         while todo:
@@ -342,8 +342,8 @@ class _Partitioner(Facts):
                 if inner and self.heavy[i] and i not in self.stored:
                     todo += inner
                 else:
-                    found.add(self.base(i))
-        return found
+                    roots.add(self.base(i))
+        return roots
 
     # --- rule 3: what a fragment reads ---------------------------------------------------------------------------------------
     def boundary(self, end: int) -> list[int]:
@@ -354,7 +354,7 @@ class _Partitioner(Facts):
 
     def find_boundary(self, end: int) -> list[int]:
         """The same, for the first time since something was stored."""
-        found: dict[int, None] = {}
+        boundary: dict[int, None] = {}
         seen: set[tuple[int, bool]] = set()
         light = all(self.light_from_stored(i) for i in self.graph.inputs[end]) and not self.is_contraction(end)
         todo = [(end, light)]  # a light fragment may hold normalisations that only elementwise operators read
@@ -364,14 +364,14 @@ class _Partitioner(Facts):
                 continue
             seen.add((v, contracted))
             if v != end and self.begins(v, contracted):
-                found[v] = None
+                boundary[v] = None
                 continue
             inner = contracted or self.is_contraction(v)
             todo.extend((i, inner) for i in self.graph.inputs[v])
-        return sorted(found)
+        return sorted(boundary)
 
     def begins(self, v: int, contracted: bool) -> bool:
-        """Whether a fragment reads `v` from memory rather than compute it."""
+        """True if a fragment reads `v` from memory rather than compute it."""
         if (v, contracted) not in self._begins:
             self._begins[v, contracted] = self.find_begins(v, contracted)
         return self._begins[v, contracted]
@@ -406,24 +406,24 @@ class _Partitioner(Facts):
         self._boundaries.clear()
 
     def parts(self, values: Iterable[int]) -> set[int]:
-        """What is computed to store values: the parts of concatenations that no program reads across their joints (new keys
-        behind a cache), else a value itself."""
-        found: set[int] = set()
+        """The values that are computed to store `values`: the parts of concatenations that no program reads across
+        their joints (new keys behind a cache), else a value itself."""
+        parts: set[int] = set()
         seen: set[int] = set()
         todo = list(values)
         while todo:
             v = todo.pop()
             base = self.base(v)
             if not self.unequal(base):
-                found.add(v)
+                parts.add(v)
             elif base not in seen:
                 seen.add(base)
                 todo += [i for i in self.graph.inputs[base] if self.computed(i)]
-        return found
+        return parts
 
     # --- rule 4 and making fragments -----------------------------------------------------------------------------------------
     def worth_storing(self, v: int, boundary: Iterable[int] | None = None) -> bool:
-        """Whether a stored light value is a fragment: a normalisation, or several elementwise operators."""
+        """True if a stored light value is a fragment: a normalisation, or several elementwise operators."""
         steps = [self.step(x) for x in self.graph.cone([v], self.boundary(v) if boundary is None else boundary)]
         return any(isinstance(s, g.Reduce) for s in steps) or sum(isinstance(s, g.Map) for s in steps) >= CHAIN
 

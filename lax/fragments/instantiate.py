@@ -91,16 +91,16 @@ class _Builder:
         self.memo: dict[tuple[int, Index], str] = {}
 
     def build(self, outputs: Sequence[int]) -> Program:
-        made = []
+        results = []
         for v in outputs:
             index = tuple(self.fresh(f"o{v}.{i}", e) for i, e in enumerate(self.graph.dims(v)))
             tensor = self.graph.tensors[v]
             slots = tuple(Slot(d.axis, d.extent, d.offset) for dim in index for d in dim)
-            made.append(Output(self.demand(v, index), slots, tensor.dims, tensor.dtype, self.names.get(v, "")))
+            results.append(Output(self.demand(v, index), slots, tensor.dims, tensor.dtype, self.names.get(v, "")))
         self.align_sources()
         sources = [self.source(v) for v in self.sources]
         axes = tuple(Axis(n, e) for n, e in self.extents.items())
-        return Program(axes, tuple(sources), tuple(self.inputs), tuple(self.nodes), tuple(made)).validate()
+        return Program(axes, tuple(sources), tuple(self.inputs), tuple(self.nodes), tuple(results)).validate()
 
     def source(self, v: int) -> Source:
         tensor, step = self.graph.tensors[v], self.graph.steps[v]
@@ -174,8 +174,8 @@ class _Builder:
             key, making = unfinished[-1]
             try:
                 wanted = next(making) if name is None else making.send(name)
-            except StopIteration as made:
-                self.memo[key] = name = made.value
+            except StopIteration as ended:
+                self.memo[key] = name = ended.value
                 unfinished.pop()
                 continue
             name = self.memo.get(wanted)
@@ -391,11 +391,11 @@ class _Builder:
 def _joints(access: tuple[Slot, ...]) -> list[Extent]:
     """Row-major strides at which an access map cuts its tensor."""
     inner: Extent = 1
-    found = []
+    strides = []
     for s in reversed(access):
-        found.append(inner)
+        strides.append(inner)
         inner = ex.product([inner, s.extent])
-    return found
+    return strides
 
 
 def _text(index: Index) -> str:

@@ -47,11 +47,11 @@ def _joined_axes(p: Program) -> Program:
     places: dict[str, list[str]] = {a.name: [] for a in p.axes}
     partial = {n.axis for n in p.nodes if n.axis is not None}
     for name, access in _accesses(p):
-        for s in access:
-            if s.axis is not None:
-                places[s.axis].append(name)
-                if s != Slot(s.axis, p.extent(s.axis)):
-                    partial.add(s.axis)
+        for slot in access:
+            if slot.axis is not None:
+                places[slot.axis].append(name)
+                if slot != Slot(slot.axis, p.extent(slot.axis)):
+                    partial.add(slot.axis)
     for n in p.nodes:
         for summed in n.over:
             places[summed].append(n.name)
@@ -64,9 +64,9 @@ def _joined_axes(p: Program) -> Program:
 
     def slots(access: tuple[Slot, ...]) -> tuple[Slot, ...]:
         return tuple(
-            Slot(s.axis, extent[s.axis]) if s.axis in extent else s
-            for s in access
-            if s.axis is None or s.axis not in gone
+            Slot(slot.axis, extent[slot.axis]) if slot.axis in extent else slot
+            for slot in access
+            if slot.axis is None or slot.axis not in gone
         )
 
     return replace(
@@ -109,12 +109,12 @@ def _without_layout(p: Program) -> Program:
 def _without_association(p: Program) -> Program:
     """The program with one node for a sum of several terms, and one for a product of several factors."""
     uses = Counter([i for n in p.nodes for i in n.inputs] + [o.value for o in p.outputs])
-    made: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
     joined: set[str] = set()
     for n in p.nodes:
         if n.op in ("add", "mul"):
-            inner = {i for i in n.inputs if i in made and made[i].op == n.op and uses[i] == 1}
-            n = replace(n, inputs=tuple(x for i in n.inputs for x in (made[i].inputs if i in inner else (i,))))
+            inner = {i for i in n.inputs if i in nodes and nodes[i].op == n.op and uses[i] == 1}
+            n = replace(n, inputs=tuple(x for i in n.inputs for x in (nodes[i].inputs if i in inner else (i,))))
             joined |= inner
-        made[n.name] = n
-    return replace(p, nodes=tuple(n for v, n in made.items() if v not in joined), _axes_of={})
+        nodes[n.name] = n
+    return replace(p, nodes=tuple(n for v, n in nodes.items() if v not in joined), _axes_of={})

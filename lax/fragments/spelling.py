@@ -82,19 +82,19 @@ def _maximum(graph: Graph, v: int) -> tuple[int, ...] | None:
 
 
 def _cancels(graph: Graph, e: int, dims: tuple[int, ...], users: list[list[int]], live: set[int]) -> bool:
-    """Whether the factor exp(-max) of `e`, the same along `dims`, cancels in all that the outputs need of it."""
+    """True if the factor exp(-max) of `e`, the same along `dims`, cancels in all that the outputs need of it."""
     power = {e: _Power(1, frozenset(dims))}
     pending = {e}
     while pending:
         v = min(pending)
         pending.discard(v)
         if v != e:
-            found = _power(graph, v, power)
-            if found is None:
+            power_here = _power(graph, v, power)
+            if power_here is None:
                 return False
-            if found.degree == 0:
+            if power_here.degree == 0:
                 continue
-            power[v] = found
+            power[v] = power_here
         if v in graph.outputs:
             return False
         pending.update(u for u in users[v] if u in live)
@@ -154,7 +154,7 @@ def _scales(graph: Graph) -> tuple[Graph, list[int]]:
     moved = {v for v in scaled if _of_computed(graph, v)}
     if not moved:
         return graph, list(range(len(graph.steps)))
-    bare = _bare(graph, factor, [i for v in moved for i in graph.inputs[v]])
+    bare = _needed_without_factor(graph, factor, [i for v in moved for i in graph.inputs[v]])
     into, new, base = Graph(), list[int](), dict[int, int]()
     for v, inputs in enumerate(graph.inputs):
         if v in moved:
@@ -169,7 +169,7 @@ def _scales(graph: Graph) -> tuple[Graph, list[int]]:
 
 
 def _of_computed(graph: Graph, v: int) -> bool:
-    """Whether `v` is a contraction of two values that are no constants."""
+    """True if `v` is a contraction of two values that are no constants."""
     return isinstance(graph.steps[v], g.Contract) and not any(_is_constant(graph, i) for i in graph.inputs[v])
 
 
@@ -230,22 +230,22 @@ def _scale(graph: Graph, v: int) -> tuple[int, Fraction] | None:
     return None
 
 
-def _bare(graph: Graph, factor: list[Fraction], wanted: Iterable[int]) -> set[int]:
+def _needed_without_factor(graph: Graph, factor: list[Fraction], wanted: Iterable[int]) -> set[int]:
     """The values that are needed without their factors, from those that are `wanted` without."""
-    found: set[int] = set()
+    needed: set[int] = set()
     todo = list(wanted)
     while todo:
         v = todo.pop()
-        if v in found or (factor[v] == 1 and not _mixed(graph, v, factor)):
+        if v in needed or (factor[v] == 1 and not _mixed(graph, v, factor)):
             continue
-        found.add(v)
+        needed.add(v)
         scale = _scale(graph, v)
         todo.extend([scale[0]] if scale is not None else graph.inputs[v])
-    return found
+    return needed
 
 
 def _mixed(graph: Graph, v: int, factor: list[Fraction]) -> bool:
-    """Whether factors that cancel stand before a value that has none."""
+    """True if factors that cancel stand before a value that has none."""
     linear = isinstance(graph.steps[v], g.Map) and graph.steps[v] in (g.Map("mul"), g.Map("div"))
     return linear and any(factor[i] != 1 for i in graph.inputs[v])
 
@@ -293,11 +293,11 @@ def _is_sum(graph: Graph, v: int) -> bool:
 
 def _terms(graph: Graph, v: int, inner: set[int]) -> list[int]:
     """The terms of a sum, over sums that only it reads."""
-    found, todo = list[int](), list(reversed(graph.inputs[v]))
+    terms, todo = list[int](), list(reversed(graph.inputs[v]))
     while todo:
         i = todo.pop()
         if i in inner:
             todo += reversed(graph.inputs[i])
         else:
-            found.append(i)
-    return found
+            terms.append(i)
+    return terms

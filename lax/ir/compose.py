@@ -100,9 +100,9 @@ def select(g: Graph, condition: int, x: int, y: int) -> int:
     is the sum of all a of a row, it is NaN wherever some a is: whether the result is 0 depends on b alone, and what the
     quotient is multiplied with may come before it.
     """
-    found = _nan_test(g, condition)
-    if found is not None:
-        tested, positive = found
+    nan_test = _nan_test(g, condition)
+    if nan_test is not None:
+        tested, positive = nan_test
         zero, kept = (x, y) if positive else (y, x)
         q = _behind_casts(g, kept)
         same = q == _behind_casts(g, tested) and broadcast([g.dims(x), g.dims(y)], "where") == g.dims(kept)
@@ -126,7 +126,7 @@ def _nan_test(g: Graph, v: int) -> tuple[int, bool] | None:
 
 
 def _is_share(g: Graph, part: int, total: int) -> bool:
-    """Whether a value is divided by a sum of such values."""
+    """True if a value is divided by a sum of such values."""
     total = _behind_casts(g, total)
     step = g.steps[total]
     return (

@@ -1,4 +1,5 @@
-"""What is known of the numbers of a graph's value from how it is computed: their sign, their range, what was rounded off.
+"""Properties of the numbers of a graph's value that follow from its computation: their sign, their range, what was
+rounded off.
 
 Only a few steps are looked behind: exporters compute masks, positions and variances in short chains. What is said holds of
 numbers; NaN may come out of anything that is no comparison.
@@ -22,7 +23,7 @@ _KEEP_SIGN = ("add", "mul", "div", "sqrt", "rsqrt", "recip", "where", "round_f16
 
 
 def never_negative(g: Graph, v: int) -> bool:
-    """Whether no number of a value has a sign, that of -0 among them."""
+    """True if no number of a value has a sign, that of -0 among them."""
     return _never_negative(g, v, DEEPEST, {})
 
 
@@ -63,9 +64,9 @@ def whole_range(g: Graph, v: int) -> Range | None:
 
 def _whole_range(g: Graph, v: int, depth: int, seen: dict[int, Range | None]) -> Range | None:
     if v not in seen:
-        found = _computed_range(g, v, depth, seen) if depth and len(seen) < MOST else None
-        known = found is not None and -LARGEST <= found[0] <= found[1] <= LARGEST
-        seen[v] = found if known else integers(g.dtype(v))
+        computed = _computed_range(g, v, depth, seen) if depth and len(seen) < MOST else None
+        known = computed is not None and -LARGEST <= computed[0] <= computed[1] <= LARGEST
+        seen[v] = computed if known else integers(g.dtype(v))
     return seen[v]
 
 
@@ -129,7 +130,7 @@ def _of_map(op: str, ranges: Sequence[Range]) -> Range | None:
 
 # --- narrowing --------------------------------------------------------------------------------------------------------
 def narrowed(g: Graph, v: int) -> bool:
-    """Whether numbers of a wider type were rounded to the type of `v`, a float of 16 bits, and only moved since then."""
+    """True if numbers of a wider type were rounded to the type of `v`, a float of 16 bits, and only moved since then."""
     if not g.dtype(v).is_float or g.dtype(v).bytes > 2:
         return False
     waiting, seen = [v], {v}
@@ -146,7 +147,7 @@ def narrowed(g: Graph, v: int) -> bool:
 
 
 def _fits(g: Graph, v: int, to: DType) -> bool:
-    """Whether a narrower type holds all numbers of a value."""
+    """True if a narrower type holds all numbers of a value."""
     dtype = g.dtype(v)
     if not dtype.is_float:
         known = whole_range(g, v)

@@ -123,23 +123,23 @@ class Program:
         return self._axes_of[value]
 
     def node(self, value: str) -> Node | Input:
-        """What defines a value."""
-        found: list[Node | Input] = [x for x in self.inputs if x.name == value]
-        found += [x for x in self.nodes if x.name == value]
-        if found:
-            return found[0]
+        """The node or the input that defines a value."""
+        definitions: list[Node | Input] = [x for x in self.inputs if x.name == value]
+        definitions += [x for x in self.nodes if x.name == value]
+        if definitions:
+            return definitions[0]
         raise InvalidGraph(f"no value {value!r} in the program")
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """The symbols in extents, sorted."""
-        found: set[str] = set()
+        symbols: set[str] = set()
         for a in self.axes:
-            found.update(ex.names(a.extent))
+            symbols.update(ex.names(a.extent))
         for s in self.sources:
             for e in s.dims:
-                found.update(ex.names(e))
-        return tuple(sorted(found))
+                symbols.update(ex.names(e))
+        return tuple(sorted(symbols))
 
     @property
     def unknown_symbols(self) -> list[str]:
@@ -279,7 +279,7 @@ def divisor(v: Fraction | float | None) -> Fraction | None:
 
 
 def _held(v: Fraction) -> bool:
-    """Whether float32 holds a number, far from its limits."""
+    """True if float32 holds a number, far from its limits."""
     mantissa, power = abs(v.numerator), v.denominator
     return mantissa < 1 << 24 and power < 1 << 100 and not power & (power - 1)
 

@@ -36,13 +36,13 @@ def canonical(p: Program) -> Program:
 # --- 1. the stabilised exponential ------------------------------------------------------------------------------------
 def stabilise(p: Program) -> Program:
     """`exp(x - max(x; over))` as a stabilised exponential wherever its factor cancels in every output."""
-    made = {n.name: n for n in p.nodes}
+    nodes = {n.name: n for n in p.nodes}
     for n in p.nodes:
-        difference = made.get(n.inputs[0]) if n.op == "exp" else None
+        difference = nodes.get(n.inputs[0]) if n.op == "exp" else None
         if difference is None or difference.op != "sub":
             continue
         x, m = difference.inputs
-        top = made.get(m)
+        top = nodes.get(m)
         if top is None or top.op != "max" or top.inputs != (x,):
             continue
         if all(exponent_degree(p, n.name).get(o.value) == 0 for o in p.outputs):
@@ -84,15 +84,15 @@ def _degree(n: Node, known: Sequence[int | None]) -> int | None:
 
 
 def e_reaches(p: Program, e: str, v: str) -> bool:
-    """Whether value `v` depends on value `e`."""
-    made = {n.name: n for n in p.nodes}
+    """True if value `v` depends on value `e`."""
+    nodes = {n.name: n for n in p.nodes}
     todo = [v]
     while todo:
         x = todo.pop()
         if x == e:
             return True
-        if x in made:
-            todo.extend(made[x].inputs)
+        if x in nodes:
+            todo.extend(nodes[x].inputs)
     return False
 
 
@@ -118,9 +118,9 @@ def order(p: Program) -> Program:
     for o in p.outputs:
         visit(o.value)
     inputs = [reads[v] for v in visited if v in reads]
-    made = [nodes[v] for v in visited if v in nodes]
-    place = {v: k for k, v in enumerate([i.name for i in inputs] + [n.name for n in made])}
-    names = {i.name: f"x{k}" for k, i in enumerate(inputs)} | {n.name: f"v{k}" for k, n in enumerate(made)}
+    ordered = [nodes[v] for v in visited if v in nodes]
+    place = {v: k for k, v in enumerate([i.name for i in inputs] + [n.name for n in ordered])}
+    names = {i.name: f"x{k}" for k, i in enumerate(inputs)} | {n.name: f"v{k}" for k, n in enumerate(ordered)}
     sources = list(dict.fromkeys(i.source for i in inputs))
 
     def operands(n: Node) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def order(p: Program) -> Program:
         p,
         sources=tuple(p.sources[s] for s in sources),
         inputs=tuple(Input(names[i.name], sources.index(i.source), i.access) for i in inputs),
-        nodes=tuple(replace(n, name=names[n.name], inputs=operands(n)) for n in made),
+        nodes=tuple(replace(n, name=names[n.name], inputs=operands(n)) for n in ordered),
         outputs=tuple(replace(o, value=names[o.value]) for o in p.outputs),
         _axes_of={},
     )
@@ -147,24 +147,24 @@ def _name_axes(p: Program, marks: dict[str, str]) -> Program:
 
     The axis of an `extent` stands for its number of positions only: the first axis with as many.
     """
-    found: dict[str, None] = {}
+    appearing: dict[str, None] = {}
     for access in [o.access for o in p.outputs] + [i.access for i in p.inputs]:
-        found.update((s.axis, None) for s in access if s.axis is not None)
+        appearing.update((s.axis, None) for s in access if s.axis is not None)
     for n in p.nodes:
         own = (n.axis,) if n.op == "iota" and n.axis is not None else ()
-        found.update((a, None) for a in (*own, *sorted(n.over, key=marks.__getitem__)))
+        appearing.update((a, None) for a in (*own, *sorted(n.over, key=marks.__getitem__)))
     chosen: dict[str, str] = {}
     for n in p.nodes:
         if n.op == "extent" and n.axis is not None:
-            same = next((a for a in found if p.extent(a) == p.extent(n.axis)), n.axis)
-            found[same] = None
+            same = next((a for a in appearing if p.extent(a) == p.extent(n.axis)), n.axis)
+            appearing[same] = None
             chosen[n.axis] = same
-    names = {a: _letters(k) for k, a in enumerate(found)}
+    names = {a: _letters(k) for k, a in enumerate(appearing)}
     nodes = tuple(replace(n, axis=chosen[n.axis]) if n.op == "extent" and n.axis else n for n in p.nodes)
-    p = replace(p, nodes=nodes, axes=tuple(a for a in p.axes if a.name in found), _axes_of={})
+    p = replace(p, nodes=nodes, axes=tuple(a for a in p.axes if a.name in appearing), _axes_of={})
     renamed = rename_axes(p, {a: "\0" + n for a, n in names.items()})
     renamed = rename_axes(renamed, {"\0" + n: n for n in names.values()})
-    axes = tuple(Axis(names[a], p.extent(a)) for a in found)
+    axes = tuple(Axis(names[a], p.extent(a)) for a in appearing)
     nodes = tuple(replace(n, over=tuple(sorted(n.over))) for n in renamed.nodes)
     return replace(renamed, axes=axes, nodes=nodes, _axes_of={})
 

@@ -64,9 +64,9 @@ def recognise(p: Program) -> tuple[Program, Stands]:
     stands: dict[str, tuple[Fraction, ...]] = {}
     for spelling in SPELLINGS:
         for e in [n for n in p.nodes if n.op == spelling.inner]:
-            found = _Place(p, spelling, e).find()
-            if found is not None and stands.setdefault(spelling.function, found.constants) == found.constants:
-                p = found.written(p)
+            place = _Place(p, spelling, e).find()
+            if place is not None and stands.setdefault(spelling.function, place.constants) == place.constants:
+                p = place.written(p)
     return p, stands
 
 
@@ -79,8 +79,8 @@ def expanded(p: Program, stands: Stands) -> Program:
     return replace(p, nodes=tuple(nodes), _axes_of={})
 
 
-def told(stands: Stands) -> list[str]:
-    """What constants are taken for, in words, where they are not exactly that."""
+def described(stands: Stands) -> list[str]:
+    """The functions that constants are taken for, in words, where they are not exactly that."""
     return [
         f"{float(stored):.9g} in {s.function} stands for {name}"
         for s in SPELLINGS
@@ -149,7 +149,7 @@ class _Place:
 
     def __init__(self, p: Program, spelling: Spelling, inner: Node) -> None:
         self.p, self.spelling, self.inner = p, spelling, inner
-        self.made: dict[str, Node | Input] = {i.name: i for i in p.inputs} | {n.name: n for n in p.nodes}
+        self.definitions: dict[str, Node | Input] = {i.name: i for i in p.inputs} | {n.name: n for n in p.nodes}
         self.order = {n.name: k for k, n in enumerate(p.nodes)}
         self.tolerance = _tolerance(p)
 
@@ -162,48 +162,48 @@ class _Place:
             if value is None or argument is None:
                 continue
             constants = self.constants(argument, value)
-            found = None if constants is None else self.around(x, value, atoms, constants)
-            if found is not None:
-                return found
+            function = None if constants is None else self.around(x, value, atoms, constants)
+            if function is not None:
+                return function
         return None
 
     def candidates(self) -> list[str]:
-        """What the argument may be a function of: the values behind it, over the operators of polynomials."""
-        found: dict[str, None] = {}
+        """Candidates for what the argument is a function of: the values behind it, over the operators of polynomials."""
+        candidates: dict[str, None] = {}
         todo = [self.inner.inputs[0]]
-        while todo and len(found) < REGION:
+        while todo and len(candidates) < REGION:
             v = todo.pop(0)
-            if v in found:
+            if v in candidates:
                 continue
-            found[v] = None
-            n = self.made[v]
+            candidates[v] = None
+            n = self.definitions[v]
             if isinstance(n, Node) and n.op in ("mul", "div", "add", "sub", "neg"):
                 todo += n.inputs
-        return [v for v in found if not self.is_constant(v)]
+        return [v for v in candidates if not self.is_constant(v)]
 
     def is_constant(self, v: str) -> bool:
-        n = self.made[v]
+        n = self.definitions[v]
         return isinstance(n, Node) and n.op == "const"
 
     def atoms(self, x: str) -> frozenset[str]:
         """Values that are not looked into: `x`, or where it is a product or quotient what it is made of."""
-        n = self.made[x]
+        n = self.definitions[x]
         if isinstance(n, Node) and n.op in ("mul", "div"):
             return frozenset(n.inputs) | {self.inner.name}
         return frozenset([x, self.inner.name])
 
     def constants(self, argument: Polynomial, x: Polynomial) -> tuple[Fraction, ...] | None:
         """c where the argument is c[0] x + c[1] x^3 ... and each is what is meant, as a type may round it."""
-        found: list[Fraction] = []
+        constants: list[Fraction] = []
         rest, power = argument, x
         for meant in self.spelling.meant:
-            c = _share(rest, power)
+            c = _ratio(rest, power)
             if c is None or abs(c - meant) > self.tolerance * abs(meant):
                 return None
-            found.append(c)
+            constants.append(c)
             rest = _sum(rest, power, -c)
             power = _product(power, _product(x, x))
-        return None if rest else tuple(found)
+        return None if rest else tuple(constants)
 
     def around(
         self, x: str, value: Polynomial, atoms: frozenset[str], constants: tuple[Fraction, ...]
@@ -215,12 +215,12 @@ class _Place:
         for n in self.p.nodes[self.order[self.inner.name] + 1 :]:
             if not behind.intersection(n.inputs) or n.op not in ("mul", "div", "add", "sub", "neg"):
                 continue
-            made = self.polynomial(n.name, atoms)
-            if made is None:
+            polynomial = self.polynomial(n.name, atoms)
+            if polynomial is None:
                 continue
             behind.add(n.name)
-            factor = _share(made, wanted)
-            if factor and not _sum(made, wanted, -factor):
+            factor = _ratio(polynomial, wanted)
+            if factor and not _sum(polynomial, wanted, -factor):
                 best = _Found(n, self.spelling.function, x, factor / HALF, constants)
         return best
 
@@ -230,7 +230,7 @@ class _Place:
         todo = [v]
         while todo:
             u = todo[-1]
-            n = self.made[u]
+            n = self.definitions[u]
             if u in known:
                 todo.pop()
             elif isinstance(n, Input) or u in atoms or n.op not in _ARITHMETIC or not _is_rational(n):
@@ -250,7 +250,7 @@ def _is_rational(n: Node) -> bool:
 
 
 def _tolerance(p: Program) -> Fraction:
-    """How far constants of the coarsest type of a program may be off, relative."""
+    """The relative error that constants of the coarsest type of a program may have."""
     types = {s.dtype for s in p.sources} | {o.dtype for o in p.outputs}
     unit = max((t.epsilon for t in (F16, BF16) if t in types), default=F32.epsilon)
     return Fraction(ULPS * unit)
@@ -269,17 +269,17 @@ def _applied(n: Node, args: Sequence[Polynomial | None]) -> Polynomial | None:
         case "neg":
             return {m: -c for m, c in known[0].items()}
         case "add" | "sub":
-            found = _sum(known[0], known[1], Fraction(1 if n.op == "add" else -1))
+            result = _sum(known[0], known[1], Fraction(1 if n.op == "add" else -1))
         case "mul":
             if len(known[0]) * len(known[1]) > TERMS:
                 return None
-            found = _product(known[0], known[1])
+            result = _product(known[0], known[1])
         case _:
             if len(known[1]) != 1:
                 return None
             ((monomial, c),) = known[1].items()
-            found = _product(known[0], {tuple((a, -k) for a, k in monomial): 1 / c})
-    return found if len(found) <= TERMS else None
+            result = _product(known[0], {tuple((a, -k) for a, k in monomial): 1 / c})
+    return result if len(result) <= TERMS else None
 
 
 def _sum(x: Polynomial, y: Polynomial, factor: Fraction) -> Polynomial:
@@ -302,7 +302,7 @@ def _product(x: Polynomial, y: Polynomial) -> Polynomial:
     return {m: c for m, c in total.items() if c}
 
 
-def _share(x: Polynomial, y: Polynomial) -> Fraction | None:
+def _ratio(x: Polynomial, y: Polynomial) -> Fraction | None:
     """c where x and c y agree in the first term of y; None where that cannot be told."""
     first = min(y, default=None)
     return None if first is None or first not in x else x[first] / y[first]

@@ -27,12 +27,12 @@ def dedupe(p: Program) -> Program:
     reads: dict[tuple[int, tuple[Slot, ...]], Input] = {}
     for i in p.inputs:
         name[i.name] = reads.setdefault((i.source, i.access), i).name
-    made: dict[object, Node] = {}
+    nodes: dict[object, Node] = {}
     for n in p.nodes:
         n = replace(n, inputs=tuple(name[x] for x in n.inputs), over=tuple(sorted(n.over)))
-        name[n.name] = made.setdefault(_identity(n), n).name
+        name[n.name] = nodes.setdefault(_identity(n), n).name
     outputs = tuple(replace(o, value=name[o.value]) for o in p.outputs)
-    return prune(replace(p, inputs=tuple(reads.values()), nodes=tuple(made.values()), outputs=outputs, _axes_of={}))
+    return prune(replace(p, inputs=tuple(reads.values()), nodes=tuple(nodes.values()), outputs=outputs, _axes_of={}))
 
 
 def _identity(n: Node) -> object:

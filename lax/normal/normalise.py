@@ -71,7 +71,7 @@ class _Normaliser:
         self.axes = {i.name: p.axes_of(i.name) for i in p.inputs}
         self.lone: dict[str, Extent] = {}  #: axes of their own for extents, so that no pass on axes meets them
         self.known: dict[object, str] = {}
-        self.made: dict[str, Node] = {}
+        self.node_of: dict[str, Node] = {}
         self.spans: dict[str, _Span] = {}  #: the numbers between which values of positions and constants lie
 
     # --- nodes --------------------------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ class _Normaliser:
         key = (n.op, n.inputs, n.over, str(n.value), n.axis, n.dtype)
         if key not in self.known:
             name = self.known[key] = f"m{len(self.nodes)}"
-            self.made[name] = replace(n, name=name)
-            self.nodes.append(self.made[name])
+            self.node_of[name] = replace(n, name=name)
+            self.nodes.append(self.node_of[name])
             self.axes[name] = self._axes(n)
             self.spans[name] = self._span(n)
         return self.known[key]
@@ -163,7 +163,7 @@ class _Normaliser:
         if x.factor == 0 or y.factor == 0:
             return _Ratio(ZERO)
         for a, b in ((x, y), (y, x)):
-            d = self.made.get(b.base or "")
+            d = self.node_of.get(b.base or "")
             if (
                 d is not None
                 and d.op == "sigmoid"
@@ -192,16 +192,16 @@ class _Normaliser:
 
     def logistic(self, v: str) -> str | None:
         """-z when a node is 1 + exp(z): 1 / (1 + exp(z)) is sigmoid(-z)."""
-        d = self.made.get(v)
-        terms = [self.made[i] for i in d.inputs if i in self.made] if d is not None and d.op == "add" else []
+        d = self.node_of.get(v)
+        terms = [self.node_of[i] for i in d.inputs if i in self.node_of] if d is not None and d.op == "add" else []
         if len(terms) != 2 or {n.op for n in terms} != {"const", "exp"}:
             return None
         one, power = sorted(terms, key=lambda n: n.op)
         if one.value != 1:
             return None
-        z = self.made.get(power.inputs[0])
+        z = self.node_of.get(power.inputs[0])
         for i in z.inputs if z is not None and z.op == "mul" else ():
-            factor = self.made[i].value if i in self.made else None
+            factor = self.node_of[i].value if i in self.node_of else None
             if z is not None and isinstance(factor, Fraction):
                 return self.plain(_Ratio(-factor, next(x for x in z.inputs if x != i)))
         return self.plain(_Ratio(-ONE, power.inputs[0]))
@@ -310,7 +310,7 @@ class _Normaliser:
 
 
 def _decided(op: str, x: _Span, y: _Span) -> bool | None:
-    """Whether all numbers of one span compare to all of another as `op` says, or none does; None where some do."""
+    """True if all numbers of one span compare to all of another as `op` says, False if none does, None where some do."""
     (a, b), (c, d) = x, y
     if b is not None and c is not None and (b < c or (op == "le" and b == c)):
         return op != "eq"

@@ -137,12 +137,12 @@ class ObjectCache:
             return False
         return content is not None
 
-    def put(self, key: str, made: Path) -> None:
+    def put(self, key: str, built: Path) -> None:
         """Keep an object; a cache that cannot be written to is no failure."""
         if self.secret is None:
             return
         try:
-            staging.put(self.root / f"{key}.o", result_store.sealed(self.secret, key, made.read_bytes()))
+            staging.put(self.root / f"{key}.o", result_store.sealed(self.secret, key, built.read_bytes()))
         except OSError as error:
             _log.warning("object cache %s: %s", self.root, error)
 

@@ -74,6 +74,6 @@ def link_command(cxx: Tool, objects: Sequence[str], library: str) -> tuple[str, 
     return (*cxx.command, *cxx.compile_flags, "-shared", "-fPIC", *flags, *objects, *cxx.link_flags, "-o", library)
 
 
-def _job(cxx: Tool, fragment: str, source: str, made: str, flags: Sequence[str]) -> CompileJob:
-    command = (*cxx.command, *cxx.compile_flags, *flags, "-Iinclude", "-c", source, "-o", made)
-    return CompileJob(fragment, source, made, command, cxx.version)
+def _job(cxx: Tool, fragment: str, source: str, target: str, flags: Sequence[str]) -> CompileJob:
+    command = (*cxx.command, *cxx.compile_flags, *flags, "-Iinclude", "-c", source, "-o", target)
+    return CompileJob(fragment, source, target, command, cxx.version)

@@ -18,10 +18,10 @@ ARCHS = ("sm_80", "sm_90a")
 
 def jobs(nvcc: Tool, fragment: str, archs: Sequence[str]) -> list[CompileJob]:
     """The compilation of ID.cu."""
-    source, made = f"{fragment}.cu", f"build/{fragment}.cuda.o"
+    source, target = f"{fragment}.cu", f"build/{fragment}.cuda.o"
     flags = (*FLAGS, SAME_OBJECT, *arch_flags(archs))
-    command = (*nvcc.command, *nvcc.compile_flags, *flags, "-Iinclude", "-c", source, "-o", made)
-    return [CompileJob(fragment, source, made, command, nvcc.version)]
+    command = (*nvcc.command, *nvcc.compile_flags, *flags, "-Iinclude", "-c", source, "-o", target)
+    return [CompileJob(fragment, source, target, command, nvcc.version)]
 
 
 def link_command(nvcc: Tool, objects: Sequence[str], library: str, archs: Sequence[str]) -> tuple[str, ...]:
@@ -36,10 +36,10 @@ def arch_flags(archs: Sequence[str]) -> tuple[str, ...]:
     architecture's features are theirs too (sm_90a's are not)."""
     flags: list[str] = []
     for arch in archs:
-        found = re.fullmatch(r"sm_(\d{2,3}[af]?)", arch)
-        if found is None:
+        match = re.fullmatch(r"sm_(\d{2,3}[af]?)", arch)
+        if match is None:
             raise UsageError(f"{arch!r} is not a CUDA architecture", "name one such as sm_80 or sm_90a")
-        name = found[1]
+        name = match[1]
         code = f"sm_{name}" if name[-1].isalpha() else f"[sm_{name},compute_{name}]"
         flags += ["-gencode", f"arch=compute_{name},code={code}"]
     return tuple(flags)

@@ -37,7 +37,7 @@ _ELEMENTS = {"bool": "boolean"}  # names of ort::Element that are not those of l
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to build: architectures, parallel compilations, seconds for each, a folder of kept objects."""
+    """Options of a build: architectures, parallel compilations, seconds for each, a folder of kept objects."""
 
     archs: tuple[str, ...] = cuda.ARCHS
     workers: int | None = None
@@ -48,7 +48,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What was built: `library` is None when no fragment was left; `failed` says why fragments were left out."""
+    """The result of a build: `library` is None when no fragment was left; `failed` says why fragments were left out."""
 
     library: Path | None
     header: Path | None
@@ -107,7 +107,7 @@ class _Build:
         return self.folder / "src"
 
     def has_cuda(self, op: OperatorSpec) -> bool:
-        """Whether the operator's CUDA kernel is part of this build."""
+        """True if the operator's CUDA kernel is part of this build."""
         return op.has_cuda and self.toolchain.nvcc is not None
 
     def write_sources(self, sources: Mapping[str, KernelSource]) -> None:

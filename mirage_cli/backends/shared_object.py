@@ -1,4 +1,4 @@
-"""Whether a file is a whole shared library: to load one that was cut short ends the process that does it."""
+"""Check that a file is a whole shared library: to load one that was cut short ends the process that does it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECTIONS, _COUNTS = 40, 58  #: where it has the offset of the table of sections
 
 
 def problem(path: Path) -> str | None:
-    """What is wrong with a library that a compiler told it wrote, or None."""
+    """The fault of a library that a compiler told it wrote, or None."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER)

@@ -1,4 +1,4 @@
-"""What a library must know about an operator: its tensors, its symbols, and where the symbols' values come from."""
+"""Specifications of a library's operators: its tensors, its symbols, and where the symbols' values come from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a symbol is found at run time: dimension `dim` of input `input`, divided by the rest of its extent."""
+    """The place at which a symbol is found at run time: dimension `dim` of input `input`, divided by the rest of its
+    extent."""
 
     symbol: str
     input: int
@@ -117,21 +118,21 @@ class OperatorSpec:
         for step in self.recoveries():
             rest = extents.quotient(self.inputs[step.input].dims[step.dim], extents.symbol(step.symbol))
             divisor = extents.value(rest, values) if rest is not None else 0
-            found = shapes[step.input][step.dim]
-            if divisor == 0 or found % divisor:
+            extent = shapes[step.input][step.dim]
+            if divisor == 0 or extent % divisor:
                 raise self._mismatch(step.input, shapes[step.input], values)
-            values[step.symbol] = found // divisor
+            values[step.symbol] = extent // divisor
         for i, tensor in enumerate(self.inputs):
             if any(extents.value(dim, values) != n for dim, n in zip(tensor.dims, shapes[i], strict=True)):
                 raise self._mismatch(i, shapes[i], values)
         return values
 
-    def _mismatch(self, index: int, found: Sequence[int], values: Mapping[str, int]) -> WrongTensor:
+    def _mismatch(self, index: int, shape: Sequence[int], values: Mapping[str, int]) -> WrongTensor:
         tensor = self.inputs[index]
         known = ", ".join(f"{name} = {value}" for name, value in values.items())
         expected = f"[{', '.join(map(str, tensor.dims))}]" + (f" with {known}" if known else "")
         return WrongTensor(
-            f"{self.op_type}: input {index} '{tensor.name}' has shape {list(found)}, expected {expected}"
+            f"{self.op_type}: input {index} '{tensor.name}' has shape {list(shape)}, expected {expected}"
         )
 
 

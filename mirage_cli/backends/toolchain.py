@@ -98,14 +98,15 @@ def find(cuda: bool = True, kept: Kept | None = None) -> Toolchain:
 
 
 def candidates() -> list[list[str]]:
-    """What `find` depends on, without calling anything: the compilers that it would try, with their files and these' age."""
-    found = []
+    """The candidates of `find`, without calling anything: the compilers that it would try, with their files and
+    these' age."""
+    rows = []
     for candidate in (*_cxx_candidates(), *_nvcc_candidates()):
         program = programs.which(candidate.command[0])
         status = os.stat(program) if program is not None else None
         age = [] if status is None else [str(status.st_mtime_ns), str(status.st_size)]
-        found.append([*candidate.command, *candidate.compile_flags, *candidate.link_flags, program or "", *age])
-    return found
+        rows.append([*candidate.command, *candidate.compile_flags, *candidate.link_flags, program or "", *age])
+    return rows
 
 
 def find_cxx(kept: Kept | None = None) -> Tool:
@@ -131,7 +132,7 @@ def find_nvcc(kept: Kept | None = None) -> Tool:
 
 
 def is_x86_64() -> bool:
-    """Whether CPU kernels are compiled for several instruction sets of x86-64."""
+    """True if CPU kernels are compiled for several instruction sets of x86-64."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -198,17 +199,17 @@ def _probe_cxx(candidate: _Candidate, kept: Kept | None) -> tuple[str | None, st
 def _probe_nvcc(candidate: _Candidate, kept: Kept | None) -> tuple[str | None, str]:
     """(None, version) for an nvcc that is new enough and builds a library, else (what is wrong, "")."""
     problem, output = _version(candidate.command, _program(candidate))
-    found = re.search(r"release (\d+)\.(\d+)(?:, V(\S+))?", output)
-    if problem is not None or found is None:
+    match = re.search(r"release (\d+)\.(\d+)(?:, V(\S+))?", output)
+    if problem is not None or match is None:
         return problem or "it does not tell its version", ""
-    if (int(found[1]), int(found[2])) < NVCC_AT_LEAST:
+    if (int(match[1]), int(match[2])) < NVCC_AT_LEAST:
         needed = ".".join(map(str, NVCC_AT_LEAST))
-        return f"version {found[1]}.{found[2]} is too old, {needed} or newer is needed", ""
+        return f"version {match[1]}.{match[2]} is too old, {needed} or newer is needed", ""
     flags = candidate.compile_flags + candidate.link_flags
     options = ("-std=c++17", "-arch=sm_80", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static")
     command = (*candidate.command, *flags, *options, "probe.cu", "-o", "probe.so")
     problem = _builds(command, _CUDA_PROBE, _program(candidate), output, kept)
-    return problem, f"nvcc {found[3] or f'{found[1]}.{found[2]}'}"
+    return problem, f"nvcc {match[3] or f'{match[1]}.{match[2]}'}"
 
 
 def _program(candidate: _Candidate) -> str | None:
@@ -223,7 +224,7 @@ def _version(command: tuple[str, ...], _program: str | None) -> tuple[str | None
 
 
 def _builds(command: tuple[str, ...], text: str, program: str | None, version: str, kept: Kept | None) -> str | None:
-    """What is wrong with a compiler that is to build a program, or None."""
+    """The fault of a compiler that is to build a program, or None."""
     if kept is None:
         return _build(command, text, program)
     name = key("compiler", command, text, version, [_file(p) for p in (program, *_PARTS)], _surroundings())
@@ -245,11 +246,11 @@ def _build(command: tuple[str, ...], text: str, _program: str | None) -> str | N
 
 
 def _file(program: str | None) -> list[str | int]:
-    """What tells a program from the one that was there before."""
-    found = None if program is None else programs.which(program)
-    if found is None:
+    """The identity of a program, which tells it from the one that was there before."""
+    place = None if program is None else programs.which(program)
+    if place is None:
         return []
-    path = os.path.realpath(found)
+    path = os.path.realpath(place)
     status = os.stat(path)
     return [path, status.st_ino, status.st_size, status.st_mtime_ns]
 

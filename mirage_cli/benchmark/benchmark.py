@@ -38,18 +38,18 @@ def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None 
     fails, or ends the process that measures, is part of the report.
     """
     with steady(folder):
-        found = _bench_folder(folder, options, progress)
+        report = _bench_folder(folder, options, progress)
     if not options.record:
-        return found
+        return report
     from mirage_cli.optimization import assembly  # noqa: PLC0415
 
-    target = found.settings["provider"]
+    target = report.settings["provider"]
     rows = {
-        r.id: r.comparison.measured(found.device) | {"target": target, "inputs": list(r.inputs)}
-        for r in found.fragments
+        r.id: r.comparison.measured(report.device) | {"target": target, "inputs": list(r.inputs)}
+        for r in report.fragments
     }
-    assembly.add_times(folder, found.device, rows)
-    return replace(found, notes=(*found.notes, f"recorded in {folder / MARK} and {folder / PAGE}"))
+    assembly.add_times(folder, report.device, rows)
+    return replace(report, notes=(*report.notes, f"recorded in {folder / MARK} and {folder / PAGE}"))
 
 
 def rows_of(folder: Path, options: BenchOptions, place: Place) -> Rows:

@@ -66,22 +66,23 @@ class _Fragment:
         symbols = self.spec.solve(fragment.shapes)
         given = fragment.inputs(self.sets, seed)
         self.inputs = []
-        for i, (t, shape) in enumerate(zip(self.spec.inputs, fragment.shapes, strict=True)):
-            made = Sets(self.backend, t.dtype, shape, self.sets)
+        for i, (tensor, shape) in enumerate(zip(self.spec.inputs, fragment.shapes, strict=True)):
+            sets = Sets(self.backend, tensor.dtype, shape, self.sets)
             for k in range(self.sets):
                 name = f"in{i}_{k}"
-                made.put(k, given[name] if name in given else fragment.weight(i, k))
-            self.inputs.append(made)
+                sets.put(k, given[name] if name in given else fragment.weight(i, k))
+            self.inputs.append(sets)
         self.outputs = [
-            Sets(self.backend, t.dtype, [ex.value(d, symbols) for d in t.dims], self.sets) for t in self.spec.outputs
+            Sets(self.backend, tensor.dtype, [ex.value(d, symbols) for d in tensor.dims], self.sets)
+            for tensor in self.spec.outputs
         ]
         sources = self.inputs[: len(program.sources)]  # what only the original nodes read comes behind them
-        self.arguments = [[self.backend.tensor(t, k) for t in sources] for k in range(self.sets)]
+        self.arguments = [[self.backend.tensor(tensor, k) for tensor in sources] for k in range(self.sets)]
         self.function = TorchProgram(self.backend.torch, program, self.backend.device, symbols)
         self.exact = TorchProgram(self.backend.torch, program, self.backend.device, symbols, wide=True)
 
     def wanted(self, number: int) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
-        """What torch's operators make of a set, one after the other, and the float64 result."""
+        """The results of torch's operators for a set, one after the other, and in float64."""
         own, exact = (f(*self.arguments[number]) for f in (self.function, self.exact))
         return [
             (self.backend.host(a, numpy_type(t.dtype)), np.asarray(b.double().cpu().numpy()))
@@ -106,18 +107,18 @@ class _Fragment:
         """All entries."""
         ready, problems = self.peers(asked, effort)
         times: dict[str, Distribution] | None = None
-        found: list[Entry] = []
+        entries_of_kernel: list[Entry] = []
         try:
             kernel = KernelEntry(self.backend, library, self.spec, self.inputs, self.outputs)
             subject = Judged(kernel.call, self.inputs, self.outputs, self.wanted, sorted({0, self.sets - 1}))
             timed = honest(self.timer, subject, self.sets, ready, effort)
-            found = [Entry(KERNEL, timed.chained), Entry(ISOLATED, timed.isolated)]
+            entries_of_kernel = [Entry(KERNEL, timed.chained), Entry(ISOLATED, timed.isolated)]
             times = dict(timed.others)
         except CheckFailed as e:
-            found = [Entry(KERNEL, problem=f"wrong: {e}")]
+            entries_of_kernel = [Entry(KERNEL, problem=f"wrong: {e}")]
         except MirageError as e:
-            found = [Entry(KERNEL, problem=f"failed: {e}")]
+            entries_of_kernel = [Entry(KERNEL, problem=f"failed: {e}")]
         if times is None:
             times = self.timer.measure(ready, effort) if ready else {}
-        found += [Entry(n, us) for n, us in times.items()]
-        return tuple(found + [Entry(n, problem=text) for n, text in problems.items()])
+        entries_of_kernel += [Entry(n, us) for n, us in times.items()]
+        return tuple(entries_of_kernel + [Entry(n, problem=text) for n, text in problems.items()])

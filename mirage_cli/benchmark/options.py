@@ -1,4 +1,4 @@
-"""What `mirage bench` can be asked to do with an output folder."""
+"""Options of `mirage bench` for an output folder."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """How to measure. `gpu` is a number, `cpu` asks for the CPU; without both the first GPU is taken where onnxruntime
-    and the folder can use it, else the CPU. `dim` and `shape` are as in `optimize`, `runs` samples of each contestant (None:
-    as many as fit into `seconds`, for each fragment and for the whole model), `threads` those of one operator on the
-    CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further contestants on a GPU (`peers.GROUPS`);
-    `record` puts the fragments' times into the folder's report.json and report.html. `timeout` is what one measurement may
-    take, in seconds, `max_memory` what the process that measures may, in bytes (0: no limit). `inputs` is a file or folder
-    with the inputs of the whole model, in place of drawn ones."""
+    """Options of a measurement. `gpu` is a number, `cpu` asks for the CPU; without both the first GPU is taken where
+    onnxruntime and the folder can use it, else the CPU. `dim` and `shape` are as in `optimize`, `runs` samples of
+    each contestant (None: as many as fit into `seconds`, for each fragment and for the whole model), `threads`
+    those of one operator on the CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further
+    contestants on a GPU (`peers.GROUPS`); `record` puts the fragments' times into the folder's report.json and
+    report.html. `timeout` is the limit of one measurement, in seconds, `max_memory` that of the process that
+    measures, in bytes (0: no limit). `inputs` is a file or folder with the inputs of the whole model, in place of
+    drawn ones."""
 
     gpu: int | None = None
     cpu: bool = False

@@ -61,9 +61,9 @@ class BenchReport:
 
     @property
     def wrong(self) -> bool:
-        """Whether anything gave other answers than the original, or ended the process that measured it."""
-        found = [*(r.comparison for r in self.fragments), self.model]
-        return any(e.problem.startswith(("wrong", CRASHED)) for c in found for e in c.entries)
+        """True if anything gave other answers than the original, or ended the process that measured it."""
+        comparisons = [*(r.comparison for r in self.fragments), self.model]
+        return any(e.problem.startswith(("wrong", CRASHED)) for c in comparisons for e in c.entries)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document; times in microseconds."""

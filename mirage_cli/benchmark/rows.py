@@ -1,4 +1,4 @@
-"""What `mirage bench` measures, in a process of its own: the fragments of an output folder, and its whole model.
+"""Rows that `mirage bench` measures, in a process of its own: the fragments of an output folder, and its whole model.
 
 The original may be anybody's model, at which onnxruntime may end its process.
 """
@@ -44,8 +44,8 @@ WIDENED = (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is known before anything is measured: the shapes of the whole model's inputs, how many sets of them there are, the
-    file of the original side and what to say of it, the peers that are absent and why."""
+    """Everything that is known before anything is measured: the shapes of the whole model's inputs, how many sets of
+    them there are, the file of the original side and what to say of it, the peers that are absent and why."""
 
     inputs: dict[str, list[int]]
     sets: int
@@ -69,20 +69,20 @@ class Rows:
         self.gpu, self.absent = opened(place, options)
 
     def prepared(self) -> Prepared:
-        """What is known before anything is measured."""
+        """The same for this folder."""
         inputs = {name: list(a.shape) for name, a in self.sets[0].items()}
         return Prepared(inputs, len(self.sets), self.note, self.absent)
 
     def fragment(self, number: int) -> FragmentRow:
         """Measure a replaced fragment."""
         fragment, options, library = self.fragments[number], self.options, self.folder / LIBRARY
-        found = measure_fragment(fragment.models, library, self.place, self.effort, options.seed)
+        comparison = measure_fragment(fragment.models, library, self.place, self.effort, options.seed)
         if self.gpu is not None:
             more = gpu_fragment.entries(
                 self.gpu, fragment.models, fragment.program, library, options.peers, options.seconds, options.seed
             )
-            found = replace(found, entries=(*found.entries, *more))
-        return fragment.row(found)
+            comparison = replace(comparison, entries=(*comparison.entries, *more))
+        return fragment.row(comparison)
 
     def whole(self) -> Comparison:
         """Measure the original model against the patched one with its library."""
@@ -94,13 +94,13 @@ class Rows:
             ORIGINAL: lambda: OrtContestant(self.original, None, self.sets, self.place),
             MIRAGE: lambda: OrtContestant(self.folder / MODEL, library, self.sets, self.place),
         }
-        found = compare(makers, self.effort, unit=sessions.coarsest_unit(tensors, graph.node))
+        comparison = compare(makers, self.effort, unit=sessions.coarsest_unit(tensors, graph.node))
         widened = self.place.provider == "cpu" and holds_bfloat16(self.model)
-        return replace(found, notes=(*found.notes, WIDENED)) if widened else found
+        return replace(comparison, notes=(*comparison.notes, WIDENED)) if widened else comparison
 
 
 def opened(place: Place, options: BenchOptions) -> tuple[GpuTimer | None, dict[str, str]]:
-    """What times kernels and torch on a GPU, or why torch is absent."""
+    """The timer of kernels and torch on a GPU, or the reason why torch is absent."""
     if place.provider != "cuda":
         return None, {"torch": NO_TORCH}
     try:
@@ -122,9 +122,9 @@ def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
     if model["format"] != "onnx":
         return folder / MODEL, f"{folder / MODEL} without its library ({path} is {model['format']})"
     try:
-        found = digest(path)
+        sha256 = digest(path)
         external = {n: digest(path.parent / n) for n in model["external_data"]}
-        if found == model["sha256"] and external == model["external_data"]:
+        if sha256 == model["sha256"] and external == model["external_data"]:
             return path, str(path)
         problem = "has changed"
     except OSError:
@@ -144,13 +144,13 @@ def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> lis
     dims.check_inputs(asked, first)
     for name, shape in asked.items():
         if first[name].shape != shape:
-            found = "x".join(map(str, first[name].shape))
-            raise UsageError(f"--shape {name}={'x'.join(map(str, shape))}: the model's input is {found}")
+            declared = "x".join(map(str, first[name].shape))
+            raise UsageError(f"--shape {name}={'x'.join(map(str, shape))}: the model's input is {declared}")
     return [first, *(example.example_inputs(model, numbers, options.seed + k) for k in range(1, _count(first, cache)))]
 
 
 def _count(inputs: Arrays, cache: int) -> int:
-    """How many sets of inputs there are."""
+    """Number of sets of inputs."""
     size = max(1, sum(a.nbytes for a in inputs.values()))
     return max(2, min(MAX_SETS, COLD * cache // size))
 

@@ -14,7 +14,7 @@ from mirage_cli.checks import threshold_inputs
 from mirage_cli.checks.random_inputs import PLAIN
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.numerics import windows
-from mirage_cli.numerics.accuracy import ILL_CONDITIONED, Accuracy, Sample, judged, kept
+from mirage_cli.numerics.accuracy import ILL_CONDITIONED, Accuracy, Sample, judged, remembered
 from mirage_cli.numerics.edges import ENDS, HUGE, NOT_FINITE, SPIKES, TINY
 
 Runner = Callable[[Sequence[NDArray[Any]], Mapping[str, int]], Sequence[NDArray[Any]]]
@@ -43,14 +43,14 @@ class Case:
     def compared(self, program: Program, results: Sequence[Any], kernel: Runner | None = None) -> Accuracy:
         """The first accuracy that does not pass, else the one with the largest error beside the original's. With the kernel
         that made the results, outputs that do not pass are judged over more draws, and against the other right results."""
-        found = self._compared(program, results, kernel)
+        accuracy = self._compared(program, results, kernel)
         for k, other in enumerate(self.others):
-            wanted = None if found.passed else other()
+            wanted = None if accuracy.passed else other()
             if wanted is not None:
                 again = partial(self._others, k)
                 beside = replace(self, wanted=wanted, again=again)._compared(program, results, kernel)
-                found = beside if beside.passed else found
-        return found
+                accuracy = beside if beside.passed else accuracy
+        return accuracy
 
     def _others(self, k: int) -> Iterator[Case]:
         """More draws, with their other results number k."""
@@ -63,27 +63,27 @@ class Case:
         own = [self.sample(program, results, k) for k in range(len(self.wanted))]
         factor = None if self.name in PLAIN else ILL_CONDITIONED
         again = () if kernel is None or self.again is None else self.again()
-        drawn = kept((c, list(kernel(c.arrays, c.symbols))) for c in again if kernel is not None)
-        found = [
+        drawn = remembered((c, list(kernel(c.arrays, c.symbols))) for c in again if kernel is not None)
+        accuracies = [
             judged(
                 sample,
                 program.outputs[k % len(program.outputs)].dtype,
-                lambda k=k: (c.sample(program, made, k) for c, made in drawn()),  # type: ignore[misc]
+                lambda k=k: (c.sample(program, results_of_draw, k) for c, results_of_draw in drawn()),  # type: ignore[misc]
                 factor,
                 self.name in MIXED,
                 self.name == NOT_FINITE,
             )
             for k, sample in enumerate(own)
         ]
-        return max(found, key=lambda a: (not a.passed, a.rmse / (a.original_rmse + 1e-30)))
+        return max(accuracies, key=lambda a: (not a.passed, a.rmse / (a.original_rmse + 1e-30)))
 
     def sample(self, program: Program, results: Sequence[Any], k: int) -> Sample:
-        """What is compared of `wanted` number k."""
+        """The sample that is compared with `wanted` number k."""
         result, own = np.asarray(results[k % len(results)]), self.original[k % len(results)]
         if self.windows:
             part = self.windows[k // len(results)]
             view = part.outputs[k % len(results)]
-            result, own = (windows.seen(part, view, a, self.symbols) for a in (result, own))
+            result, own = (windows.shown_by_window(part, view, a, self.symbols) for a in (result, own))
         if (
             result.size == self.wanted[k].size == 0
         ):  # no numbers: what a Reshape to -1 makes of 0 of 0 is no matter of ours

@@ -73,18 +73,18 @@ def turned_back(graph: Graph) -> tuple[Graph, list[int]]:
 
 
 def _undone(first: Sequence[int], then: Sequence[int]) -> bool:
-    """Whether one permutation of dimensions after another leaves them as they were."""
+    """True if one permutation of dimensions after another leaves them as they were."""
     return [first[p] for p in then] == list(range(len(then)))
 
 
 def ordered(program: Program, names: Sequence[str]) -> Program:
     """The program with its sources in the order of `names`. Raises InvalidGraph when it has other ones."""
-    found = [s.name for s in program.sources]
-    if sorted(found) != sorted(names):
-        raise InvalidGraph(f"the nodes read {', '.join(sorted(found))}; the muGraph reads {', '.join(sorted(names))}")
+    own = [s.name for s in program.sources]
+    if sorted(own) != sorted(names):
+        raise InvalidGraph(f"the nodes read {', '.join(sorted(own))}; the muGraph reads {', '.join(sorted(names))}")
     return replace(
         program,
-        sources=tuple(program.sources[found.index(n)] for n in names),
-        inputs=tuple(replace(i, source=list(names).index(found[i.source])) for i in program.inputs),
+        sources=tuple(program.sources[own.index(n)] for n in names),
+        inputs=tuple(replace(i, source=list(names).index(own[i.source])) for i in program.inputs),
         _axes_of={},
     )

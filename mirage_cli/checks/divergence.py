@@ -41,8 +41,9 @@ def unit(model: onnx.ModelProto) -> float:
 
 
 def explained(own: Array, exact: Array, coarsest: float, terms: int, scale: float = 0.0, rounded: float = 0.0) -> bool:
-    """Whether a result is as near to the exact one as types with this coarsest unit, and sums of so many terms, allow.
-    `scale` is the size of what was summed, where that is more than the result's, `rounded` the error of rounding alone."""
+    """True if a result is as near to the exact one as types with this coarsest unit, and sums of so many terms,
+    allow. `scale` is the size of what was summed, where that is more than the result's, `rounded` the error of
+    rounding alone."""
     if own.shape != exact.shape:
         return False
     if own.dtype.kind in "biu":
@@ -77,8 +78,8 @@ def showing_all(model: onnx.ModelProto) -> onnx.ModelProto:
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     there = {o.name for o in probe.graph.output}
-    made = dict.fromkeys(o for n in probe.graph.node for o in n.output if o and o not in there)
-    probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in made)
+    hidden = dict.fromkeys(o for n in probe.graph.node for o in n.output if o and o not in there)
+    probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in hidden)
     return probe
 
 
@@ -111,16 +112,19 @@ def _stored(tensor: TensorProto, load: Load | None) -> Array:
     return np.asarray(load(tensor) if outside and load is not None else numpy_helper.to_array(tensor))
 
 
-def _parts(model: onnx.ModelProto, node: onnx.NodeProto, given: Mapping[str, Array], made: Mapping[str, Array]) -> str:
-    """How the results of a node, of its own inputs, are other than it means; nothing where nobody can tell."""
+def _parts(
+    model: onnx.ModelProto, node: onnx.NodeProto, given: Mapping[str, Array], results: Mapping[str, Array]
+) -> str:
+    """The difference between the results of a node and what it means for its own inputs, in words; nothing where
+    nobody can tell."""
     alone = _single(model, node, given)
     try:
-        exact = evaluate(alone, given, list(made))
-        scales = _magnitudes(alone, node, given, list(made))
-        rounded = evaluate(alone, given, list(made), rounded=True)
+        exact = evaluate(alone, given, list(results))
+        scales = _magnitudes(alone, node, given, list(results))
+        rounded = evaluate(alone, given, list(results), rounded=True)
     except MirageError:
         return ""
-    for name, own in made.items():
+    for name, own in results.items():
         floats = [a.dtype for a in (own, *given.values()) if a.dtype.kind not in "biuOSU"]
         coarsest = max((float(_epsilon(t)) for t in floats), default=F32.epsilon)
         off = _apart(rounded[name], exact[name])
@@ -171,7 +175,7 @@ def _single(model: onnx.ModelProto, node: onnx.NodeProto, given: Mapping[str, Ar
 
 
 def _difference(own: Array, exact: Array) -> str:
-    """How two results differ, in words."""
+    """The difference of two results, in words."""
     if own.shape != exact.shape:
         return f"shape {own.shape} in place of {exact.shape}"
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""What the inputs of fragments are where a model is given inputs (`given`): computed by the original, run once."""
+"""The inputs of fragments where a model is given inputs (`given`): computed by the original, run once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from mirage_cli.processes import isolation
 from mirage_cli.runtime.given import Arrays
 
 
-def of(original: Original, inputs: Arrays, names: Sequence[str], max_memory: int = 0) -> Arrays:
+def tensors_of(original: Original, inputs: Arrays, names: Sequence[str], max_memory: int = 0) -> Arrays:
     """Tensors of the main graph by name, as far as it has them. Raises UsageError for inputs that the original refuses."""
     model = original.proto()
-    made = dict.fromkeys(o for n in model.graph.node for o in n.output if o)
-    wanted = [n for n in dict.fromkeys(names) if n in made]
+    computed = dict.fromkeys(o for n in model.graph.node for o in n.output if o)
+    wanted = [n for n in dict.fromkeys(names) if n in computed]
     if not wanted:
         return dict(inputs)
     job = Job(_showing(model, wanted), inputs, None, _folder(original), optimize=False)
-    ((_, found),) = isolation.each(run_job, [(job,)], 1, max_memory, apart=True)
-    if isinstance(found, isolation.Lost):
-        raise UsageError(f"--inputs: the model does not run with them: {found.reason}")
-    return {**found, **inputs}
+    ((_, tensors),) = isolation.each(run_job, [(job,)], 1, max_memory, apart=True)
+    if isinstance(tensors, isolation.Lost):
+        raise UsageError(f"--inputs: the model does not run with them: {tensors.reason}")
+    return {**tensors, **inputs}
 
 
 def _showing(model: onnx.ModelProto, names: Sequence[str]) -> bytes:
@@ -51,8 +51,8 @@ def checked_with(job: CheckJob, tensors: Mapping[str, np.ndarray]) -> CheckJob:
     arrays = []
     for k, name in enumerate(job.names):
         fixed = job.constants.get(k, rest.get(k))
-        found = fixed if isinstance(fixed, np.ndarray) else tensors.get(name)
-        if found is None:
+        array = fixed if isinstance(fixed, np.ndarray) else tensors.get(name)
+        if array is None:
             return job
-        arrays.append(found)
+        arrays.append(array)
     return replace(job, given=(*job.given, tuple(arrays)))

@@ -84,8 +84,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What a check found at the edges of numbers: the kinds of inputs, the one that used most of the error that is allowed
-    with its accuracy, and the kinds on which the original overflows and the kernel does not."""
+    """Findings of a check at the edges of numbers: the kinds of inputs, the one that used most of the error that is
+    allowed with its accuracy, and the kinds on which the original overflows and the kernel does not."""
 
     kinds: tuple[str, ...]
     worst: str
@@ -150,9 +150,9 @@ def too_large(program: Program, symbols: Mapping[str, int], most: float | None =
 
 @dataclass(frozen=True, slots=True)
 class CheckJob:
-    """What a check needs, in a form that another process can take: the kernel's library and description, the original
-    nodes as a model, its input names, weights by source number, values for tensors that only the model reads. `given` are
-    further inputs to check with, for all of the model's inputs in order."""
+    """Everything that a check needs, in a form that another process can take: the kernel's library and description,
+    the original nodes as a model, its input names, weights by source number, values for tensors that only the
+    model reads. `given` are further inputs to check with, for all of the model's inputs in order."""
 
     program: Program
     spec: OperatorSpec
@@ -206,12 +206,12 @@ def _given(job: CheckJob, arrays: Sequence[NDArray[Any]]) -> Drawn:
 
 
 def meant(program: Program) -> Runner:
-    """What a program says, rounded to the types of its outputs: the most accurate kernel."""
+    """The most accurate kernel of a program: its own values, rounded to the types of its outputs."""
 
     def run(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
-        found = of_program(program, arrays, symbols)
+        exact = of_program(program, arrays, symbols)
         with np.errstate(all="ignore"):
-            return [a.astype(sessions.numpy_type(o.dtype)) for a, o in zip(found, program.outputs, strict=True)]
+            return [a.astype(sessions.numpy_type(o.dtype)) for a, o in zip(exact, program.outputs, strict=True)]
 
     return run
 
@@ -225,10 +225,10 @@ def nodes_of(job: CheckJob) -> Nodes | None:
     return Nodes(model, job.names, outputs, lambda symbols: extra_arrays(job, symbols))
 
 
-def failing_inputs(job: CheckJob, found: FloatCheck) -> Arrays:
+def failing_inputs(job: CheckJob, failed: FloatCheck) -> Arrays:
     """The inputs on which a check found a kernel wrong, by source."""
     names, nodes = job.spec.symbols, nodes_of(job)
-    made = draws(
+    drawn = draws(
         job.program,
         job.constants,
         job.seed,
@@ -237,7 +237,7 @@ def failing_inputs(job: CheckJob, found: FloatCheck) -> Arrays:
         _turning(job.program, nodes, job.constants, job.seed, job.limits, names),
     )
     given = (_given(job, arrays) for arrays in job.given)
-    return dict(enumerate(next(islice(chain(given, made), found.number, None)).arrays))
+    return dict(enumerate(next(islice(chain(given, drawn), failed.number, None)).arrays))
 
 
 def extra_arrays(job: CheckJob, symbols: Mapping[str, int]) -> list[NDArray[Any]]:
@@ -261,8 +261,8 @@ def original_runner(job: CheckJob, provider: str = "cpu", device: int = 0) -> Ru
         if fatal and any(a.size == 0 for a in arrays):
             raise Refused(f"onnxruntime divides by zero in {min(fatal)} where a tensor is empty")
         isolation.doing("onnxruntime ran the original nodes")
-        found = sessions.run(session, dict(zip(job.names, [*arrays, *extra_arrays(job, symbols)], strict=True)))
-        return [found[o.name] for o in job.program.outputs]
+        results = sessions.run(session, dict(zip(job.names, [*arrays, *extra_arrays(job, symbols)], strict=True)))
+        return [results[o.name] for o in job.program.outputs]
 
     return original
 
@@ -308,7 +308,7 @@ def cases(
 
     def made(d: Drawn) -> Case:
         if not wide:
-            wide.update({k: _widened(a) for k, a in constants.items()})
+            wide.update({k: _as_float64(a) for k, a in constants.items()})
         return case_of(program, d.name, d.arrays, d.symbols, original, d.most, wide, reference)
 
     for number, d in enumerate(drawn(seed)):
@@ -342,7 +342,7 @@ def cases(
         raise refusal
 
 
-def _widened(a: NDArray[Any]) -> NDArray[Any]:
+def _as_float64(a: NDArray[Any]) -> NDArray[Any]:
     """Numbers in float64; integers and truth values as they are."""
     array = np.asarray(a)
     return array if array.dtype.kind in "biu" else array.astype(np.float64)
@@ -356,7 +356,7 @@ def _turning(
     limits: Limits | None,
     names: Sequence[str],
 ) -> Callable[[], Turning | None]:
-    """What the edges of the original nodes call for, found when it is first asked for."""
+    """The requests of the original nodes' edges, measured when they are first asked for."""
 
     @cache
     def found() -> Turning | None:
@@ -407,11 +407,11 @@ def case_of(
     return Case(name, tuple(arrays), symbols, own, tuple(wanted), () if whole else tuple(parts))
 
 
-def judge(program: Program, kernel: Runner, found: Iterable[Case | str]) -> FloatCheck:
+def judge(program: Program, kernel: Runner, checked: Iterable[Case | str]) -> FloatCheck:
     """Compare what `kernel` makes of each case with float64; the first case that fails ends it."""
     worst: tuple[float, Accuracy, str] | None = None
     seen: dict[str, list[Accuracy]] = {}
-    for case in found:
+    for case in checked:
         if isinstance(case, str):
             return FloatCheck(True, None, skipped=case)
         accuracy = case.compared(program, list(kernel(case.arrays, case.symbols)), kernel)
@@ -428,10 +428,10 @@ def judge(program: Program, kernel: Runner, found: Iterable[Case | str]) -> Floa
 
 
 def _edges(seen: Mapping[str, Sequence[Accuracy]]) -> Edges | None:
-    """What is to be told of the cases that are not plain ones."""
+    """Findings in the cases that are not plain ones."""
     if not seen:
         return None
-    top = {kind: max(found, key=lambda a: a.used) for kind, found in seen.items()}
+    top = {kind: max(accuracies, key=lambda a: a.used) for kind, accuracies in seen.items()}
     worst = max(top, key=lambda kind: top[kind].used)
-    better = tuple(kind for kind, found in seen.items() if any(a.note for a in found))
+    better = tuple(kind for kind, accuracies in seen.items() if any(a.note for a in accuracies))
     return Edges(tuple(seen), worst, top[worst], better)

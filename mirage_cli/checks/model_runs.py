@@ -87,12 +87,12 @@ def run_script(job: ScriptJob) -> Arrays:
     try:
         given = [modules.to_tensor(torch, job.inputs[n]) for n in modules.input_names(job.model, module)]
         with torch.no_grad(), modules.silent():
-            found = modules.flattened(module(*given))
+            outputs = modules.flattened(module(*given))
     except (RuntimeError, KeyError) as error:
         raise ModelError(f"{job.model} does not run: {modules.first_lines(error)}") from None
-    if len(found) != len(job.outputs):
-        raise ModelError(f"{job.model}: expected {len(job.outputs)} outputs, found {len(found)}")
-    return {name: modules.to_array(torch, t) for name, t in zip(job.outputs, found, strict=True)}
+    if len(outputs) != len(job.outputs):
+        raise ModelError(f"{job.model}: expected {len(job.outputs)} outputs, found {len(outputs)}")
+    return {name: modules.to_array(torch, t) for name, t in zip(job.outputs, outputs, strict=True)}
 
 
 def _large(job: Job) -> Arrays | None:
@@ -123,7 +123,7 @@ def expect_inputs(known: set[str], given: Mapping[str, NDArray[Any]]) -> None:
 
 
 def library_sources(library: Path) -> str:
-    """What a library says of the sources that it was built from. Raises MirageError for a file that is no library of ours."""
+    """The digest of its sources that a library tells. Raises MirageError for a file that is no library of ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = sessions.check_library(library)
@@ -144,7 +144,7 @@ Task: TypeAlias = Path | CheckJob | Job | ScriptJob
 
 
 def perform(task: Task) -> str | FloatCheck | Arrays | None:
-    """What a library says of itself, the float check of a kernel, or the outputs of a model. Raises MirageError."""
+    """The sources that a library tells, the float check of a kernel, or the outputs of a model. Raises MirageError."""
     if isinstance(task, Path):
         isolation.doing(f"{task} was loaded")
         return library_sources(task)
@@ -154,7 +154,7 @@ def perform(task: Task) -> str | FloatCheck | Arrays | None:
 
 
 class Performer:
-    """What lives in the process of a `Place`."""
+    """The resident of the process of a `Place`."""
 
     def perform(self, task: Task) -> str | FloatCheck | Arrays | None:
         """Do a task. Raises MirageError."""
@@ -186,10 +186,10 @@ class Place:
 
     def arrays(self, job: Job | ScriptJob) -> Arrays:
         """The outputs of a model. Raises MirageError."""
-        found: Arrays | isolation.Lost = self.do(job)
-        if isinstance(found, isolation.Lost):
-            raise found.raised()
-        return found
+        outputs: Arrays | isolation.Lost = self.do(job)
+        if isinstance(outputs, isolation.Lost):
+            raise outputs.raised()
+        return outputs
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def works(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float,
 
 
 def edge_count(program: Program, symbols: Mapping[str, int]) -> int:
-    """How many cases at the edges of numbers there are, by what they cost."""
+    """Number of cases at the edges of numbers, by what they cost."""
     work = sum(w for w, _ in works(program, symbols))
     return max(LEAST_EDGES, min(EDGES, int(EDGE_WORK // max(work, 1.0))))
 
@@ -63,12 +63,12 @@ def edge_count(program: Program, symbols: Mapping[str, int]) -> int:
 def symbol_values(symbols: Sequence[str], case: str = "random", limits: Limits | None = None) -> dict[str, int]:
     """Numbers for symbols that fit each other (`past` and `(past+1)`), within `limits` (least and greatest by symbol)."""
     values = LONGER_VALUES if case == "longer" else SYMBOL_VALUES
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for k, s in enumerate(_roots(symbols)):
         low, high = (limits or {}).get(s, (1, None))
-        found[s] = max(low, values[k % len(values)] + k // len(values))
-        found[s] = found[s] if high is None else min(high, found[s])
-    return _solved(symbols, found)
+        numbers[s] = max(low, values[k % len(values)] + k // len(values))
+        numbers[s] = numbers[s] if high is None else min(high, numbers[s])
+    return _solved(symbols, numbers)
 
 
 def _roots(symbols: Sequence[str]) -> list[str]:
@@ -76,10 +76,10 @@ def _roots(symbols: Sequence[str]) -> list[str]:
     return sorted({n for s in symbols for n in sizes.names(sizes.from_extent(ex.symbol(s)))})
 
 
-def _solved(symbols: Sequence[str], found: Mapping[str, int]) -> dict[str, int]:
+def _solved(symbols: Sequence[str], roots: Mapping[str, int]) -> dict[str, int]:
     """The numbers of symbols and of what they are made of, given those of the latter."""
-    numbers = {s: sizes.substitute(sizes.from_extent(ex.symbol(s)), found) for s in symbols}
-    return {**found} | {s: n for s, n in numbers.items() if isinstance(n, int)}
+    numbers = {s: sizes.substitute(sizes.from_extent(ex.symbol(s)), roots) for s in symbols}
+    return {**roots} | {s: n for s, n in numbers.items() if isinstance(n, int)}
 
 
 def inputs(
@@ -137,7 +137,7 @@ def draws(
 
 
 def _edges(program: Program, plain: Drawn, seed: int) -> Iterator[Any]:
-    """What the operators of a program call for, as far as the program reads its inputs at these sizes."""
+    """The cases that the operators of a program call for, as far as the program reads its inputs at these sizes."""
     try:
         yield from edges(program, plain.arrays, plain.symbols, seed)
     except IndexError:  # a position that these sizes do not have
@@ -152,18 +152,18 @@ def _limits_of_sizes(
         return
     roots = _roots(names)
     known = limits or {}
-    least = {s: known.get(s, (1, None))[0] for s in roots}
+    least = {root: known.get(root, (1, None))[0] for root in roots}
     yield SHORTEST, _solved(names, least)
-    for s in roots:
-        most = known.get(s, (1, None))[1] or LONG
-        tried = (_solved(names, least | {s: max(least[s], min(LONG, most) >> k)}) for k in range(12))
-        found = next((x for x in tried if not _beyond(program, x)), None)
-        if found is not None:
-            yield LONGEST, found
-    middle = {s: n for s, n in symbol_values(names, "random", limits).items() if s in roots}
-    for s in roots:
-        if s not in known:
-            yield EMPTY, _solved(names, middle | {s: 0})
+    for root in roots:
+        most = known.get(root, (1, None))[1] or LONG
+        tried = (_solved(names, least | {root: max(least[root], min(LONG, most) >> k)}) for k in range(12))
+        longest = next((x for x in tried if not _beyond(program, x)), None)
+        if longest is not None:
+            yield LONGEST, longest
+    middle = {root: n for root, n in symbol_values(names, "random", limits).items() if root in roots}
+    for root in roots:
+        if root not in known:
+            yield EMPTY, _solved(names, middle | {root: 0})
 
 
 def _beyond(program: Program, symbols: Mapping[str, int]) -> bool:

@@ -60,7 +60,7 @@ class Nodes:
     ) -> tuple[Array, ...]:
         """The outputs in float64; integers and truth values as they are. Raises Unknown."""
         try:
-            found = evaluate.run(
+            tensors = evaluate.run(
                 self.model,
                 self.feeds(arrays, symbols),
                 self.outputs,
@@ -71,7 +71,7 @@ class Nodes:
             )
         except Refused as error:
             raise Unknown(f"its nodes have no float64 value: {error}") from None
-        return tuple(found[o] for o in self.outputs)
+        return tuple(tensors[o] for o in self.outputs)
 
     def trace(
         self, arrays: Sequence[Array], symbols: Mapping[str, int]
@@ -93,12 +93,12 @@ class Reference:
     same: bool | None = None
 
     def values(self, arrays: Sequence[Array], symbols: Mapping[str, int]) -> tuple[Array, ...]:
-        """What the nodes make of arrays. Raises Unknown."""
-        found = self.nodes.exact(arrays, symbols)
+        """The nodes' results for arrays, in float64. Raises Unknown."""
+        exact = self.nodes.exact(arrays, symbols)
         size = sum(a.size for a in arrays)
         if size and (self.seen is None or size < self.seen[2]):
             self.seen = (tuple(arrays), symbols, size)
-        return found
+        return exact
 
     def others(
         self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array]
@@ -131,14 +131,14 @@ class Reference:
         if not narrows(self.nodes.model):
             return None
         try:
-            found = self.nodes.exact(arrays, symbols, casts=False)
+            unrounded = self.nodes.exact(arrays, symbols, casts=False)
         except Unknown:
             return None
         unit = divergence.unit(self.nodes.model)
-        return found if all(near(t, f, unit) for t, f in zip(exact, found, strict=True)) else None
+        return unrounded if all(near(t, f, unit) for t, f in zip(exact, unrounded, strict=True)) else None
 
     def agrees(self) -> bool:
-        """Whether the program was seen to be equal to its nodes."""
+        """True if the program was seen to be equal to its nodes."""
         if self.same is None and self.seen is not None:
             arrays, symbols, _ = self.seen
             try:
@@ -179,14 +179,14 @@ def of_program(
 
 
 def narrows(model: onnx.ModelProto) -> bool:
-    """Whether some node casts to a floating-point type that may be narrower than what it is given."""
+    """True if some node casts to a floating-point type that may be narrower than what it is given."""
     nodes = (*model.graph.node, *(n for f in model.functions for n in f.node))
     casts = (n for n in nodes if n.op_type in ("Cast", "CastLike"))
     return any(n.op_type == "CastLike" or any(a.i in _NARROW for a in n.attribute) for n in casts)
 
 
 def near(exact: Array, other: Array, unit: float) -> bool:
-    """Whether numbers are the same but for a few such parts of their size, where both are finite."""
+    """True if numbers are the same but for a few such parts of their size, where both are finite."""
     if exact.shape != other.shape:
         return False
     t, o = (np.asarray(a, dtype=np.float64) for a in (exact, other))

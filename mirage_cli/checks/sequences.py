@@ -16,7 +16,7 @@ def unboxed(outputs: Mapping[str, Any]) -> tuple[Arrays, dict[str, Any]]:
     and empty sequences."""
     arrays, others = dict[str, NDArray[Any]](), dict[str, Any]()
     for name, value in outputs.items():
-        held = dict(_held(name, value))
+        held = dict(_tensors_within(name, value))
         if held and all(isinstance(v, np.ndarray) for v in held.values()):
             arrays |= held
         else:
@@ -24,10 +24,10 @@ def unboxed(outputs: Mapping[str, Any]) -> tuple[Arrays, dict[str, Any]]:
     return arrays, others
 
 
-def _held(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What lies in sequences, in sequences of them too."""
+def _tensors_within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors that lie in sequences, in sequences of them too."""
     if not isinstance(value, list):
         yield name, value
         return
     for k, element in enumerate(value):
-        yield from _held(f"{name}[{k}]", element)
+        yield from _tensors_within(f"{name}[{k}]", element)

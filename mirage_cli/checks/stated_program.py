@@ -64,13 +64,13 @@ def assignments(symbols: Iterable[str], least: Mapping[str, int] = MappingProxyT
     that differ."""
     known = {s: sizes.from_extent(ex.symbol(s)) for s in symbols}
     roots = sorted({n for size in known.values() for n in sizes.names(size)})
-    found: list[Mapping[str, int]] = []
+    chosen: list[Mapping[str, int]] = []
     low = {s: max(1, least.get(s, 1)) for s in roots}
     for values in (low, {s: low[s] + SMALL - 1 + STEP * k for k, s in enumerate(roots)}):
         solved = {s: sizes.substitute(size, values) for s, size in known.items()}
         numbers = values | {s: n for s, n in solved.items() if isinstance(n, int)}
-        if numbers.keys() >= known.keys() and min(numbers.values(), default=1) > 0 and numbers not in found:
-            found.append(numbers)
-    if not found and known:
+        if numbers.keys() >= known.keys() and min(numbers.values(), default=1) > 0 and numbers not in chosen:
+            chosen.append(numbers)
+    if not chosen and known:
         raise Refused(f"no small numbers fit the sizes {', '.join(sorted(known))}")
-    return found or [{}]
+    return chosen or [{}]

@@ -49,7 +49,7 @@ class Request:
         """The name of the case."""
         return {"": TURNS, "=": NEXT_TO}.get(self.signs, ONE_SIGN)
 
-    def made(self, arrays: Sequence[Array], random: np.random.Generator) -> tuple[Array, ...]:
+    def changed(self, arrays: Sequence[Array], random: np.random.Generator) -> tuple[Array, ...]:
         """The changed inputs."""
         a = arrays[self.source]
         if self.signs == "":
@@ -59,14 +59,14 @@ class Request:
             values = random.choice([-1.0, 1.0], a.shape) * near * self.factor
         else:
             values = SIGNS[self.signs] * random.uniform(0.5, 1.5, a.shape) * self.factor
-        found = [np.abs(b) if self.signs in SIGNS and k in self.beside else b for k, b in enumerate(arrays)]
-        found[self.source] = converted(values, a.dtype)
-        return tuple(found)
+        inputs = [np.abs(b) if self.signs in SIGNS and k in self.beside else b for k, b in enumerate(arrays)]
+        inputs[self.source] = converted(values, a.dtype)
+        return tuple(inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Turning:
-    """What a check asks for at the turns of a fragment's nodes; the same for all seeds."""
+    """The requests of a check at the turns of a fragment's nodes; the same for all seeds."""
 
     requests: tuple[Request, ...]
 
@@ -74,13 +74,14 @@ class Turning:
         """Random inputs changed in every way that is asked for."""
         random = np.random.default_rng([seed, len(self.requests)])
         for r in self.requests:
-            yield Edge(r.kind, r.made(arrays, random))
+            yield Edge(r.kind, r.changed(arrays, random))
 
 
 def turning(
     nodes: Nodes, program: Program, arrays: Sequence[Array], symbols: Mapping[str, int], count: int, dear: bool = False
 ) -> Turning:
-    """What `count` cases are to be at the turns of a fragment's nodes. Fewer evaluations are made where one is `dear`."""
+    """The requests for `count` cases at the turns of a fragment's nodes. Fewer evaluations are made where one is
+    `dear`."""
     sources = [
         k
         for k, s in enumerate(program.sources)
@@ -91,11 +92,11 @@ def turning(
     beside = tuple(k for k, s in enumerate(program.sources) if s.dtype.is_float and not s.constant)
     fixed = constants(nodes.model, frozenset(nodes.names[k] for k, s in enumerate(program.sources) if s.constant))
     try:
-        found, sizes = _turns(nodes, arrays, symbols, fixed)
-        if not found:
+        met, sizes = _turns(nodes, arrays, symbols, fixed)
+        if not met:
             return Turning(())
-        asked = _Asked(nodes, arrays, symbols, sizes, beside, dear)
-        plans = [list(asked.requests(t, sources)) for t in found]
+        asked = _Measurements(nodes, arrays, symbols, sizes, beside, dear)
+        plans = [list(asked.requests(t, sources)) for t in met]
     except Refused:
         return Turning(())
     picked: dict[tuple[int, str, int], Request] = {}
@@ -112,13 +113,13 @@ def _turns(
     """The turns of all nodes, and the sizes of their operands for these inputs."""
     known = {n: a for n, a in nodes.feeds(arrays, symbols).items() if n in fixed}
     sizes = {n: _size(a) for n, a in nodes.feeds(arrays, symbols).items() if n not in fixed}
-    for _, made in nodes.trace(arrays, symbols):
-        known |= {n: a for n, a in made.items() if n in fixed}
-        sizes |= {n: _size(a) for n, a in made.items() if n not in fixed}
-    found: dict[Turn, None] = {}
+    for _, results in nodes.trace(arrays, symbols):
+        known |= {n: a for n, a in results.items() if n in fixed}
+        sizes |= {n: _size(a) for n, a in results.items() if n not in fixed}
+    met: dict[Turn, None] = {}
     for node in nodes.model.graph.node:
-        found.update((t, None) for t in turns(node, known.get) if sizes.get(t.operand, 0.0) > 0)
-    return list(found), sizes
+        met.update((t, None) for t in turns(node, known.get) if sizes.get(t.operand, 0.0) > 0)
+    return list(met), sizes
 
 
 def _size(a: Array) -> float:
@@ -129,8 +130,8 @@ def _size(a: Array) -> float:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """What is measured of the nodes, each thing once."""
+class _Measurements:
+    """Measurements of the nodes, each made once."""
 
     nodes: Nodes
     arrays: Sequence[Array]
@@ -144,9 +145,9 @@ class _Asked:
         """The sizes of tensors where one input is changed."""
         key = (source, signs, factor)
         if key not in self.known:
-            made = Request(*key, self.beside).made(self.arrays, np.random.default_rng(0))
-            sizes = {n: _size(a) for n, a in self.nodes.feeds(made, self.symbols).items()}
-            for _, results in self.nodes.trace(made, self.symbols):
+            inputs = Request(*key, self.beside).changed(self.arrays, np.random.default_rng(0))
+            sizes = {n: _size(a) for n, a in self.nodes.feeds(inputs, self.symbols).items()}
+            for _, results in self.nodes.trace(inputs, self.symbols):
                 sizes |= {n: _size(a) for n, a in results.items()}
             self.known[key] = sizes
         return self.known[key]

@@ -24,7 +24,7 @@ from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.frontends.onnx.external import DataFiles
 from mirage_cli.lax.dtypes import F16, F32, DType, from_numpy
-from mirage_cli.numerics.accuracy import DRAWS, Accuracy, Sample, compare, judged, kept
+from mirage_cli.numerics.accuracy import DRAWS, Accuracy, Sample, compare, judged, remembered
 from mirage_cli.truth import evaluate
 
 Array: TypeAlias = NDArray[Any]
@@ -148,7 +148,7 @@ class Compared:
 
     @property
     def text(self) -> str:
-        """How far it is from what, or why that is not said."""
+        """The distance and what it is from, in words, or why that is not said."""
         if self.reference == NOTHING:
             return self.accuracy.note
         return f"{self.accuracy} against {self.reference}"
@@ -158,7 +158,7 @@ class Compared:
 
 
 def compare_outputs(
-    found: Mapping[str, Array],
+    computed: Mapping[str, Array],
     original: Mapping[str, Array],
     exact: Mapping[str, Array] | None,
     again: Callable[[int], Draw] | None = None,
@@ -170,39 +170,39 @@ def compare_outputs(
     model's types ask for: onnxruntime's CPU leaves out those between operators of float16, so that the original may be nearer
     to the exact outputs than it says. `unrounded` makes one without the roundings of casts, which what computes in wider types
     has not. Sequences are compared element by element; what holds no tensors is not, unless it is the same or absent."""
-    result = list(_boxed(found, original))
-    found, original = (unboxed(outputs)[0] for outputs in (found, original))
-    draws = kept(again(k) for k in range(1, DRAWS) if again is not None)
+    result = list(_boxed(computed, original))
+    computed, original = (unboxed(outputs)[0] for outputs in (computed, original))
+    draws = remembered(again(k) for k in range(1, DRAWS) if again is not None)
 
     def more(name: str) -> Iterator[Sample]:
         return ((f[name], o[name], e[name]) for f, o, e in draws() if e is not None)
 
     for name, own in original.items():
-        if name not in found:
+        if name not in computed:
             continue
         if own.dtype.kind in TEXTS:
-            result.append(Compared(name, _equal(np.array_equal(found[name], own)), "original"))
+            result.append(Compared(name, _equal(np.array_equal(computed[name], own)), "original"))
             continue
         dtype = from_numpy(own.dtype) or F32
         if exact is not None and name in exact:
-            accuracy = judged((found[name], own, exact[name]), dtype, partial(more, name))
+            accuracy = judged((computed[name], own, exact[name]), dtype, partial(more, name))
             typed = None if accuracy.passed or rounded is None else rounded()
             if typed is not None:
-                beside = compare(found[name], typed[name], exact[name], dtype)
+                beside = compare(computed[name], typed[name], exact[name], dtype)
                 accuracy = replace(beside, note=AS_TYPED) if beside.passed else accuracy
             loose = None if accuracy.passed or unrounded is None else unrounded()
             if loose is not None and near(exact[name], loose[name], F16.epsilon):
-                beside = compare(found[name], own, loose[name], dtype)
+                beside = compare(computed[name], own, loose[name], dtype)
                 accuracy = replace(beside, note=UNROUNDED) if beside.passed else accuracy
             result.append(Compared(name, accuracy, "float64"))
         else:
-            result.append(Compared(name, _apart(found[name], own, dtype), "original"))
+            result.append(Compared(name, _apart(computed[name], own, dtype), "original"))
     return result
 
 
-def _boxed(found: Mapping[str, Any], original: Mapping[str, Any]) -> Iterator[Compared]:
+def _boxed(computed: Mapping[str, Any], original: Mapping[str, Any]) -> Iterator[Compared]:
     """Outputs that hold no tensors, and tensors that one of the two has alone."""
-    (ours, own), (theirs, others) = unboxed(found), unboxed(original)
+    (ours, own), (theirs, others) = unboxed(computed), unboxed(original)
     alone = (ours.keys() ^ theirs.keys()) | (own.keys() ^ others.keys())
     yield from (Compared(name, _equal(False), "original") for name in sorted(alone))
     for name in [n for n in others if n in own]:
@@ -218,10 +218,10 @@ def _equal(same: bool) -> Accuracy:
     return Accuracy(same, far, 0.0, far, 0.0, "" if same else "it is another one")
 
 
-def _apart(found: Array, original: Array, dtype: DType) -> Accuracy:
+def _apart(computed: Array, original: Array, dtype: DType) -> Accuracy:
     """The distance of two results without knowing the right one."""
     wide = np.asarray(original, dtype=np.float64)
-    own = compare(found, original, wide, dtype)
+    own = compare(computed, original, wide, dtype)
     if own.passed or not dtype.is_float or not math.isfinite(own.rmse):
         return own
     scale = np.abs(wide[np.isfinite(wide)])

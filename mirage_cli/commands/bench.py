@@ -108,9 +108,9 @@ def _folder(voice: Voice, folder: Path, values: dict[str, Any]) -> bool:
     _peers(values)
     options = benchmark.BenchOptions(**values)
     with voice.progress() as progress:
-        found = benchmark.bench_folder(folder, options, progress)
-    voice.result(found.to_json, found.text)
-    return found.wrong
+        report = benchmark.bench_folder(folder, options, progress)
+    voice.result(report.to_json, report.text)
+    return report.wrong
 
 
 def _suite(voice: Voice, suite: str, values: dict[str, Any]) -> bool:
@@ -122,8 +122,8 @@ def _suite(voice: Voice, suite: str, values: dict[str, Any]) -> bool:
     values |= {k: Path(values[k]) for k in ("peers_from", "build") if k in values}
     options = suites.SuiteOptions(suite, tf32=values.pop("allow_tf32", False), **values)
     with voice.progress() as progress:
-        found = suites.run(options, progress)
-    voice.result(found.to_json, found.text)
+        report = suites.run(options, progress)
+    voice.result(report.to_json, report.text)
     if markdown is not None:
-        write_markdown(found, Path(markdown))
-    return found.wrong
+        write_markdown(report, Path(markdown))
+    return report.wrong

@@ -15,7 +15,7 @@ ACTIONS = ("dir", "list", "export", "import", "clean")
 
 
 class Action(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """What to do with the cache."""
+    """An action on the cache."""
 
     name = "action"
 
@@ -62,5 +62,5 @@ def cache(voice: Voice, action: str, file: str | None, **given: Any) -> None:
 
     options = Options(**common.given_values(given))
     actions = {"dir": caches.where, "list": caches.listed, "export": caches.export, "clean": caches.clean}
-    found = caches.bring(options, file) if file is not None else actions[action](options)
-    voice.result(found.to_json, found.text)
+    answer = caches.bring(options, file) if file is not None else actions[action](options)
+    voice.result(answer.to_json, answer.text)

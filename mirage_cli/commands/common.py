@@ -1,4 +1,4 @@
-"""What the commands share: how they speak, their common options, the form of their help."""
+"""Shared parts of the commands: how they speak, their common options, the form of their help."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _clipped(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """How a command speaks: data on standard output, everything else on standard error."""
+    """The voice of a command: data on standard output, everything else on standard error."""
 
     quiet: bool = False
     verbose: bool = False
@@ -103,10 +103,10 @@ def speaking(function: F) -> F:
         click.option("-q", "--quiet", is_flag=True, help="Print errors only (and what --json asks for)."),
         click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done."),
     )
-    made: Any = wrapped
+    decorated: Any = wrapped
     for option in reversed(options):
-        made = option(made)
-    return made  # type: ignore[no-any-return]
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
 
 
 class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
@@ -118,10 +118,10 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The value. Fails with what was expected and found."""
         try:
-            made = settings.value_of(self.setting, (value,) if self.setting.many else value)
+            converted = settings.value_of(self.setting, (value,) if self.setting.many else value)
         except ValueError as e:
             self.fail(str(e), param, ctx)
-        return made[0] if self.setting.many else made
+        return converted[0] if self.setting.many else converted
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         """The names that may be given, and files where none are known."""
@@ -153,11 +153,13 @@ def fragments(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
     try:
         data = json.loads(content(os.path.join(ctx.params.get("folder") or "", "report.json")))
-        found = [(str(f["id"]), " ".join(_clipped(printable(str(f["name"]))).split())) for f in data["fragments"]]
+        named_ids = [(str(f["id"]), " ".join(_clipped(printable(str(f["name"]))).split())) for f in data["fragments"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [
-        CompletionItem(key, help=name) for key, name in found if key.startswith(incomplete) and _PLAIN.fullmatch(key)
+        CompletionItem(key, help=name)
+        for key, name in named_ids
+        if key.startswith(incomplete) and _PLAIN.fullmatch(key)
     ]
 
 
@@ -166,11 +168,11 @@ def settings_options(*names: str, **helps: str) -> Callable[[F], F]:
     options that mean something else, or have another default, in this command."""
 
     def decorate(function: F) -> F:
-        made: Any = function
+        decorated: Any = function
         for name in reversed((*names, *helps)):
             for option in reversed(_declared(settings.BY_NAME[name], helps.get(name))):
-                made = option(made)
-        return made  # type: ignore[no-any-return]
+                decorated = option(decorated)
+        return decorated  # type: ignore[no-any-return]
 
     return decorate
 

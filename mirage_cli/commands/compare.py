@@ -56,6 +56,6 @@ def compare(voice: Voice, old: str, new: str, percent: float | None) -> int:
     predicted and measured times, coverage, sizes. Both folders are output folders of mirage optimize."""
     from mirage_cli.inspection import comparison
 
-    found = comparison.compare(Path(old), Path(new), comparison.TOLERANCE if percent is None else percent)
-    voice.result(found.to_json, found.text)
-    return CheckFailed.exit_code if percent is not None and found.regressions else 0
+    changes = comparison.compare(Path(old), Path(new), comparison.TOLERANCE if percent is None else percent)
+    voice.result(changes.to_json, changes.text)
+    return CheckFailed.exit_code if percent is not None and changes.regressions else 0

@@ -20,6 +20,6 @@ def doctor(voice: Voice) -> int:
     code 4 when something that every run needs is missing."""
     from mirage_cli.inspection.doctor import examine
 
-    found = examine()
-    voice.result(found.to_json, found.text)
-    return 0 if found.ok else ToolMissing.exit_code
+    diagnosis = examine()
+    voice.result(diagnosis.to_json, diagnosis.text)
+    return 0 if diagnosis.ok else ToolMissing.exit_code

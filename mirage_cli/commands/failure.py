@@ -52,7 +52,8 @@ def _translated(raised: BaseException) -> MirageError:
 
 
 def _interrupted(raised: BaseException) -> bool:
-    """Whether an interrupt is behind it: libraries that are interrupted while they load tell of an import that failed."""
+    """True if an interrupt is behind it: libraries that are interrupted while they load tell of an import that
+    failed."""
     link: BaseException | None = raised
     while link is not None:
         if isinstance(link, KeyboardInterrupt | click.Abort):

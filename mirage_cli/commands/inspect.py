@@ -25,5 +25,5 @@ def inspect(voice: Voice, path: str, **given: Any) -> None:
     options = settings.options(common.given_values(given))
     from mirage_cli.inspection import summary
 
-    found = summary.inspect(common.check_input(path), options)
-    voice.result(found.to_json, found.text)
+    inspection = summary.inspect(common.check_input(path), options)
+    voice.result(inspection.to_json, inspection.text)

@@ -20,12 +20,12 @@ SEARCHED = 0.9  #: of a step, what its search takes; the rest is proof and rende
 
 
 def on_terminal() -> bool:
-    """Whether standard error is a terminal that can move its cursor."""
+    """True if standard error is a terminal that can move its cursor."""
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def searching(name: str, s: Standing) -> str:
-    """How far a search is, in a line."""
+    """The progress of a search, in a line."""
     best = "" if s.best_us is None else f", best {s.best_us:.3g} us"
     return f"{name}: {s.closed} of {s.mappings} mappings, {s.values:,} values, {s.mugraphs} candidates{best}"
 

@@ -1,4 +1,4 @@
-"""What other commands than `optimize` print with --json, as JSON Schema; docs/reference/json.md is made from it.
+"""JSON Schema of what other commands than `optimize` print with --json; docs/reference/json.md is made from it.
 
 The documents are written in short: "type: what it says" for an entry, a mapping for an object, a list of one element for a
 list, the key "*" for maps with any keys. Entries whose name ends with "?" may be absent; "..." allows further ones.

@@ -38,12 +38,12 @@ def show(voice: Voice, folder: str, fragment: str | None, source: str | None, sv
     from mirage_cli.inspection import fragment_details
 
     place = Path(folder)
-    found = fragment_details.show(place, fragment)
+    shown = fragment_details.show(place, fragment)
     if source:
-        found = fragment_details.source(place, found.document["id"], source)
+        shown = fragment_details.source(place, shown.document["id"], source)
     elif svg:
-        found = fragment_details.drawing(place, found.document["id"])
+        shown = fragment_details.drawing(place, shown.document["id"])
     elif not (voice.as_json or voice.quiet) and sys.stdout.isatty():
-        fragment_details.to_terminal(found)
+        fragment_details.to_terminal(shown)
         return
-    voice.result(found.to_json, found.text)
+    voice.result(shown.to_json, shown.text)

@@ -69,8 +69,8 @@ def verify(
     options = VerifyOptions(bisect=bisect, save_failing=save_failing, trust_library=trust_library, **values)
     with voice.progress() as progress:
         if library is None:
-            found = story.verify_folder(Path(paths[0]), options, progress)
+            verification = story.verify_folder(Path(paths[0]), options, progress)
         else:
-            found = story.verify_pair(Path(paths[0]), Path(paths[1]), Path(library), options, progress)
-    voice.result(found.to_json, found.text)
-    return 0 if found.passed else CheckFailed.exit_code
+            verification = story.verify_pair(Path(paths[0]), Path(paths[1]), Path(library), options, progress)
+    voice.result(verification.to_json, verification.text)
+    return 0 if verification.passed else CheckFailed.exit_code

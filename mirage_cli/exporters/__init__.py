@@ -1,1 +1,2 @@
-"""What people see: drawings of muGraphs, the report as a page and as text. Reads reports and muGraph files, no models."""
+"""Output that people read: drawings of muGraphs, the report as a page and as text. Reads reports and muGraph files,
+no models."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from mirage_cli.exporters.labels import cells, visible
+from mirage_cli.exporters.labels import cells, escaped
 
 FONT = 11.0  #: pixels
 CELL = 6.9  #: the width of a character of a fixed-width font at this size, with a little room
@@ -110,19 +110,19 @@ def number(value: float) -> str:
 
 
 def width_of(*lines: str) -> float:
-    """How wide a text is drawn at most."""
-    return max((cells(visible(line)) for line in lines), default=0) * CELL
+    """The greatest width at which a text is drawn."""
+    return max((cells(escaped(line)) for line in lines), default=0) * CELL
 
 
 def tooltip(content: str) -> str:
     """A title, which viewers show when the pointer rests on what holds it."""
-    return f"<title>{escape(visible(content))}</title>"
+    return f"<title>{escape(escaped(content))}</title>"
 
 
 def text(x: float, y: float, content: str, css: str = "ink", anchor: str = "start") -> str:
     """A line of text with its base line at `y`."""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text class="{css}" x="{number(x)}" y="{number(y)}"{where}>{escape(visible(content))}</text>'
+    return f'<text class="{css}" x="{number(x)}" y="{number(y)}"{where}>{escape(escaped(content))}</text>'
 
 
 def rect(x: float, y: float, width: float, height: float, css: str, radius: float = 4.0) -> str:

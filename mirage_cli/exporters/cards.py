@@ -1,4 +1,4 @@
-"""What the page tells of one fragment, as texts and tables that its template prints."""
+"""Cards of the page, one for each fragment: texts and tables that its template prints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What the page tells of one fragment."""
+    """The card of one fragment on the page."""
 
     number: int
     anchor: str
@@ -68,8 +68,8 @@ class Card:
 def card(
     number: int, f: Mapping[str, Any], mugraph: Mapping[str, Any], pictures: Sequence[Picture], files: Sequence[str]
 ) -> Card:
-    """What is told of one fragment, its muGraph file (empty when there is none), its drawings and the files of the output
-    folder that belong to it. All texts in `f` and `mugraph` are visible on one line."""
+    """The card of one fragment, from its muGraph file (empty when there is none), its drawings and the files of the
+    output folder that belong to it. All texts in `f` and `mugraph` are visible on one line."""
     v = f["verification"]
     before = original.drawing(f.get("original", {}))
     first = f" at the first of {wording.places(f)}" if f["occurrences"] > 1 else ""
@@ -108,30 +108,30 @@ def _drawing(caption: str, document: str) -> Drawing:
 
 def _facts(f: Mapping[str, Any]) -> list[tuple[str, str]]:
     p, s = f["program"], f["search"]
-    found = [
+    rows = [
         ("inputs", ", ".join(p["inputs"])),
         ("outputs", ", ".join(p["outputs"])),
         ("axes", ", ".join(f"{name} = {extent}" for name, extent in p["axes"].items())),
         ("search", wording.searched(s)),
     ]
     if told := wording.tuned(f.get("tuning", {})):
-        found.append(("tuning", told))
+        rows.append(("tuning", told))
     for work in list(f.get("predictions", {}).values())[:1]:  # the same for every target
         told = f"{byte_count(work['bytes'])} read and written once, {amount(work['flops'])} operations"
-        found.append(("work", told))
-    return found
+        rows.append(("work", told))
+    return rows
 
 
 def _folds(f: Mapping[str, Any], mugraph: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Folded texts: muGraphs, the program, the names of the nodes."""
-    found = [(f"muGraph for {t['target']} as text", "\n".join(t["text"])) for t in mugraph.get("targets", {}).values()]
-    if not found and f["mugraph"]["text"]:
-        found.append(("muGraph as text", "\n".join(f["mugraph"]["text"])))
-    found.append(("Program on named axes", "\n".join(f["program"].get("text", []))))
+    folds = [(f"muGraph for {t['target']} as text", "\n".join(t["text"])) for t in mugraph.get("targets", {}).values()]
+    if not folds and f["mugraph"]["text"]:
+        folds.append(("muGraph as text", "\n".join(f["mugraph"]["text"])))
+    folds.append(("Program on named axes", "\n".join(f["program"].get("text", []))))
     places = ["\n".join(names) for names in f["nodes"]]
     total = counted(sum(map(len, f["nodes"])), "node")
-    found.append((f"Nodes of the model ({total} in {wording.places(f)})", "\n\n".join(places)))
-    return [(title, text) for title, text in found if text]
+    folds.append((f"Nodes of the model ({total} in {wording.places(f)})", "\n\n".join(places)))
+    return [(title, text) for title, text in folds if text]
 
 
 def verdicts(v: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -187,10 +187,10 @@ def _bars(f: Mapping[str, Any]) -> list[tuple[str, list[Bar]]]:
         stated = f["program"]["inputs"]
         sizes = m.get("inputs", stated)[: len(stated)]
         groups.append((f"measured on {m['device']}{'' if sizes == stated else ': ' + ', '.join(sizes)}", rows))
-    found = []
+    groups_of_bars = []
     for title, times in groups:
         known = [(what, us, css) for what, us, css in times if us]
         longest = max((us for _, us, _ in known), default=1.0)
         bars = [Bar(what, microseconds(us), max(1, round(100 * us / longest)), css) for what, us, css in known]
-        found += [(title, bars)] if bars else []
-    return found
+        groups_of_bars += [(title, bars)] if bars else []
+    return groups_of_bars

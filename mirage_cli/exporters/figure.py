@@ -28,7 +28,7 @@ class Figure:
 
     @property
     def box(self) -> Box:
-        """What the layout needs to know of it."""
+        """The box that the layout needs to know of it."""
         return Box(self.width, self.height, self.band, self.ports)
 
 
@@ -49,7 +49,7 @@ def tensor_box(name: str, shape: str, role: str) -> Figure:
     return node(lines, "tensor", radius=11.0, tip=f"{name} {shape}")
 
 
-def placed(figures: Sequence[Figure], layout: Layout) -> list[str]:
+def drawn(figures: Sequence[Figure], layout: Layout) -> list[str]:
     """Lines first, so that boxes lie on them."""
     lines = [canvas.arrow(line) for line in layout.lines]
     return lines + [canvas.group(x, y, f.body) for (x, y), f in zip(layout.corners, figures, strict=True)]
@@ -70,7 +70,7 @@ def assembled(
     for (top, bottom), lines, loop in zip(layout.bands, titles, loops, strict=False):
         body.append(canvas.rect(0, top, width, bottom - top, "loop dash" if loop else "band"))
         body += [canvas.text(PAD, top + LINE * (k + 1) + 2, t, "soft strong") for k, t in enumerate(lines)]
-    body.append(canvas.group(margin, 0, placed(figures, layout)))
+    body.append(canvas.group(margin, 0, drawn(figures, layout)))
     return Figure(width, layout.height, tuple(body))
 
 

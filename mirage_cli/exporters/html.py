@@ -85,26 +85,26 @@ def frame(
 def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
     ours, original = wording.totals(report)
-    found = (
+    tiles = (
         [(f"{wording.factor(original / ours)} ×", "predicted speed of what was replaced")] if ours and original else []
     )
-    found.append((f"{len(replaced)} of {len(report['fragments'])}", "distinct fragments replaced"))
-    found.append((str(sum(f["occurrences"] for f in replaced)), "places in the model"))
-    found += [(percent(report["coverage"][k]), of) for k, of in wording.SHARES.items() if k in report["coverage"]]
+    tiles.append((f"{len(replaced)} of {len(report['fragments'])}", "distinct fragments replaced"))
+    tiles.append((str(sum(f["occurrences"] for f in replaced)), "places in the model"))
+    tiles += [(percent(report["coverage"][k]), of) for k, of in wording.SHARES.items() if k in report["coverage"]]
     if "total" in report["seconds"]:
-        found.append((f"{slots.seconds(list(report['seconds']).index('total'), 1)} s", "of work"))
-    return found
+        tiles.append((f"{slots.seconds(list(report['seconds']).index('total'), 1)} s", "of work"))
+    return tiles
 
 
 def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     m = report["model"]
-    found = [
+    rows = [
         ("model", f"{short(m['path'], PATH)} ({m['format']}, opset {m['opset']}, {counted(m['nodes'], 'node')})"),
         ("sha256", m["sha256"]),
     ]
-    found += [(f"data {short(name, 80)}", digest) for name, digest in m["external_data"].items()]
-    found.append(("options", wording.command(wording.settings(report["options"]))))
-    return found + [(str(name), str(version)) for name, version in report.get("toolchain", {}).items()]
+    rows += [(f"data {short(name, 80)}", digest) for name, digest in m["external_data"].items()]
+    rows.append(("options", wording.command(wording.settings(report["options"]))))
+    return rows + [(str(name), str(version)) for name, version in report.get("toolchain", {}).items()]
 
 
 def _files(report: Mapping[str, Any], identifier: str) -> list[str]:
@@ -119,22 +119,22 @@ def _left(unchanged: Iterable[Mapping[str, Any]]) -> list[Left]:
     """The reasons for which nodes stay, those of most nodes first."""
     groups = sorted(enumerate(unchanged), key=lambda item: (-len(item[1]["nodes"]), item[0]))
     total = sum(len(u["nodes"]) for _, u in groups)
-    found = []
+    groups_left = []
     for k, u in groups:
         names = u["nodes"][:SHOWN]
         more = [f"... and {len(u['nodes']) - SHOWN} more"] if len(u["nodes"]) > SHOWN else []
         count, share = counted(len(u["nodes"]), "node"), max(1, round(100 * len(u["nodes"]) / total)) if total else 0
-        found.append(Left(modelmap.left_anchor(k), u["reason"], count, share, "\n".join([*names, *more])))
-    return found
+        groups_left.append(Left(modelmap.left_anchor(k), u["reason"], count, share, "\n".join([*names, *more])))
+    return groups_left
 
 
 def _commands(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Commands to paste, in the folder of the page but for the first."""
-    found = [("Make this folder again (where the model was read):", wording.optimize_command(report, slots.FOLDER))]
+    commands = [("Make this folder again (where the model was read):", wording.optimize_command(report, slots.FOLDER))]
     if report["options"].get("dry_run"):
-        return found
+        return commands
     return [
-        *found,
+        *commands,
         ("Prove the fragments again and compare the models in ONNX Runtime (in this folder):", "mirage verify ."),
         ("Time both models (in this folder):", "mirage bench . --cpu"),
         ("Show a fragment in the terminal (in this folder):", "mirage show ."),

@@ -1,6 +1,6 @@
 """Texts for people: names out of untrusted files made visible and short, numbers made readable.
 
-A model file chooses the names of its tensors and nodes. `visible` takes from them what could end a line, steer a terminal
+A model file chooses the names of its tensors and nodes. `escaped` takes from them what could end a line, steer a terminal
 or make a document invalid; escaping for XML or HTML comes on top of that, where the document is written.
 """
 
@@ -19,7 +19,7 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def visible(text: str) -> str:
+def escaped(text: str) -> str:
     """The text on one line with every character that has no glyph written as an escape such as `\\n` or `\\u{202e}`."""
     if text.isascii() and text.isprintable():
         return text
@@ -29,10 +29,10 @@ def visible(text: str) -> str:
 def clean(data: Any) -> Any:
     """The same JSON document with every text made visible on one line; `<` and the like are the template's business."""
     if isinstance(data, Mapping):
-        return {visible(k): clean(v) for k, v in data.items()}
+        return {escaped(k): clean(v) for k, v in data.items()}
     if isinstance(data, list | tuple):
         return [clean(v) for v in data]
-    return visible(data) if isinstance(data, str) else data
+    return escaped(data) if isinstance(data, str) else data
 
 
 def _escape(c: str) -> str:
@@ -40,13 +40,14 @@ def _escape(c: str) -> str:
 
 
 def cells(text: str) -> int:
-    """How many columns of a fixed-width font a visible text takes at most (characters of East Asian width take two)."""
+    """Number of columns of a fixed-width font that a visible text takes at most (characters of East Asian width take
+    two)."""
     return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def short(text: str, width: int) -> str:
     """The text made visible and cut in its middle to `width` columns: both ends of a node's name tell something."""
-    shown = visible(text)
+    shown = escaped(text)
     if cells(shown) <= width:
         return shown
     head, tail = width // 2, (width - 1) // 2
@@ -126,5 +127,5 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]
 def paragraph(text: str, width: int, indent: str = "  ") -> list[str]:
     """A visible text broken into indented lines of at most `width` columns."""
     return textwrap.wrap(
-        visible(text), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        escaped(text), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     ) or [indent.rstrip()]

@@ -133,9 +133,9 @@ def _order(rows: list[list[int]], slots: list[_Slot]) -> None:
         for row in rows if down else reversed(rows):
             row.sort(key=lambda k: (_barycentre(k, slots, down), slots[k].rank))
             _rank([row], slots)
-        found = _crossings(rows, slots)
-        if found < least:
-            best, least = [list(r) for r in rows], found
+        crossings = _crossings(rows, slots)
+        if crossings < least:
+            best, least = [list(r) for r in rows], crossings
     rows[:] = best
     _rank(rows, slots)
 
@@ -248,7 +248,7 @@ def _entrances(
     boxes: Sequence[Box], edges: Sequence[tuple[int, int]], slots: list[_Slot], chains: list[list[int]]
 ) -> list[float]:
     """Where each line ends: at its port, or as near to where it comes from as the distances between lines allow."""
-    found = [0.0] * len(edges)
+    places = [0.0] * len(edges)
     arriving: dict[int, list[int]] = {}
     for e, (_, target) in enumerate(edges):
         arriving.setdefault(target, []).append(e)
@@ -257,15 +257,15 @@ def _entrances(
         left = slots[target].x - b.width / 2
         if b.ports is not None:
             for e, port in zip(ends, b.ports, strict=True):
-                found[e] = left + port
+                places[e] = left + port
             continue
         ends.sort(key=lambda e: (slots[chains[e][-2]].x, e))
         space = min(ENTRANCE, b.width / (len(ends) + 1))
         wishes = [slots[chains[e][-2]].x - left - k * space for k, e in enumerate(ends)]
         last = b.width - len(ends) * space
         for k, (e, place) in enumerate(zip(ends, _increasing(wishes, [1.0] * len(ends)), strict=True)):
-            found[e] = left + min(max(place, space), last) + k * space
-    return found
+            places[e] = left + min(max(place, space), last) + k * space
+    return places
 
 
 def _rows(

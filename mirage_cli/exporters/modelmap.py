@@ -70,16 +70,16 @@ def model_map(report: Mapping[str, Any]) -> Map:
 
 def _owners(report: Mapping[str, Any]) -> dict[str, tuple[str, int, int]]:
     """For each node its kind, its fragment (or group of nodes that were left) and place; replaced fragments first."""
-    found: dict[str, tuple[str, int, int]] = {}
+    owners: dict[str, tuple[str, int, int]] = {}
     order = sorted(enumerate(report["fragments"]), key=lambda item: item[1]["status"] != "replaced")
     for k, f in order:
         for place, names in enumerate(f["nodes"]):
             for name in names:
-                found.setdefault(name, (f["status"], k, place))
+                owners.setdefault(name, (f["status"], k, place))
     for k, u in enumerate(report["unchanged"]):
         for name in u["nodes"]:
-            found.setdefault(name, (LEFT, k, 0))
-    return found
+            owners.setdefault(name, (LEFT, k, 0))
+    return owners
 
 
 def _run(

@@ -23,22 +23,22 @@ def drawing(original: Mapping[str, Any]) -> str:
     figures: list[Figure] = []
     edges: list[tuple[int, int]] = []
     place: dict[str, int] = {}
-    tensors = {t["name"]: t for t in original["inputs"]}
+    tensors = {tensor["name"]: tensor for tensor in original["inputs"]}
     for n in nodes:
         read = [i for i in dict.fromkeys(n["inputs"]) if i in tensors or i in place]
         for name in read:
             if name not in place:
-                t = tensors[name]
+                tensor = tensors[name]
                 place[name] = len(figures)
-                figures.append(tensor_box(name, t["type"], "weight" if t["weight"] else "input"))
+                figures.append(tensor_box(name, tensor["type"], "weight" if tensor["weight"] else "input"))
         own = len(figures)
         figures.append(_operator(n))
         edges += [(source, own) for source in sorted({place[i] for i in read})]
         place |= dict.fromkeys(n["outputs"], own)
-    for t in original["outputs"]:
-        if t["name"] in place:
-            edges.append((place[t["name"]], len(figures)))
-            figures.append(tensor_box(t["name"], t["type"], "output"))
+    for tensor in original["outputs"]:
+        if tensor["name"] in place:
+            edges.append((place[tensor["name"]], len(figures)))
+            figures.append(tensor_box(tensor["name"], tensor["type"], "output"))
     whole = framed(assembled(figures, edges, GAPS), [], "page")
     title = f"{counted(len(nodes), 'operator')} of the model"
     return canvas.document(whole.width, whole.height, title, whole.body)

@@ -52,7 +52,7 @@ class Plot:
 def plots(fragments: Sequence[Mapping[str, Any]]) -> list[Plot]:
     """A plot for each kind of target that fragments have predictions for."""
     kinds = sorted({k for f in fragments for k in f.get("predictions", {})}, reverse=True)
-    found = []
+    plots_by_kind = []
     for kind in kinds:
         rows = [(n, f, f["predictions"][kind]) for n, f in enumerate(fragments, 1) if kind in f.get("predictions", {})]
         lines = tuple(
@@ -63,25 +63,25 @@ def plots(fragments: Sequence[Mapping[str, Any]]) -> list[Plot]:
         if lines:
             first = rows[0][2]
             rates = tuple(sorted({p["rate"] for _, _, p in rows if p["flops"]}))
-            found.append(Plot(first["target"], first["bandwidth"], rates, lines))
-    return found
+            plots_by_kind.append(Plot(first["target"], first["bandwidth"], rates, lines))
+    return plots_by_kind
 
 
 def _times(f: Mapping[str, Any], p: Mapping[str, Any], kind: str) -> tuple[tuple[str, str, float], ...]:
-    found = [("floor", "floor", p["floor_us"]), ("was", "original, predicted", p["original_us"])]
-    found.append(("ours", "mirage, predicted", p["predicted_us"]))
+    marks = [("floor", "floor", p["floor_us"]), ("was", "original, predicted", p["original_us"])]
+    marks.append(("ours", "mirage, predicted", p["predicted_us"]))
     fixed = all(isinstance(e, int) for e in f["program"]["axes"].values())
     for m in f["measured"]:
         if m.get("target", "cuda") != kind or ("inputs" in m and not fixed):
             continue  # at other sizes there are other bytes and operations
-        found.append(("was timed", f"original, measured on {m['device']}", m["original_us"]))
-        found.append(("ours timed", f"mirage, measured on {m['device']}", m["mirage_us"]))
-        found += [
+        marks.append(("was timed", f"original, measured on {m['device']}", m["original_us"]))
+        marks.append(("ours timed", f"mirage, measured on {m['device']}", m["mirage_us"]))
+        marks += [
             ("kernel" if name == KERNEL else "peer", f"{name}, measured on {m['device']}", us)
             for name, us in m.get("peers", {}).items()
             if name != ISOLATED  # so near to the kernel's that neither could be told
         ]
-    return tuple((mark, what, us) for mark, what, us in found if us)
+    return tuple((mark, what, us) for mark, what, us in marks if us)
 
 
 def drawing(plot: Plot) -> str:
@@ -99,8 +99,8 @@ class _Scale:
     def __init__(self, plot: Plot) -> None:
         where = [p.intensity for p in plot.lines]
         speeds = [p.flops / us * 1e6 for p in plot.lines for _, _, us in p.times] + list(plot.rates)
-        self.x0, self.x1 = _whole([*where, max(plot.rates) / plot.bandwidth], 2)
-        self.y0, self.y1 = _whole(speeds, 10)
+        self.x0, self.x1 = _exponent_range([*where, max(plot.rates) / plot.bandwidth], 2)
+        self.y0, self.y1 = _exponent_range(speeds, 10)
 
     def x(self, intensity: float) -> float:
         """Pixels from the left."""
@@ -111,7 +111,7 @@ class _Scale:
         return HEIGHT - BOTTOM - (math.log10(speed) - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
 
 
-def _whole(values: Iterable[float], base: int) -> tuple[int, int]:
+def _exponent_range(values: Iterable[float], base: int) -> tuple[int, int]:
     """Exponents of whole powers between which all values lie, with some room."""
     logs = [math.log(v, base) for v in values]
     low, high = math.floor(min(logs) - 0.2), math.ceil(max(logs) + 0.2)
@@ -165,14 +165,14 @@ def _spread(places: Sequence[float]) -> list[float]:
     """The places moved apart where they are too near to each other to be told."""
     order = sorted(range(len(places)), key=lambda k: (places[k], k))
     apart = min(APART, (WIDTH - LEFT - RIGHT - APART) / max(len(places), 1))
-    found = list(places)
+    spread = list(places)
     for before, k in pairwise(order):
-        found[k] = max(found[k], found[before] + apart)
+        spread[k] = max(spread[k], spread[before] + apart)
     beyond = WIDTH - RIGHT - APART / 2
     for k in reversed(order):
-        found[k] = min(found[k], beyond)
-        beyond = found[k] - apart
-    return found
+        spread[k] = min(spread[k], beyond)
+        beyond = spread[k] - apart
+    return spread
 
 
 def _stem(line: Line, x: float, scale: _Scale) -> list[str]:

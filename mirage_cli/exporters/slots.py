@@ -1,6 +1,6 @@
 """Places in a page for what differs from run to run: times, and the folder that is written.
 
-A slot is written in characters of the private use area, which `visible` takes out of every name: nothing else can make one.
+A slot is written in characters of the private use area, which `escaped` takes out of every name: nothing else can make one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from mirage_cli.exporters import canvas
 from mirage_cli.exporters.canvas import LINE
-from mirage_cli.exporters.figure import NAME, PAD, Figure, assembled, framed, node, placed, tensor_box, wrapped
+from mirage_cli.exporters.figure import NAME, PAD, Figure, assembled, drawn, framed, node, tensor_box, wrapped
 from mirage_cli.exporters.labels import number, short
 from mirage_cli.exporters.layout import Gaps, layered
 from mirage_cli.lax import extents as ex
@@ -166,7 +166,7 @@ def _thread(o: BlockOp, head: str) -> Figure:
     for x, y in layout.corners[: len(names)]:
         ports.append(margin + x + 2)
         body.append(canvas.arrow([(margin + x + 2, 0), (margin + x + 2, PAD + y + 2)], head=False))
-    body.append(canvas.group(margin, PAD, placed(figures, layout)))
+    body.append(canvas.group(margin, PAD, drawn(figures, layout)))
     return Figure(width, lowest + 2 * PAD, tuple(body), ports=tuple(ports))
 
 

@@ -28,20 +28,20 @@ def summary(report: Report, folder: str = "DIR") -> str:
         ["Coverage", *(f"  {line}" for line in wording.covered(data["coverage"]))],
         left(data["unchanged"]),
         notes(data["notes"]),
-        _seconds(data["seconds"]) + _kept(data["fragments"]),
+        _seconds(data["seconds"]) + _known_searches(data["fragments"]),
         _next(data, folder),
     ]
     return "\n\n".join("\n".join(b) for b in blocks if b) + "\n"
 
 
 def outcome(data: Mapping[str, Any]) -> list[str]:
-    """What became of the model, what is gained, how it was proved."""
+    """Lines on what became of the model, what is gained, how it was proved."""
     return [line for sentence in wording.outcomes(data) for line in paragraph(sentence, WIDTH, "")]
 
 
-def fragments(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def fragments(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table of fragments: a row for each distinct one."""
-    if not found:
+    if not entries:
         return []
     head = ("Fragment", "places", "status", "predicted", "proof", "error (original's)")
     rows = [
@@ -53,15 +53,15 @@ def fragments(found: Sequence[Mapping[str, Any]]) -> list[str]:
             wording.bound(f["verification"]) or "-",
             wording.accuracy(f["verification"]["float"]) or "-",
         )
-        for f in found
+        for f in entries
     ]
     return table([head, *rows], right=(1,))
 
 
-def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def reasons(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why fragments were not replaced, equal reasons once."""
     names: dict[str, list[str]] = {}
-    for f in found:
+    for f in entries:
         if f.get("reason"):
             names.setdefault(f["reason"], []).append(short(f["name"], NAME))
     if not names:
@@ -74,7 +74,7 @@ def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was left alone: the reasons that hold for most nodes, with examples."""
+    """The reasons for which most nodes were left alone, with examples."""
     groups = sorted(unchanged, key=lambda u: -len(u["nodes"]))
     if not groups:
         return []
@@ -91,7 +91,7 @@ def left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def notes(told: Sequence[str]) -> list[str]:
-    """What the reader of the model has to say."""
+    """The notes of the reader of the model."""
     return ["Notes", *(line for note in told for line in _hanging(note))] if told else []
 
 
@@ -108,10 +108,10 @@ def _seconds(seconds: Mapping[str, float]) -> list[str]:
     return [f"{seconds['total']:.1f} s" + (f" ({', '.join(parts)})" if parts else "")]
 
 
-def _kept(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many searches and proofs are those of earlier runs."""
-    known = sum(bool(f["search"].get("cached")) for f in found)
-    return [f"{known} of {counted(len(found), 'fragment')} searched and proved by earlier runs"] if known else []
+def _known_searches(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Number of searches and proofs that are those of earlier runs."""
+    known = sum(bool(f["search"].get("cached")) for f in entries)
+    return [f"{known} of {counted(len(entries), 'fragment')} searched and proved by earlier runs"] if known else []
 
 
 def _next(report: Mapping[str, Any], folder: str) -> list[str]:
@@ -123,5 +123,5 @@ def _next(report: Mapping[str, Any], folder: str) -> list[str]:
 
 
 def model(m: Mapping[str, Any]) -> str:
-    """What a model is, in a line."""
+    """A model in a line."""
     return f"{short(m['path'], 60)}: {m['format']}, opset {m['opset']}, {counted(m['nodes'], 'node')}"

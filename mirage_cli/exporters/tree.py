@@ -94,11 +94,11 @@ def _maps(o: BlockOp, k: CustomKernel) -> str:
 
 def _thread(t: ThreadGraph, arguments: Sequence[str]) -> Iterator[Branch]:
     """The operators of a thread graph, one a line; constants stand where they are read."""
-    values, made = list(arguments), 0
+    values, count = list(arguments), 0
     for n in t.nodes:
         if n.op == "const" and n.value is not None:
             values.append(number(n.value))
             continue
-        values.append(f"r{made}")
-        made += 1
+        values.append(f"r{count}")
+        count += 1
         yield Branch(f"{values[-1]} = {n.op}({', '.join(values[i] for i in n.inputs)})", THREAD)

@@ -1,4 +1,4 @@
-"""What a report says, in words: shared by the page and the text in the terminal.
+"""The wording of a report: shared by the page and the text in the terminal.
 
 Everything here takes parts of `report.json` as it is stored, so that a page can be made of any output folder.
 """
@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mirage_cli.exporters.labels import counted, microseconds, percent, power_of_two, visible
+from mirage_cli.exporters.labels import counted, escaped, microseconds, percent, power_of_two
 from mirage_cli.options.options import Options
 
 Fragment = Mapping[str, Any]
@@ -50,7 +50,7 @@ def proof(verification: Mapping[str, Any]) -> list[str]:
     fields = (
         counted(len(primes) // 2, "pair") + " of prime fields" if homomorphic else counted(len(primes), "prime field")
     )
-    found = [
+    sentences = [
         f"Original and muGraph were evaluated at random points of {fields} "
         f"({', '.join(map(str, primes))}), {counted(verification['rounds'], 'round')}, {_extents(verification)}."
     ]
@@ -60,24 +60,24 @@ def proof(verification: Mapping[str, Any]) -> list[str]:
             if homomorphic
             else "quotient of polynomials"
         )
-        found.append(
+        sentences.append(
             "All outputs agreed in every field. If the two were different functions, this would have happened with a "
             f"probability of at most {bound(verification)} over the choice of the points: the difference would be a "
             f"{kind} of degree at most {verification['degree']}, with at most "
             f"{verification['applications']} function applications behind one element."
         )
     else:
-        found.append(f"The proof failed: {verification.get('reason', '')}.")
+        sentences.append(f"The proof failed: {verification.get('reason', '')}.")
     if homomorphic:
-        found.append(
+        sentences.append(
             "exp(a) exp(b) = exp(a + b) was used; other scalar functions counted as arbitrary functions. The paper's own "
             f"theorem bounds the error by {power_of_two(verification['paper_log2_bound'])} for as many rounds."
         )
     else:
-        found.append(
+        sentences.append(
             "Exponentials and other scalar functions counted as arbitrary functions, so the equality holds for the true ones."
         )
-    return found + stated(verification)
+    return sentences + stated(verification)
 
 
 def stated(verification: Mapping[str, Any]) -> list[str]:
@@ -85,11 +85,11 @@ def stated(verification: Mapping[str, Any]) -> list[str]:
     statement = verification.get("statement")
     if statement is None:
         return []
-    found = [
+    sentences = [
         "What the file's nodes mean, step by step, was compared in the same way with the program that the muGraph was proved "
         f"to compute (wrong with a probability of at most {bound(statement)})."
     ]
-    return [*found, f"Taken for granted: {'; '.join(statement['assumptions'])}."]
+    return [*sentences, f"Taken for granted: {'; '.join(statement['assumptions'])}."]
 
 
 def _extents(verification: Mapping[str, Any]) -> str:
@@ -111,7 +111,7 @@ def proved(verification: Mapping[str, Any]) -> str:
 
 
 def proofs(report: Mapping[str, Any]) -> str:
-    """How everything that was replaced was proved, in one sentence; nothing where nothing was replaced."""
+    """The proofs of everything that was replaced, in one sentence; nothing where nothing was replaced."""
     replaced = [f["verification"] for f in report["fragments"] if f["status"] == "replaced"]
     proved = [v for own in replaced if log2_bound(own) is not None for v in _verdicts(own)]
     stated = [own["statement"] for own in replaced if "statement" in own]
@@ -137,7 +137,7 @@ def _verdicts(verification: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def speed(report: Mapping[str, Any]) -> str:
-    """What the cost model predicts for everything that was replaced, in a sentence; nothing without predictions."""
+    """The cost model's prediction for everything that was replaced, in a sentence; nothing without predictions."""
     ours, original = totals(report)
     if not ours or not original:
         return ""
@@ -167,7 +167,7 @@ def times(ratio: float) -> str:
 
 
 def factor(ratio: float) -> str:
-    """How many times as fast: `14.3`, `0.74`."""
+    """A number of times as fast: `14.3`, `0.74`."""
     return f"{ratio:.1f}" if ratio >= 1.05 else f"{ratio:.2g}"
 
 
@@ -197,15 +197,15 @@ def _error(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.1e}"
 
 
-def edges(found: Mapping[str, Any] | None) -> str:
-    """What inputs at the edges of numbers showed, in sentences to follow another; nothing without any."""
-    if not found:
+def edges(check: Mapping[str, Any] | None) -> str:
+    """The outcome of inputs at the edges of numbers, in sentences to follow another; nothing without any."""
+    if not check:
         return ""
     text = (
-        f" Of {counted(len(found['kinds']), 'kind')} of inputs at the edges of numbers "
-        f"the worst was: {found['worst']} (error {_error(found['error'])}, original {_error(found['original_error'])})."
+        f" Of {counted(len(check['kinds']), 'kind')} of inputs at the edges of numbers "
+        f"the worst was: {check['worst']} (error {_error(check['error'])}, original {_error(check['original_error'])})."
     )
-    better = ", ".join(found["better"])
+    better = ", ".join(check["better"])
     return text + (f" Better than the original, which overflows, on: {better}." if better else "")
 
 
@@ -230,13 +230,13 @@ def lead(f: Mapping[str, Any]) -> str:
 
 
 def searched(search: Mapping[str, Any]) -> str:
-    """What a search went through."""
+    """The counts of what a search went through."""
     counts = f"{search['muGraphs']} muGraphs from {search['mappings']} mappings and {search['values']} values"
     return f"{counts}, {search['seconds']} s"
 
 
 def tuned(tuning: Mapping[str, Any]) -> str:
-    """What measuring candidates has chosen; nothing where none were measured."""
+    """The choice that measuring candidates has made; nothing where none were measured."""
     if not tuning.get("chosen_us"):
         return ""
     text = f"{counted(tuning.get('tried', 0), 'candidate')} measured on {tuning.get('device', 'a GPU')}"
@@ -252,7 +252,7 @@ def covered(coverage: Mapping[str, float]) -> list[str]:
 
 
 def outcome(report: Mapping[str, Any]) -> str:
-    """What became of the model, in a sentence."""
+    """The outcome for the model, in a sentence."""
     fragments = report["fragments"]
     replaced = [f for f in fragments if f["status"] == "replaced"]
     dry = report["options"].get("dry_run", False)
@@ -271,7 +271,7 @@ def outcome(report: Mapping[str, Any]) -> str:
 
 
 def outcomes(report: Mapping[str, Any]) -> list[str]:
-    """What became of the model, what is gained, how it was proved: a sentence each."""
+    """The outcome for the model, the gain and the proofs: a sentence each."""
     return [s for s in (outcome(report), speed(report), proofs(report)) if s]
 
 
@@ -294,7 +294,7 @@ def settings(options: Mapping[str, Any]) -> list[str]:
 
 def command(words: Sequence[str]) -> str:
     """Words as a line that a shell takes apart again, on one visible line."""
-    return visible(shlex.join(words))
+    return escaped(shlex.join(words))
 
 
 def optimize_command(report: Mapping[str, Any], folder: str) -> str:

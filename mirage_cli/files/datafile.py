@@ -52,7 +52,7 @@ def write(
     OSError.
     """
     places: dict[tuple[int, int, int], int] = {}
-    made = []
+    stored = []
     with path.open("wb") as file:
         for tensor in tensors:
             key = (id(tensor), 0, 0)
@@ -62,7 +62,7 @@ def write(
                 places[key] = _append(tensor, file)
                 if pieces is not None:
                     pieces.append(_piece(tensor, places[key]))
-            made.append(
+            stored.append(
                 ir.ExternalTensor(
                     path.name,
                     places[key],
@@ -77,7 +77,7 @@ def write(
             )
         file.flush()
         os.fsync(file.fileno())
-    return made
+    return stored
 
 
 def _piece(tensor: ir.TensorProtocol, place: int) -> Piece:

@@ -212,7 +212,7 @@ def _same(folder: Path, before: list[int]) -> None:
 
 
 def _identity(folder: Path) -> list[int]:
-    """What tells an output folder from the one that takes its place; nothing for what is none."""
+    """The identity of an output folder, which tells it from the one that takes its place; empty for what is none."""
     try:
         own, mark = folder.stat(), (folder / MARK).stat()
     except OSError:
@@ -230,7 +230,7 @@ def write_text(path: Path, text: str) -> None:
 
 def digests(folder: Path) -> dict[str, str]:
     """The sha256 of every file in an output folder, but for reports and drawings, by its path there."""
-    found = {}
+    by_path = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".svg" and p.stem != "report"):
-        found[path.relative_to(folder).as_posix()] = digest(path)
-    return found
+        by_path[path.relative_to(folder).as_posix()] = digest(path)
+    return by_path

@@ -37,7 +37,8 @@ def regular_file(path: Path | str) -> Iterator[tuple[BufferedReader, int]]:
 
 
 def content(path: Path | str, most: int = LARGEST) -> bytes:
-    """What is in a regular file of at most `most` bytes. Raises OSError, also for other kinds of files and for larger ones."""
+    """The content of a regular file of at most `most` bytes. Raises OSError, also for other kinds of files and for
+    larger ones."""
     with regular_file(path) as (file, size):
         if size > most:
             raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {most} are read", str(path))

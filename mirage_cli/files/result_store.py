@@ -43,7 +43,7 @@ class Kept:
 
     @property
     def usable(self) -> bool:
-        """Whether anything is read or kept here."""
+        """True if anything is read or kept here."""
         return self._secret is not None
 
     def get(self, key: str) -> Any:
@@ -80,7 +80,7 @@ class Kept:
 
 
 def sealed(secret: bytes, key: str, body: bytes) -> bytes:
-    """What is kept under a key, with the digest that only who has the secret can make."""
+    """The bytes that are kept under a key, with the digest that only who has the secret can make."""
     return _seal(secret, key, body) + body
 
 
@@ -130,16 +130,16 @@ def secret(name: str = SECRET) -> bytes | None:
             staging.sweep(folder)
             staging.put(path, secrets.token_bytes(_SIZE), keep=True)  # readable by its owner alone
         status = path.stat()
-        found = path.read_bytes()
+        stored = path.read_bytes()
     except OSError:
         return None
     own = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
-    return found if own and len(found) == _SIZE else None
+    return stored if own and len(stored) == _SIZE else None
 
 
 def private(root: Path) -> bool:
-    """Whether a folder, made where it is missing, is one that only this user writes to; if it cannot be used a log says
-    why."""
+    """True if a folder, made where it is missing, is one that only this user writes to; if it cannot be used a log
+    says why."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.stat()

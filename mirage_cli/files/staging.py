@@ -101,7 +101,7 @@ def remove(path: Path, locks: bool = True) -> bool:
 
 
 def _free(fd: int, locks: bool) -> bool:
-    """Whether nobody else has a file locked; on a file system without locks, whether they are not needed."""
+    """True if nobody else has a file locked; on a file system without locks, whether they are not needed."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,7 +161,7 @@ def waited(folder: Path) -> Iterator[None]:
 
 
 def locks(folder: Path) -> bool:
-    """Whether processes can keep each other out of files of a folder (of bytes of them, as databases do)."""
+    """True if processes can keep each other out of files of a folder (of bytes of them, as databases do)."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

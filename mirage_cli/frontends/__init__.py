@@ -48,9 +48,9 @@ def front_end(path: str) -> FrontEnd:
         module: FrontEnd = importlib.import_module(FRONT_ENDS[suffix])
         return module
     known = ", ".join(s for s in FRONT_ENDS if s != STANDARD_INPUT)
-    found = "a folder" if os.path.isdir(path) else f"suffix {suffix!r}" if suffix else "no suffix"
+    given = "a folder" if os.path.isdir(path) else f"suffix {suffix!r}" if suffix else "no suffix"
     raise UnsupportedFormat(
-        f"{path}: expected a model file ({known}, or - for ONNX on standard input), found {found}", HINTS.get(suffix)
+        f"{path}: expected a model file ({known}, or - for ONNX on standard input), found {given}", HINTS.get(suffix)
     )
 
 

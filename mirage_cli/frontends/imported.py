@@ -1,4 +1,4 @@
-"""What a front end hands over: the reader's copy of a model, the graph that was read from it, and the model as it was."""
+"""The result of a front end: the reader's copy of a model, the graph that was read from it, and the model as it was."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user says about a model's dimensions: `shapes` fixes inputs, `dims` gives symbols a value,
-    `types` names the types of inputs where a format does not tell them. Formats that are programs run in a process of their
-    own, which has `seconds` and `max_memory` bytes (0: no limit)."""
+    """A user's choices for a model's dimensions: `shapes` fixes inputs, `dims` gives symbols a value, `types` names
+    the types of inputs where a format does not tell them. Formats that are programs run in a process of their own,
+    which has `seconds` and `max_memory` bytes (0: no limit)."""
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -89,12 +89,12 @@ class Imported:
     original: Original | None = None
 
     def limits(self, given: Mapping[str, tuple[int, int | None]]) -> dict[str, tuple[int, int | None]]:
-        """What symbols may be, least and greatest: what is said of them, and what the model asks for."""
-        found = dict(given)
+        """The least and greatest values of symbols: those `given`, narrowed to what the model asks for."""
+        limits = dict(given)
         for name, least in self.least.items():
-            low, high = found.get(name, (1, None))
-            found[name] = (max(low, least), high)
-        return found
+            low, high = limits.get(name, (1, None))
+            limits[name] = (max(low, least), high)
+        return limits
 
     def forget(self) -> None:
         """Give back the memory that weights in files take; they are read again when they are needed."""

@@ -100,30 +100,30 @@ def at_most(size: Size, limit: int) -> Size:
     if isinstance(size, int):
         return min(size, limit)
     for name in (n for monomial, _ in size.terms for n in monomial):
-        found = _limited(name)
-        if found is None:
+        smaller = _limited(name)
+        if smaller is None:
             continue
         more = size - named(name)
         if not isinstance(more, int):
             raise ValueError(f"the smaller of {size} and {limit}")
-        inner, own = found
+        inner, own = smaller
         return at_most(inner + more, limit) if own + more >= limit else size
     return named(f"min[{size},{limit}]".replace("*", _TIMES))
 
 
 def _limited(name: str) -> tuple[Size, int] | None:
     """The size and the number of which a symbol is the smaller one; None for other symbols."""
-    found = _LIMITED.fullmatch(name)
-    return (parse(found[1]), int(found[2])) if found is not None else None
+    match = _LIMITED.fullmatch(name)
+    return (parse(match[1]), int(match[2])) if match is not None else None
 
 
 def names(size: Size) -> list[str]:
     """The symbols in a size, sorted; `past` for `min[past,7]`."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     for name in {n for m in _terms(size) for n in m}:
         limited = _limited(name)
-        found.update([name] if limited is None else names(limited[0]))
-    return sorted(found)
+        symbols.update([name] if limited is None else names(limited[0]))
+    return sorted(symbols)
 
 
 def substitute(size: Size, numbers: Mapping[str, int]) -> Size:

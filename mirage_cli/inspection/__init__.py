@@ -1,2 +1,2 @@
-"""What is there and what changed, shown: models, output folders, caches, the machine. Reads what runs wrote; changes
-nothing but caches."""
+"""Summaries of what is there and what changed: models, output folders, caches, the machine. Reads what runs wrote;
+changes nothing but caches."""

@@ -22,7 +22,7 @@ SUFFIXES = (".o", result_store.SUFFIX, staging.PART)  #: of files in the folders
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command prints: a document, and the same as text."""
+    """The answer of a command: a document, and the same as text."""
 
     document: Any
     lines: list[str] = field(default_factory=list)
@@ -38,11 +38,11 @@ class Answer:
 
 def folder(options: Options) -> Path:
     """The cache's folder. Raises UsageError where there is none."""
-    found = environment.cache_folder(options)
-    if found is None:
+    place = environment.cache_folder(options)
+    if place is None:
         why = "--no-cache: there is no cache then" if options.cache == "" else "the user's home is not known"
         raise UsageError(why, "name a folder with --cache")
-    return found
+    return place
 
 
 def where(options: Options) -> Answer:
@@ -53,7 +53,8 @@ def where(options: Options) -> Answer:
 
 
 def listed(options: Options) -> Answer:
-    """What the cache holds: compiled objects and results in all, tunings one by one, the fastest of a program first."""
+    """The content of the cache: compiled objects and results in all, tunings one by one, the fastest of a program
+    first."""
     root = folder(options)
     objects, results = _sizes(root, OBJECTS), [*_sizes(root, RESULTS), *_sizes(root, ANSWERS)]
     graphs = _graphs(root)
@@ -130,7 +131,7 @@ def clean(options: Options) -> Answer:
 
 
 def _counts(objects: list[int], results: list[int]) -> str:
-    """How many files of each kind there are, with their bytes."""
+    """Numbers of files of each kind, with their bytes."""
     kinds = (("compiled object", objects), ("result", results))
     return ", ".join(f"{counted(len(sizes), name)} ({sum(sizes) / 2**20:.1f} MiB)" for name, sizes in kinds)
 

@@ -57,9 +57,9 @@ class Comparison:
         return self.document
 
     def text(self) -> str:
-        """What changed, as a table of the whole, a table of fragments, and what got worse."""
+        """The changes, as a table of the whole, a table of fragments, and what got worse."""
         d = self.document
-        blocks = [_head(d), _whole(d), _fragments(d["fragments"]), _judged(d, self.regressions)]
+        blocks = [_head(d), _totals(d), _fragments(d["fragments"]), _judged(d, self.regressions)]
         return "\n\n".join("\n".join(b) for b in blocks if b) + "\n"
 
 
@@ -79,7 +79,7 @@ def compare(old: Path, new: Path, tolerance: float = TOLERANCE) -> Comparison:
         "seconds": [r["seconds"].get("total") for r in (a, b)],
     }
     same_model = a["model"]["sha256"] == b["model"]["sha256"]
-    found = tuple(_regressions(rows, whole, tolerance, same_model))
+    regressions = tuple(_regressions(rows, whole, tolerance, same_model))
     document = {
         "mirage": __version__,
         "schema_version": SCHEMA_VERSION,
@@ -90,10 +90,10 @@ def compare(old: Path, new: Path, tolerance: float = TOLERANCE) -> Comparison:
         **whole,
         "fragments": rows,
         "tolerance_percent": tolerance,
-        "regressions": [r.to_json() for r in found],
+        "regressions": [r.to_json() for r in regressions],
     }
     checked: dict[str, Any] = finite(document)
-    return Comparison(checked, found)
+    return Comparison(checked, regressions)
 
 
 # --- fragments --------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def _of(fragment: Fragment | None, key: str) -> Any:
 
 
 def _time(fragment: Fragment | None, device: str) -> float | None:
-    """What our kernel takes on a device, where that was measured."""
+    """The time of our kernel on a device, where that was measured."""
     rows = [m for m in (fragment or {}).get("measured", ()) if m["device"] == device]
     return rows[-1].get("mirage_us") if rows else None
 
@@ -151,22 +151,22 @@ def _predicted(f: Fragment) -> float:
 
 def _measured(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
     """By device, the measured time of the fragments that were measured in both, at all their places of the new model."""
-    found: dict[str, list[float]] = {}
+    totals: dict[str, list[float]] = {}
     for row in rows:
         for device, times in row["measured_us"].items():
             if None not in times:
-                total = found.setdefault(device, [0.0, 0.0])
+                total = totals.setdefault(device, [0.0, 0.0])
                 for k, us in enumerate(times):
                     total[k] = round(total[k] + us * row["occurrences"][1], 3)
-    return found
+    return totals
 
 
 # --- regressions ------------------------------------------------------------------------------------------------------
 def _regressions(
     rows: list[dict[str, Any]], whole: dict[str, Any], tolerance: float, same_model: bool
 ) -> Iterator[Regression]:
-    """What is worse by more than `tolerance` per cent. A fragment's time is a measured one where both have it, else the
-    predicted one; totals and fragments that are left now count for one and the same model only."""
+    """The figures that are worse by more than `tolerance` per cent. A fragment's time is a measured one where both
+    have it, else the predicted one; totals and fragments that are left now count for one and the same model only."""
     for row in rows:
         name = f"{row['name']} {row['id']}"
         both = {device: times for device, times in row["measured_us"].items() if None not in times}
@@ -231,7 +231,7 @@ def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _whole(d: dict[str, Any]) -> list[str]:
+def _totals(d: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [("", "old", "new", "change")]
     rows.append(("fragments replaced", *map(str, d["replaced"]), _difference(d["replaced"])))
     rows.append(("places replaced", *map(str, d["places"]), _difference(d["places"])))
@@ -265,7 +265,7 @@ def _times(name: str, us: list[float | None]) -> tuple[str, str, str, str]:
 
 
 def _change(sides: list[Any]) -> str:
-    """How much the new figure differs from the old one, in per cent."""
+    """The difference of the new figure from the old one, in per cent."""
     old, new = sides
     if old is None or new is None or not old:
         return ""

@@ -48,18 +48,18 @@ class Ability:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found and what it allows. `ok` is False only where no model can be optimized."""
+    """The items that were found and what they allow. `ok` is False only where no model can be optimized."""
 
     items: tuple[Item, ...]
     abilities: tuple[Ability, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether `mirage optimize` works at all, for the CPU."""
+        """True if `mirage optimize` works at all, for the CPU."""
         return self.abilities[0].possible
 
     def item(self, name: str) -> Item:
-        """What was found of one thing."""
+        """The item of one name."""
         return next(i for i in self.items if i.name == name)
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Diagnosis:
         }
 
     def text(self) -> str:
-        """What was found, what can be done, and what to type for the rest."""
+        """The items, what can be done, and what to type for the rest."""
         width = max(len(i.name) for i in self.items)
         lines = [f"{'ok' if i.ok else '--'}  {i.name.ljust(width)}  {i.found}" for i in self.items]
         lines += ["", "What this machine can do:"]
@@ -106,7 +106,7 @@ def examine() -> Diagnosis:
 
 
 def abilities(items: Sequence[Item]) -> tuple[Ability, ...]:
-    """What the items allow; the first is to optimize models for the CPU."""
+    """The abilities that the items give; the first is to optimize models for the CPU."""
     ok = {i.name: i.ok for i in items}
     ok["torch or cupy"] = ok["torch"] or ok["cupy"]
 
@@ -160,18 +160,18 @@ def _cuda_provider() -> Item:
 def _gpus(gpus: Sequence[devices.Device]) -> Item:
     if not gpus:
         return Item("GPU", False, "none: the driver's nvidia-smi is absent or shows no device")
-    found = [f"{g.number}: {g.name}, {g.memory}, compute capability {g.capability}, driver {g.driver}" for g in gpus]
+    lines = [f"{g.number}: {g.name}, {g.memory}, compute capability {g.capability}, driver {g.driver}" for g in gpus]
     if not any(float(re.sub(r"[^\d.]", "", g.capability) or 0) >= 8 for g in gpus):
-        return Item("GPU", False, "; ".join([*found, "compute capability 8.0 or newer is needed"]))
+        return Item("GPU", False, "; ".join([*lines, "compute capability 8.0 or newer is needed"]))
     try:
         nvcc = toolchain.find_nvcc()
     except ToolMissing:
-        return Item("GPU", True, "; ".join(found))
+        return Item("GPU", True, "; ".join(lines))
     try:
         devices.check_driver("nvcc", nvcc.version)
     except ToolMissing as error:
-        return Item("GPU", False, "; ".join([*found, str(error)]), error.hint)
-    return Item("GPU", True, "; ".join(found))
+        return Item("GPU", False, "; ".join([*lines, str(error)]), error.hint)
+    return Item("GPU", True, "; ".join(lines))
 
 
 def _module(name: str, command: str) -> Item:
@@ -179,8 +179,8 @@ def _module(name: str, command: str) -> Item:
         return Item(name, False, "not installed (optional)", command)
     owners = importlib.metadata.packages_distributions().get(name, [name])
     version = _version(owners[0])
-    ((_, found),) = isolation.each(packages.problem, [(name,)], 1, apart=True)
-    problem = found.reason if isinstance(found, Lost) else found
+    ((_, outcome),) = isolation.each(packages.problem, [(name,)], 1, apart=True)
+    problem = outcome.reason if isinstance(outcome, Lost) else outcome
     return Item(name, not problem, f"{version}, {problem}" if problem else version, command if problem else "")
 
 

@@ -16,7 +16,7 @@ from rich.tree import Tree
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters import tree, wording
 from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
-from mirage_cli.exporters.labels import clean, microseconds, short, visible
+from mirage_cli.exporters.labels import clean, escaped, microseconds, short
 from mirage_cli.exporters.pictures import distinct, pictures
 from mirage_cli.files.output import MUGRAPHS
 from mirage_cli.report import mugraph_file, reader
@@ -48,7 +48,7 @@ class Shown:
         return self.document
 
     def text(self) -> str:
-        """What a terminal shows, without colours."""
+        """The text that a terminal shows, without colours."""
         if isinstance(self.content, str):
             return self.content
         console = Console(file=io.StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
@@ -57,9 +57,9 @@ class Shown:
         return "\n".join(line.rstrip() for line in with_spaces.splitlines()) + "\n"
 
 
-def to_terminal(found: Shown) -> None:
+def to_terminal(shown: Shown) -> None:
     """Print to standard output as it is: in colours on a terminal that has them (`NO_COLOR` is obeyed)."""
-    Console(highlight=False, markup=False, emoji=False).print(found.content)
+    Console(highlight=False, markup=False, emoji=False).print(shown.content)
 
 
 def show(folder: Path, wanted: str | None) -> Shown:
@@ -73,16 +73,16 @@ def show(folder: Path, wanted: str | None) -> Shown:
 
 def find(report: Mapping[str, Any], folder: Path, wanted: str) -> dict[str, Any]:
     """The fragment whose identifier is `wanted` or begins with it, or whose name is. Raises UsageError."""
-    found: list[dict[str, Any]] = [f for f in report["fragments"] if f["id"] == wanted]
-    found = found or [f for f in report["fragments"] if wanted and f["id"].startswith(wanted)]
-    found = found or [f for f in report["fragments"] if f["name"] == wanted]
-    if len(found) == 1:
-        return found[0]
+    fitting: list[dict[str, Any]] = [f for f in report["fragments"] if f["id"] == wanted]
+    fitting = fitting or [f for f in report["fragments"] if wanted and f["id"].startswith(wanted)]
+    fitting = fitting or [f for f in report["fragments"] if f["name"] == wanted]
+    if len(fitting) == 1:
+        return fitting[0]
     hint = f"`{wording.command(['mirage', 'show', str(folder)])}` lists the fragments"
-    if not found:
+    if not fitting:
         raise UsageError(f"no fragment of {folder} is called {short(wanted, NAME)!r}", hint)
-    ids = ", ".join(f["id"] for f in found)
-    raise UsageError(f"{short(wanted, NAME)!r} fits {len(found)} fragments: {ids}", "give more of the identifier")
+    ids = ", ".join(f["id"] for f in fitting)
+    raise UsageError(f"{short(wanted, NAME)!r} fits {len(fitting)} fragments: {ids}", "give more of the identifier")
 
 
 def source(folder: Path, identifier: str, kind: str) -> Shown:
@@ -125,7 +125,7 @@ def _list(report: Mapping[str, Any]) -> Shown:
         rows.add_column(column, justify="right" if column == "places" else "left", no_wrap=True)
     for f in report["fragments"]:
         rows.add_row(
-            visible(f["id"]),
+            escaped(f["id"]),
             short(f["name"], NAME),
             str(f["occurrences"]),
             Text(f["status"], _STATUS.get(f["status"], "")),
@@ -133,7 +133,7 @@ def _list(report: Mapping[str, Any]) -> Shown:
             wording.bound(f["verification"]) or "-",
             wording.accuracy(f["verification"]["float"]) or "-",
         )
-    told: list[RenderableType] = [Text(visible(s)) for s in wording.outcomes(report)]
+    told: list[RenderableType] = [Text(escaped(s)) for s in wording.outcomes(report)]
     tail: list[RenderableType] = [Text(), rows] if report["fragments"] else []
     document = {"model": report["model"], "fragments": [_brief(f) for f in report["fragments"]]}
     return Shown(document, Group(*told, *tail))
@@ -164,7 +164,7 @@ def _fragment(report: Mapping[str, Any], folder: Path, f: dict[str, Any]) -> Sho
     parts.append(Text(wording.rounding(shown["verification"]["float"])))
     files = [name for name in report.get("files", {}) if name.startswith((f"src/{f['id']}.", f"{MUGRAPHS}/{f['id']}."))]
     parts += (
-        [Text(), Text("Files", "bold"), _indented([visible(str(folder / name)) for name in files])] if files else []
+        [Text(), Text("Files", "bold"), _indented([escaped(str(folder / name)) for name in files])] if files else []
     )
     return Shown(f | {"files": files, "mugraphs": _stored(plan)}, Group(*parts))
 
@@ -196,18 +196,18 @@ def _trees(f: Mapping[str, Any], plan: StoredPlan | None) -> list[RenderableType
     if plan is None:
         text = f["mugraph"]["text"]
         return [Text("muGraph", "bold"), _indented(text)] if text else []
-    found: list[RenderableType] = []
+    trees: list[RenderableType] = []
     for title, graph in distinct(plan):
-        found.append(_grown(tree.mugraph(graph, plan.program, f"kernel graph for {visible(title)}")))
-    return found
+        trees.append(_drawn_tree(tree.mugraph(graph, plan.program, f"kernel graph for {escaped(title)}")))
+    return trees
 
 
-def _grown(branch: tree.Branch) -> Tree:
+def _drawn_tree(branch: tree.Branch) -> Tree:
     """The tree as rich draws it."""
-    made = Tree(Text(branch.text, _STYLES[branch.kind]), guide_style="dim")
+    tree_of_branch = Tree(Text(branch.text, _STYLES[branch.kind]), guide_style="dim")
     for b in branch.below:
-        made.children.append(_grown(b))
-    return made
+        tree_of_branch.children.append(_drawn_tree(b))
+    return tree_of_branch
 
 
 def _stored(plan: StoredPlan | None) -> list[dict[str, Any]]:
@@ -249,9 +249,9 @@ def _times(f: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(box=None, pad_edge=False, show_header=bool(head), header_style="dim", padding=(0, 2, 0, 0))
+    drawn = Table(box=None, pad_edge=False, show_header=bool(head), header_style="dim", padding=(0, 2, 0, 0))
     for k in range(len(rows[0])):
-        made.add_column(head[k] if head else "", overflow="fold")
+        drawn.add_column(head[k] if head else "", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    return made
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn

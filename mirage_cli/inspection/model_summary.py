@@ -1,4 +1,4 @@
-"""What `mirage inspect` shows of a model: its fragments, and why the rest is left alone.
+"""Summary of a model for `mirage inspect`: its fragments, and why the rest is left alone.
 
 Reads and partitions only: nothing is searched, proved or compiled, so it says which fragments would be searched, not
 whether they would be faster.
@@ -31,7 +31,7 @@ def inspect(path: str, options: Options) -> tuple[dict[str, Any], list[str]]:
     symbols = pipeline.symbols_of(imported)
     dims.check_known({n: r for n, r in dims.parse(options.dim).items() if not r.fixed}, symbols)
     parts = partition(imported.graph, works.tensor_names(imported))
-    found = works.group(parts.fragments, imported)
+    work = works.group(parts.fragments, imported)
     chosen = works.group(parts.fragments, imported, lambda names: pipeline.select(names, options))
     for w in chosen:
         w.replace = not w.failed  # the question is what is left when everything that can be replaced is
@@ -46,7 +46,7 @@ def inspect(path: str, options: Options) -> tuple[dict[str, Any], list[str]]:
         "inputs": _tensors([v.name or "" for v in imported.model.graph.inputs], imported),
         "outputs": _tensors([v.name or "" for v in imported.model.graph.outputs], imported),
         "symbols": sorted(symbols),
-        "fragments": [_fragment(w, searched, total, imported) for w in found],
+        "fragments": [_fragment(w, searched, total, imported) for w in work],
         "coverage": report["coverage"],
         "unchanged": report["unchanged"],
         "notes": report["notes"],
@@ -56,17 +56,17 @@ def inspect(path: str, options: Options) -> tuple[dict[str, Any], list[str]]:
 
 def _tensors(names: Sequence[str], imported: Imported) -> list[dict[str, Any]]:
     """Name, element type and dimensions of tensors; the two are null where the reader does not know them."""
-    found = []
+    rows = []
     for name in names:
         known = imported.graph.tensors[imported.values[name]] if name in imported.values else None
-        found.append(
+        rows.append(
             {
                 "name": name,
                 "dtype": known.dtype.name if known else None,
                 "dims": [ex.to_json(d) for d in known.dims] if known else None,
             }
         )
-    return found
+    return rows
 
 
 def _fragment(w: works.Work, searched: set[tuple[int, ...]], total: int, imported: Imported) -> dict[str, Any]:
@@ -121,14 +121,16 @@ def _fragment_table(fragments: Sequence[Mapping[str, Any]]) -> list[str]:
         name, ops = short(f["name"], text.NAME), str(f["program"]["ops"])
         rows.append(("", name, str(f["occurrences"]), ops, percent(f["flops"]), status))
     lines = table(rows, right=(2, 3, 4))
-    found = lines[:1]
+    lines_of_fragments = lines[:1]
     for f, line in zip(fragments, lines[1:], strict=True):
         p, ends = f["program"], [names[-1] for names in f["nodes"] if names]
         more = f" and {len(ends) - ENDS} more" if len(ends) > ENDS else ""
-        found.append(line)
-        found += paragraph(f"{', '.join(p['inputs'])} -> {', '.join(p['outputs'])}", text.WIDTH, "      ")
-        found += paragraph(f"up to {', '.join(short(n, 60) for n in ends[:ENDS])}{more}", text.WIDTH, "      ")
-    return found
+        lines_of_fragments.append(line)
+        lines_of_fragments += paragraph(f"{', '.join(p['inputs'])} -> {', '.join(p['outputs'])}", text.WIDTH, "      ")
+        lines_of_fragments += paragraph(
+            f"up to {', '.join(short(n, 60) for n in ends[:ENDS])}{more}", text.WIDTH, "      "
+        )
+    return lines_of_fragments
 
 
 def _left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,4 +1,5 @@
-"""What `mirage inspect` shows: the fragments of a model (`model_summary.py`), or what an output folder holds."""
+"""Summaries that `mirage inspect` shows: the fragments of a model (`model_summary.py`), or what an output folder
+holds."""
 
 from __future__ import annotations
 

@@ -64,23 +64,23 @@ def read(folder: Path) -> Steps:
     """The steps of an output folder. Raises ModelError where the file is missing or not well-formed."""
     path = folder / FILE
     try:
-        return _steps(json.loads(rawfile.content(path)))
+        return _from_json(json.loads(rawfile.content(path)))
     except FileNotFoundError:
         raise ModelError(f"{folder}: expected the folder of a graph, found no {FILE}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidGraph) as error:
         raise ModelError(f"{path}: it cannot be read: {type(error).__name__} {error}") from None
 
 
-def _steps(data: Mapping[str, Any]) -> Steps:
+def _from_json(data: Mapping[str, Any]) -> Steps:
     calls = tuple(Step(c["id"], tuple(c["inputs"]), tuple(c["outputs"])) for c in data["calls"])
     spec = operator_spec(data["id"], data, bool(data["cuda"]))
-    found = Steps(spec, calls, tuple(data["results"]), tuple(data["weights"]))
-    known = {t.name for t in spec.inputs} | set(found.weights)
+    steps = Steps(spec, calls, tuple(data["results"]), tuple(data["weights"]))
+    known = {t.name for t in spec.inputs} | set(steps.weights)
     for call in calls:
         missing = [name for name in call.inputs if name not in known]
         if missing:
             raise InvalidGraph(f"nothing computes {missing[0]!r} before {call.id} reads it")
         known.update(call.outputs)
-    if missing := [name for name in found.results if name not in known]:
+    if missing := [name for name in steps.results if name not in known]:
         raise InvalidGraph(f"nothing computes the result {missing[0]!r}")
-    return found
+    return steps

@@ -43,22 +43,22 @@ class GraphKernel:
     def __init__(self, folder: Path, threads: int | None = None) -> None:
         """From an output folder. `threads` is how many a call on the CPU uses (one by default). Raises ModelError for a
         folder that is none of a graph."""
-        found = call_order.read(folder)
-        self.folder, self.spec = folder, found.spec
-        loaded = {c.id: kernels.load_kernel(folder, c.id, threads) for c in found.calls}
-        names = [t.name for t in found.spec.inputs] + list(found.weights)
+        steps = call_order.read(folder)
+        self.folder, self.spec = folder, steps.spec
+        loaded = {c.id: kernels.load_kernel(folder, c.id, threads) for c in steps.calls}
+        names = [t.name for t in steps.spec.inputs] + list(steps.weights)
         numbers: dict[str, int] = {}
-        for name in (*names, *(o for c in found.calls for o in c.outputs)):
+        for name in (*names, *(o for c in steps.calls for o in c.outputs)):
             numbers.setdefault(name, len(numbers))
         self._calls: list[_Call] = [
             (loaded[c.id], tuple(numbers[n] for n in c.inputs), tuple(numbers[n] for n in c.outputs))
-            for c in found.calls
+            for c in steps.calls
         ]
-        self._results = tuple(numbers[n] for n in found.results)
-        self._count, self._size = len(found.spec.inputs), len(numbers)
-        self._weights = found.weights
+        self._results = tuple(numbers[n] for n in steps.results)
+        self._count, self._size = len(steps.spec.inputs), len(numbers)
+        self._weights = steps.weights
         self._placed: dict[Any, list[Any]] = {}
-        alone = len(self._calls) == 1 and not found.weights and self._calls[0][2] == self._results
+        alone = len(self._calls) == 1 and not steps.weights and self._calls[0][2] == self._results
         self._alone = (self._calls[0][0].run, self._calls[0][1]) if alone else None
 
     # --- calling ------------------------------------------------------------------------------------------------------
@@ -93,13 +93,13 @@ class GraphKernel:
             values[self._count : self._count + len(self._weights)] = self._weights_like(values)
         for kernel, reads, writes in self._calls:
             wanted = [given[k] for k in writes] if given and all(k in given for k in writes) else None
-            made = kernel.run([values[k] for k in reads], wanted)
-            for k, tensor in zip(writes, made, strict=True):
+            results = kernel.run([values[k] for k in reads], wanted)
+            for k, tensor in zip(writes, results, strict=True):
                 values[k] = tensor
         return tuple([values[k] for k in self._results])
 
     def has(self, place: str) -> bool:
-        """Whether the library holds kernels for `cpu` or `cuda`."""
+        """True if the library holds kernels for `cpu` or `cuda`."""
         return all(kernel.has(place) for kernel, _, _ in self._calls)
 
     def as_torch_op(self, name: str) -> Any:
@@ -112,16 +112,16 @@ class GraphKernel:
         framework = tensors.framework_of(like) if self._count else tensors.NUMPY
         assert framework is not None
         where = framework.where(like)
-        found = self._placed.get((framework, where))
-        if found is None:
+        weights = self._placed.get((framework, where))
+        if weights is None:
             held = _weights(self.folder, self._weights)
-            found = self._placed[framework, where] = [framework.copy(like, array) for array in held]
-        return found
+            weights = self._placed[framework, where] = [framework.copy(like, array) for array in held]
+        return weights
 
     # --- what is known of it ------------------------------------------------------------------------------------------
     @functools.cached_property
     def report(self) -> Report:
-        """What was found, searched, proved and chosen, as `report.json` has it."""
+        """The report of the run that made it, as `report.json` has it."""
         return reports.from_json(reader.read(self.folder))
 
     @property
@@ -142,8 +142,8 @@ class GraphKernel:
     @property
     def sources(self) -> list[Path]:
         """The generated sources of the kernels."""
-        found = {kernel.spec.id for kernel, _, _ in self._calls}
-        return sorted(p for p in (self.folder / "src").iterdir() if p.stem in found and p.suffix in (".cpp", ".cu"))
+        names = {kernel.spec.id for kernel, _, _ in self._calls}
+        return sorted(p for p in (self.folder / "src").iterdir() if p.stem in names and p.suffix in (".cpp", ".cu"))
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Copy the output folder, as `mirage optimize` would have written it: `load_kernel(folder)` reads it back, `mirage
@@ -155,9 +155,9 @@ class GraphKernel:
 
     def __repr__(self) -> str:
         places = " and ".join(p for p in ("cpu", "cuda") if self.has(p))
-        given, made = (", ".join(map(str, ts)) for ts in (self.spec.inputs, self.spec.outputs))
+        given, outputs = (", ".join(map(str, ts)) for ts in (self.spec.inputs, self.spec.outputs))
         count = len(self._calls)
-        return f"<{count} kernel{'s' * (count != 1)} for {places}: ({given}) -> {made}>"
+        return f"<{count} kernel{'s' * (count != 1)} for {places}: ({given}) -> {outputs}>"
 
 
 def load_kernel(
@@ -182,7 +182,7 @@ def _weights(folder: Path, names: Sequence[str]) -> list[NDArray[Any]]:
     path = folder / MODEL
     try:
         held = ir.load(path).graph.initializers
-        found = [held[name].const_value for name in names]
+        tensors_of_model = [held[name].const_value for name in names]
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path}: its weights cannot be read: {error}") from None
-    return [np.array(t.numpy(), order="C") for t in found if t is not None]
+    return [np.array(t.numpy(), order="C") for t in tensors_of_model if t is not None]

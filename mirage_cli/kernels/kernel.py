@@ -31,7 +31,7 @@ from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError, Refused, UsageError, WrongTensor
 from mirage_cli.files.output import LIBRARY, MUGRAPHS
 from mirage_cli.kernels import tensors, torch_operator
-from mirage_cli.kernels.tensors import Found, Framework, Key
+from mirage_cli.kernels.tensors import Description, Framework, Key
 from mirage_cli.lax import extents
 from mirage_cli.lax.ir.program import program_from_json
 from mirage_cli.report import mugraph_file
@@ -43,7 +43,7 @@ MAX_PLANS = 1024  #: combinations of shapes that are remembered
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How to call the kernel on tensors of one combination of shapes, types and device."""
+    """A plan of calling the kernel on tensors of one combination of shapes, types and device."""
 
     entry: Callable[..., int]
     framework: Framework
@@ -116,7 +116,7 @@ class Kernel:
             return self._call(plan, pointers, out)
 
     def has(self, place: str) -> bool:
-        """Whether the library holds this kernel for `cpu` or `cuda`."""
+        """True if the library holds this kernel for `cpu` or `cuda`."""
         return hasattr(self._library, f"mirage_{self.spec.id}" + ("_cpu" if place == "cpu" else ""))
 
     def as_torch_op(self, name: str) -> Any:
@@ -178,8 +178,8 @@ class Kernel:
             raise WrongTensor(f"{name}: {len(out)} outputs, expected {len(self.spec.outputs)}")
         for tensor, given, shape in zip(self.spec.outputs, out, plan.shapes, strict=True):
             if tensors.framework_of(given) is not plan.framework:
-                found = type(given).__name__
-                raise WrongTensor(f"{name}: output '{tensor.name}' is of type {found}, expected {plan.framework.name}")
+                kind = type(given).__name__
+                raise WrongTensor(f"{name}: output '{tensor.name}' is of type {kind}, expected {plan.framework.name}")
             problem = _unfit(plan.framework.describe(given), element_name(tensor.dtype), plan.where, shape)
             if problem is not None:
                 raise WrongTensor(f"{name}: output '{tensor.name}' {problem}")
@@ -196,15 +196,15 @@ class Kernel:
         return plan
 
     def _plan(self, inputs: Sequence[Any], framework: Framework) -> _Plan:
-        spec, found = self.spec, [framework.describe(t) for t in inputs]
-        if len({f.place for f in found}) != 1:
+        spec, described = self.spec, [framework.describe(t) for t in inputs]
+        if len({f.place for f in described}) != 1:
             raise self._mixed(inputs)
-        symbols = spec.solve([f.shape for f in found])
-        for tensor, f in zip(spec.inputs, found, strict=True):
+        symbols = spec.solve([f.shape for f in described])
+        for tensor, f in zip(spec.inputs, described, strict=True):
             problem = _unfit(f, element_name(tensor.dtype))
             if problem is not None:
                 raise WrongTensor(f"{spec.op_type}: input '{tensor.name}' {problem}")
-        like, on_host = inputs[0], found[0].place == "cpu"
+        like, on_host = inputs[0], described[0].place == "cpu"
         place = framework.place(like)
         shapes = [tuple(extents.value(d, symbols) for d in t.dims) for t in spec.outputs]
         with place.enter() or contextlib.nullcontext():
@@ -218,7 +218,7 @@ class Kernel:
         if count < 0:
             raise WrongTensor(f"{spec.op_type}: the kernel refused these shapes")
         scratch, scratch_address = framework.scratch(like, count) if count else (None, place.address)
-        dense = [*zip(spec.inputs, (f.shape for f in found), strict=True), *zip(spec.outputs, shapes, strict=True)]
+        dense = [*zip(spec.inputs, (f.shape for f in described), strict=True), *zip(spec.outputs, shapes, strict=True)]
         return _Plan(
             entry=entry,
             framework=framework,
@@ -233,7 +233,7 @@ class Kernel:
             scratch_address=scratch_address,
             shapes=tuple(shapes),
             bytes=tuple(math.prod(shape) * tensor.dtype.bytes for tensor, shape in dense),
-            where=found[0].place,
+            where=described[0].place,
             empty=all(math.prod(shape) == 0 for shape in shapes),
             fitting=set(),
         )
@@ -251,17 +251,17 @@ class Kernel:
     # --- what does not fit --------------------------------------------------------------------------------------------
     def _foreign(self, inputs: Sequence[Any]) -> tuple[list[Any], Framework]:
         """Tensors of libraries that only DLPack makes known, as arrays of one that is."""
-        found = [tensors.known(t) for t in inputs]
-        framework = tensors.framework_of(found[0]) if found else None
+        arrays = [tensors.known(t) for t in inputs]
+        framework = tensors.framework_of(arrays[0]) if arrays else None
         if framework is None:
             raise self._mixed(())
-        return found, framework
+        return arrays, framework
 
     def _mixed(self, inputs: Sequence[Any]) -> WrongTensor:
         kinds = [(tensors.framework_of(t), t) for t in inputs]
         where = {f"{type(t).__name__}" if f is None else f"{f.name} on {f.describe(t).place}" for f, t in kinds}
-        found = ", ".join(sorted(where)) or "no inputs"
-        return WrongTensor(f"{self.spec.op_type}: inputs must share one framework and device, found {found}")
+        places = ", ".join(sorted(where)) or "no inputs"
+        return WrongTensor(f"{self.spec.op_type}: inputs must share one framework and device, found {places}")
 
     def _unaligned(self, pointers: Sequence[int], results: Sequence[int]) -> WrongTensor:
         named = [(f"input '{t.name}'", p) for t, p in zip(self.spec.inputs, pointers, strict=True)]
@@ -285,8 +285,8 @@ def load_kernel(folder: str | PathLike[str], identifier: str | None = None, thre
     asked = None if identifier is None else identifier.rpartition("_")[2]
     fitting = [i for i in there if i == asked] or [i for i in there if asked is None or (asked and i.startswith(asked))]
     if len(fitting) != 1:
-        found = f"found {identifier!r}" if identifier is not None else f"there are {len(there)}"
-        raise UsageError(f"{place}: expected the identifier of one fragment, {found}", f"one of {', '.join(there)}")
+        problem = f"found {identifier!r}" if identifier is not None else f"there are {len(there)}"
+        raise UsageError(f"{place}: expected the identifier of one fragment, {problem}", f"one of {', '.join(there)}")
     (wanted,) = fitting
     path = place / MUGRAPHS / f"{wanted}.json"
     data = mugraph_file.read(path)
@@ -299,20 +299,20 @@ def load_kernel(folder: str | PathLike[str], identifier: str | None = None, thre
     return Kernel(place / LIBRARY, spec, threads, constants)
 
 
-def _unfit(found: Found, element: str, where: str | None = None, shape: tuple[int, ...] = ()) -> str | None:
-    """What keeps a tensor from being an input of elements of that type, or None; with `where` from being an output there,
-    of that shape."""
-    if found.element != element:
-        return f"has elements {found.element}, expected {element}"
-    if not found.dense:
+def _unfit(described: Description, element: str, where: str | None = None, shape: tuple[int, ...] = ()) -> str | None:
+    """The reason for which a tensor is no input of elements of that type, or None; with `where` that for which it is
+    no output there, of that shape."""
+    if described.element != element:
+        return f"has elements {described.element}, expected {element}"
+    if not described.dense:
         return "is not dense and row-major; make it contiguous"
     if where is None:
         return None
-    if found.shape != shape:
-        return f"has shape {list(found.shape)}, expected {list(shape)}"
-    if found.place != where:
-        return f"is on {found.place}, expected {where}"
-    return None if found.writable else "cannot be written"
+    if described.shape != shape:
+        return f"has shape {list(described.shape)}, expected {list(shape)}"
+    if described.place != where:
+        return f"is on {described.place}, expected {where}"
+    return None if described.writable else "cannot be written"
 
 
 class _Pool:

@@ -29,7 +29,7 @@ Key: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Description:
     """A tensor described: `element` is its type by numpy's name, `place` is "cpu" or such as "cuda:0"."""
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How a library works with memory at one place: `address` of a tensor of its own, the current `stream` there (0 on
+    """A place where a library has memory: `address` of a tensor of its own, the current `stream` there (0 on
     the host), and `enter`, which gives a context in which the place's device is the current one, or None when it is."""
 
     address: Callable[[Any], int]
@@ -60,20 +60,20 @@ class Framework(ABC):
         is no tensor of this library."""
 
     @abstractmethod
-    def describe(self, tensor: Any) -> Found:
+    def describe(self, tensor: Any) -> Description:
         """A tensor in words. Raises WrongTensor for one in memory of another kind."""
 
     @abstractmethod
     def place(self, tensor: Any) -> Place:
-        """How to work where a tensor is."""
+        """The place where a tensor is."""
 
     @abstractmethod
     def maker(self, like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
-        """What makes new tensors where `like` is, on the current stream."""
+        """A function that makes new tensors where `like` is, on the current stream."""
 
     @abstractmethod
     def where(self, tensor: Any) -> Any:
-        """What tells the place of a tensor from others, quickly."""
+        """A key that tells the place of a tensor from others, quickly."""
 
     @abstractmethod
     def copy(self, like: Any, array: np.ndarray[Any, Any]) -> Any:
@@ -84,8 +84,8 @@ class Framework(ABC):
         """The elements of a tensor in host memory."""
 
     def scratch(self, like: Any, count: int) -> tuple[Callable[[], Any], Callable[[Any], int]]:
-        """What makes scratch memory of so many bytes where `like` is, on the current stream, and what tells where in it
-        these bytes begin."""
+        """A function that makes scratch memory of so many bytes where `like` is, on the current stream, and one that
+        tells where in it these bytes begin."""
         return self.maker(like, (count,), "uint8"), self.place(like).address
 
 
@@ -103,9 +103,9 @@ class _Numpy(Framework):
             pointers.append(a.__array_interface__["data"][0])
         return tuple(key), pointers
 
-    def describe(self, tensor: Any) -> Found:
+    def describe(self, tensor: Any) -> Description:
         dense = tensor.flags.c_contiguous and tensor.dtype.isnative
-        return Found(tensor.shape, tensor.dtype.name, "cpu", dense, tensor.flags.writeable)
+        return Description(tensor.shape, tensor.dtype.name, "cpu", dense, tensor.flags.writeable)
 
     def place(self, tensor: Any) -> Place:
         return Place(_address, _no_stream, _nothing)
@@ -142,11 +142,11 @@ class _Torch(Framework):
             pointers.append(t.data_ptr())
         return tuple(key), pointers
 
-    def describe(self, tensor: Any) -> Found:
+    def describe(self, tensor: Any) -> Description:
         if tensor.device.type not in ("cpu", "cuda"):
             raise WrongTensor(f"tensors on {tensor.device} are not supported")
         dense = tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
-        return Found(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), str(tensor.device), dense)
+        return Description(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), str(tensor.device), dense)
 
     def place(self, tensor: Any) -> Place:
         address = self.torch.Tensor.data_ptr
@@ -201,9 +201,9 @@ class _Cupy(Framework):
             pointers.append(data.ptr)
         return tuple(key), pointers
 
-    def describe(self, tensor: Any) -> Found:
+    def describe(self, tensor: Any) -> Description:
         dense = tensor.flags.c_contiguous and tensor.dtype.isnative
-        return Found(tensor.shape, tensor.dtype.name, f"cuda:{tensor.data.device_id}", dense)
+        return Description(tensor.shape, tensor.dtype.name, f"cuda:{tensor.data.device_id}", dense)
 
     def place(self, tensor: Any) -> Place:
         cuda, device = self.cupy.cuda, self.cupy.cuda.Device(tensor.data.device_id)
@@ -222,37 +222,39 @@ class _Cupy(Framework):
 
     def copy(self, like: Any, array: np.ndarray[Any, Any]) -> Any:
         with self.cupy.cuda.Device(like.data.device_id):
-            made = self.cupy.asarray(np.array(array, order="C"))
+            copied = self.cupy.asarray(np.array(array, order="C"))
             self.cupy.cuda.get_current_stream().synchronize()  # kernels may read weights before the stream comes to them
-        return made
+        return copied
 
     def host(self, tensor: Any) -> np.ndarray[Any, Any]:
         return np.asarray(self.cupy.asnumpy(tensor))
 
 
 NUMPY = _Numpy()
-_MADE: dict[type, Framework] = {np.ndarray: NUMPY}  #: by type of tensor; grows with the types that are met
+_FRAMEWORKS: dict[type, Framework] = {np.ndarray: NUMPY}  #: by type of tensor; grows with the types that are met
 
 
 def framework_of(tensor: Any) -> Framework | None:
     """The library that a tensor belongs to; None for one of a library that only DLPack makes known."""
     kind = type(tensor)
-    found = _MADE.get(kind)
-    if found is None:
-        found = next((f for f in (_framework(base) for base in kind.__mro__) if f is not None), None)
-        if found is not None:
-            _MADE[kind] = found
-    return found
+    framework = _FRAMEWORKS.get(kind)
+    if framework is None:
+        framework = next((f for f in (_framework(base) for base in kind.__mro__) if f is not None), None)
+        if framework is not None:
+            _FRAMEWORKS[kind] = framework
+    return framework
 
 
 def _framework(kind: type) -> Framework | None:
-    if kind in _MADE:
-        return _MADE[kind]
-    made = {"torch.Tensor": _Torch, "cupy.ndarray": _Cupy}.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
-    if made is None:
+    if kind in _FRAMEWORKS:
+        return _FRAMEWORKS[kind]
+    kind_of_framework = {"torch.Tensor": _Torch, "cupy.ndarray": _Cupy}.get(
+        f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    )
+    if kind_of_framework is None:
         return None
-    _MADE[kind] = made()
-    return _MADE[kind]
+    _FRAMEWORKS[kind] = kind_of_framework()
+    return _FRAMEWORKS[kind]
 
 
 def known(tensor: Any) -> Any:

@@ -32,11 +32,11 @@ def register(kernel: Runs, name: str) -> Any:
     tensors it tells types and shapes, so that `torch.compile(fullgraph=True)` and `torch.export` take it as one operator.
     It has no gradient. Raises UsageError for a name that is malformed or taken, ToolMissing without torch.
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    parts = _NAME.fullmatch(name)
+    if parts is None:
         raise UsageError(f"expected the name of an operator such as 'mirage::norm', found {name!r}")
     torch = imported("torch", "its operators", "pip install 'mirage-cli[torch]'")
-    namespace, operator = found[1], found[2]
+    namespace, operator = parts[1], parts[2]
     if hasattr(getattr(torch.ops, namespace), operator):
         raise UsageError(f"torch has an operator {name!r} already", "choose another name")
     spec, single = kernel.spec, len(kernel.spec.outputs) == 1
@@ -49,17 +49,19 @@ def register(kernel: Runs, name: str) -> Any:
     def fake(*inputs: Any) -> Any:
         symbols = spec.solve([tuple(t.shape) for t in inputs])
         shapes = [[extents.value(d, symbols) for d in t.dims] for t in spec.outputs]
-        made = tuple(inputs[0].new_empty(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True))
-        return made[0] if single else made
+        outputs = tuple(inputs[0].new_empty(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True))
+        return outputs[0] if single else outputs
 
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(operator + schema(spec))
     library.impl(operator, run, "CPU")
     library.impl(operator, run, "CUDA")
     torch.library.register_fake(name, fake, lib=library)
-    made = getattr(getattr(torch.ops, namespace), operator).default
-    setattr(made, _HELD, library)  # an operator lives as long as torch; without its library it would lose its kernels
-    return made
+    registered = getattr(getattr(torch.ops, namespace), operator).default
+    setattr(
+        registered, _HELD, library
+    )  # an operator lives as long as torch; without its library it would lose its kernels
+    return registered
 
 
 def schema(spec: OperatorSpec) -> str:

@@ -23,8 +23,8 @@ RUNS = (LIBRARY, torch_library.LIBRARY, SCRIPT)  #: files of an output folder th
 
 
 def is_own(folder: Path, report: Mapping[str, Any]) -> bool:
-    """Whether the programs in an output folder are those that this user's mirage wrote there, of the model that its report
-    tells of."""
+    """True if the programs in an output folder are those that this user's mirage wrote there, of the model that its
+    report tells of."""
     own = bool(report.get("seal")) and result_store.seal(sealed(report["files"], report["model"])) == report["seal"]
     return own and not changed(folder, report["files"])
 
@@ -58,11 +58,9 @@ def rebuilt(specs: Sequence[OperatorSpec], rendered: Mapping[str, bytes], folder
     sources = {s.id: KernelSource(s.id, texts.get(f"{s.id}.cpp"), texts.get(f"{s.id}.cu")) for s in specs}
     own = [s for s in specs if f"{s.id}.cpp" in texts]
     try:
-        made = build_library(own, sources, folder, toolchain.find(cuda=False), Options(workers=jobs))
+        result = build_library(own, sources, folder, toolchain.find(cuda=False), Options(workers=jobs))
     except MirageError as error:
         return f"{LIBRARY} was not loaded, and cannot be built anew: {error}"
-    if made.library is None:
-        return (
-            f"{LIBRARY} was not loaded, and cannot be built anew: {next(iter(made.failed.values()), 'no CPU kernels')}"
-        )
+    if result.library is None:
+        return f"{LIBRARY} was not loaded, and cannot be built anew: {next(iter(result.failed.values()), 'no CPU kernels')}"
     return f"{LIBRARY} was not loaded: kernels and outputs are those of the sources, built anew"

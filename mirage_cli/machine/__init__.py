@@ -1,1 +1,1 @@
-"""What this machine has: processors, optional packages, the user's own folders."""
+"""The equipment of this machine: processors, optional packages, the user's own folders."""

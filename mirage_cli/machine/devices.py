@@ -52,19 +52,19 @@ class Device:
 def devices() -> list[Device]:
     """The GPUs of this machine that CUDA programs see, in their order; none where there is no driver."""
     rows = [row for row in _query(QUERY) if len(row) == len(QUERY)]
-    return [Device(k, *row) for k, row in enumerate(_visible(rows, os.environ.get("CUDA_VISIBLE_DEVICES")))]
+    return [Device(k, *row) for k, row in enumerate(_visible_to_cuda(rows, os.environ.get("CUDA_VISIBLE_DEVICES")))]
 
 
 def device(number: int) -> Device:
     """GPU `number`. Raises ToolMissing without a GPU, UsageError for a number that does not exist."""
-    found = devices()
-    if not found:
+    present = devices()
+    if not present:
         raise ToolMissing(
             "no NVIDIA GPU was found", "nvidia-smi shows what the driver sees; without a GPU leave out --gpu"
         )
-    if not 0 <= number < len(found):
-        raise UsageError(f"there is no GPU {number}: this machine has {len(found)}, counted from 0")
-    return found[number]
+    if not 0 <= number < len(present):
+        raise UsageError(f"there is no GPU {number}: this machine has {len(present)}, counted from 0")
+    return present[number]
 
 
 def architecture(number: int) -> str:
@@ -86,19 +86,19 @@ def driver_cuda() -> tuple[int, int] | None:
 
 def driver() -> str:
     """A sentence about the driver's version."""
-    found = driver_cuda()
-    return f"the NVIDIA driver is for CUDA {found[0]}.{found[1]}" if found else "there is no NVIDIA driver"
+    version = driver_cuda()
+    return f"the NVIDIA driver is for CUDA {version[0]}.{version[1]}" if version else "there is no NVIDIA driver"
 
 
 def check_driver(what: str, version: str) -> None:
     """Raise ToolMissing where the driver is too old for `what` (a compiler, a package), which is for CUDA `version`, such as
     "13.0". A driver runs programs of newer minor versions too."""
-    needed, found = re.search(r"(\d+)(\.\d+)?", version), driver_cuda()
-    if needed is not None and found is not None and found[0] < int(needed[1]):
+    needed, supported = re.search(r"(\d+)(\.\d+)?", version), driver_cuda()
+    if needed is not None and supported is not None and supported[0] < int(needed[1]):
         oldest = OLDEST.get(int(needed[1]))
         raise ToolMissing(
             f"{driver()}, too old for {what}, which is for CUDA {needed[0]}",
-            f"update the NVIDIA driver{f' to {oldest} or newer' if oldest else ''}, or use one for CUDA {found[0]}",
+            f"update the NVIDIA driver{f' to {oldest} or newer' if oldest else ''}, or use one for CUDA {supported[0]}",
         )
 
 
@@ -110,7 +110,8 @@ def state(number: int) -> dict[str, str]:
 
 
 def name(provider: str, number: int = 0) -> str:
-    """What a provider ("cpu" or "cuda") computes on, for reports. Raises ToolMissing and UsageError as `device`."""
+    """The name of the device on which a provider ("cpu" or "cuda") computes, for reports. Raises ToolMissing and
+    UsageError as `device`."""
     return device(number).name if provider == "cuda" else processor()
 
 
@@ -142,17 +143,17 @@ def _query(fields: tuple[str, ...], *arguments: str) -> list[list[str]]:
     if tool is None:
         return []
     command = [tool, *arguments, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    found = programs.run(command, Path("/"), TIMEOUT)
-    lines = () if found.problem is not None else found.output.splitlines()
+    result = programs.run(command, Path("/"), TIMEOUT)
+    lines = () if result.problem is not None else result.output.splitlines()
     return [[x.strip() for x in line.split(",")] for line in lines if line.strip()]
 
 
-def _visible(rows: list[list[str]], choice: str | None) -> list[list[str]]:
+def _visible_to_cuda(rows: list[list[str]], choice: str | None) -> list[list[str]]:
     """The rows that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or beginnings of UUIDs, up to the first that
     does not exist."""
     if choice is None:
         return rows
-    found = []
+    chosen = []
     for item in (part.strip() for part in choice.split(",")):
         number = int(item) if item.isdigit() else -1
         matching = [
@@ -160,5 +161,5 @@ def _visible(rows: list[list[str]], choice: str | None) -> list[list[str]]:
         ]
         if len(matching) != 1:
             break
-        found += matching
-    return found
+        chosen += matching
+    return chosen

@@ -16,11 +16,11 @@ def imported(name: str, purpose: str, hint: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name == name:
             raise ToolMissing(f"{name} is needed for {purpose} and is not installed", hint) from None
-        found: Exception = error
+        failure: Exception = error
     except Exception as error:  # what a broken package raises has no common base
-        found = error
-    said = (str(found).strip().splitlines() or [""])[0]
-    raise ToolMissing(f"{name} is needed for {purpose}; importing it fails: {type(found).__name__}: {said}", hint)
+        failure = error
+    said = (str(failure).strip().splitlines() or [""])[0]
+    raise ToolMissing(f"{name} is needed for {purpose}; importing it fails: {type(failure).__name__}: {said}", hint)
 
 
 def problem(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What `bench` times: an onnxruntime session on inputs that already lie where it computes.
+"""Contestants that `bench` times: an onnxruntime session on inputs that already lie where it computes.
 
 A contestant owns several sets of inputs and outputs and moves on to the next set at every call. Its outputs are first
 filled with NaN (integers with a pattern), so that a kernel that leaves elements unwritten does not find the right ones
@@ -63,7 +63,7 @@ class OrtContestant:
         self._next = 0
         isolation.doing(f"onnxruntime ran {self._title}")
         try:
-            self._inputs = [{n: placed(a, place) for n, a in arrays.items()} for arrays in sets]
+            self._inputs = [{n: to_device(a, place) for n, a in arrays.items()} for arrays in sets]
             self._outputs: list[list[tuple[str, Any]]] = []
             self._bindings = [self._bind(inputs) for inputs in self._inputs]
         except MirageError:
@@ -78,7 +78,7 @@ class OrtContestant:
             binding.bind_ortvalue_input(name, value)
         names = [o.name for o in self._session.get_outputs()]
         shapes = _output_shapes(self._session, inputs, self._place)
-        outputs = [(n, placed(broken(*shapes[n]), self._place)) for n in names]
+        outputs = [(n, to_device(broken(*shapes[n]), self._place)) for n in names]
         for name, value in outputs:
             binding.bind_ortvalue_output(name, value)
         self._outputs.append(outputs)
@@ -94,20 +94,20 @@ class OrtContestant:
 
         Raises MirageError when onnxruntime fails, or when the run changed an input.
         """
-        found: list[Arrays] = []
+        answers: list[Arrays] = []
         isolation.doing(f"onnxruntime ran {self._title}")
         for binding, outputs, inputs, arrays in zip(
             self._bindings, self._outputs, self._inputs, self._sets, strict=True
         ):
             try:
                 self._session.run_with_iobinding(binding)
-                found.append({name: fetched(value, self._place) for name, value in outputs})
+                answers.append({name: fetched(value, self._place) for name, value in outputs})
             except Exception as error:  # as above
                 raise MirageError(f"onnxruntime failed: {error}") from error
             for name, value in inputs.items():
                 if fetched(value, self._place).tobytes() != np.asarray(arrays[name]).tobytes():
                     raise MirageError(f"the run changed input {name!r}")
-        return found
+        return answers
 
 
 def _output_shapes(
@@ -139,7 +139,7 @@ def broken(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 # ---- moving arrays ---------------------------------------------------------------------------------------------------
 
 
-def placed(array: NDArray[Any], place: Place) -> Any:
+def to_device(array: NDArray[Any], place: Place) -> Any:
     """An `OrtValue` of the place's memory with a copy of an array's elements."""
     if place.provider == "cpu":
         return sessions.to_ort(np.array(array, order="C"))
@@ -182,15 +182,15 @@ def _identity(provider: str, device: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Whether answers are the original's but for rounding: the greatest relative error (root mean square of the
-    difference over that of the original) of an output, and what is wrong."""
+    """The agreement of answers with the original's but for rounding: the greatest relative error (root mean square of
+    the difference over that of the original) of an output, and what is wrong."""
 
     error: float
     problem: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return not self.problem
 
 
@@ -203,30 +203,30 @@ def agreement(answers: Sequence[Arrays], wanted: Sequence[Arrays], unit: float =
     Integers must be equal.
     """
     worst = 0.0
-    for k, (found, right) in enumerate(zip(answers, wanted, strict=True)):
-        if set(found) != set(right):
-            return Agreement(np.inf, f"outputs {sorted(found)} instead of {sorted(right)}")
+    for k, (own, right) in enumerate(zip(answers, wanted, strict=True)):
+        if set(own) != set(right):
+            return Agreement(np.inf, f"outputs {sorted(own)} instead of {sorted(right)}")
         for name, array in right.items():
-            error, problem = _difference(found[name], array, unit)
+            error, problem = _difference(own[name], array, unit)
             if problem:
                 return Agreement(error, f"output {name!r} of input set {k}: {problem}")
             worst = max(worst, error)
     return Agreement(worst)
 
 
-def _difference(found: NDArray[Any], right: NDArray[Any], least: float) -> tuple[float, str]:
+def _difference(own: NDArray[Any], right: NDArray[Any], least: float) -> tuple[float, str]:
     """The relative error and what is wrong, or nothing."""
-    if found.shape != right.shape or found.dtype != right.dtype:
-        return np.inf, f"{found.dtype}{list(found.shape)} instead of {right.dtype}{list(right.shape)}"
+    if own.shape != right.shape or own.dtype != right.dtype:
+        return np.inf, f"{own.dtype}{list(own.shape)} instead of {right.dtype}{list(right.shape)}"
     if right.dtype.kind in "iub":
-        count = int((found != right).sum())
+        count = int((own != right).sum())
         return (np.inf, f"{count} of {right.size} elements differ") if count else (0.0, "")
-    f, r = found.astype(np.float64), right.astype(np.float64)
-    finite = np.isfinite(r)
-    lost = int((~np.isfinite(f) & finite).sum())
+    wide, exact = own.astype(np.float64), right.astype(np.float64)
+    finite = np.isfinite(exact)
+    lost = int((~np.isfinite(wide) & finite).sum())
     if lost:
         return np.inf, f"{lost} of {right.size} elements are not finite"
-    size, error = _rms(r[finite]), _rms(f[finite] - r[finite])
+    size, error = _rms(exact[finite]), _rms(wide[finite] - exact[finite])
     unit = max(least, float(ml_dtypes.finfo(right.dtype).eps))  # type: ignore[no-untyped-call]
     relative = error / size if size > 0 else (0.0 if error <= unit else np.inf)
     limit = float(np.sqrt(unit))

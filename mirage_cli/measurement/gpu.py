@@ -44,7 +44,7 @@ Graph: TypeAlias = Any  #: captured work, which its backend can replay
 
 
 class Backend(Protocol):
-    """What a GPU does for the timer: memory and work on one stream. Errors are MirageErrors."""
+    """The services of a GPU for the timer: memory and work on one stream. Errors are MirageErrors."""
 
     name: str  #: the library behind it, with its version
     cache: int  #: bytes of the second-level cache
@@ -72,7 +72,7 @@ class Subject(Protocol):
         """Overwrite all outputs with NaN."""
 
     def verdict(self) -> Accuracy:
-        """How far the outputs that are there now are from the right ones; not passed when any was not written."""
+        """The accuracy of the outputs that are there now; not passed when any was not written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class _DeviceClock:
 
 
 def sets_for(size: int, cache: int) -> int:
-    """How many sets of inputs and outputs of `size` bytes exceed the cache `COLD` times; at least two."""
+    """Number of sets of inputs and outputs of `size` bytes that exceed the cache `COLD` times; at least two."""
     return max(2, min(MAX_SETS, COLD * cache // max(size, 1) + 1))
 
 
@@ -133,13 +133,13 @@ class GpuTimer:
 
         def graph(cycles: int) -> Graph:
             def work(stream: int) -> list[object]:
-                made = []
+                outputs = []
                 for _ in range(cycles):
                     for k in range(sets):
-                        made.append(call(k, stream))  # kept: outputs of one call are not the memory of the next
+                        outputs.append(call(k, stream))  # kept: outputs of one call are not the memory of the next
                         if isolated:
                             self.backend.spacer(stream)
-                return made
+                return outputs
 
             return self.backend.capture(work)
 
@@ -160,8 +160,8 @@ class GpuTimer:
 
             return call
 
-        found = paired({name: replay(p) for name, p in contestants.items()}, effort, clock)
-        return {name: us.scaled(1 / contestants[name].calls) for name, us in found.items()}
+        times = paired({name: replay(p) for name, p in contestants.items()}, effort, clock)
+        return {name: us.scaled(1 / contestants[name].calls) for name, us in times.items()}
 
     def times(
         self, calls: Mapping[str, Call], sets: int, effort: Effort = DEFAULT, isolated: bool = False
@@ -171,9 +171,9 @@ class GpuTimer:
         if not isolated:
             return self.measure(prepared, effort)
         prepared[_SPACERS] = self.prepare(lambda k, stream: self.backend.spacer(stream), sets, effort)
-        found = self.measure(prepared, effort)
-        spacer = found.pop(_SPACERS).median
-        return {name: Distribution(tuple(us - spacer for us in d.samples)) for name, d in found.items()}
+        chained = self.measure(prepared, effort)
+        spacer = chained.pop(_SPACERS).median
+        return {name: Distribution(tuple(us - spacer for us in d.samples)) for name, d in chained.items()}
 
 
 def honest(

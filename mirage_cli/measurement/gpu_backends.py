@@ -1,4 +1,5 @@
-"""What `gpu` needs of a GPU, by torch or by cupy: memory, one stream, graphs and events. Both are imported when used."""
+"""Backends of a GPU for `gpu`, by torch or by cupy: memory, one stream, graphs and events. Both are imported when
+used."""
 
 from __future__ import annotations
 
@@ -122,12 +123,12 @@ class GpuBackend(ABC):
         return int(self.view(memory, "int64").sum())
 
     def poisoned(self, memory: Memory, width: int) -> int:
-        """How many elements of `width` bytes have nothing but poison."""
+        """Number of elements of `width` bytes that have nothing but poison."""
         return int((self.view(memory, _INTEGERS[width]) == -1).sum())
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """What the framework raises becomes a MirageError."""
+        """A context in which what the framework raises becomes a MirageError."""
         try:
             yield
         except MirageError:
@@ -137,7 +138,7 @@ class GpuBackend(ABC):
 
     @classmethod
     def failure(cls, raised: Exception) -> MirageError:
-        """What a framework raised as an error to show; frameworks have no common base."""
+        """The error to show for what a framework raised; frameworks have no common base."""
         if isinstance(raised, MirageError):
             return raised
         said = str(raised).splitlines()[:1]
@@ -162,8 +163,8 @@ class TorchBackend(GpuBackend):
         self.torch.cuda.set_device(self.device)
         self.timing = self.torch.cuda.Stream(self.device)
         self.name = f"torch {self.torch.__version__}"
-        found = getattr(self.torch.cuda.get_device_properties(number), "L2_cache_size", 0)
-        self.cache = int(found) or devices.cache_bytes("cuda")
+        cache_bytes = getattr(self.torch.cuda.get_device_properties(number), "L2_cache_size", 0)
+        self.cache = int(cache_bytes) or devices.cache_bytes("cuda")
         self._one = self.torch.zeros(1, device=self.device)
         self._lead = self.torch.zeros(LEAD_BYTES // 4, device=self.device)
 

@@ -68,7 +68,7 @@ class Sets:
         self.backend.fill(self.memory, POISON)
 
     def unwritten(self) -> int:
-        """How many elements, of all sets, are still poison."""
+        """Number of elements, of all sets, that are still poison."""
         padding = (self.stride - self.size) // self.dtype.bytes * self.sets
         return self.backend.poisoned(self.memory, self.dtype.bytes) - padding
 
@@ -166,16 +166,16 @@ class Judged:
 
     def verdict(self) -> Accuracy:
         """The worst accuracy of the compared sets; not passed where an element was not written or an input changed."""
-        for k, (t, before) in enumerate(zip(self._inputs, self._sums, strict=True)):
-            if t.backend.checksum(t.memory) != before:
+        for k, (tensor, before) in enumerate(zip(self._inputs, self._sums, strict=True)):
+            if tensor.backend.checksum(tensor.memory) != before:
                 return Accuracy(False, np.inf, 0.0, np.inf, 0.0, f"input {k} was changed")
-        for k, t in enumerate(self._outputs):
-            count = t.unwritten()
+        for k, tensor in enumerate(self._outputs):
+            count = tensor.unwritten()
             if count:
                 return Accuracy(False, np.inf, 0.0, np.inf, 0.0, f"{count} elements of output {k} were not written")
-        found = [
-            compare(t.get(k) if p is None else t.get(k).reshape(-1)[p], original, right, t.dtype)
+        accuracies = [
+            compare(tensor.get(k) if p is None else tensor.get(k).reshape(-1)[p], original, right, tensor.dtype)
             for k in self._compared
-            for t, p, (original, right) in zip(self._outputs, self._positions, self._wanted(k), strict=True)
+            for tensor, p, (original, right) in zip(self._outputs, self._positions, self._wanted(k), strict=True)
         ]
-        return max(found, key=lambda a: (not a.passed, a.rmse / (a.original_rmse + 1e-30)))
+        return max(accuracies, key=lambda a: (not a.passed, a.rmse / (a.original_rmse + 1e-30)))

@@ -48,8 +48,8 @@ def over(function: Callable[..., Any], arguments: Arguments) -> Call:
 def compiled(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function by torch.compile, tuned as far as it can be, without CUDA graphs of its own."""
     torch._dynamo.reset()
-    made: Callable[..., Any] = torch.compile(function, mode=COMPILE_MODE, dynamic=False)
-    return made
+    tuned: Callable[..., Any] = torch.compile(function, mode=COMPILE_MODE, dynamic=False)
+    return tuned
 
 
 def fused(torch: Any, column: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,31 +134,31 @@ def torch_maker(
     right: Any,
     effort: Effort = DEFAULT,
 ) -> Callable[[], Prepared]:
-    """What prepares a torch function (made first) on the sets of arguments. Raises MirageError, also where its first answer
-    is far from the `right` one."""
+    """A function that prepares a torch function (made first) on the sets of arguments. Raises MirageError, also where
+    its first answer is far from the `right` one."""
 
     def prepared() -> Prepared:
         function = make()
-        found: list[Any] = []
-        timer.backend.run(lambda stream: found.append(function(*arguments[0])))
-        check_close(found[0], right)
+        answers: list[Any] = []
+        timer.backend.run(lambda stream: answers.append(function(*arguments[0])))
+        check_close(answers[0], right)
         return timer.prepare(over(function, arguments), len(arguments), effort)
 
     return prepared
 
 
-def check_close(found: Any, right: Any) -> None:
+def check_close(answer: Any, right: Any) -> None:
     """Raise MirageError when a tensor, or one of several, is not the `right` one (float64) but for rounding: half of the
     type's digits."""
-    several = isinstance(found, tuple)
-    for f, r in zip(found if several else (found,), right if several else (right,), strict=True):
-        if f.shape != r.shape:
-            raise MirageError(f"wrong: shape {tuple(f.shape)} instead of {tuple(r.shape)}")
-        if not f.dtype.is_floating_point:
+    several = isinstance(answer, tuple)
+    for own, expected in zip(answer if several else (answer,), right if several else (right,), strict=True):
+        if own.shape != expected.shape:
+            raise MirageError(f"wrong: shape {tuple(own.shape)} instead of {tuple(expected.shape)}")
+        if not own.dtype.is_floating_point:
             continue
-        finite = r.isfinite()
-        wide, exact = f.double()[finite], r[finite]
+        finite = expected.isfinite()
+        wide, exact = own.double()[finite], expected[finite]
         error, size = float((wide - exact).norm()), float(exact.norm())
-        unit = 2.0 ** -_MANTISSA[str(f.dtype).removeprefix("torch.")]
+        unit = 2.0 ** -_MANTISSA[str(own.dtype).removeprefix("torch.")]
         if not error <= unit**0.5 * size + unit:
             raise MirageError(f"wrong: relative error {error / size if size else error:.1e}")

@@ -36,9 +36,9 @@ class WallClock:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure: `runs` samples of each contestant, or as many as fit into `seconds` for all of them together,
-    between `least` and `most`. A sample lasts at least `sample_seconds`. Each contestant is warmed up by one call that
-    does not count, `warm_up` more and as many as it takes to run for `warm_seconds`."""
+    """The length of a measurement: `runs` samples of each contestant, or as many as fit into `seconds` for all of
+    them together, between `least` and `most`. A sample lasts at least `sample_seconds`. Each contestant is warmed
+    up by one call that does not count, `warm_up` more and as many as it takes to run for `warm_seconds`."""
 
     seconds: float = 2.0
     runs: int | None = None
@@ -134,12 +134,12 @@ def _warm_up(call: Callable[[], None], effort: Effort, timer: Timer) -> float:
 
 
 def _calls(seconds: float, effort: Effort) -> int:
-    """How many calls make one sample."""
+    """Number of calls that make one sample."""
     return max(1, math.ceil(effort.sample_seconds / seconds)) if seconds > 0 else 1
 
 
 def _rounds(seconds: float, effort: Effort) -> int:
-    """How many rounds are measured when one takes `seconds`."""
+    """Number of rounds that are measured when one takes `seconds`."""
     if effort.runs is not None:
         return max(1, effort.runs)
     return min(effort.most, max(effort.least, int(effort.seconds / seconds) if seconds > 0 else effort.most))

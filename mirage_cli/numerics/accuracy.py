@@ -85,20 +85,20 @@ def judged(
     same shapes. Every draw counts as much as the others, whatever the size of its numbers. An error of the first draw that is
     at most `ONCE` times what is allowed is luck where it does not come again: then the other draws decide, since all
     together would have the one that was chosen for its error among them."""
-    found = compare(*sample, dtype, factor, mixed, spoiled)
-    if found.passed or more is None or not np.isfinite(found.rmse):
-        return found
+    first = compare(*sample, dtype, factor, mixed, spoiled)
+    if first.passed or more is None or not np.isfinite(first.rmse):
+        return first
     draws = [sample]
     for s in more():
         if s[2].shape == sample[2].shape:
             draws.append(s)
             if len(draws) == IN_A_ROW and not any(compare(*d, dtype, factor, mixed, spoiled).passed for d in draws):
-                return found
+                return first
     over = compare(*together(draws, dtype), dtype, factor, mixed, spoiled)
-    if not over.passed and found.used <= ONCE and len(draws) == DRAWS:
+    if not over.passed and first.used <= ONCE and len(draws) == DRAWS:
         over = compare(*together(draws[1:], dtype), dtype, factor, mixed, spoiled)
     if not over.passed:
-        return found
+        return first
     unit = (
         _size(sample) if all(_ordinary(d, dtype) for d in draws) else 1.0
     )  # figures are at the size of the first draw
@@ -120,9 +120,10 @@ def together(draws: Sequence[Sample], dtype: DType) -> Sample:
     return r, o, t
 
 
-def kept(made: Iterable[T]) -> Callable[[], Iterator[T]]:
-    """What gives the same things again and again, each of which is made once, when it is first asked for."""
-    source, known = iter(made), list[T]()
+def remembered(items: Iterable[T]) -> Callable[[], Iterator[T]]:
+    """A function that gives the same items again and again; each is taken from `items` once, when it is first asked
+    for."""
+    source, known = iter(items), list[T]()
 
     def again() -> Iterator[T]:
         yield from known
@@ -134,7 +135,7 @@ def kept(made: Iterable[T]) -> Callable[[], Iterator[T]]:
 
 
 def _ordinary(sample: Sample, dtype: DType) -> bool:
-    """Whether a multiple of a sample is as accurate: nothing overflows, nothing is so small that it loses digits."""
+    """True if a multiple of a sample is as accurate: nothing overflows, nothing is so small that it loses digits."""
     r, o, t = (np.abs(np.asarray(a, dtype=np.float64)) for a in sample)
     inside = all(bool((a < dtype.largest).all()) for a in (r, o, t))  # no NaN either
     return inside and _rms(t) * dtype.epsilon > max(dtype.normal, _flushed(dtype))
@@ -170,27 +171,28 @@ def compare(
     """
     if result.shape != reference.shape:
         return Accuracy(False, np.inf, 0.0, np.inf, 0.0, f"shape {result.shape} instead of {reference.shape}")
-    r, o, t = (np.asarray(a, dtype=np.float64) for a in (result, original, reference))
+    values, originals, exact = (np.asarray(a, dtype=np.float64) for a in (result, original, reference))
     if not dtype.is_float:
         same = bool(np.array_equal(result, original))
         return Accuracy(same, 0.0, 0.0, 0.0, 0.0, "" if same else "integers differ")
-    note = _pattern(r, o, t, dtype, mixed or spoiled, spoiled)
+    note = _pattern(values, originals, exact, dtype, mixed or spoiled, spoiled)
     if note.startswith("!"):
         return Accuracy(False, np.inf, 0.0, np.inf, 0.0, note[1:])
-    known = np.isfinite(t) & np.isfinite(r)
-    both = known & np.isfinite(o)
+    known = np.isfinite(exact) & np.isfinite(values)
+    both = known & np.isfinite(originals)
     if not known.any():
         return Accuracy(True, 0.0, 0.0, 0.0, 0.0, note)
     lost = known & ~both
-    alone = float(np.abs(r[lost] - t[lost]).max(initial=0.0)) / (LOST * _ulp(float(np.abs(t[known]).max()), dtype))
+    error = np.abs(values[lost] - exact[lost])
+    alone = float(error.max(initial=0.0)) / (LOST * _ulp(float(np.abs(exact[known]).max()), dtype))
     if not both.any():
-        error = np.abs(r[lost] - t[lost])
         return Accuracy(alone <= 1.0, _rms(error), 0.0, float(error.max()), 0.0, note, alone)
-    error, own, scale = np.abs(r[both] - t[both]), np.abs(o[both] - t[both]), np.abs(t[both])
+    error, own = np.abs(values[both] - exact[both]), np.abs(originals[both] - exact[both])
+    scale = np.abs(exact[both])
     factor = max(FACTOR if both.sum() >= SMALL else SMALL_FACTOR, factor or 0.0)
     rmse, original_rmse = _rms(error), _rms(own)
     max_error, original_max = float(error.max()), float(own.max())
-    beyond = float(np.abs(t[np.isfinite(t)]).max())
+    beyond = float(np.abs(exact[np.isfinite(exact)]).max())
     sums = F32.epsilon * beyond if beyond > dtype.largest else 0.0
     used = max(
         rmse / (factor * original_rmse + ULPS * _ulp(_rms(scale), dtype) + sums),
@@ -201,21 +203,21 @@ def compare(
 
 
 def _pattern(
-    r: NDArray[np.float64],
-    o: NDArray[np.float64],
-    t: NDArray[np.float64],
+    values: NDArray[np.float64],
+    originals: NDArray[np.float64],
+    exact: NDArray[np.float64],
     dtype: DType,
     mixed: bool,
     spoiled: bool,
 ) -> str:
-    """What is to be said of values that are not finite; a leading `!` marks a failure.
+    """A note on values that are not finite; a leading `!` marks a failure.
 
     A value must be of the original's kind or of the true one's: where the original's is not finite, where the type has no
     number for the true one, so that it is infinite in the type, or with `spoiled`.
     """
-    beyond = np.isfinite(t) & (np.abs(t) >= dtype.largest * (1.0 + dtype.epsilon / 4))
-    t = np.where(beyond, np.copysign(np.inf, t), t)
-    ours, original, true = (~np.isfinite(x) if mixed else _kind(x) for x in (r, o, t))
+    beyond = np.isfinite(exact) & (np.abs(exact) >= dtype.largest * (1.0 + dtype.epsilon / 4))
+    exact = np.where(beyond, np.copysign(np.inf, exact), exact)
+    ours, original, true = (~np.isfinite(x) if mixed else _kind(x) for x in (values, originals, exact))
     right = (ours == true) & (spoiled | beyond)
     avoided = (ours == true) & (ours != original) & (original != FINITE)
     wrong = (ours != original) & ~avoided & ~right

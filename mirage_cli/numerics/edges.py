@@ -113,8 +113,8 @@ def not_finite(program: Program, arrays: Sequence[Array], symbols: Mapping[str, 
 
 # --- what the operators of a program are ------------------------------------------------------------------------------
 class Facts:
-    """What the kinds depend on: which axes are reduced, what is a weight, what reaches an exponential without being
-    multiplied or summed, and whether there are functions and comparisons."""
+    """The properties of a program that the kinds depend on: which axes are reduced, what is a weight, what reaches an
+    exponential without being multiplied or summed, and whether there are functions and comparisons."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -142,15 +142,15 @@ class Facts:
 
     def _behind(self, todo: list[str], ends: Sequence[str] = ()) -> frozenset[int]:
         """The sources of values, behind elementwise operators and exponentials that are not among `ends`."""
-        made = {n.name: n for n in self.program.nodes}
+        node_of = {n.name: n for n in self.program.nodes}
         read = {i.name: i.source for i in self.program.inputs}
-        found: set[int] = set()
+        sources: set[int] = set()
         for name in todo:  # grows
             if name in read:
-                found.add(read[name])
-            elif made[name].op not in ends and not (made[name].over and made[name].op != "stable_exp"):
-                todo += [x for x in made[name].inputs if x not in todo]
-        return frozenset(found)
+                sources.add(read[name])
+            elif node_of[name].op not in ends and not (node_of[name].over and node_of[name].op != "stable_exp"):
+                todo += [x for x in node_of[name].inputs if x not in todo]
+        return frozenset(sources)
 
     def rows(self, source: int, symbols: Mapping[str, int]) -> Array:
         """The positions of a source's elements [row, position in it], as the input that reads most of it has them; of one
@@ -203,7 +203,7 @@ def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int
         [k for k in integers if k not in limits],
         [partial(_all, low=s * COUNT) for s in (1, -1)] + [_inexact],
     )
-    yield NOT_FINITE, floats, [partial(_placed, value=v) for v in (np.nan, np.inf, -np.inf)] + [_same]
+    yield NOT_FINITE, floats, [partial(_one_replaced, value=v) for v in (np.nan, np.inf, -np.inf)] + [_same]
 
 
 def _huge(facts: Facts, arrays: Sequence[Array]) -> Iterator[Edge]:
@@ -222,10 +222,10 @@ def _small(facts: Facts, arrays: Sequence[Array], random: np.random.Generator) -
     """One input after the other that holds nothing but numbers around the smallest normal one of its type, then some of the
     type's smallest steps; other rows would hide what becomes of these."""
     sources = [k for k, s in enumerate(facts.program.sources) if s.dtype.is_float and not s.constant and arrays[k].size]
-    for variant in (_least_normal, partial(_steps, most=100), partial(_steps, most=1)):
+    for variant in (_least_normal, partial(_smallest_steps, most=100), partial(_smallest_steps, most=1)):
         for k in sources:
-            made = converted(variant(arrays[k], random), arrays[k].dtype)
-            yield Edge(TINY, (*arrays[:k], made, *arrays[k + 1 :]))
+            changed = converted(variant(arrays[k], random), arrays[k].dtype)
+            yield Edge(TINY, (*arrays[:k], changed, *arrays[k + 1 :]))
 
 
 def _showing_constants(
@@ -238,14 +238,14 @@ def _showing_constants(
         if s.constant
     }
     for numbers in showing(facts.program, weights, symbols):
-        made = list(arrays)
+        changed = list(arrays)
         for k, pair in numbers.items():
             rows = facts.rows(k, symbols)
             a = np.array(arrays[k], order="C")
             values = np.resize(np.array(pair), rows.shape[1:]) * random.uniform(0.9, 1.1, rows.shape)
             a.reshape(-1)[rows] = converted(values, a.dtype)
-            made[k] = a
-        yield Edge(CONSTANTS, tuple(made))
+            changed[k] = a
+        yield Edge(CONSTANTS, tuple(changed))
 
 
 def _changed(
@@ -266,8 +266,8 @@ def _changed(
             a = np.array(arrays[source], order="C")
             flat = a.reshape(-1)
             for k, row in enumerate(rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]):
-                made = variants[(shown[source] + k) % len(variants)](flat[row], random)
-                flat[row] = converted(made, a.dtype)
+                values = variants[(shown[source] + k) % len(variants)](flat[row], random)
+                flat[row] = converted(values, a.dtype)
             shown[source] += count
             yield Edge(kind, (*arrays[:source], a, *arrays[source + 1 :]))
 
@@ -302,15 +302,15 @@ def _all(row: Array, random: np.random.Generator, low: float | None) -> Array:
 
 
 def _lower_half(row: Array, random: np.random.Generator) -> Array:
-    found = _wide(row)
-    found[: len(row) // 2] = -np.inf
-    return found
+    values = _wide(row)
+    values[: len(row) // 2] = -np.inf
+    return values
 
 
 def _one(row: Array, random: np.random.Generator, at: int, low: float | None) -> Array:
-    found = np.full(row.shape, _lowest(row, low))
-    found[at % len(row)] = row[at % len(row)]
-    return found
+    values = np.full(row.shape, _lowest(row, low))
+    values[at % len(row)] = row[at % len(row)]
+    return values
 
 
 def _truth(row: Array, random: np.random.Generator, value: bool) -> Array:
@@ -318,9 +318,9 @@ def _truth(row: Array, random: np.random.Generator, value: bool) -> Array:
 
 
 def _but_one(row: Array, random: np.random.Generator, at: int, value: bool) -> Array:
-    found = np.full(row.shape, value)
-    found[at] = not value
-    return found
+    values = np.full(row.shape, value)
+    values[at] = not value
+    return values
 
 
 def _constant(row: Array, random: np.random.Generator) -> Array:
@@ -365,25 +365,25 @@ def _offset(row: Array, random: np.random.Generator) -> Array:
 
 def _spike(row: Array, random: np.random.Generator, sign: float, at: int | None = None) -> Array:
     """The last place is one that loops get wrong."""
-    return _placed(row, random, sign * min(SAFE, _type(row).largest), at)
+    return _one_replaced(row, random, sign * min(SAFE, _type(row).largest), at)
 
 
-def _placed(row: Array, random: np.random.Generator, value: float, at: int | None = None) -> Array:
-    found = _wide(row)
-    found[random.integers(len(row)) if at is None else at] = value
-    return found
+def _one_replaced(row: Array, random: np.random.Generator, value: float, at: int | None = None) -> Array:
+    values = _wide(row)
+    values[random.integers(len(row)) if at is None else at] = value
+    return values
 
 
 def _unit(row: Array, random: np.random.Generator, value: float) -> Array:
-    return _placed(np.zeros(row.shape), random, value)
+    return _one_replaced(np.zeros(row.shape), random, value)
 
 
 def _ladder(row: Array, random: np.random.Generator) -> Array:
-    found: Array = random.choice(_LADDER, row.shape) * random.choice((-1.0, 1.0), row.shape)
-    return found
+    steps: Array = random.choice(_LADDER, row.shape) * random.choice((-1.0, 1.0), row.shape)
+    return steps
 
 
-def _steps(row: Array, random: np.random.Generator, most: int) -> Array:
+def _smallest_steps(row: Array, random: np.random.Generator, most: int) -> Array:
     """At most so many of the type's smallest steps."""
     return _type(row).normal * _type(row).epsilon * random.integers(-most, most + 1, row.shape)
 

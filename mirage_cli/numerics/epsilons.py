@@ -45,7 +45,7 @@ def showing(program: Program, weights: Mapping[int, float], symbols: Mapping[str
     }
     usual = {k: np.array([[w, w]]) for k, w in weights.items()}
     sources = [{**usual, **rows}.get(k, np.ones((1, 2))) for k in range(len(program.sources))]
-    found: list[dict[int, Pair]] = []
+    trials_that_show: list[dict[int, Pair]] = []
     with np.errstate(all="ignore"):
         own = _results(program, program.nodes, sources, symbols)
         for n in constants:
@@ -58,9 +58,9 @@ def showing(program: Program, weights: Mapping[int, float], symbols: Mapping[str
                 seen = np.maximum(seen, np.where(np.isfinite(change), change, 0.0))
             best = int(np.argmax(seen >= ENOUGH * seen.max()))
             trial = {k: (float(x[best, 0]), float(x[best, 1])) for k, x in rows.items()}
-            if seen[best] >= SEEN and trial not in found:
-                found.append(trial)
-    return found
+            if seen[best] >= SEEN and trial not in trials_that_show:
+                trials_that_show.append(trial)
+    return trials_that_show
 
 
 def _added(program: Program) -> Iterator[Node]:

@@ -1,4 +1,5 @@
-"""Whether a muGraph gives numbers where its program gives them, and NaN or infinities where it does, found without a kernel.
+"""Comparison without a kernel: a muGraph gives numbers where its program gives them, and NaN or infinities where it
+does.
 
 Equations between real numbers need not hold for infinities: x W1 + x W2 is NaN where x (W1 + W2) is infinite, and behind a
 softmax or a soft cap infinity is a number again. So muGraphs are run in numpy beside their programs, in float64, where
@@ -38,8 +39,8 @@ def changed(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], seed: 
     for edge in islice(_edges(point, seed), max(LEAST, int(TOGETHER // work))):
         arrays = {k: a.astype(np.float64) for k, a in enumerate(edge.arrays)}
         wanted = evaluate_program(point.program, _domain(point.program), arrays, point.symbols)
-        made = evaluate_kernels(point.graph, list(tiles), _domain, arrays, point.symbols)
-        finite = [(np.isfinite(x), np.isfinite(y)) for x, y in zip(wanted, made, strict=True)]
+        computed = evaluate_kernels(point.graph, list(tiles), _domain, arrays, point.symbols)
+        finite = [(np.isfinite(x), np.isfinite(y)) for x, y in zip(wanted, computed, strict=True)]
         lost, gained = (sum(int((p & ~q).sum()) for p, q in pairs) for pairs in (finite, [(q, p) for p, q in finite]))
         if lost or gained:
             return (

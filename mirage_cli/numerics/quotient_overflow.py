@@ -1,4 +1,4 @@
-"""Whether a muGraph divides numbers that are too large for float32 already.
+"""Search for quotients of numbers that are too large for float32 already, in a muGraph.
 
 The normal form of a program takes denominators outwards, so that a muGraph may multiply before it divides where the model
 divides first. Of numbers up to `edges.SAFE` squares are float32, third and fourth powers are not: their quotient would be
@@ -34,27 +34,27 @@ class _Divided(Float64):
 
     def div(self, x: Array, y: Array, guard: bool = False) -> Array:
         """Counts."""
-        found = super().div(x, y, guard)
-        self.lost += int((np.isfinite(x) & (np.abs(x) > F32.largest) & (np.abs(found) <= F32.largest)).sum())
-        return found
+        quotient = super().div(x, y, guard)
+        self.lost += int((np.isfinite(x) & (np.abs(x) > F32.largest) & (np.abs(quotient) <= F32.largest)).sum())
+        return quotient
 
 
 def _powers(program: Program, kernel: CustomKernel) -> int:
-    """How many numbers that are no weights are at most multiplied before a kernel divides."""
+    """The largest number of factors that are no weights in what a kernel divides."""
     tensors = {i.name: kernel.inputs[i.source] for i in kernel.program.inputs}
-    found: dict[str, int] = {}
+    factors: dict[str, int] = {}
     most = 0
-    for o in kernel.block.ops:
-        args = [found[i] for i in o.inputs]
-        if o.op == "load":
-            args = [int(tensors[o.source_value or ""] not in program.constants)]
-        elif o.op == "contract":
+    for operator in kernel.block.ops:
+        args = [factors[i] for i in operator.inputs]
+        if operator.op == "load":
+            args = [int(tensors[operator.source_value or ""] not in program.constants)]
+        elif operator.op == "contract":
             args = [sum(args)]
-        for n in o.thread.nodes if o.thread else ():
+        for n in operator.thread.nodes if operator.thread else ():
             own = [args[i] for i in n.inputs]
             most = max(most, own[0]) if n.op == "div" else most
             args.append(sum(own) if n.op == "mul" else max(own, default=0))
-        found[o.name] = args[-1] if o.thread else max(args, default=0)
+        factors[operator.name] = args[-1] if operator.thread else max(args, default=0)
     return most
 
 
@@ -68,15 +68,15 @@ def overflow(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], growt
         return ""
     usual = drawn(point.program, point.symbols, {}, seed)
     for edge in large(point.program, usual, point.symbols, seed):
-        made: list[_Divided] = []
+        domains: list[_Divided] = []
 
-        def domain(p: Program, made: list[_Divided] = made) -> _Divided:
-            made.append(_Divided(p))
-            return made[-1]
+        def domain(p: Program, domains: list[_Divided] = domains) -> _Divided:
+            domains.append(_Divided(p))
+            return domains[-1]
 
         arrays = {k: a.astype(np.float64) for k, a in enumerate(edge.arrays)}
         evaluate_kernels(point.graph, list(tiles), domain, arrays, point.symbols)
-        lost = sum(d.lost for d in made)
+        lost = sum(d.lost for d in domains)
         if lost:
             return f"products overflow float32 before they are divided ({edge.kind} inputs): {lost} quotients"
     return ""

@@ -1,4 +1,5 @@
-"""What CUDA kernels round before they multiply, run in numpy: whether a muGraph overflows where its program does not.
+"""Roundings of CUDA kernels before they multiply, run in numpy to see where a muGraph overflows and its program does
+not.
 
 Matrix instructions take operands of the model's type. A muGraph multiplies other values than its program, whose sizes nothing
 may bound: a row before it is divided by its norm. Kernels of float16 are only run where there is a GPU; so muGraphs are
@@ -45,7 +46,7 @@ class Rounded(Float64):
 
 
 class Original(Rounded):
-    """What a model of float16 makes of it: products and exponentials are tensors of float16 themselves."""
+    """The arithmetic of a model of float16: products and exponentials are tensors of float16 themselves."""
 
     def exp(self, x: Array) -> Array:
         """Rounded."""
@@ -75,11 +76,11 @@ def overflow(
     arrays = drawn(point.program, point.symbols, largest, seed)
     cases = [("random", arrays)]
     cases += [(e.kind, e.arrays) for e in large(point.program, arrays, point.symbols, seed)]
-    for kind, made in cases:
-        given = [np.clip(a, -largest[k], largest[k]) if k in largest else a for k, a in enumerate(made)]
-        found = _compared(point.program, point.graph, tiles, point.symbols, given)
-        if found:
-            return f"operands that are rounded to float16 before a product overflow ({kind} inputs): {found}"
+    for kind, inputs in cases:
+        given = [np.clip(a, -largest[k], largest[k]) if k in largest else a for k, a in enumerate(inputs)]
+        difference = _compared(point.program, point.graph, tiles, point.symbols, given)
+        if difference:
+            return f"operands that are rounded to float16 before a product overflow ({kind} inputs): {difference}"
     return ""
 
 
@@ -87,12 +88,12 @@ def drawn(
     program: Program, symbols: Mapping[str, int], largest: Mapping[int, float], seed: int
 ) -> tuple[NDArray[Any], ...]:
     """Random arrays for the sources; all numbers of weights that are known as large as they may be."""
-    random, made = np.random.default_rng(seed), []
+    random, arrays = np.random.default_rng(seed), []
     for k, source in enumerate(program.sources):
         a = draw(source, [ex.value(e, symbols) for e in source.dims], "random", random)
         known = source.constant and k in largest
-        made.append(np.copysign(largest[k], a).astype(a.dtype) if known else a)
-    return tuple(made)
+        arrays.append(np.copysign(largest[k], a).astype(a.dtype) if known else a)
+    return tuple(arrays)
 
 
 def _compared(
@@ -102,7 +103,8 @@ def _compared(
     symbols: Mapping[str, int],
     arrays: Sequence[NDArray[Any]],
 ) -> str:
-    """How many of the muGraph's results are not finite where the program's, and the true ones, are; or nothing."""
+    """Number of the muGraph's results that are not finite where the program's, and the true ones, are, in words; or
+    nothing."""
 
     def rounded(p: Program) -> Rounded:
         return Rounded([a.name for a in p.axes])
@@ -112,10 +114,10 @@ def _compared(
     wide = {k: a.astype(np.float64) for k, a in enumerate(arrays)}
     wanted = evaluate_program(program, Float64(order), wide, symbols)
     own = evaluate_program(program, Original(order), single, symbols)
-    made = evaluate_kernels(graph, list(tiles), rounded, single, symbols)
+    computed = evaluate_kernels(graph, list(tiles), rounded, single, symbols)
     for k, o in enumerate(program.outputs):
         with np.errstate(over="ignore"):
-            finite = [np.isfinite(x[k].astype(sessions.numpy_type(o.dtype))) for x in (made, own, wanted)]
+            finite = [np.isfinite(x[k].astype(sessions.numpy_type(o.dtype))) for x in (computed, own, wanted)]
         lost = int((~finite[0] & finite[1] & finite[2]).sum())
         if lost:
             return f"{lost} values are not finite where the original's are"

@@ -105,9 +105,9 @@ def _at(operand: str, values: Array | None) -> Iterator[Turn]:
     """The magnitudes of constants, as far as there are few of them."""
     if values is None or values.dtype.kind not in "fiu" or values.size == 0:
         return
-    found = np.unique(np.abs(values.astype(np.float64)))
-    found = found[np.isfinite(found) & (found < 1e30)]
-    picked = found if len(found) <= VALUES else found[[0, 1, -2, -1]]
+    magnitudes = np.unique(np.abs(values.astype(np.float64)))
+    magnitudes = magnitudes[np.isfinite(magnitudes) & (magnitudes < 1e30)]
+    picked = magnitudes if len(magnitudes) <= VALUES else magnitudes[[0, 1, -2, -1]]
     yield from (Turn(operand, float(v), True) for v in picked)
 
 
@@ -121,11 +121,11 @@ def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
 def constants(model: onnx.ModelProto, known: frozenset[str]) -> frozenset[str]:
     """The tensors of a model that depend on no input: its weights, inputs that are `known` to be constant, and what nodes make
     of them alone."""
-    found = {t.name for t in model.graph.initializer} | set(known)
+    names = {t.name for t in model.graph.initializer} | set(known)
     for node in model.graph.node:
-        if node.op_type not in _DRAWN and all(n in found for n in node.input if n):
-            found.update(o for o in node.output if o)
-    return frozenset(found)
+        if node.op_type not in _DRAWN and all(n in names for n in node.input if n):
+            names.update(o for o in node.output if o)
+    return frozenset(names)
 
 
 _DRAWN = frozenset(

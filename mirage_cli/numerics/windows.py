@@ -2,7 +2,8 @@
 
 Along such an axis the program does the same at every position, so that the results at some positions need these
 positions of the inputs only. A window is the same program with a shorter axis, read from the same stored tensors at an
-offset: `evaluate_program` takes the arrays of the whole program, and `seen` cuts its results out of those of the whole.
+offset: `evaluate_program` takes the arrays of the whole program, and `shown_by_window` cuts its results out
+of those of the whole.
 """
 
 from __future__ import annotations
@@ -55,11 +56,12 @@ def _compact(program: Program, o: Output) -> Output:
     return replace(o, access=access, dims=tuple(s.extent for s in access))
 
 
-def seen(program: Program, o: Output, whole: NDArray[Any], symbols: Mapping[str, int]) -> NDArray[Any]:
-    """What a window shows of the stored result of the whole program, in the form of the compact one's result."""
-    found = read(program, o.access, whole, 0, symbols)
+def shown_by_window(program: Program, o: Output, whole: NDArray[Any], symbols: Mapping[str, int]) -> NDArray[Any]:
+    """The part of the stored result of the whole program that a window shows, in the form of the compact one's
+    result."""
+    part = read(program, o.access, whole, 0, symbols)
     names = [s.axis for s in o.access if s.axis is not None]
     order = [a.name for a in program.axes]
     rest = [k for k, n in enumerate(order) if n not in names]
     sizes = [ex.value(s.extent, symbols) for s in _compact(program, o).access]
-    return found.transpose([*(order.index(n) for n in names), *rest]).reshape(sizes)
+    return part.transpose([*(order.index(n) for n in names), *rest]).reshape(sizes)

@@ -39,7 +39,7 @@ SOURCES = "src"
 
 
 def compilations(work: Work, tools: Toolchain) -> int:
-    """How many compilations a fragment takes."""
+    """Number of compilations that a fragment takes."""
     assert work.plan is not None
     return len(cpu.isas()) * ("cpu" in work.plan.plans) + ("cuda" in work.plan.plans and tools.nvcc is not None)
 
@@ -107,19 +107,19 @@ def operator_json(w: Work) -> dict[str, Any]:
 
 
 def metadata(work: Sequence[Work]) -> dict[str, str]:
-    """What the patched model says of itself."""
-    found = {"mirage.version": __version__}
+    """The metadata of the patched model."""
+    entries = {"mirage.version": __version__}
     for w in work:
         assert w.plan is not None
         for kind, p in sorted(w.plan.plans.items()):
-            found[f"mirage.{w.op_type}.{kind}"] = json.dumps(
+            entries[f"mirage.{w.op_type}.{kind}"] = json.dumps(
                 {
                     "schedules": fragment_details.chosen(p),
                     "log2_error_bound": round(max(v.log2_bound for v in p.verdicts), 2),
                 },
                 sort_keys=True,
             )
-    return found
+    return entries
 
 
 def write_report(summary: Report, draft: Path, folder: str = "DIR") -> str:
@@ -192,7 +192,7 @@ def report(
 
 
 def _untuned(work: Sequence[Work]) -> list[str]:
-    """What kept candidates from being measured."""
+    """The reasons for which candidates were not measured."""
     return [f"{w.name}: not tuned: {w.tuning['problem']}" for w in work if w.tuning.get("problem")]
 
 
@@ -240,20 +240,22 @@ def _main_plan(plan: FragmentPlan) -> TargetPlan | None:
     return plan.plans.get("cuda") or plan.plans.get("cpu")
 
 
-def _fill(r: FragmentReport, w: Work, main: TargetPlan) -> None:
+def _fill(entry: FragmentReport, w: Work, main: TargetPlan) -> None:
     assert w.plan is not None
     block = main.graph.kernels[-1].block
-    r.mugraph = {
+    entry.mugraph = {
         "file": f"{MUGRAPHS}/{w.id}.json",
         "kernels": len(main.graph.kernels),
         "grid": list(block.grid),
         "loop": block.loop,
         "text": main.graph.text().splitlines(),
     }
-    r.verification = main.verdict.to_json() | {"targets": {k: _verdicts(p) for k, p in sorted(w.plan.plans.items())}}
+    entry.verification = main.verdict.to_json() | {
+        "targets": {k: _verdicts(p) for k, p in sorted(w.plan.plans.items())}
+    }
     if w.statement is not None:
-        r.verification["statement"] = w.statement.to_json()
+        entry.verification["statement"] = w.statement.to_json()
     if w.float_check is not None:
-        r.verification["float"] = w.float_check.to_json()
-    r.schedule = {k: fragment_details.schedules(p) for k, p in sorted(w.plan.plans.items())}
-    r.predicted_us, r.original_us, r.floor_us = main.predicted_us, main.original_us, main.floor_us
+        entry.verification["float"] = w.float_check.to_json()
+    entry.schedule = {k: fragment_details.schedules(p) for k, p in sorted(w.plan.plans.items())}
+    entry.predicted_us, entry.original_us, entry.floor_us = main.predicted_us, main.original_us, main.floor_us

@@ -1,4 +1,4 @@
-"""How much of a model the fragments cover, and for each node that stays why it was left."""
+"""Share of a model that the fragments cover, and for each node that stays why it was left."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def unread_flops(imported: Imported, node: ir.Node) -> int:
         return 0
     if len(node.inputs) < 2:
         return 0
-    first, second, made = (_dims(imported, v) for v in (*node.inputs[:2], node.outputs[0]))
-    if not first or not second or made is None:  # no product has operands without dimensions
+    first, second, result = (_dims(imported, v) for v in (*node.inputs[:2], node.outputs[0]))
+    if not first or not second or result is None:  # no product has operands without dimensions
         return 0
     if node.op_type in _CONVOLUTIONS:
-        elements = made if node.op_type != "ConvTranspose" else first
+        elements = result if node.op_type != "ConvTranspose" else first
         return number(ex.product([*elements, *second[1:]]))
     transposed = "transA" in node.attributes and node.attributes["transA"].as_int()
-    return number(ex.product([*made, first[0 if transposed else -1]]))
+    return number(ex.product([*result, first[0 if transposed else -1]]))
 
 
 def _dims(imported: Imported, tensor: ir.Value | None) -> g.Dims | None:
@@ -136,9 +136,9 @@ def remaining(model: ir.Model, occurrences: Iterable[Occurrence]) -> list[ir.Nod
     occurrences = list(occurrences)
     inputs_of: dict[ir.Value, Sequence[ir.Value]] = {v: o.region.inputs for o in occurrences for v in o.region.outputs}
     for o in occurrences:
-        inputs_of |= {v: [p.tensor for p in made.parts] for v, made in o.region.grown.items()}
+        inputs_of |= {v: [p.tensor for p in grown.parts] for v, grown in o.region.grown.items()}
     seen: set[ir.Value] = set()
-    found: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
     todo: list[ir.Value | None] = list(model.graph.outputs)
     while todo:
         v = todo.pop()
@@ -149,15 +149,15 @@ def remaining(model: ir.Model, occurrences: Iterable[Occurrence]) -> list[ir.Nod
             todo.extend(inputs_of[v])
             continue
         node = v.producer()
-        if node is not None and node not in found:
-            found.add(node)
+        if node is not None and node not in nodes:
+            nodes.add(node)
             todo.extend(node.inputs)
             todo.extend(_captured(node))
-    return [n for n in model.graph if n in found]
+    return [n for n in model.graph if n in nodes]
 
 
 def _captured(node: ir.Node) -> list[ir.Value | None]:
-    """What the sub-graphs of a node read (their own values among it)."""
+    """The values that the sub-graphs of a node read (their own among them)."""
     graphs: list[ir.Graph] = []
     for a in node.attributes.values():
         graphs += [a.as_graph()] if a.type == ir.AttributeType.GRAPH else []
@@ -174,33 +174,33 @@ class _Reasons:
         self.kept: dict[ir.Node, str] = {}
         self.inside: set[ir.Node] = set()
         for w in work:
-            for o in w.occurrences:
+            for occurrence in w.occurrences:
                 if w.replace:
-                    self.inside.update(o.region.nodes)
+                    self.inside.update(occurrence.region.nodes)
                 else:
-                    self.kept |= dict.fromkeys(o.region.nodes, w.reason or UNDECIDED)
-        chosen = {o.fragment.outputs for w in work for o in w.occurrences}
+                    self.kept |= dict.fromkeys(occurrence.region.nodes, w.reason or UNDECIDED)
+        chosen = {occurrence.fragment.outputs for w in work for occurrence in w.occurrences}
         self.excluded = {v for f in parts.fragments if f.outputs not in chosen for v in f.steps}
         self.live = set(self.graph.cone(self.graph.outputs))
         self.consumers = self.graph.consumers()
         self.left = self._left(parts)
         self.named = set(imported.values.values())
-        self.gone = {v for w in work if w.replace for o in w.occurrences for v in o.fragment.steps}
+        self.gone = {v for w in work if w.replace for occurrence in w.occurrences for v in occurrence.fragment.steps}
         self.chains: dict[int, str] = {}
 
     def _left(self, parts: Partition) -> dict[int, str]:
         """For the values behind those of which no fragment could be made the reason; the first one's wins."""
         stops = {v for f in parts.fragments for v in f.outputs}
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for x in parts.left:
             todo = [x.value]
             while todo:
                 v = todo.pop()
-                if v in found or v in stops or isinstance(self.graph.steps[v], g.Input | g.Opaque):
+                if v in reasons or v in stops or isinstance(self.graph.steps[v], g.Input | g.Opaque):
                     continue
-                found[v] = f"no fragment could be made here: {x.reason}"
+                reasons[v] = f"no fragment could be made here: {x.reason}"
                 todo.extend(self.graph.inputs[v])
-        return found
+        return reasons
 
     def of(self, node: ir.Node) -> str:
         """The reason of one node that stays."""
@@ -243,17 +243,17 @@ class _Reasons:
     def _own(self, node: ir.Node, values: Sequence[int]) -> list[int]:
         """The steps of a node: those behind its results that are no tensor of the model, and the results."""
         read = {self.imported.values.get(i.name or "") for i in node.inputs if i is not None}
-        found: set[int] = set()
+        steps: set[int] = set()
         todo = [v for v in values if v not in read]
         while todo:
             v = todo.pop()
-            if v not in found:
-                found.add(v)
+            if v not in steps:
+                steps.add(v)
                 todo.extend(i for i in self.graph.inputs[v] if i not in self.named)
-        return sorted(found)
+        return sorted(steps)
 
     def _feeds(self, values: Iterable[int]) -> bool:
-        """Whether operators that are not read, and only they, read some values."""
+        """True if operators that are not read, and only they, read some values."""
         after = {u for v in values for u in self._users(v)}.difference(values)
         return bool(after) and all(isinstance(self.graph.steps[u], g.Opaque) for u in after)
 
@@ -274,24 +274,24 @@ class _Reasons:
 
     def _users(self, v: int) -> list[int]:
         """The live readers of a value, looking through views."""
-        found: list[int] = []
+        readers: list[int] = []
         todo = list(self.consumers[v])
         while todo:
             u = todo.pop()
             if isinstance(self.graph.steps[u], (*g.VIEWS, g.Cast)):
                 todo.extend(self.consumers[u])
             elif u in self.live:
-                found.append(u)
-        return found
+                readers.append(u)
+        return readers
 
     def _operands(self, v: int) -> list[int]:
-        """What a value is computed from, looking through views."""
-        found = []
+        """The operands of a value, looking through views."""
+        operands = []
         for i in self.graph.inputs[v]:
             while isinstance(self.graph.steps[i], (*g.VIEWS, g.Cast)):
                 i = self.graph.inputs[i][0]
-            found.append(i)
-        return found
+            operands.append(i)
+        return operands
 
 
 def _not_read(node: ir.Node, reason: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run works with: compilers, targets, architectures, cache folders."""
+"""The environment of a run: compilers, targets, architectures, cache folders."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def toolchain(options: Options) -> Toolchain:
     unknown = [t for t in options.target if t not in ("cpu", "cuda")]
     if unknown:
         raise UsageError(f"--target {unknown[0]}: expected cpu or cuda")
-    found = tools_module.find(not options.target or wants_cuda(options), kept(options))
+    tools = tools_module.find(not options.target or wants_cuda(options), store(options))
     if options.gpu is not None:
         devices.device(options.gpu)
         sessions.check_provider("cuda")
-    if wants_cuda(options) and found.nvcc is None:
+    if wants_cuda(options) and tools.nvcc is None:
         raise ToolMissing("no nvcc was found", "pip install 'mirage-cli[nvcc]', or set CUDA_HOME; or use --target cpu")
-    if options.gpu is not None and found.nvcc is not None:
-        devices.check_driver("nvcc", found.nvcc.version)
-    return found
+    if options.gpu is not None and tools.nvcc is not None:
+        devices.check_driver("nvcc", tools.nvcc.version)
+    return tools
 
 
 def wants_cuda(options: Options) -> bool:
-    """Whether CUDA kernels are asked for, not merely welcome."""
+    """True if CUDA kernels are asked for, not merely welcome."""
     return "cuda" in options.target or options.gpu is not None
 
 
 def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
     """The targets of a run by kind: CPU kernels always (a library with none of a provider's kernels is an error there),
     CUDA ones when asked for or when there is a compiler. Raises UsageError for an unknown architecture."""
-    found: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
+    kinds: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
     if wants_cuda(options) or (not options.target and tools.nvcc is not None):
-        found["cuda"] = archs(options)
-    return found
+        kinds["cuda"] = archs(options)
+    return kinds
 
 
 def archs(options: Options) -> tuple[str, ...]:
@@ -72,8 +72,8 @@ def object_cache(options: Options) -> Path | None:
     return None if folder is None else folder / OBJECTS
 
 
-def kept(options: Options) -> Kept | None:
-    """What earlier runs have found out; None with --no-cache."""
+def store(options: Options) -> Kept | None:
+    """The store of what earlier runs have found out; None with --no-cache."""
     folder = cache_folder(options)
     return None if folder is None else Kept(folder / RESULTS)
 

@@ -43,7 +43,7 @@ _SHAPE, _VALUE = "mirage_shape_", "mirage_value_"
 
 @dataclass(frozen=True, slots=True)
 class FragmentModel:
-    """What models of a fragment are made of.
+    """The parts that models of a fragment are made of.
 
     `function` computes the original nodes, under the operator's name. `shapes` are the inputs' in the order of
     `spec.inputs`. `constants` are the weights among them by number, with their values at each place of the model where
@@ -74,11 +74,11 @@ class FragmentModel:
 
     @property
     def stores_weights(self) -> bool:
-        """Whether weights are part of the model; those that a file cannot hold are inputs."""
+        """True if weights are part of the model; those that a file cannot hold are inputs."""
         return sum(values[0].nbytes for values in self.constants.values()) <= MAX_BYTES
 
     def calls(self, working_set: int) -> int:
-        """How many calls make tensors of more than `working_set` bytes, within the limits above."""
+        """Number of calls that make tensors of more than `working_set` bytes, within the limits above."""
         size = max(self.size, 1)
         return max(1, min(MAX_CALLS, math.ceil(working_set / size), MAX_BYTES // size))
 
@@ -100,31 +100,31 @@ class FragmentModel:
                 outputs.append(helper.make_tensor_value_info(name, _onnx_type(tensor.dtype), None))
         graph = helper.make_graph(nodes, spec.op_type, inputs, outputs, weights)
         opsets = {d: v for d, v in self.opsets.items() if d != patch.DOMAIN} | {patch.DOMAIN: patch.DOMAIN_VERSION}
-        made = helper.make_model(
+        message = helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid(d, v) for d, v in sorted(opsets.items())],
             functions=[self.function],
             ir_version=self.ir_version,
         )
-        data: bytes = made.SerializeToString()
+        data: bytes = message.SerializeToString()
         return data
 
     def inputs(self, calls: int, seed: int) -> dict[str, Array]:
         """Arrays for the inputs of `model(calls)`: drawn, different ones for each call, but for weights and what is
         given."""
         random = np.random.default_rng(seed)
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for k in range(calls):
             for i, (tensor, shape) in enumerate(zip(self.spec.inputs, self.shapes, strict=True)):
                 name = f"in{i}_{k}"
                 if i in self.given:
-                    found[name] = self.given[i]
+                    arrays[name] = self.given[i]
                 elif i not in self.constants:
                     source = Source(tensor.name, shape, tensor.dtype)
-                    found[name] = edges.draw(source, shape, "random", random)
+                    arrays[name] = edges.draw(source, shape, "random", random)
                 elif not self.stores_weights:
-                    found[name] = self.weight(i, k)
-        return found
+                    arrays[name] = self.weight(i, k)
+        return arrays
 
     def weight(self, i: int, k: int) -> Array:
         """A weight for call `k`: that of a place in the model, shifted by some elements in further calls."""
@@ -182,13 +182,13 @@ def from_folder(
     for spec in specs:
         if spec.op_type not in functions or spec.op_type not in nodes:
             raise ModelError(f"{folder / 'model.onnx'}: expected the operator {spec.op_type}, found none")
-    weights = graph_message.stored(model.graph)
+    weights = graph_message.stored_tensors(model.graph)
     read = [(name, t) for s in specs for name, t in zip(nodes[s.op_type][0].input, s.inputs, strict=True)]
     shapes, values = _computed(model, folder, {n: t for n, t in read if n not in weights}, feeds)
     shapes |= {n: tuple(t.dims) for n, t in weights.items()}
     opsets = {o.domain: o.version for o in model.opset_import}
     files = DataFiles(str(folder / MODEL), hashed=False)
-    found = {}
+    models = {}
     for spec in specs:
         places = nodes[spec.op_type][:MAX_CALLS]
         constants = {
@@ -197,7 +197,7 @@ def from_folder(
             if all(p.input[i] in weights for p in places)
         }
         names = places[0].input
-        found[spec.id] = FragmentModel(
+        models[spec.id] = FragmentModel(
             spec,
             functions[spec.op_type],
             opsets,
@@ -206,7 +206,7 @@ def from_folder(
             constants,
             {i: values[n] for i, n in enumerate(names) if n in values and i not in constants},
         )
-    return found
+    return models
 
 
 def _computed(
@@ -232,6 +232,6 @@ def _computed(
             probe.graph.node.append(helper.make_node("Identity", [name], [f"{_VALUE}{k}"]))
             probe.graph.output.append(helper.make_tensor_value_info(f"{_VALUE}{k}", kind, None))
     isolation.doing("onnxruntime computed the sizes of the fragments' tensors")
-    found = sessions.run(sessions.session(probe.SerializeToString(), data=folder), feeds)
-    shapes |= {n: tuple(int(d) for d in found[f"{_SHAPE}{k}"]) for k, n in enumerate(wanted)}
-    return shapes, {n: found[f"{_VALUE}{k}"] for k, n in enumerate(wanted) if f"{_VALUE}{k}" in found}
+    results = sessions.run(sessions.session(probe.SerializeToString(), data=folder), feeds)
+    shapes |= {n: tuple(int(d) for d in results[f"{_SHAPE}{k}"]) for k, n in enumerate(wanted)}
+    return shapes, {n: results[f"{_VALUE}{k}"] for k, n in enumerate(wanted) if f"{_VALUE}{k}" in results}

@@ -1,4 +1,5 @@
-"""What a report tells of a fragment beside its search and proof: the original nodes, the bounds of its speed, its memory."""
+"""Entries of a fragment's report beside its search and proof: the original nodes, the bounds of its speed, its
+memory."""
 
 from __future__ import annotations
 
@@ -49,14 +50,14 @@ def predictions(plans: Mapping[str, TargetPlan], program: Program, sizes: Mappin
     """For each kind of target the model's times in microseconds and what bounds them: bytes read and written once,
     operations (those of the matrix products where there are any, else the elementwise ones), the target's bytes and
     operations a second. `sizes` are what symbols count as."""
-    found = {}
+    by_kind = {}
     for kind, p in sorted(plans.items()):
         target = load_target(p.target)
         cores = target.units if kind == "cpu" else 1  # a CPU's rates are those of one core
         flops = products(program, sizes)
         seconds = sum(f / target.flops.get(name, target.flops["f32"]) for name, f in flops.items())
         total = sum(flops.values())
-        found[kind] = {
+        by_kind[kind] = {
             "target": p.target,
             "predicted_us": round(p.predicted_us, 3),
             "original_us": round(p.original_us, 3),
@@ -66,7 +67,7 @@ def predictions(plans: Mapping[str, TargetPlan], program: Program, sizes: Mappin
             "bandwidth": target.bandwidth,
             "rate": total / seconds * cores if seconds else target.special,
         }
-    return found
+    return by_kind
 
 
 def elementwise(program: Program, sizes: Mapping[str, int]) -> float:
@@ -88,9 +89,9 @@ def chosen(plan: TargetPlan) -> list[dict[str, Any]]:
 
 
 def schedules(plan: TargetPlan) -> list[dict[str, Any]]:
-    """What `chosen` says, with the threads and the bytes of memory that each kernel asks for a block."""
-    found = chosen(plan)
-    return [s | m for s, m in zip(found, _memory(plan, len(found)), strict=True)]
+    """The schedules of `chosen`, with the threads and the bytes of memory that each kernel asks for a block."""
+    choices = chosen(plan)
+    return [s | m for s, m in zip(choices, _memory(plan, len(choices)), strict=True)]
 
 
 def _memory(plan: TargetPlan, count: int) -> list[dict[str, int]]:

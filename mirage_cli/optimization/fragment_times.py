@@ -60,13 +60,13 @@ class Comparison:
 
     @property
     def speedup(self) -> Distribution | None:
-        """How many times longer the original takes, round by round; None unless both were timed."""
+        """The original's time over ours, round by round; None unless both were timed."""
         original, ours = self.entry(ORIGINAL).us, self.entry(MIRAGE).us
         return ratio(original, ours) if original and ours else None
 
     @property
     def faster(self) -> bool:
-        """Whether the operator gives the same answers in less time."""
+        """True if the operator gives the same answers in less time."""
         return self.speedup is not None and self.speedup.median > 1
 
     def measured(self, device: str) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def compare(
 
 
 def lost(reason: Lost) -> Comparison:
-    """What there is where the process that measured has ended."""
+    """The comparison where the process that measured has ended."""
     return Comparison(tuple(Entry(name, problem=f"{CRASHED}: {reason.reason}") for name in (ORIGINAL, MIRAGE)))
 
 
@@ -153,12 +153,12 @@ def measure_fragment(
         }
         return replace(compare(makers, effort, timer, calls, fragment.unit), graph=graph)
 
-    found = attempt(cuda)
-    problems = [f"{e.name}: {e.problem}" for e in found.entries if e.problem.startswith("failed")]
+    comparison = attempt(cuda)
+    problems = [f"{e.name}: {e.problem}" for e in comparison.entries if e.problem.startswith("failed")]
     if cuda and problems:
-        found = attempt(False)
-        found = replace(found, notes=(f"measured without CUDA graphs ({problems[0]})",))
-    return found
+        comparison = attempt(False)
+        comparison = replace(comparison, notes=(f"measured without CUDA graphs ({problems[0]})",))
+    return comparison
 
 
 def _seconds(fragment: FragmentModel, place: Place, seed: int, timer: Timer) -> float:
@@ -187,10 +187,10 @@ def measure_fragments(
     (nothing else of the output folder is needed), `step` is told the name of each when it is done. A fragment that
     cannot be measured has entries with problems and is not `faster`.
     """
-    found = {}
+    comparisons = {}
     names = list(fragments)
     jobs = [(fragments[name], library, place, effort or Effort(), seed) for name in names]
-    for k, comparison in isolation.each(measure_fragment, jobs, 1, max_memory, apart=True):
-        found[names[k]] = lost(comparison) if isinstance(comparison, Lost) else comparison
+    for k, outcome in isolation.each(measure_fragment, jobs, 1, max_memory, apart=True):
+        comparisons[names[k]] = lost(outcome) if isinstance(outcome, Lost) else outcome
         step(fragments[names[k]].spec.op_type)
-    return found
+    return comparisons

@@ -34,7 +34,7 @@ def check_complete(imported: Imported, parts: Partition, work: Sequence[Work]) -
     for k, (name, output) in enumerate(zip(names, outputs, strict=True)):
         if name in names[:k]:
             raise Refused(f"outputs '{outputs[names.index(name)].name}' and '{output.name}' are the same value")
-        if name not in graph.made:
+        if name not in graph.step_of:
             raise Refused(f"output '{output.name}' is an input or a constant: nothing computes it")
 
 
@@ -66,11 +66,11 @@ class _Graph:
     def __init__(self, imported: Imported, work: Sequence[Work]) -> None:
         self.imported, self.work = imported, work
         self.names = tensor_names(imported)
-        self.made: dict[str, Step] = {}
+        self.step_of: dict[str, Step] = {}
         for w in work:
             for o in w.occurrences:
                 call = Step(w.id, self.all(o.region.inputs), self.all(o.region.outputs))
-                self.made |= dict.fromkeys(call.outputs, call)
+                self.step_of |= dict.fromkeys(call.outputs, call)
 
     def name(self, v: ir.Value) -> str:
         """The name of a tensor's value; a weight keeps its own."""
@@ -84,36 +84,36 @@ class _Graph:
         return tuple(self.name(v) for v in values)
 
     def given(self, name: str) -> bool:
-        """Whether a value is an input or a weight."""
+        """True if a value is an input or a weight."""
         graph = self.imported.model.graph
         return name in graph.initializers or any(v.name == name for v in graph.inputs)
 
     def missing(self) -> list[str]:
         """Values that are needed and that no call computes, from the outputs back."""
-        found, seen = list[str](), set[str]()
+        missing, seen = list[str](), set[str]()
         todo = [*self.all(self.imported.model.graph.outputs)][::-1]
         while todo:
             name = todo.pop()
             if name in seen or self.given(name):
                 continue
             seen.add(name)
-            if name in self.made:
-                todo.extend(self.made[name].inputs)
+            if name in self.step_of:
+                todo.extend(self.step_of[name].inputs)
             else:
-                found.append(name)
-        return found
+                missing.append(name)
+        return missing
 
     def ordered(self, results: Sequence[str]) -> tuple[Step, ...]:
         """The calls that results need, each behind those whose outputs it reads."""
         order: dict[Step, None] = {}
-        todo = [(self.made[name], False) for name in reversed(results)]
+        todo = [(self.step_of[name], False) for name in reversed(results)]
         while todo:
             call, ready = todo.pop()
             if ready:
                 order[call] = None
             elif call not in order:
                 todo.append((call, True))
-                todo.extend((self.made[i], False) for i in reversed(call.inputs) if i in self.made)
+                todo.extend((self.step_of[i], False) for i in reversed(call.inputs) if i in self.step_of)
         return tuple(order)
 
 

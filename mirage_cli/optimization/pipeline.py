@@ -66,7 +66,7 @@ class Run:
 
     @property
     def ranges(self) -> dict[str, dims.Range]:
-        """What is said of symbolic dimensions."""
+        """The ranges that are given for symbolic dimensions."""
         return dims.parse(self.options.dim)
 
     @property
@@ -76,7 +76,7 @@ class Run:
 
     def read(self) -> None:
         """The model and its fragments, those that `--only` and `--skip` admit grouped into distinct ones."""
-        self.kept = environment.kept(self.options)
+        self.kept = environment.store(self.options)
         with self.clock.measure("read"):
             self.progress.stage("read", 1)
             self.imported = frontends.load(self.model, frontend_options(self.options))
@@ -128,7 +128,7 @@ class Run:
             kernels_only.check_complete(self.imported, self.parts, self.work)
 
     def _watch(self, work: Sequence[Work]) -> Callable[[int, Standing], None] | None:
-        """What hears how far searches are, where anybody looks at it."""
+        """A listener that hears how far searches are; None where nobody looks at it."""
         if isinstance(self.progress, Silent):
             return None
         return lambda k, standing: self.progress.search(work[k].id, work[k].name, standing)
@@ -215,14 +215,14 @@ class Run:
         return given.read(self.options.inputs, self.imported.original.proto())
 
     def _tensors(self) -> given.Arrays | None:
-        """What the fragments read where the model is given these inputs."""
+        """The tensors that the fragments read where the model is given inputs; None without these."""
         if self.inputs is None or self.imported.original is None:
             return None
         names = [v.name or "" for w in self.chosen for v in w.occurrences[0].region.inputs]
-        return given_tensors.of(self.imported.original, self.inputs, names, self.options.max_memory)
+        return given_tensors.tensors_of(self.imported.original, self.inputs, names, self.options.max_memory)
 
     def _identity(self) -> list[object]:
-        """What weights and original nodes come from, and where random inputs start, or what they are."""
+        """The identity of weights, original nodes and inputs: what they come from, and where random ones start."""
         o = self.options
         inputs = None if o.inputs is None else given.digest(o.inputs)
         return [self.imported.sha256, sorted(self.imported.external.items()), o.shape, o.dim, o.seed, inputs]
@@ -241,11 +241,11 @@ class Run:
                     self.imported, w, ranges.typical(w.spec().symbols, self.ranges)
                 )
             place = Place("cuda", self.options.gpu)
-            found = measure_fragments(
+            comparisons = measure_fragments(
                 models, self.built.library, place, None, self.options.seed, self.progress.step, self.options.max_memory
             )
             for w in self.chosen:
-                f = found[w.id]
+                f = comparisons[w.id]
                 w.timed(f.measured(device), f.faster, f.entry(MIRAGE).problem, self.options.force)
 
     def rebuild(self, draft: Path) -> None:
@@ -273,7 +273,7 @@ class Run:
                 self.rebuild(draft)
 
     def report(self) -> Report:
-        """What is known by now."""
+        """The report of what is known by now."""
         seconds = self.clock.total()
         return assembly.report(self.model, self.imported, self.parts, self.work, self.options, seconds)
 
@@ -312,7 +312,7 @@ def symbols_of(imported: Imported) -> set[str]:
 
 
 def select(names: Sequence[str], options: Options) -> bool:
-    """Whether `--only` and `--skip` admit one place of a fragment, by the names of its nodes."""
+    """True if `--only` and `--skip` admit one place of a fragment, by the names of its nodes."""
     wanted = not options.only or any(fnmatch.fnmatch(n, g) for n in names for g in options.only)
     return wanted and not any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)
 
@@ -340,7 +340,8 @@ def plan_options(
 
 
 def _tunes(options: Options) -> bool:
-    """Whether times decide: measured ones, or those of the cache; times of another architecture than plans are for do not."""
+    """True if times decide: measured ones, or those of the cache; times of another architecture than plans are for do
+    not."""
     if options.gpu is None:
         return options.tuned
     return devices.architecture(options.gpu) == newest(environment.archs(options)).name

@@ -54,7 +54,7 @@ _HEAD = 8  #: bytes that tell the length of an answer's description
 
 
 def lasting(model: str, options: Options) -> bool:
-    """Whether a run depends on nothing but what an answer's name says: no measured times, no clock, no open stream."""
+    """True if a run depends on nothing but what an answer's name says: no measured times, no clock, no open stream."""
     timed = options.gpu is not None or options.tuned or options.budget or options.inputs is not None
     return not (timed or options.dry_run or model == "-" or options.cache == "" or debug.asked())
 
@@ -135,11 +135,11 @@ def name_of(model: str, options: Options, tools: Toolchain) -> str:
 @functools.lru_cache(maxsize=1)
 def packages() -> list[str]:
     """The versions of the packages that take part."""
-    found = []
+    versions = []
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{package} {importlib.metadata.version(package)}")
-    return found
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+    return versions
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def _made(run: Run, out: Path) -> Report:
 
 
 def _again(known: run_cache.Answer, model: str, out: Path, progress: Progress, start: float) -> Report:
-    """What an earlier run wrote, written again."""
+    """The report of an earlier run, whose folder is written again."""
     progress.stage("read", 1)
     with replaced(out) as draft:
         report = known.write(draft, str(out), start)

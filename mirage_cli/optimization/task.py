@@ -93,7 +93,7 @@ class Work:
 
     @property
     def operators(self) -> int:
-        """How many nodes of the model one occurrence replaces."""
+        """Number of nodes of the model that one occurrence replaces."""
         return len(self.occurrences[0].region.nodes)
 
     @property
@@ -147,7 +147,7 @@ class Work:
         self.replace, self.failed, self.reason = False, True, reason
 
     def headline(self) -> str:
-        """What to say of it in one line."""
+        """The outcome in one line."""
         if not self.replace:
             return self.reason
         assert self.plan is not None
@@ -216,17 +216,17 @@ class Work:
         if not any(n.op == "contract" and n.dtype == F16 for n in p.nodes):
             return ()
         read = {x for n in p.nodes if n.op != "contract" for x in n.inputs}
-        found = []
+        bounds = []
         for k in sorted({i.source for i in p.inputs if i.name in read and p.sources[i.source].dtype.is_float}):
             tops = [_largest(o.fragment.program.sources[k], imported) for o in self.occurrences]
             known = [t for t in tops if t is not None]
             if len(known) == len(tops):
-                found.append((k, max(known)))
-        return tuple(found)
+                bounds.append((k, max(known)))
+        return tuple(bounds)
 
 
 def _largest(source: Source, imported: Imported) -> float | None:
-    """What no magnitude in a source exceeds, where that says more than its type."""
+    """A bound of the magnitudes in a source, where that says more than its type."""
     if source.constant:
         top = float(np.abs(imported.constant(source.name)).max(initial=0))
         return 2.0 ** math.ceil(math.log2(top)) if 0 < top < np.inf else None
@@ -247,7 +247,7 @@ def group(
     original nodes in anything but names. Where one node computes a fragment
     and an input of it the fragment has failed: the operator could not take that node's place.
     """
-    found: dict[str, Work] = {}
+    distinct: dict[str, Work] = {}
     kinds: dict[str, list[str]] = {}
     regions = regions_of(imported)
     for f in fragments:
@@ -256,23 +256,23 @@ def group(
             continue
         dims = {s.name: s.dims for s in f.program.sources} | {o.name: o.dims for o in f.program.outputs}
         # a product of symbols may be one symbol in the program
-        made = [[spec_of(v, imported) for v in values] for values in (region.inputs, region.outputs)]
-        inputs, outputs = (tuple(replace(t, dims=dims.get(t.name, t.dims)) for t in found) for found in made)
+        specs_of_both = [[spec_of(v, imported) for v in values] for values in (region.inputs, region.outputs)]
+        inputs, outputs = (tuple(replace(t, dims=dims.get(t.name, t.dims)) for t in specs) for specs in specs_of_both)
         shapes = [[(t.dtype.name, t.dims) for t in tensors] for tensors in (inputs, outputs)]
         known, signature = kinds.setdefault(f.key, []), f"{f.program.key()} {shapes} {region.signature()}"
         if signature not in known:
             known.append(signature)
         number = known.index(signature)
         identifier = f"{f.key}v{number}" if number else f.key
-        if identifier in found:
-            found[identifier].occurrences.append(Occurrence(f, region))
+        if identifier in distinct:
+            distinct[identifier].occurrences.append(Occurrence(f, region))
             continue
-        found[identifier] = Work(identifier, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
-        found[identifier].check_function(imported)
+        distinct[identifier] = Work(identifier, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
+        distinct[identifier].check_function(imported)
         if region.recomputed is not None:
-            found[identifier].fail(f"it reads {region.recomputed.name}, which its original nodes compute themselves")
+            distinct[identifier].fail(f"it reads {region.recomputed.name}, which its original nodes compute themselves")
         if region.entangled is not None:
-            found[identifier].fail(
+            distinct[identifier].fail(
                 f"{region.entangled.op_type} computes the fragment and tensors that it reads, such as grown caches, at once"
             )
-    return list(found.values())
+    return list(distinct.values())

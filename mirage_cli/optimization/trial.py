@@ -54,15 +54,15 @@ def write(
         small,
         _inputs(imported, sizes) if small else None,
     )
-    found = trial.failure(str(path))
-    if not found:
+    reason = trial.failure(str(path))
+    if not reason:
         return Outcome()
     why = trial.original(imported.original.data)
     if why and trial.inputs is not None:  # on these inputs it may not run: then the patched one has to load only
         trial = replace(trial, inputs=None)
-        found = trial.failure(str(path))
-        why = found and trial.original(imported.original.data)
-    if not found:
+        reason = trial.failure(str(path))
+        why = reason and trial.original(imported.original.data)
+    if not reason:
         return Outcome()
     if why:
         return Outcome(
@@ -73,12 +73,13 @@ def write(
         return _unwritten(imported, part) or trial.failure(assembly.patched(imported, part).SerializeToString())
 
     blamed = loading.to_blame(chosen, fails)
-    return Outcome(tuple(blamed) or tuple((w, found) for w in chosen))
+    return Outcome(tuple(blamed) or tuple((w, reason) for w in chosen))
 
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """How models are tried: the folder of their data, the libraries (the empty name for none), and inputs to run them on."""
+    """The setting in which models are tried: the folder of their data, the libraries (the empty name for none), and
+    inputs to run them on."""
 
     data: str
     libraries: tuple[str, ...]

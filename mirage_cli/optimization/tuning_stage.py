@@ -39,8 +39,8 @@ MAX_PROOFS = 8  #: candidates that are proved before the model's choice stays
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What choosing depends on: the options of the run and of its plans, compilers, the model, what is said of symbols, the
-    cache, and the GPU to measure on (None: the cache alone decides)."""
+    """Everything that choosing depends on: the options of the run and of its plans, compilers, the model, what is
+    said of symbols, the cache, and the GPU to measure on (None: the cache alone decides)."""
 
     options: Options
     plans: PlanOptions
@@ -53,14 +53,14 @@ class Stage:
 
     @property
     def asked(self) -> Settled:
-        """How thorough a run is asked for."""
+        """The thoroughness that the run is asked for."""
         return Settled(self.options.tune_candidates, self.options.tune_budget)
 
 
 @dataclass(slots=True)
-class Found:
-    """What was found for one fragment: where its times hold, the trials, why nothing was measured, if so, and why nothing can
-    be measured any more."""
+class Tuning:
+    """The outcome of tuning one fragment: where its times hold, the trials, why nothing was measured, if so, and why
+    nothing can be measured any more."""
 
     where: Where
     tuned: Tuned
@@ -73,24 +73,24 @@ class Found:
 def choose(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -> None:
     """Give every fragment the fastest proved candidate of its pool, and its report what was tried. Trouble with one leaves
     it the model's choice."""
-    found: dict[int, Found] = {}
+    outcomes: dict[int, Tuning] = {}
     stuck = ""
     for k, w in enumerate(work):
         try:
-            found[k] = _measured(w, replace(stage, device=None) if stuck else stage)
-            found[k].problem = found[k].problem or stuck
-            stuck = stuck or found[k].stuck
-            step(f"{w.name}: {_headline(found[k])}")
+            outcomes[k] = _measured(w, replace(stage, device=None) if stuck else stage)
+            outcomes[k].problem = outcomes[k].problem or stuck
+            stuck = stuck or outcomes[k].stuck
+            step(f"{w.name}: {_headline(outcomes[k])}")
         except MirageError as e:
             w.tuning = {"problem": str(e)}
             step(f"{w.name}: not tuned: {e}")
     jobs = [
         (work[k].id, work[k].program, _faster(work[k], f), work[k].operators, stage.plans, _own(work[k]))
-        for k, f in found.items()
+        for k, f in outcomes.items()
     ]
-    numbers = list(found)
+    numbers = list(outcomes)
     for n, outcome in isolation.each(first_proved, jobs, stage.options.jobs, stage.options.max_memory):
-        w, f = work[numbers[n]], found[numbers[n]]
+        w, f = work[numbers[n]], outcomes[numbers[n]]
         assert w.plan is not None
         if isinstance(outcome, Lost):
             f.problem = f"the proofs failed: {outcome.reason}"
@@ -100,23 +100,23 @@ def choose(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -> N
                 w.plan.plans["cuda"] = chosen
             elif wrong := _own_fault(w, f):
                 w.fail(f"cuda: {wrong}")
-    for k, f in found.items():
+    for k, f in outcomes.items():
         work[k].tuning = report(work[k], f)
 
 
-def _faster(w: Work, found: Found) -> list[tuple[str, Candidate]]:
+def _faster(w: Work, tuning: Tuning) -> list[tuple[str, Candidate]]:
     """The candidates to prove, fastest first: those before the model's own choice, which is proved already."""
     assert w.plan is not None
     own = w.plan.pool[0]
-    ranked = [(t.key, t.candidate) for t in found.tuned.ranking]
+    ranked = [(t.key, t.candidate) for t in tuning.tuned.ranking]
     stop = next((k for k, (_, c) in enumerate(ranked) if c is own), len(ranked))
     return ranked[: min(stop, MAX_PROOFS)]
 
 
-def _own_fault(w: Work, found: Found) -> str:
-    """What is wrong with the answers of the model's own choice, as was seen on the GPU; nothing where they are right."""
+def _own_fault(w: Work, tuning: Tuning) -> str:
+    """The fault in the answers of the model's own choice, as was seen on the GPU; nothing where they are right."""
     assert w.plan is not None
-    problems = [t.result.problem for t in found.tuned.trials if t.candidate is w.plan.pool[0]]
+    problems = [t.result.problem for t in tuning.tuned.trials if t.candidate is w.plan.pool[0]]
     return next((p for p in problems if p.startswith(WRONG)), "")
 
 
@@ -142,8 +142,8 @@ def first_proved(
         try:
             plan = planned(identifier, program, candidate, target, operators, options)
             plan = replace(plan, verdict=plan.verdict.among(tries))
-            made = with_others(plan, own.others, identifier, program, target, options.passes)
-            return replace(made, slower=own.slower), passed_over
+            complete = with_others(plan, own.others, identifier, program, target, options.passes)
+            return replace(complete, slower=own.slower), passed_over
         except (Refused, InvalidGraph, CheckFailed) as e:
             passed_over[key] = str(e)
     return None, passed_over
@@ -152,7 +152,7 @@ def first_proved(
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _measured(w: Work, stage: Stage) -> Found:
+def _measured(w: Work, stage: Stage) -> Tuning:
     """The times of a fragment's candidates: those of the cache where they suffice, else new ones."""
     assert w.plan is not None
     nvcc = _nvcc(stage)
@@ -164,7 +164,7 @@ def _measured(w: Work, stage: Stage) -> Found:
     settled = rows.get(SETTLED)
     enough = isinstance(settled, Settled) and settled.covers(stage.asked) and bool(cached.ranking)
     if stage.device is None or enough:
-        return Found(where, cached)
+        return Tuning(where, cached)
     clock = WallClock()
     start = clock.now()
 
@@ -191,7 +191,7 @@ def _measured(w: Work, stage: Stage) -> Found:
     keep(tuned.trials)
     if stage.cache is not None and not tuned.lost:
         stage.cache.store([Row(where.columns, SETTLED, {"name": w.name}, stage.asked)])
-    return Found(where, tuned, tuned.problem, clock.now() - start, bench.stuck)
+    return Tuning(where, tuned, tuned.problem, clock.now() - start, bench.stuck)
 
 
 def _nvcc(stage: Stage) -> Tool:
@@ -205,7 +205,7 @@ def _check_job(w: Work, stage: Stage) -> Any:
 
 
 def _where(w: Work, stage: Stage) -> Where:
-    """What times of a fragment hold for. Without a GPU: those of the device with the most of them."""
+    """The key of what times of a fragment hold for. Without a GPU: those of the device with the most of them."""
     sizes = stage.sizes(w.program.symbols)
     extents = tuple(sorted((s, sizes[s]) for s in w.program.symbols))
     dtype = ",".join(dict.fromkeys(str(s.dtype) for s in w.program.sources))
@@ -220,8 +220,8 @@ def _where(w: Work, stage: Stage) -> Where:
 
 
 def _rows(w: Work, where: Where, trials: Sequence[Trial]) -> list[Row]:
-    """What the cache is to keep of candidates: what was found out now, but for what was lost, which may be the device's
-    doing."""
+    """The rows of candidates that the cache is to keep: what was found out now, but for what was lost, which may be
+    the device's doing."""
     rows = []
     for t in trials:
         if not t.known and not t.result.problem.startswith(LOST):
@@ -236,22 +236,22 @@ _DESCRIBED = ("engines", "schedules", "predicted_us")
 # ---- reporting -------------------------------------------------------------------------------------------------------
 
 
-def report(w: Work, found: Found) -> dict[str, Any]:
+def report(w: Work, tuning: Tuning) -> dict[str, Any]:
     """The `tuning` of a fragment's report."""
     assert w.plan is not None
     main = w.plan.plans["cuda"]
-    trials = found.tuned.trials
+    trials = tuning.tuned.trials
     own = next((t for t in trials if t.candidate is w.plan.pool[0]), None)
     chosen = next(
         (t for t in trials if (t.candidate.graph, t.candidate.schedules) == (main.graph, main.schedules)), None
     )
     refused = sum(t.result.problem.startswith(REFUSED) for t in trials)
     data: dict[str, Any] = {
-        "device": found.where.device,
-        "driver": found.where.driver,
-        "extents": dict(found.where.extents),
-        "seconds": round(found.seconds, 3),
-        "complete": found.tuned.complete,
+        "device": tuning.where.device,
+        "driver": tuning.where.driver,
+        "extents": dict(tuning.where.extents),
+        "seconds": round(tuning.seconds, 3),
+        "complete": tuning.tuned.complete,
         "tried": len(trials) - refused,
         "refused": refused,
         "own": own.key if own is not None else None,
@@ -260,22 +260,22 @@ def report(w: Work, found: Found) -> dict[str, Any]:
         "chosen_us": _us(chosen),
         "candidates": [t.to_json() for t in trials],
     }
-    data |= {"problem": found.problem} if found.problem else {}
-    return data | ({"passed_over": found.proofs} if found.proofs else {})
+    data |= {"problem": tuning.problem} if tuning.problem else {}
+    return data | ({"passed_over": tuning.proofs} if tuning.proofs else {})
 
 
 def _us(trial: Trial | None) -> float | None:
     return None if trial is None or trial.result.us is None else round(trial.result.us, 3)
 
 
-def _headline(found: Found) -> str:
-    if found.problem:
-        return f"not tuned: {found.problem}"
-    best = found.tuned.ranking
+def _headline(tuning: Tuning) -> str:
+    if tuning.problem:
+        return f"not tuned: {tuning.problem}"
+    best = tuning.tuned.ranking
     if not best:
         return "no candidate has a time"
-    own = next((t for t in best if t is found.tuned.trials[0]), None)
-    origin = "cached" if all(t.known for t in best) else f"{found.tuned.tried} tried in {found.seconds:.0f} s"
+    own = next((t for t in best if t is tuning.tuned.trials[0]), None)
+    origin = "cached" if all(t.known for t in best) else f"{tuning.tuned.tried} tried in {tuning.seconds:.0f} s"
     text = f"{best[0].us:.2f} us ({origin}"
     return text + (f"; the model's own choice {own.us:.2f} us)" if own is not None else ")")
 

@@ -72,13 +72,13 @@ def read(path: str) -> dict[str, Any]:
         place = f"{_place(path, key_node)}: {key}"
         given = _plain(value_node, path, 1)
         try:
-            found = settings.normalised(key, given)
+            entry = settings.normalised(key, given)
         except ValueError as e:
             raise ConfigError(f"{_place(path, value_node)}: {key}: {e}") from None
-        if found is None:
+        if entry is None:
             message, hint = settings.unknown(key.replace("_", "-"), settings.keys())
             raise ConfigError(f"{_place(path, key_node)}: {message}", hint)
-        field, value = found
+        field, value = entry
         name = key.replace("_", "-")
         if name in seen:
             raise ConfigError(f"{place}: the option is set in line {seen[name]} already")

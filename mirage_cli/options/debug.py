@@ -26,12 +26,12 @@ STAGES = {
 def asked() -> frozenset[str]:
     """The stages that are to be shown. Raises UsageError for a word that is none of theirs."""
     words = [w.strip() for w in os.environ.get(VARIABLE, "").split(",")]
-    found = frozenset(w for w in words if w)
-    for word in sorted(found - STAGES.keys()):
+    stages = frozenset(w for w in words if w)
+    for word in sorted(stages - STAGES.keys()):
         close = difflib.get_close_matches(word, STAGES, 1)
         meant = f"did you mean {close[0]}? " if close else ""
         raise UsageError(f"{VARIABLE}: unknown stage {word!r}", f"{meant}stages are {', '.join(STAGES)}")
-    return found
+    return stages
 
 
 def show(stage: str, title: str, text: Callable[[], str]) -> None:

@@ -1,4 +1,4 @@
-"""What `--dim` and `--shape` say: numbers and ranges for symbolic dimensions, fixed shapes for inputs."""
+"""Parsing of `--dim` and `--shape`: numbers and ranges for symbolic dimensions, fixed shapes for inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Range:
 
     @property
     def fixed(self) -> bool:
-        """Whether the dimension has one value only; else it stays symbolic."""
+        """True if the dimension has one value only; else it stays symbolic."""
         return self.low == self.high
 
     def __str__(self) -> str:
@@ -37,20 +37,20 @@ def parse(texts: Iterable[str]) -> dict[str, Range]:
 
     Raises UsageError for another form, for numbers out of order or below 1, and for a symbol that comes twice.
     """
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for text in texts:
         name, _, value = text.rpartition("=")
         parts = value.split(":")
         if not name or len(parts) not in (1, 3) or not all(map(_is_number, parts)):
             raise UsageError(f"--dim {text}: expected {DIM_FORM}")
-        if name in found:
-            raise UsageError(f"--dim {text}: {name} is {found[name]} already")
+        if name in ranges:
+            raise UsageError(f"--dim {text}: {name} is {ranges[name]} already")
         low, typical, high = map(int, parts * 3 if len(parts) == 1 else parts)
         if not 1 <= low <= typical <= high <= LARGEST:
             order = "1 <= N" if len(parts) == 1 else "1 <= MIN <= TYPICAL <= MAX"
             raise UsageError(f"--dim {text}: expected {order} <= {LARGEST}")
-        found[name] = Range(low, typical, high)
-    return found
+        ranges[name] = Range(low, typical, high)
+    return ranges
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -58,33 +58,33 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
     Raises UsageError for another form, a dimension of 0, and a name that comes twice.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, _, value = text.rpartition("=")
         parts = value.partition(":")[0].split("x")
         if not name or not all(map(_is_number, parts)):
             raise UsageError(f"--shape {text}: expected {SHAPE_FORM}")
-        if name in found:
-            raise UsageError(f"--shape {text}: {name} is {'x'.join(map(str, found[name]))} already")
+        if name in shapes:
+            raise UsageError(f"--shape {text}: {name} is {'x'.join(map(str, shapes[name]))} already")
         shape = tuple(map(int, parts))
         if not all(1 <= d <= LARGEST for d in shape):
             raise UsageError(f"--shape {text}: a dimension is at least 1 and at most {LARGEST}")
-        found[name] = shape
+        shapes[name] = shape
     parse_types(texts)
-    return found
+    return shapes
 
 
 def parse_types(texts: Iterable[str]) -> dict[str, str]:
     """The types in `NAME=1x128:i64`, for the inputs that have one. Raises UsageError for an unknown type."""
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for text in texts:
         name, _, value = text.rpartition("=")
         _, colon, kind = value.partition(":")
         if colon and kind not in TYPES:
             raise UsageError(f"--shape {text}: expected a type behind the colon ({', '.join(TYPES)}), found {kind!r}")
         if colon:
-            found[name] = kind
-    return found
+            types[name] = kind
+    return types
 
 
 def numbers(ranges: Mapping[str, Range]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a run of `mirage optimize` can be asked to do; the same names on the command line, in YAML and in Python."""
+"""Options of `mirage optimize`, under the same names on the command line, in YAML and in Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -52,7 +52,7 @@ class Options:
     strict: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What the report stores: everything that can change the output."""
+        """The options as the report stores them: everything that can change the output."""
         data = asdict(self)
         for name in ("jobs", "cache", "max_memory"):
             data.pop(name)

@@ -25,8 +25,9 @@ _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECAS
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an option takes: `read` makes its value of what was written, or raises ValueError; `expected` says it in
-    words. `pair` is what joins the parts of a mapping's values ("x" for shapes), None where no mapping is allowed."""
+    """The kind of values that an option takes: `read` makes its value of what was written, or raises ValueError;
+    `expected` says it in words. `pair` is what joins the parts of a mapping's values ("x" for shapes), None where
+    no mapping is allowed."""
 
     expected: str
     metavar: str
@@ -252,10 +253,10 @@ def keys() -> list[str]:
 
 def options(values: Mapping[str, Any]) -> Options:
     """The options with these values of fields. Raises UsageError when they do not fit each other."""
-    made = Options(**values)
-    dims.parse(made.dim)
-    dims.parse_shapes(made.shape)
-    return made
+    chosen = Options(**values)
+    dims.parse(chosen.dim)
+    dims.parse_shapes(chosen.shape)
+    return chosen
 
 
 def from_keywords(keywords: Mapping[str, Any]) -> Options:
@@ -263,19 +264,19 @@ def from_keywords(keywords: Mapping[str, Any]) -> Options:
     values: dict[str, Any] = {}
     for key, given in keywords.items():
         try:
-            found = normalised(key, given)
+            entry = normalised(key, given)
         except ValueError as e:
             raise UsageError(f"{key}: {e}") from None
-        if found is None:
+        if entry is None:
             raise UsageError(*unknown(key, [k.replace("-", "_") for k in keys()]))
-        if contradicts(values, *found):
+        if contradicts(values, *entry):
             raise UsageError(f"{key}: contradicts the other options")
-        values.setdefault(*found)
+        values.setdefault(*entry)
     return options(values)
 
 
 def contradicts(values: dict[str, Any], field: str, value: Any) -> bool:
-    """Whether a field has another value already. One that would only be the default again is taken out."""
+    """True if a field has another value already. One that would only be the default again is taken out."""
     if values.get(field) is None:
         values.pop(field, None)
     return field in values and value is not None and values[field] != value

@@ -28,17 +28,18 @@ def written_out(
     results: Mapping[str, int],
     known: Collection[str],
     read: Iterable[str],
-    made: Iterable[str],
+    outputs: Iterable[str],
     asked: Iterable[int] = (),
 ) -> WrittenOut:
-    """What has to be written out when fragments `read` and have `made` tensors of the reader's `model`, and what is `asked`.
+    """The nodes that have to be written out when fragments `read` tensors of the reader's `model` and have others as
+    `outputs`, and what is `asked`.
 
     `results` are the file's nodes by their results' names, `known` all names of tensors of its main graph.
     """
     parts = _Parts(model, results, known)
-    made = list(made)
-    touched = {k for name in dict.fromkeys((*read, *made)) if name not in known for k in parts.around(name)}
-    touched |= {results[name] for name in made if name in results and len(parts.of(results[name])) > 1}
+    outputs = list(outputs)
+    touched = {k for name in dict.fromkeys((*read, *outputs)) if name not in known for k in parts.around(name)}
+    touched |= {results[name] for name in outputs if name in results and len(parts.of(results[name])) > 1}
     nodes = {k: parts.of(k) for k in sorted({*touched, *asked})}
     inside: dict[str, int] = {}
     for k, own in nodes.items():
@@ -50,11 +51,11 @@ def written_out(
 def _once(nodes: Mapping[int, tuple[ir.Node, ...]]) -> dict[int, tuple[ir.Node, ...]]:
     """Each of the reader's nodes in the first place only."""
     seen: set[ir.Node] = set()
-    found = {}
+    once = {}
     for k, own in nodes.items():
-        found[k] = tuple(n for n in own if n not in seen)
+        once[k] = tuple(n for n in own if n not in seen)
         seen.update(own)
-    return found
+    return once
 
 
 class _Parts:
@@ -70,26 +71,26 @@ class _Parts:
 
     def of(self, k: int) -> tuple[ir.Node, ...]:
         """The reader's nodes that compute the results of a node of the file, in order."""
-        found: set[ir.Node] = set()
+        nodes: set[ir.Node] = set()
         todo = [self.tensors[name] for name in self.names[k] if name in self.tensors]
         while todo:
             node = todo.pop().producer()
-            if node is not None and node not in found:
-                found.add(node)
+            if node is not None and node not in nodes:
+                nodes.add(node)
                 todo.extend(v for v in node.inputs if v is not None and v.name not in self.known)
-        return tuple(sorted(found, key=self.positions.__getitem__))
+        return tuple(sorted(nodes, key=self.positions.__getitem__))
 
     def around(self, name: str) -> set[int]:
         """The file's nodes that a tensor of the reader's is inside of."""
-        found: set[int] = set()
+        places: set[int] = set()
         start = self.tensors[name]
         seen, todo = {start}, [start] if start.producer() is not None else []
         while todo:
             v = todo.pop()
             maker = v.producer()
             near = [*(maker.outputs if maker is not None else ()), *(o for user, _ in v.uses() for o in user.outputs)]
-            found |= {self.results[o.name] for o in near if o.name and o.name in self.results}
+            places |= {self.results[o.name] for o in near if o.name and o.name in self.results}
             fresh = [o for user, _ in v.uses() for o in user.outputs if o.name not in self.known and o not in seen]
             seen.update(fresh)
             todo.extend(fresh)
-        return found
+        return places

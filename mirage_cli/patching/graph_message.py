@@ -13,15 +13,15 @@ from mirage_cli.patching.regions import ONNX_DOMAINS
 
 def reads(node: onnx.NodeProto) -> list[str]:
     """The tensors that a node reads, those that its sub-graphs read from around it among them."""
-    found = [name for name in node.input if name]
+    names = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in graphs(attribute):
-            found += _free(graph)
-    return found
+            names += _free(graph)
+    return names
 
 
 def _free(graph: onnx.GraphProto) -> list[str]:
-    """What a sub-graph reads and does not define."""
+    """The names that a sub-graph reads and does not define."""
     own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     own |= {name for node in graph.node for name in node.output}
     read = [name for node in graph.node for name in reads(node)] + [v.name for v in graph.output]
@@ -30,12 +30,12 @@ def _free(graph: onnx.GraphProto) -> list[str]:
 
 def value_names(model: onnx.ModelProto) -> set[str]:
     """The names of all tensors of a model, those of sub-graphs too."""
-    found: set[str] = set()
+    names: set[str] = set()
     for graph in all_graphs(model):
-        found |= {v.name for v in (*graph.input, *graph.output, *graph.value_info)}
-        found |= {t.name for t in graph.initializer}
-        found |= {name for node in graph.node for name in (*node.input, *node.output)}
-    return found
+        names |= {v.name for v in (*graph.input, *graph.output, *graph.value_info)}
+        names |= {t.name for t in graph.initializer}
+        names |= {name for node in graph.node for name in (*node.input, *node.output)}
+    return names
 
 
 def node_names(model: onnx.ModelProto) -> set[str]:
@@ -43,34 +43,34 @@ def node_names(model: onnx.ModelProto) -> set[str]:
     return {node.name for node in all_nodes(model.graph.node)}
 
 
-def unused(name: str, used: set[str]) -> str:
+def unused_name(name: str, used: set[str]) -> str:
     """The name, with a number behind it if it is taken; it is taken from now on."""
-    found, count = name, 0
-    while found in used:
+    free, count = name, 0
+    while free in used:
         count += 1
-        found = f"{name}_{count}"
-    used.add(found)
-    return found
+        free = f"{name}_{count}"
+    used.add(free)
+    return free
 
 
-def stored(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+def stored_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """The tensors that a graph holds, as weights and in Constant nodes, by name."""
-    found = {t.name: t for t in graph.initializer}
+    tensors = {t.name: t for t in graph.initializer}
     constants = [n for n in graph.node if n.op_type == "Constant" and n.domain in ONNX_DOMAINS]
-    return found | {node.output[0]: a.t for node in constants for a in node.attribute if a.name == "value"}
+    return tensors | {node.output[0]: a.t for node in constants for a in node.attribute if a.name == "value"}
 
 
-def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:
+def needed_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:
     """The positions of the nodes that outputs need."""
     makers = {name: k for k, node in enumerate(nodes) for name in node.output if name}
-    found: set[int] = set()
+    positions: set[int] = set()
     todo = [makers[name] for name in outputs if name in makers]
     while todo:
         k = todo.pop()
-        if k not in found:
-            found.add(k)
+        if k not in positions:
+            positions.add(k)
             todo.extend(makers[name] for name in reads(nodes[k]) if name in makers)
-    return found
+    return positions
 
 
 def still_possible(
@@ -86,7 +86,7 @@ def still_possible(
 
 
 def is_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
-    """Whether no node reads what a later one computes."""
+    """True if no node reads what a later one computes."""
     makers = {name: k for k, node in enumerate(nodes) for name in node.output if name}
     return all(makers.get(name, -1) < k for k, node in enumerate(nodes) for name in reads(node))
 

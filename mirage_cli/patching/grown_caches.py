@@ -49,14 +49,14 @@ def grown_tensors(model: ir.Model, graph: Graph, values: Mapping[str, int]) -> d
     for v in (*tensors, *(o for node in model.graph for o in node.outputs)):
         if v.name in values:
             first.setdefault(values[v.name or ""], v)
-    found: dict[str, Grown] = {}
+    grown: dict[str, Grown] = {}
     for node in model.graph:
         if len(node.outputs) > 1:
             own = _Tensors(graph, first, node)
             names = [v.name or "" for v in node.outputs]
-            made = {name: own.made_of(values[name]) for name in names if name in values}
-            found |= {name: m for name, m in made.items() if m is not None}
-    return found
+            own_grown = {name: own.made_of(values[name]) for name in names if name in values}
+            grown |= {name: m for name, m in own_grown.items() if m is not None}
+    return grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class _Tensors:
 
     def holding(self, number: int) -> ir.Value | None:
         """A tensor that holds a value."""
-        found = self.first.get(number)
-        return None if found is None or found.producer() is self.apart_from else found
+        tensor = self.first.get(number)
+        return None if tensor is None or tensor.producer() is self.apart_from else tensor
 
     def made_of(self, number: int) -> Grown | None:
         """A value as a concatenation of tensors, or as one of them."""
@@ -81,8 +81,8 @@ class _Tensors:
         inputs = self.graph.inputs[number]
         bounds = _bounds([self.graph.dims(v)[step.dim] for v in inputs])
         parts = [self.part(v, *b) for v, b in zip(inputs, bounds or (), strict=bounds is not None)]
-        made = tuple(p for p in parts if p is not None)
-        return Grown(step.dim, made) if made and len(made) == len(inputs) else None
+        whole_parts = tuple(p for p in parts if p is not None)
+        return Grown(step.dim, whole_parts) if whole_parts and len(whole_parts) == len(inputs) else None
 
     def part(self, number: int, start: int, stop: int | None) -> Part | None:
         """A stretch that a tensor is, or becomes when its dimensions are split and transposed."""
@@ -113,7 +113,7 @@ def _bounds(extents: list[Extent]) -> list[tuple[int, int | None]] | None:
 
 def _dims(wanted: tuple[Extent, ...], given: tuple[Extent, ...]) -> tuple[int, ...] | None:
     """Dimensions as ONNX's Reshape takes them; None where two of them are symbolic and new."""
-    found = [
+    dims = [
         KEEP if k < len(given) and e == given[k] else e if isinstance(e, int) else REST for k, e in enumerate(wanted)
     ]
-    return tuple(found) if found.count(REST) < 2 else None
+    return tuple(dims) if dims.count(REST) < 2 else None

@@ -27,7 +27,7 @@ from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.patching import graph_message, stand_ins
 from mirage_cli.patching.expansion import WrittenOut, written_out
-from mirage_cli.patching.graph_message import unused
+from mirage_cli.patching.graph_message import unused_name
 from mirage_cli.patching.grown_caches import Grown
 from mirage_cli.patching.regions import ONNX_DOMAINS, Region, cloned
 
@@ -166,7 +166,7 @@ class _Patch:
         self.folded = {n for n, v in model.graph.initializers.items() if n not in self.weights | self.inputs}
         self.known = {*self.results, *self.weights, *self.inputs}
         outputs = [v.name for v in proto.graph.output]
-        self.idle = set(range(len(self.nodes))) - graph_message.needed(self.nodes, outputs)
+        self.idle = set(range(len(self.nodes))) - graph_message.needed_nodes(self.nodes, outputs)
         self.read = {name for node in self.nodes for name in graph_message.reads(node)}
         self.sorted = graph_message.is_sorted(self.nodes)
         self.again = [k for k, n in enumerate(self.nodes) if n.domain == DOMAIN and n.op_type in functions]
@@ -179,8 +179,8 @@ class _Patch:
         apart = self.apart(replacements)
         read = [v.name or "" for r in replacements for v in r.region.inputs]
         read += [part.tensor.name or "" for grown in apart.values() for part in grown.parts]
-        made = [v.name or "" for r in replacements for v in r.region.outputs]
-        out = written_out(self.model, self.results, self.known, read, [*made, *apart], self.again)
+        written = [v.name or "" for r in replacements for v in r.region.outputs]
+        out = written_out(self.model, self.results, self.known, read, [*written, *apart], self.again)
         self.stay(out)
         for k, (name, grown) in enumerate(apart.items()):
             self.compute_apart(name, grown, self.place(name, out), k)
@@ -194,15 +194,15 @@ class _Patch:
         self.finish()
 
     def apart(self, replacements: Sequence[Replacement]) -> dict[str, Grown]:
-        """What replaced nodes return besides, by name."""
+        """The tensors that replaced nodes return besides, by name."""
         return {v.name or "": grown for r in replacements for v, grown in r.region.grown.items()}
 
     def place(self, name: str, out: WrittenOut) -> int:
         """Where the node stands that computes a tensor. Raises InvalidGraph."""
-        found = self.results.get(name, out.inside.get(name))
-        if found is None:
+        position = self.results.get(name, out.inside.get(name))
+        if position is None:
             raise InvalidGraph(f"the fragment's output {name!r} is not computed by a node")
-        return found
+        return position
 
     def stay(self, out: WrittenOut) -> None:
         """The file's nodes, those that are written out as what they are made of."""
@@ -212,26 +212,26 @@ class _Patch:
                 continue
             self.names.discard(node.name)
             for i, part in enumerate(out.nodes[k]):
-                made: onnx.NodeProto = ir.to_proto(part)
-                made.name = unused(made.name, self.names)
-                self.values.update(made.output)
-                self.items.append(_Item((k, 1, i), made))
+                message: onnx.NodeProto = ir.to_proto(part)
+                message.name = unused_name(message.name, self.names)
+                self.values.update(message.output)
+                self.items.append(_Item((k, 1, i), message))
 
     def operator(self, r: Replacement, out: WrittenOut, k: int) -> None:
         """Case 1."""
         inputs, outputs = ([v.name or "" for v in values] for values in (r.region.inputs, r.region.outputs))
         place = max(self.place(name, out) for name in outputs)
-        name = unused(f"{r.op_type}_{k}", self.names)
+        name = unused_name(f"{r.op_type}_{k}", self.names)
         node = helper.make_node(r.op_type, inputs, outputs, name, domain=DOMAIN)
         self.items.append(_Item((place, 2, k), node, new=True))
         self.provided.update(outputs)
 
     def compute_apart(self, name: str, grown: Grown, place: int, k: int) -> None:
         """Case 2."""
-        made: list[str] = []
+        operands: list[str] = []
 
         def add(op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-            node_name = unused(f"{name}/{op_type}", self.names)
+            node_name = unused_name(f"{name}/{op_type}", self.names)
             node = helper.make_node(op_type, inputs, [output], node_name, **attributes)
             self.items.append(_Item((place, 0, k), node, new=True))
             return output
@@ -239,15 +239,15 @@ class _Patch:
         for part in grown.parts:
             v = part.tensor.name or ""
             if part.perm:
-                dims = unused(f"{name}/dims", self.values)
+                dims = unused_name(f"{name}/dims", self.values)
                 self.added[dims] = helper.make_tensor(dims, onnx.TensorProto.INT64, [len(part.split)], part.split)
-                split = add("Reshape", [v, dims], unused(f"{name}/Reshape", self.values))
-                v = add("Transpose", [split], unused(f"{name}/Transpose", self.values), perm=part.perm)
-            made.append(v)
-        if len(made) > 1:
-            add("Concat", made, name, axis=grown.axis)
+                split = add("Reshape", [v, dims], unused_name(f"{name}/Reshape", self.values))
+                v = add("Transpose", [split], unused_name(f"{name}/Transpose", self.values), perm=part.perm)
+            operands.append(v)
+        if len(operands) > 1:
+            add("Concat", operands, name, axis=grown.axis)
         else:
-            add("Identity", made, name)
+            add("Identity", operands, name)
         self.provided.add(name)
 
     def constant(self, name: str) -> None:
@@ -271,10 +271,10 @@ class _Patch:
         for item in items:
             for i, name in enumerate(item.node.output):
                 if name in self.provided and not item.new:
-                    item.node.output[i] = unused(f"{name}/original", self.values)
+                    item.node.output[i] = unused_name(f"{name}/original", self.values)
         nodes = [item.node for item in items]
         outputs = [v.name for v in self.graph.output]
-        kept = graph_message.needed(nodes, outputs)
+        kept = graph_message.needed_nodes(nodes, outputs)
         weights = self.weights | self.added.keys()
         there = self.inputs | weights | {name for k in kept for name in nodes[k].output}
         possible = [k for k, item in enumerate(items) if item.given in self.idle and k not in kept]
@@ -285,8 +285,8 @@ class _Patch:
     def clean(self, nodes: Sequence[onnx.NodeProto], outputs: set[str]) -> None:
         """Put the nodes into the message, and remove what only served others."""
         read = {name for node in nodes for name in graph_message.reads(node)} | outputs
-        made = {name for node in nodes for name in node.output}
-        missing = sorted(read & self.values_of_nodes() - made - self.added.keys() - self.weights - self.inputs)
+        computed = {name for node in nodes for name in node.output}
+        missing = sorted(read & self.values_of_nodes() - computed - self.added.keys() - self.weights - self.inputs)
         if missing:
             raise InvalidGraph(f"nothing computes {missing[0]!r} any more, which the patched model reads")
         graph = self.graph
@@ -295,7 +295,7 @@ class _Patch:
         stays = [t.name not in self.read or t.name in read | self.inputs for t in graph.initializer]
         _keep(graph.initializer, stays)
         graph.initializer.extend(t for name, t in self.added.items() if name in read)
-        there = made | self.inputs | {t.name for t in graph.initializer}
+        there = computed | self.inputs | {t.name for t in graph.initializer}
         _keep(graph.value_info, [v.name in there or v.name not in self.known for v in graph.value_info])
         told = graph.quantization_annotation
         _keep(told, [q.tensor_name in there or q.tensor_name not in self.known for q in told])

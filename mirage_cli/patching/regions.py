@@ -39,7 +39,7 @@ FILL_ELEMENTS = 2**16  #: up to this size it is looked at whether a constant hol
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the reader knows of a model's tensors, by name.
+    """The reader's knowledge of a model's tensors, by name.
 
     Tensors with the same number in `values` are equal, `dims` are their dimensions, `shapes` the elements (extents) of
     small integer tensors; `grown` are those that can be computed apart from the node that returns them; `results` are all
@@ -107,8 +107,8 @@ class Region:
     def entangled(self) -> ir.Node | None:
         """A node that computes an input of the region besides what the region needs of it, or none; inputs that can be
         computed apart from it do not count."""
-        made = {v.producer() for v in self.inputs if v not in self.grown}
-        return next((n for n in self.nodes if n in made), None)
+        makers = {v.producer() for v in self.inputs if v not in self.grown}
+        return next((n for n in self.nodes if n in makers), None)
 
     @property
     def recomputed(self) -> ir.Value | None:
@@ -145,9 +145,9 @@ def _onnx(domain: str) -> str:
 
 def _attribute(a: ir.Attr) -> str:
     """An attribute's name and value."""
-    found = ir.to_proto(a)
-    found.doc_string = ""
-    return str(found.SerializeToString().hex())
+    message = ir.to_proto(a)
+    message.doc_string = ""
+    return str(message.SerializeToString().hex())
 
 
 def _digest(tensor: ir.TensorProtocol | None) -> str:
@@ -192,7 +192,7 @@ class Regions:
         )
 
     def count(self, node: ir.Node) -> int:
-        """How many results a node has in the file: attention without its grown caches may not look at the past ones."""
+        """Number of results of a node in the file: attention without its grown caches may not look at the past ones."""
         named = next((v.name for v in node.outputs if v.name), "")
         op_type, count = self.facts.results.get(named, ("", 0))
         return count if op_type == node.op_type else 0  # several operators in one are read as such
@@ -200,11 +200,11 @@ class Regions:
 
 def tensors_by_name(model: ir.Model) -> dict[str, ir.Value]:
     """Every tensor of the main graph by its name."""
-    found: dict[str, ir.Value] = {v.name: v for v in model.graph.inputs if v.name}
-    found |= dict(model.graph.initializers.items())
+    tensors: dict[str, ir.Value] = {v.name: v for v in model.graph.inputs if v.name}
+    tensors |= dict(model.graph.initializers.items())
     for node in model.graph:
-        found |= {v.name: v for v in node.outputs if v.name}
-    return found
+        tensors |= {v.name: v for v in node.outputs if v.name}
+    return tensors
 
 
 class _Walk:
@@ -247,7 +247,7 @@ class _Walk:
                 todo.extend(i for i in reversed(producer.inputs) if i is not None)
 
     def ends(self, v: ir.Value, producer: ir.Node | None) -> bool:
-        """Whether the walk ends at a tensor, which is noted."""
+        """True if the walk ends at a tensor, which is noted."""
         name = v.name or ""
         number = self.facts.values.get(name)
         if number in self.equal:
@@ -269,13 +269,13 @@ class _Walk:
         return False
 
     def shape(self, elements: NDArray[np.object_]) -> Shape | None:
-        """How the inputs' dimensions tell the elements; None when they do not."""
+        """The elements in terms of the inputs' dimensions; None where these do not tell them."""
         sizes = [self.size(e) for e in elements.ravel()]
-        found = [s for s in sizes if s is not None]
-        return Shape(elements.shape, tuple(found)) if len(found) == len(sizes) else None
+        known = [s for s in sizes if s is not None]
+        return Shape(elements.shape, tuple(known)) if len(known) == len(sizes) else None
 
     def size(self, e: Extent) -> Size | None:
-        """How the inputs' dimensions tell an extent."""
+        """An extent in terms of the inputs' dimensions; None where these do not tell it."""
         if isinstance(e, int):
             return Size(e)
         if any(n not in self.sizes for n in e.names):
@@ -291,14 +291,14 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 def _sizes(inputs: Sequence[Dims]) -> dict[str, tuple[int, int, int]]:
     """For each symbol a dimension that is a multiple of it: (input, dim, factor)."""
-    found: dict[str, tuple[int, int, int]] = {}
+    sources: dict[str, tuple[int, int, int]] = {}
     for k, dims in enumerate(inputs):
         for i, e in enumerate(dims):
             if isinstance(e, ex.Symbolic) and len(e.names) == 1:
-                known = found.get(e.names[0])
+                known = sources.get(e.names[0])
                 if known is None or (e.factor < known[2]):
-                    found[e.names[0]] = (k, i, e.factor)
-    return found
+                    sources[e.names[0]] = (k, i, e.factor)
+    return sources
 
 
 def _is_embedded(tensor: ir.TensorProtocol) -> bool:
@@ -306,7 +306,7 @@ def _is_embedded(tensor: ir.TensorProtocol) -> bool:
 
 
 def is_fill(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor holds one number only."""
+    """True if a tensor holds one number only."""
     if tensor.dtype not in _FILLS or not 1 <= tensor.size <= FILL_ELEMENTS:
         return False
     data = np.frombuffer(tensor.tobytes(), np.uint8).reshape(tensor.size, -1)
@@ -316,22 +316,22 @@ def is_fill(tensor: ir.TensorProtocol) -> bool:
 # ---- copying them ----------------------------------------------------------------------------------------------------
 
 
-def cloned(r: Region, opset: int) -> tuple[list[ir.Value], list[ir.Value], list[ir.Node]]:
+def cloned(region: Region, opset: int) -> tuple[list[ir.Value], list[ir.Value], list[ir.Node]]:
     """Copies of a region's inputs, outputs and nodes, with nodes of an opset for its constants and shapes in front."""
-    copy = _Copy({v.name or "" for v in (*r.inputs, *r.constants, *r.shapes, *r.stretches)}, opset)
-    for v in r.inputs:
+    copy = _Copy({v.name or "" for v in (*region.inputs, *region.constants, *region.shapes, *region.stretches)}, opset)
+    for v in region.inputs:
         copy.values[v] = ir.Value(name=v.name, shape=v.shape, type=v.type)
-    copy.values |= {v: copy.values[i] for v, i in r.same.items()}
-    copy.names |= {v.name or "" for n in r.nodes for v in n.outputs}
-    for v in r.constants:
+    copy.values |= {v: copy.values[i] for v, i in region.same.items()}
+    copy.names |= {v.name or "" for n in region.nodes for v in n.outputs}
+    for v in region.constants:
         copy.constant(v)
-    for v, shape in r.shapes.items():
-        copy.shape(v, shape, [copy.values[i] for i in r.inputs])
-    for v, s in r.stretches.items():
+    for v, shape in region.shapes.items():
+        copy.shape(v, shape, [copy.values[i] for i in region.inputs])
+    for v, s in region.stretches.items():
         copy.stretch(v, s)
-    for n in r.nodes:
-        copy.node(n, r.results.get(n, 0))
-    return [copy.values[v] for v in r.inputs], [copy.values[v] for v in r.outputs], copy.nodes
+    for n in region.nodes:
+        copy.node(n, region.results.get(n, 0))
+    return [copy.values[v] for v in region.inputs], [copy.values[v] for v in region.outputs], copy.nodes
 
 
 class _Copy:
@@ -354,20 +354,20 @@ class _Copy:
             outputs = [v if v.name else self.fresh("besides", named) for v in outputs]
             outputs += [self.fresh("besides", named) for _ in range(results - len(outputs))]
         attributes = list(n.attributes.values())
-        made = ir.Node(n.domain, n.op_type, inputs, attributes, overload=n.overload, outputs=outputs, name=n.name)
-        self.nodes.append(made)
+        copy = ir.Node(n.domain, n.op_type, inputs, attributes, overload=n.overload, outputs=outputs, name=n.name)
+        self.nodes.append(copy)
 
     def constant(self, v: ir.Value) -> None:
         """A constant as a node: a large one that holds one number from that number."""
         tensor = v.const_value
         assert tensor is not None
-        made = ir.Value(name=v.name, shape=v.shape, type=v.type)
+        result = ir.Value(name=v.name, shape=v.shape, type=v.type)
         if tensor.nbytes <= SMALL_CONSTANT_BYTES or self.opset < FILLS_SINCE:
-            self.stored(tensor.numpy(), tensor.dtype, made)
+            self.stored(tensor.numpy(), tensor.dtype, result)
         else:
             dims = self.integers(list(tensor.shape.numpy()), "shape", v)
-            self.add("ConstantOfShape", [dims], made, value=ir.tensor(tensor.numpy().reshape(-1)[:1], tensor.dtype))
-        self.values[v] = made
+            self.add("ConstantOfShape", [dims], result, value=ir.tensor(tensor.numpy().reshape(-1)[:1], tensor.dtype))
+        self.values[v] = result
 
     def stretch(self, v: ir.Value, s: Stretch) -> None:
         """A part of an input as nodes, in its own layout."""
@@ -375,25 +375,27 @@ class _Copy:
         limits = [part.start, end if part.stop is None else part.stop, s.axis]
         if self.opset < SLICE_BY_INPUTS:
             told = {k: [n] for k, n in zip(("starts", "ends", "axes"), limits, strict=True)}
-            made = self.add("Slice", [self.values[s.of]], self.fresh("stretch", v), **told)
+            part_of_input = self.add("Slice", [self.values[s.of]], self.fresh("stretch", v), **told)
         else:
             bounds = [self.integers([n], what, v) for n, what in zip(limits, ("start", "stop", "axis"), strict=True)]
-            made = self.add("Slice", [self.values[s.of], *bounds], self.fresh("stretch", v))
+            part_of_input = self.add("Slice", [self.values[s.of], *bounds], self.fresh("stretch", v))
         if part.perm:
             back = [part.perm.index(d) for d in range(len(part.perm))]
-            made = self.add("Transpose", [made], self.fresh("turned", v), perm=back)
-            made = self.add("Reshape", [made, self.integers(part.flat, "dims", v)], self.fresh("flat", v))
-        made.shape, made.type = v.shape, v.type
-        self.values[v] = made
+            part_of_input = self.add("Transpose", [part_of_input], self.fresh("turned", v), perm=back)
+            part_of_input = self.add(
+                "Reshape", [part_of_input, self.integers(part.flat, "dims", v)], self.fresh("flat", v)
+            )
+        part_of_input.shape, part_of_input.type = v.shape, v.type
+        self.values[v] = part_of_input
 
     def shape(self, v: ir.Value, shape: Shape, inputs: Sequence[ir.Value]) -> None:
         """An integer tensor of sizes as nodes."""
-        made = ir.Value(name=v.name, shape=v.shape, type=v.type)
-        self.values[v] = made
+        result = ir.Value(name=v.name, shape=v.shape, type=v.type)
+        self.values[v] = result
         dtype = v.dtype or ir.DataType.INT64
         if not any(e.parts for e in shape.elements):
             numbers = np.array([e.factor for e in shape.elements], dtype.numpy()).reshape(shape.dims)
-            self.stored(numbers, dtype, made)
+            self.stored(numbers, dtype, result)
             return
         elements = [self.size(e, v, inputs) for e in shape.elements]
         joined = elements[0]
@@ -401,22 +403,22 @@ class _Copy:
             joined = self.add("Concat", elements, self.fresh("sizes", v), axis=0)
         if shape.dims != (len(elements),):
             joined = self.add("Reshape", [joined, self.integers(shape.dims, "shape", v)], self.fresh("reshaped", v))
-        self.add("Cast", [joined], made, to=dtype.value)
+        self.add("Cast", [joined], result, to=dtype.value)
 
     def size(self, size: Size, v: ir.Value, inputs: Sequence[ir.Value]) -> ir.Value:
         """A size as a tensor of one element."""
         if not size.parts:
             return self.integers([size.factor], "number", v)
-        found = None
+        product = None
         for k, i, divisor in size.parts:
             part = self.dimension(inputs[k], k, i)
             if divisor != 1:
                 part = self.add("Div", [part, self.integers([divisor], "divisor", v)], self.fresh("quotient", v))
-            found = part if found is None else self.add("Mul", [found, part], self.fresh("product", v))
-        assert found is not None
+            product = part if product is None else self.add("Mul", [product, part], self.fresh("product", v))
+        assert product is not None
         if size.factor == 1:
-            return found
-        return self.add("Mul", [found, self.integers([size.factor], "factor", v)], self.fresh("multiple", v))
+            return product
+        return self.add("Mul", [product, self.integers([size.factor], "factor", v)], self.fresh("multiple", v))
 
     def dimension(self, v: ir.Value, k: int, i: int) -> ir.Value:
         """The extent of dimension `i` of input `k`, which is `v`."""
@@ -438,8 +440,8 @@ class _Copy:
         wide = numbers.astype(np.float64)
         if wide.size and np.abs(wide).max() > EXACT:
             raise Refused(f"opset {self.opset} has no constant for the integers in {output.name!r}")
-        made = self.add("Constant", [], self.fresh("wide", output), value=ir.tensor(wide))
-        return self.add("Cast", [made], output, to=dtype.value)
+        wide_constant = self.add("Constant", [], self.fresh("wide", output), value=ir.tensor(wide))
+        return self.add("Cast", [wide_constant], output, to=dtype.value)
 
     def add(self, op_type: str, inputs: Sequence[ir.Value], output: ir.Value, **attributes: Any) -> ir.Value:
         """A new node, which is called like its output."""

@@ -56,16 +56,16 @@ def copy(original: Original, path: Path, pieces: list[Piece] | None = None) -> N
 
 
 def _may_be_there(name: str) -> bool:
-    """Whether a data file may have this name in an output folder."""
+    """True if a data file may have this name in an output folder."""
     first = posixpath.normpath(name).split("/")[0]
     return first == DATA or (first not in _OURS)
 
 
 def _copy_whole(file: DataFile, place: Path) -> None:
-    with place.open("wb") as made:
-        file.copy(0, file.size, made.fileno())
-        made.flush()
-        os.fsync(made.fileno())
+    with place.open("wb") as copy_file:
+        file.copy(0, file.size, copy_file.fileno())
+        copy_file.flush()
+        os.fsync(copy_file.fileno())
 
 
 # --- with changes -------------------------------------------------------------------------------------------------------
@@ -78,8 +78,8 @@ def save(proto: onnx.ModelProto, files: DataFiles, path: Path, pieces: list[Piec
         large = [t for t in proto.graph.initializer if t.data_location != _EXTERNAL and len(t.raw_data) > INSIDE_BYTES]
         chosen = [*outside, *(large if proto.ByteSize() > PROTOBUF_LIMIT else [])]
         held = [files.tensor(t) if t.data_location == _EXTERNAL else ir.serde.deserialize_tensor(t) for t in chosen]
-        made = datafile.write(held, path.with_name(f"{path.name}.data"), pieces)
-        for tensor, place in zip(chosen, made, strict=True):
+        places = datafile.write(held, path.with_name(f"{path.name}.data"), pieces)
+        for tensor, place in zip(chosen, places, strict=True):
             _point_to(tensor, place)
     path.write_bytes(proto.SerializeToString())
 

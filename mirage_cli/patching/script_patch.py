@@ -42,8 +42,8 @@ def write(imported: Imported, calls: Sequence[Call], path: Path) -> list[str]:
     assert imported.script is not None
     if isinstance(imported.script, Script):
         return _write(imported, imported.script, calls, path)
-    found: list[str] = imported.script.call(write, calls, path)
-    return found
+    notes: list[str] = imported.script.call(write, calls, path)
+    return notes
 
 
 def _write(imported: Imported, script: Script, calls: Sequence[Call], path: Path) -> list[str]:
@@ -80,7 +80,7 @@ class _Patch:
     # --- weights ----------------------------------------------------------------------------------------------------------
     def missing(self, calls: Sequence[Call]) -> dict[str, tuple[str, NDArray[Any]]]:
         """For each constant that calls read and that the module has not: the name of its buffer, its elements."""
-        found: dict[str, tuple[str, NDArray[Any]]] = {}
+        buffers: dict[str, tuple[str, NDArray[Any]]] = {}
         for name in dict.fromkeys(n for call in calls for n in call.inputs):
             value = self.imported.model.graph.initializers.get(name)
             if value is None or value.const_value is None:
@@ -89,8 +89,8 @@ class _Patch:
             kind = str(stored.dtype.numpy())
             if own is None or (*own.shape, f"torch.{kind}") != (*stored.shape.numpy(), str(own.dtype)):
                 letters = re.sub(r"\W+", "_", name).strip("_")
-                found[name] = f"mirage_{len(found)}_{letters}", self.imported.constant(name)
-        return found
+                buffers[name] = f"mirage_{len(buffers)}_{letters}", self.imported.constant(name)
+        return buffers
 
     def with_buffers(self, marked: Any) -> Any:
         """The compiled module with the new buffers, in one graph again."""
@@ -141,7 +141,7 @@ class _Patch:
                     self.values.setdefault(number, []).append(node.output())
 
     def agrees(self, number: int, seen: Any) -> bool:
-        """Whether a value has the type and shape of a tensor of the graph: exporters compute some in another type."""
+        """True if a value has the type and shape of a tensor of the graph: exporters compute some in another type."""
         graph = self.imported.graph
         kind = TYPES.get(graph.dtype(number).name, graph.dtype(number).name)
         return tuple(graph.dims(number)) == tuple(seen.shape) and f"torch.{kind}" == str(seen.dtype)
@@ -167,7 +167,7 @@ class _Patch:
         return notes
 
     def knows(self, name: str) -> bool:
-        """Whether the graph has a tensor of the ONNX model."""
+        """True if the graph has a tensor of the ONNX model."""
         return name in self.imported.model.graph.initializers or bool(self.equal(name))
 
     def replace(self, call: Call) -> list[str]:

@@ -24,7 +24,7 @@ import onnx
 import onnx_ir as ir
 
 from mirage_cli.errors import Refused
-from mirage_cli.patching.graph_message import unused
+from mirage_cli.patching.graph_message import unused_name
 
 _EPSILON = float(np.float32(1e-5))  #: of both operators, where nothing else is said: attributes are float32
 _AXES_INPUT = 18  #: the opset from which on ReduceMean takes axes as an input
@@ -51,12 +51,12 @@ def make_loadable(graph: ir.Graph) -> None:
             raise Refused(f"{node.op_type} has sub-graphs, which a function cannot hold here")
         if node.domain != "" or _is_declared(node.op_type, opset):
             continue
-        made = _STAND_INS.get(node.op_type)
-        if made is None or opset < _BROADCAST:
+        stand_in = _STAND_INS.get(node.op_type)
+        if stand_in is None or opset < _BROADCAST:
             raise Refused(
                 f"onnxruntime loads no function with {node.op_type}, which ONNX does not have at opset {opset}"
             )
-        made(_Before(graph, node, opset))
+        stand_in(_Before(graph, node, opset))
         graph.remove(node, safe=False)
 
 
@@ -73,11 +73,11 @@ class _Before:
 
     def add(self, op: str, *inputs: ir.Value, to: ir.Value | None = None, **attributes: Any) -> ir.Value:
         """A node of one result."""
-        made = self.fresh(op) if to is None else to
+        result = self.fresh(op) if to is None else to
         self.graph.insert_before(
-            self.node, ir.node(op, list(inputs), attributes, outputs=[made], name=f"{made.name}/{op}")
+            self.node, ir.node(op, list(inputs), attributes, outputs=[result], name=f"{result.name}/{op}")
         )
-        return made
+        return result
 
     def number(self, value: float, dtype: ir.DataType) -> ir.Value:
         """A scalar."""
@@ -85,7 +85,7 @@ class _Before:
 
     def fresh(self, what: str) -> ir.Value:
         """A tensor with a name that is free."""
-        return ir.Value(name=unused(f"{self.node.outputs[0].name}/{what}", self.names))
+        return ir.Value(name=unused_name(f"{self.node.outputs[0].name}/{what}", self.names))
 
     def mean(self, x: ir.Value, axes: Sequence[int], to: ir.Value | None = None) -> ir.Value:
         """The mean over some axes, which stay with one element."""
@@ -98,10 +98,10 @@ class _Before:
         """A tensor in another type."""
         if given == wanted:
             return x
-        made = self.fresh("Cast") if to is None else to
-        node = ir.node("Cast", [x], {"to": wanted.value}, outputs=[made], name=f"{made.name}/Cast")
+        converted = self.fresh("Cast") if to is None else to
+        node = ir.node("Cast", [x], {"to": wanted.value}, outputs=[converted], name=f"{converted.name}/Cast")
         self.graph.insert_before(self.node, node)
-        return made
+        return converted
 
     def result(self, k: int) -> ir.Value | None:
         """A result of the node, as one of a new node."""
@@ -156,13 +156,14 @@ def _in_float32(y: _Before, x: ir.Value) -> None:
     last = None if kind == wide else y.result(0)
     if last is None:
         return
-    made = y.add(node.op_type, y.cast(x, kind, wide), axes=list(axes))
-    y.cast(made, wide, kind, last)
+    normalized = y.add(node.op_type, y.cast(x, kind, wide), axes=list(axes))
+    y.cast(normalized, wide, kind, last)
     y.graph.remove(node, safe=False)
 
 
 def _grows(node: ir.Node) -> bool:
-    """Whether a MultiHeadAttention has past keys and values, new ones, and nothing that tells queries apart by position."""
+    """True if a MultiHeadAttention has past keys and values, new ones, and nothing that tells queries apart by
+    position."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * 10]
     caches = given[_PAST : _PAST + _CACHES]
     causal = _CAUSAL in node.attributes and node.attributes[_CAUSAL].as_int()

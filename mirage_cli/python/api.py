@@ -36,10 +36,10 @@ def optimize(model: AnyPath, out: AnyPath | None = None, progress: Progress | No
 
     Options are the fields of `Options`; `shape`, `dim` and `require_coverage` also take mappings. Raises MirageError.
     """
-    made = settings.from_keywords(options)
-    if out is None and not made.dry_run:
+    settings_of_run = settings.from_keywords(options)
+    if out is None and not settings_of_run.dry_run:
         raise UsageError("out: expected a folder to write to, or dry_run=True")
-    return optimization.optimize(fspath(model), Path(out or ""), made, progress)
+    return optimization.optimize(fspath(model), Path(out or ""), settings_of_run, progress)
 
 
 def verify(
@@ -53,12 +53,12 @@ def verify(
 
     Options are the fields of `VerifyOptions`. Raises MirageError when something cannot be read or run.
     """
-    made = VerifyOptions(**_checked(options, VerifyOptions))
+    settings_of_run = VerifyOptions(**_checked(options, VerifyOptions))
     if (patched is None) != (library is None):
         raise UsageError("patched and library belong together")
     if patched is None or library is None:
-        return verification.verify_folder(Path(path), made, progress)
-    return verification.verify_pair(Path(path), Path(patched), Path(library), made, progress)
+        return verification.verify_folder(Path(path), settings_of_run, progress)
+    return verification.verify_pair(Path(path), Path(patched), Path(library), settings_of_run, progress)
 
 
 def bench(folder: AnyPath, progress: Progress | None = None, **options: Any) -> BenchReport:
@@ -71,13 +71,13 @@ def bench(folder: AnyPath, progress: Progress | None = None, **options: Any) -> 
 
 
 def compare(old: AnyPath, new: AnyPath, tolerance: float = comparison.TOLERANCE) -> Comparison:
-    """What changed between two output folders; its `regressions` are what is worse by more than `tolerance` per cent.
+    """The changes between two output folders; its `regressions` are what is worse by more than `tolerance` per cent.
     Raises MirageError for a folder without a report that this version reads."""
     return comparison.compare(Path(old), Path(new), tolerance)
 
 
 def inspect(path: AnyPath, **options: Any) -> Inspection:
-    """What a model file or an output folder holds. Options are the fields of `Options`. Raises MirageError."""
+    """The content of a model file or an output folder. Options are the fields of `Options`. Raises MirageError."""
     return summary.inspect(fspath(path), settings.from_keywords(options))
 
 

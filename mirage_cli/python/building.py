@@ -41,15 +41,15 @@ TRUSTED = (call_order.FILE, MARK, LIBRARY, "model.onnx*", f"{MUGRAPHS}/*.json") 
 
 def superoptimize(graph: Recording, progress: Progress | None, options: Mapping[str, Any]) -> GraphKernel:
     """The kernels of a graph; see `KernelGraph.superoptimize`."""
-    made = _options(options)
-    store, cache = environment.kept(made), environment.cache_folder(made)
+    settings_of_run = _options(options)
+    store, cache = environment.store(settings_of_run), environment.cache_folder(settings_of_run)
     if cache is not None and store is not None and store.usable:
         folder = cache / environment.GRAPHS
         folder.mkdir(parents=True, exist_ok=True)
-        return GraphKernel(_built(graph, folder, store, made, progress))
+        return GraphKernel(_built(graph, folder, store, settings_of_run, progress))
     own = Scratch("mirage-graph-")
     try:
-        kernel = GraphKernel(_built(graph, own.path, None, made, progress))
+        kernel = GraphKernel(_built(graph, own.path, None, settings_of_run, progress))
     except BaseException:
         own.close()
         raise
@@ -60,11 +60,13 @@ def superoptimize(graph: Recording, progress: Progress | None, options: Mapping[
 def _options(given: Mapping[str, Any]) -> Options:
     """The options of a run: everything is replaced, and what fails is an error. Raises UsageError for options that say
     otherwise."""
-    made = settings.from_keywords({"force": True, "strict": True} | dict(given))
+    chosen = settings.from_keywords({"force": True, "strict": True} | dict(given))
     for name, wanted in (("force", True), ("strict", True), ("dry_run", False), ("only", ()), ("skip", ())):
-        if getattr(made, name) != wanted:
-            raise UsageError(f"{name}: a graph's kernels compute all of it, so {name} cannot be {getattr(made, name)}")
-    return made
+        if getattr(chosen, name) != wanted:
+            raise UsageError(
+                f"{name}: a graph's kernels compute all of it, so {name} cannot be {getattr(chosen, name)}"
+            )
+    return chosen
 
 
 def _built(graph: Recording, folder: Path, store: Kept | None, options: Options, progress: Progress | None) -> Path:
@@ -99,9 +101,9 @@ def _key(draft: Path, options: Options, store: Kept | None) -> str:
 
 
 def _is_kept(out: Path, key: str, store: Kept) -> bool:
-    """Whether a folder is there and as it was when it was kept."""
-    found = store.get(key)
-    return found is not None and found == _digests(out)
+    """True if a folder is there and as it was when it was kept."""
+    digests = store.get(key)
+    return digests is not None and digests == _digests(out)
 
 
 def _digests(out: Path) -> dict[str, str]:

@@ -143,15 +143,15 @@ class KernelGraph(Recording):
         return self._elementwise("maximum", "Max", a, b)
 
     def equal(self, a: Tensor | float, b: Tensor | float) -> Tensor:
-        """Whether a = b, as a tensor of bool."""
+        """The truth values of a = b, as a tensor of bool."""
         return self._elementwise("equal", "Equal", a, b, predicate=True)
 
     def less(self, a: Tensor | float, b: Tensor | float) -> Tensor:
-        """Whether a < b, as a tensor of bool."""
+        """The truth values of a < b, as a tensor of bool."""
         return self._elementwise("less", "Less", a, b, predicate=True)
 
     def less_equal(self, a: Tensor | float, b: Tensor | float) -> Tensor:
-        """Whether a <= b, as a tensor of bool."""
+        """The truth values of a <= b, as a tensor of bool."""
         return self._elementwise("less_equal", "LessOrEqual", a, b, predicate=True)
 
     def where(self, condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
@@ -195,14 +195,16 @@ class KernelGraph(Recording):
         parts = [("Div", [x, steps], "normalized")]
         parts += [("Cast", [], "cast")] if a.dtype != float32 else []
         parts += [("Mul", [s], "scaled") for s in scales]
-        made = x
+        result = x
         for k, (op, operands, part) in enumerate(parts):
             dtype = float32 if k == 0 else a.dtype
             attributes = {"to": ONNX_TYPES[a.dtype].value} if op == "Cast" else {}
-            read = operands if k == 0 else [made, *operands]
-            made = self._node(op, read, a.dims, dtype, name if k == len(parts) - 1 else f"{name}/{part}", **attributes)
+            read = operands if k == 0 else [result, *operands]
+            result = self._node(
+                op, read, a.dims, dtype, name if k == len(parts) - 1 else f"{name}/{part}", **attributes
+            )
         text = ", ".join([a.name, *(f"weight={s.name}" for s in scales), f"eps={eps:g}"])
-        return self._line(made, f"rms_norm({text})")
+        return self._line(result, f"rms_norm({text})")
 
     def layer_norm(
         self,
@@ -301,10 +303,10 @@ class KernelGraph(Recording):
     ) -> Tensor:
         """The result of one ONNX operator, of the first operand's type if not said otherwise, and its line."""
         given = [t for t in operands if t is not None]
-        made = self._node(
+        result = self._node(
             op_type, operands, dims, dtype or given[0].dtype, name or self._fresh(None, what), **attributes
         )
-        return self._line(made, text or f"{what}({', '.join(t.name for t in given)})")
+        return self._line(result, text or f"{what}({', '.join(t.name for t in given)})")
 
     def _unary(self, what: str, op_type: str, a: Tensor, text: str = "", **attributes: Any) -> Tensor:
         (a,) = self._operands(what, a)

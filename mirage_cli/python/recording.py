@@ -114,8 +114,8 @@ class Recording:
         return "\n".join([*map(str, self._lines), f"outputs {names or 'none'}"])
 
     def __repr__(self) -> str:
-        given, made = (", ".join(map(str, ts)) for ts in (self.inputs, self.outputs))
-        return f"<graph of {len(self._made())} operators: ({given}) -> ({made})>"
+        given, results = (", ".join(map(str, ts)) for ts in (self.inputs, self.outputs))
+        return f"<graph of {len(self._made())} operators: ({given}) -> ({results})>"
 
     def _made(self) -> list[Tensor]:
         """The results of operators."""

@@ -1,4 +1,5 @@
-"""What operators of a graph take and give: dimensions checked where an operator is added, with messages that name it.
+"""Dimensions of the operands and results of a graph's operators, checked where an operator is added, with messages
+that name it.
 
 A dimension is a number, or a name for one that is known when the kernel is called.
 """
@@ -65,9 +66,9 @@ def broadcast(what: str, tensors: Sequence[Tensor]) -> Dims:
     try:
         return g.broadcast([t.dims for t in tensors], what)
     except InvalidGraph:
-        found = " and ".join(str(t) for t in tensors)
+        given = " and ".join(str(t) for t in tensors)
         raise UsageError(
-            f"{what}: expected dimensions that are equal or 1, counted from the last, found {found}"
+            f"{what}: expected dimensions that are equal or 1, counted from the last, found {given}"
         ) from None
 
 
@@ -88,7 +89,8 @@ def matmul(what: str, a: Tensor, b: Tensor) -> Dims:
 
 
 def normalized(what: str, a: Tensor, given: Any) -> int:
-    """How many trailing dimensions `normalized_shape` names (None: the last). Raises UsageError where they differ."""
+    """Number of trailing dimensions that `normalized_shape` names (None: the last). Raises UsageError where they
+    differ."""
     if given is None:
         given = a.dims[-1:]
     wanted = dimensions(what, [given] if isinstance(given, str) or integer(given) is not None else given)
@@ -144,8 +146,8 @@ def concatenated(what: str, tensors: Sequence[Tensor], dim: int) -> Dims:
     parts = [t.dims[dim] for t in tensors if len(t.dims) == len(first)]
     others = {(*t.dims[:dim], *t.dims[dim + 1 :]) for t in tensors}
     if len(others) != 1 or len(parts) != len(tensors) or not all(isinstance(p, int) for p in parts):
-        found = ", ".join(map(str, tensors))
+        given = ", ".join(map(str, tensors))
         raise UsageError(
-            f"{what}: expected tensors that differ in dimension {dim} only, which has numbers, found {found}"
+            f"{what}: expected tensors that differ in dimension {dim} only, which has numbers, found {given}"
         )
     return (*first[:dim], sum(p for p in parts if isinstance(p, int)), *first[dim + 1 :])

@@ -15,10 +15,10 @@ BY_NAME = {"float16": float16, "bfloat16": bfloat16, "float32": float32, "bool":
 def element_type(given: Any) -> DType:
     """The element type that is meant: one of ours, or numpy's, torch's or its name. Raises UsageError."""
     if isinstance(given, DType):
-        found = given if given in BY_NAME.values() else None
+        dtype = given if given in BY_NAME.values() else None
     else:
         name = getattr(given, "__name__", None) or getattr(given, "name", None) or str(given)
-        found = BY_NAME.get(str(name).rpartition(".")[2].removesuffix("_"))
-    if found is None:
+        dtype = BY_NAME.get(str(name).rpartition(".")[2].removesuffix("_"))
+    if dtype is None:
         raise UsageError(f"dtype: expected {', '.join(BY_NAME)}, found {given!r}")
-    return found
+    return dtype

@@ -19,7 +19,7 @@ _MOVED = TensorProto.BFLOAT16
 
 
 def holds_bfloat16(model: onnx.ModelProto) -> bool:
-    """Whether a tensor of the model, or a conversion, is of that type."""
+    """True if a tensor of the model, or a conversion, is of that type."""
     graph = model.graph
     values = (*graph.input, *graph.output, *graph.value_info)
     return (
@@ -29,7 +29,7 @@ def holds_bfloat16(model: onnx.ModelProto) -> bool:
     )
 
 
-def widened(model: onnx.ModelProto, keep_functions: bool) -> onnx.ModelProto:
+def in_float32(model: onnx.ModelProto, keep_functions: bool) -> onnx.ModelProto:
     """A copy whose operators of the standard domains compute bfloat16 values in float32.
 
     Inputs, outputs, weights and operators of other domains keep their types. Functions of the model are put in their
@@ -44,18 +44,18 @@ def widened(model: onnx.ModelProto, keep_functions: bool) -> onnx.ModelProto:
 def _types(graph: onnx.GraphProto, outer: Mapping[str, int]) -> dict[str, int]:
     """Element types by name. Where inference knows none, as for operators of other domains, a result has the type of
     the first operand that is a floating-point number."""
-    found = dict(outer)
-    found |= {t.name: t.data_type for t in graph.initializer}
+    types = dict(outer)
+    types |= {t.name: t.data_type for t in graph.initializer}
     for v in (*graph.input, *graph.output, *graph.value_info):
         if v.type.tensor_type.elem_type:
-            found[v.name] = v.type.tensor_type.elem_type
+            types[v.name] = v.type.tensor_type.elem_type
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
     for node in graph.node:
-        operand = next((found[i] for i in node.input if found.get(i) in floats), 0)
+        operand = next((types[i] for i in node.input if types.get(i) in floats), 0)
         for name in node.output:
             if name and operand:
-                found.setdefault(name, operand)
-    return found
+                types.setdefault(name, operand)
+    return types
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:
@@ -101,9 +101,9 @@ def _wide(node: onnx.NodeProto, types: Mapping[str, int], names: Iterator[str]) 
             before.append(
                 helper.make_node("Cast", [name], [node.input[k]], f"{node.input[k]}_in", to=TensorProto.FLOAT)
             )
-    made = _fill(node)
+    filled = _fill(node)
     for k, name in enumerate(node.output):
-        if name and types.get(name) == _MOVED and (before or made):
+        if name and types.get(name) == _MOVED and (before or filled):
             node.output[k] = next(names)
             after.append(helper.make_node("Cast", [node.output[k]], [name], f"{node.output[k]}_out", to=_MOVED))
     return [*before, node, *after]

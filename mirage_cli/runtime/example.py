@@ -59,9 +59,9 @@ def _size(dim: int | str | None, unnamed: str, dims: Mapping[str, int]) -> int:
     if isinstance(dim, int):
         return dim
     size = sizes.parse(dim) if dim is not None else sizes.named(unnamed)
-    found = sizes.substitute(size, {name: dims[name] if name in dims else usual(name) for name in sizes.names(size)})
-    assert isinstance(found, int)
-    return max(found, 0)
+    count = sizes.substitute(size, {name: dims[name] if name in dims else usual(name) for name in sizes.names(size)})
+    assert isinstance(count, int)
+    return max(count, 0)
 
 
 def usual(name: str) -> int:
@@ -70,7 +70,7 @@ def usual(name: str) -> int:
 
 
 class _Graph:
-    """What the nodes of a model say of its inputs."""
+    """The uses that the nodes of a model make of its inputs."""
 
     def __init__(self, model: ir.Model) -> None:
         self.given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]

@@ -32,17 +32,19 @@ def read(path: str, model: onnx.ModelProto) -> Arrays:
     found."""
     place = Path(path)
     wanted = described(model)
-    found = _folder(place, wanted) if place.is_dir() else _archive(place, wanted)
-    for name in found:
+    arrays = _folder(place, wanted) if place.is_dir() else _archive(place, wanted)
+    for name in arrays:
         if name not in wanted:
             raise UsageError(f"--inputs {path}: the model has no input {name!r}", f"its inputs are {', '.join(wanted)}")
     weights = {t.name for t in model.graph.initializer}
     for name, info in wanted.items():
-        if name in found:
-            found[name] = _checked(path, name, found[name], info)
+        if name in arrays:
+            arrays[name] = _checked(path, name, arrays[name], info)
         elif name not in weights:
-            raise UsageError(f"--inputs {path}: expected input {name!r}, found {', '.join(map(repr, found)) or 'none'}")
-    return {name: found[name] for name in wanted if name in found}
+            raise UsageError(
+                f"--inputs {path}: expected input {name!r}, found {', '.join(map(repr, arrays)) or 'none'}"
+            )
+    return {name: arrays[name] for name in wanted if name in arrays}
 
 
 def described(model: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
@@ -54,14 +56,14 @@ def described(model: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
 
 def digest(path: str) -> str:
     """The SHA-256 of all that a file, or the files of a folder, holds. Raises UsageError."""
-    place, made = Path(path), hashlib.sha256()
+    place, state = Path(path), hashlib.sha256()
     try:
         for file in sorted(_protos(place)) if place.is_dir() else [place]:
-            made.update(f"{file.name}\0".encode())
-            made.update(hashlib.sha256(file.read_bytes()).digest())
+            state.update(f"{file.name}\0".encode())
+            state.update(hashlib.sha256(file.read_bytes()).digest())
     except OSError as error:
         raise UsageError(f"--inputs {path}: cannot be read: {error.strerror}") from None
-    return made.hexdigest()
+    return state.hexdigest()
 
 
 def entry(name: str) -> str:

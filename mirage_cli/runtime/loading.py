@@ -1,4 +1,5 @@
-"""Whether onnxruntime loads and runs a patched model, without its library and with it, tried in a process of its own.
+"""Trials whether onnxruntime loads and runs a patched model, without its library and with it, tried in a process of
+its own.
 
 onnxruntime inlines the functions of operators that it has no library for, and may end the process where it cannot; what their
 nodes refuse shows when they run. What is to blame is found by trying parts of the operators.
@@ -49,15 +50,15 @@ def load(trial: Trial) -> None:
 
 def problems(trials: Sequence[Trial], max_memory: int) -> list[str]:
     """Why each model does not load, or does not run; nothing for one that does."""
-    found = [""] * len(trials)
+    reasons = [""] * len(trials)
     for k, outcome in isolation.each(load, [(t,) for t in trials], 1, max_memory, apart=True):
         if isinstance(outcome, isolation.Lost):
-            found[k] = outcome.reason
-    return found
+            reasons[k] = outcome.reason
+    return reasons
 
 
 def what_failed(reason: str) -> str:
-    """What a model does not do, in a word, of which the reason is one of `problems`."""
+    """The step that fails, in a word, of which the reason is one of `problems`."""
     return RUNS if reason.startswith(sessions.FAILED) or "while onnxruntime ran" in reason else LOADS
 
 
@@ -74,5 +75,5 @@ def to_blame(parts: Sequence[T], fails: Callable[[Sequence[T]], str]) -> list[tu
     if len(parts) == 1:
         return [(parts[0], reason)]
     half = len(parts) // 2
-    found = [*to_blame(parts[:half], fails), *to_blame(parts[half:], fails)]
-    return found or [(p, reason) for p in parts]
+    halves = [*to_blame(parts[:half], fails), *to_blame(parts[half:], fails)]
+    return halves or [(p, reason) for p in parts]

@@ -36,7 +36,7 @@ class Piece:
 
 
 def is_large(model: onnx.ModelProto) -> bool:
-    """Whether a model has so many bytes of weights that it is better run in pieces, and can be."""
+    """True if a model has so many bytes of weights that it is better run in pieces, and can be."""
     if any(part in n.op_type for n in model.graph.node for part in _NO_TENSORS):
         return False
     return sum(map(size_of, model.graph.initializer)) > LARGE
@@ -62,15 +62,15 @@ def pieces(model: onnx.ModelProto, limit: int = PIECE) -> list[Piece]:
         groups[-1].append(node)
         held |= mine
     wanted = {o.name for o in graph.output}
-    made: list[Piece] = []
+    reversed_pieces: list[Piece] = []
     for group in reversed(groups):
         written = [o for n in group for o in n.output if o]
         read = list(dict.fromkeys(r for n in group for r in _read(n)))
         outside = [r for r in read if r not in weights and r not in set(written)]
         tensors = tuple(weights[r] for r in read if r in weights)
-        made.append(Piece(tuple(group), tensors, tuple(outside), tuple(o for o in written if o in wanted)))
+        reversed_pieces.append(Piece(tuple(group), tensors, tuple(outside), tuple(o for o in written if o in wanted)))
         wanted |= set(outside)
-    return made[::-1]
+    return reversed_pieces[::-1]
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
@@ -123,10 +123,10 @@ def _model(model: onnx.ModelProto, part: Piece, feeds: Mapping[str, NDArray[Any]
         part.weights,
         value_info=model.graph.value_info,
     )
-    made = helper.make_model(
+    message = helper.make_model(
         graph, opset_imports=model.opset_import, functions=model.functions, ir_version=model.ir_version
     )
-    data: bytes = made.SerializeToString()
+    data: bytes = message.SerializeToString()
     return data
 
 

@@ -100,7 +100,7 @@ def session(
     address `stream` where one is given. `data` is the folder of the external data of a model given as bytes.
 
     On the CPU a model in bfloat16, for which onnxruntime has no kernels there, computes in float32 and rounds every result
-    (`widened`).
+    (`in_float32`).
 
     Threads of a session wait actively for work while it runs and stop when its call ends, so that several sessions of
     one process can be timed in turn without one's idle threads taking the cores from the other.
@@ -149,13 +149,15 @@ def _session(
         settings |= {"user_compute_stream": stream} if stream else {}
         wanted.insert(0, (_PROVIDERS["cuda"], {name: str(value) for name, value in settings.items()}))
     source = model if isinstance(model, bytes) else opened.enter_context(_spelled(Path(model)))
-    made = _loaded(source, options, wanted, _widened(source, library is not None) if provider == "cpu" else None)
-    if _PROVIDERS[provider] not in made.get_providers():
+    session_of_model = _loaded(
+        source, options, wanted, _in_float32(source, library is not None) if provider == "cpu" else None
+    )
+    if _PROVIDERS[provider] not in session_of_model.get_providers():
         built = f"for CUDA {_cuda_version() or 'of an unknown version'}; {devices.driver()}"
         raise ToolMissing(
             f"onnxruntime (built {built}) could not start its provider for {provider}", CUDA_LIBRARIES_COMMAND
         )
-    return made
+    return session_of_model
 
 
 @contextlib.contextmanager
@@ -184,14 +186,14 @@ def _cuda_version() -> str:
 
 def _cuda_code(error: Exception) -> int | None:
     """The cudaError_t that an exception of onnxruntime tells of."""
-    found = re.search(r"CUDA (?:failure|error) (\d+)", str(error))
-    if found is not None:
-        return int(found[1])
+    match = re.search(r"CUDA (?:failure|error) (\d+)", str(error))
+    if match is not None:
+        return int(match[1])
     return 2 if "cudaErrorMemoryAllocation" in str(error) else None
 
 
 def _first(error: Exception) -> str:
-    """What onnxruntime says of a CUDA failure, without the places in its own sources."""
+    """The message of onnxruntime on a CUDA failure, without the places in its own sources."""
     return re.sub(r"(?s)^.*?(CUDA failure \d+: [^;\n]*?)\s*(;.*)?$", r"\1", str(error))
 
 
@@ -218,8 +220,8 @@ def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Call
             return _loaded(source, options, providers, None)
         if other is None:
             name = "the model" if isinstance(source, bytes) else source
-            if (found := _cuda_code(error)) is not None:
-                raise _cuda_error(f"onnxruntime cannot start its provider for cuda: {_first(error)}", found) from error
+            if (code := _cuda_code(error)) is not None:
+                raise _cuda_error(f"onnxruntime cannot start its provider for cuda: {_first(error)}", code) from error
             raise ModelError(f"onnxruntime {onnxruntime.__version__} cannot load {name}: {error}") from error
     if isinstance(source, str):
         folder = str(Path(source).absolute().parent)
@@ -227,18 +229,18 @@ def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Call
     return _loaded(other, options, providers, None)
 
 
-def _widened(source: str | bytes, library: bool) -> Callable[[], bytes | None]:
-    """What makes a model in bfloat16 one that computes in float32; it gives None for other models."""
+def _in_float32(source: str | bytes, library: bool) -> Callable[[], bytes | None]:
+    """A function that makes a model in bfloat16 one that computes in float32; it gives None for other models."""
 
     def make() -> bytes | None:
         import onnx  # noqa: PLC0415
 
-        from mirage_cli.runtime.bfloat16 import holds_bfloat16, widened  # noqa: PLC0415
+        from mirage_cli.runtime.bfloat16 import holds_bfloat16, in_float32  # noqa: PLC0415
 
         model = (
             onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
         )
-        return widened(model, library).SerializeToString() if holds_bfloat16(model) else None
+        return in_float32(model, library).SerializeToString() if holds_bfloat16(model) else None
 
     return make
 
@@ -254,8 +256,8 @@ def run(session: Any, inputs: Mapping[str, NDArray[Any]], seconds: float = 0) ->
             if all("bfloat16" not in value.type for value in (*session.get_inputs(), *session.get_outputs())):
                 return dict(zip(names, session.run(names, dict(inputs), options), strict=True))
             feeds = {name: to_ort(array) for name, array in inputs.items()}
-            made = session.run_with_ort_values(names, feeds, options)
-            return {name: from_ort(value) for name, value in zip(names, made, strict=True)}
+            results = session.run_with_ort_values(names, feeds, options)
+            return {name: from_ort(value) for name, value in zip(names, results, strict=True)}
         except Exception as error:  # as above
             if options.terminate:
                 raise OutOfTime(f"it took longer than {seconds:g} s") from None
@@ -303,8 +305,8 @@ def coarsest_unit(tensors: Iterable[int], nodes: Iterable[onnx.NodeProto]) -> fl
     an output in float32 may hold what was computed in float16."""
     from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES  # noqa: PLC0415
 
-    found = {*tensors, *(a.i for n in nodes if n.op_type == "Cast" for a in n.attribute if a.name == "to")}
-    return max((t.epsilon for code, t in ELEMENT_TYPES.items() if code in found), default=0.0)
+    codes = {*tensors, *(a.i for n in nodes if n.op_type == "Cast" for a in n.attribute if a.name == "to")}
+    return max((t.epsilon for code, t in ELEMENT_TYPES.items() if code in codes), default=0.0)
 
 
 def numpy_type(dtype: DType) -> np.dtype[Any]:
@@ -323,8 +325,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     import ml_dtypes  # noqa: PLC0415
 
-    made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return made
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a row's output folder says: the library, its operators in the order in which they run, the report's words."""
+    """The content of a row's output folder: the library, its operators in the order in which they run, the report's
+    words."""
 
     library: Path
     operators: tuple[Operator, ...]
@@ -63,7 +64,7 @@ class Built:
 
     @property
     def predicted_us(self) -> float:
-        """What the cost model says of all of them, in microseconds."""
+        """The cost model's prediction for all of them, in microseconds."""
         return sum(float(f["predicted_us"]) for f in self.fragments)
 
     @property
@@ -82,8 +83,8 @@ def build(
     each = replace(options, target=("cuda",), force=True, jobs=options.jobs if tunes else 1)
     jobs = [(suite, c.name, dtype, folder / f"{c.name}-{dtype}", each) for c in cases]
     rows: list[Row | None] = [None] * len(cases)
-    for k, found in isolation.each(build_row, jobs, 1 if tunes else options.jobs):
-        lost = found.reason if isinstance(found, isolation.Lost) else found
+    for k, outcome in isolation.each(build_row, jobs, 1 if tunes else options.jobs):
+        lost = outcome.reason if isinstance(outcome, isolation.Lost) else outcome
         rows[k] = Row(cases[k].name, dtype, jobs[k][3], lost)
         progress.step(f"{cases[k].name}: {lost or 'optimized'}")
     return [r for r in rows if r is not None]
@@ -134,7 +135,8 @@ def sources_digest() -> str:
 
 
 def read(row: Row) -> Built:
-    """What was built for a row. Raises MirageError where nothing was, ModelError where original nodes are left."""
+    """The folder that was built for a row. Raises MirageError where nothing was, ModelError where original nodes are
+    left."""
     if row.problem:
         raise MirageError(row.problem)
     out = row.folder / _OUT

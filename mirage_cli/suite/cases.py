@@ -39,7 +39,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """Number of its elements."""
         return math.prod(self.shape)
 
 
@@ -325,9 +325,9 @@ SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {"paper": paper}
 def chosen(suite: str, only: Sequence[str] = ()) -> tuple[Case, ...]:
     """The rows of a suite whose names match one of the patterns. Raises UsageError when none does."""
     cases = SUITES[suite]()
-    found = tuple(c for c in cases if not only or any(fnmatch.fnmatch(c.name, g) for g in only))
-    if not found:
+    matching = tuple(c for c in cases if not only or any(fnmatch.fnmatch(c.name, g) for g in only))
+    if not matching:
         raise UsageError(
             f"--only {only[0]}: no row of {suite} has such a name", f"rows: {', '.join(c.name for c in cases)}"
         )
-    return found
+    return matching

@@ -36,7 +36,8 @@ BROKEN = 86  #: exit code of a process whose GPU does not work any more
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How to measure: the GPU, the groups of peers, whether float32 products may be TF32, how long, the seed."""
+    """Options of a measurement: the GPU, the groups of peers, whether float32 products may be TF32, how long, the
+    seed."""
 
     gpu: int
     peers: tuple[str, ...]
@@ -73,7 +74,7 @@ def opened(asked: Asked) -> tuple[GpuTimer, TorchBackend]:
     return timer, timer.backend
 
 
-def work(kind: str, *arguments: Any) -> dict[str, Any]:
+def perform(kind: str, *arguments: Any) -> dict[str, Any]:
     """A job of this process: "ceilings" or "row"."""
     jobs: dict[str, Callable[..., dict[str, Any]]] = {"ceilings": _ceilings, "row": _row}
     return jobs[kind](*arguments)
@@ -83,8 +84,8 @@ def work(kind: str, *arguments: Any) -> dict[str, Any]:
 
 
 def _ceilings(asked: Asked, dtype: str) -> dict[str, Any]:
-    """What the device can do at best, measured now: read bandwidth in bytes a second, matrix rate of a type in operations a
-    second, microseconds of an empty kernel in a graph; and its state."""
+    """The best that the device can do, measured now: read bandwidth in bytes a second, matrix rate of a type in
+    operations a second, microseconds of an empty kernel in a graph; and its state."""
     timer, backend = opened(asked)
     torch = backend.torch
     kind = getattr(torch, element_name(cases.DTYPES[dtype]))
@@ -137,9 +138,9 @@ class Measurement:
         self._wanted: dict[int, tuple[NDArray[Any], NDArray[np.float64]]] = {}
 
     def _drawn(self, t: Tensor, number: int) -> Sets:
-        made = Sets(self.backend, self.dtype, t.shape, self.sets)
-        made.draw(self.asked.seed + number, t.std, t.mean)
-        return made
+        sets = Sets(self.backend, self.dtype, t.shape, self.sets)
+        sets.draw(self.asked.seed + number, t.std, t.mean)
+        return sets
 
     def reference(self, number: int) -> Any:
         """The float64 result of a set."""
@@ -147,7 +148,7 @@ class Measurement:
         return self.case.torch(self.torch, self.torch.nn.functional, *wide)
 
     def wanted(self, number: int) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
-        """What torch's operators make of a set, one after the other, and the float64 result."""
+        """The results of torch's operators for a set, one after the other, and in float64."""
         if number not in self._wanted:
             original = self.case.torch(self.torch, self.torch.nn.functional, *self.arguments[number])
             self._wanted[number] = (self._host(original), self._host(self.reference(number)))
@@ -226,9 +227,9 @@ class Measurement:
         tensors = {
             f"{t.name}_{k}": self.arguments[k][i] for i, t in enumerate(self.case.tensors) for k in range(copies)
         }
-        made = Sets(self.backend, self.dtype, self.case.output, copies)
-        made.poison()
-        outputs = {f"output_{k}": self.backend.tensor(made, k) for k in range(copies)}
+        sets = Sets(self.backend, self.dtype, self.case.output, copies)
+        sets.poison()
+        outputs = {f"output_{k}": self.backend.tensor(sets, k) for k in range(copies)}
         model = self.case.repeated(self.dtype, copies).SerializeToString()
         graph = peers.OrtGraph(self.backend, model, tensors, outputs, exact=not self.asked.tf32)
         prepared = peers.prepared_ort(self.timer, graph, copies)
@@ -239,24 +240,24 @@ class Measurement:
     def run(self, row: Row) -> dict[str, Any]:
         """The row as JSON."""
         ready, problems = self.peers()
-        found: dict[str, Any] = {"sets": self.sets, "accuracy": None}
+        data: dict[str, Any] = {"sets": self.sets, "accuracy": None}
         times: dict[str, Distribution] | None = None
         problem = ""
         try:
             built = read(row)
-            found |= {"kernels": built.kernels, "predicted_us": built.predicted_us}
+            data |= {"kernels": built.kernels, "predicted_us": built.predicted_us}
             timed: Timed = honest(self.timer, self.ours(built), self.sets, ready, self.asked.effort)
-            found["accuracy"] = timed.accuracy.to_json()
-            found["mirage"] = {"us": timed.chained.to_json(), "isolated_us": timed.isolated.to_json()}
+            data["accuracy"] = timed.accuracy.to_json()
+            data["mirage"] = {"us": timed.chained.to_json(), "isolated_us": timed.isolated.to_json()}
             times = dict(timed.others)
         except CheckFailed as e:
             problem = f"WRONG: {e}"
         except MirageError as e:
             problem = f"failed: {e}"
         if problem:
-            found["mirage"] = {"problem": problem}
+            data["mirage"] = {"problem": problem}
         if times is None:
             times = self.timer.measure(ready, self.asked.effort) if ready else {}
-        found["peers"] = {n: {"us": us.to_json()} for n, us in times.items()}
-        found["peers"] |= {n: {"problem": text} for n, text in problems.items()}
-        return found
+        data["peers"] = {n: {"us": us.to_json()} for n, us in times.items()}
+        data["peers"] |= {n: {"problem": text} for n, text in problems.items()}
+        return data

@@ -31,23 +31,23 @@ class SuiteRow:
     decode: bool
     bytes: int
     flops: float
-    found: dict[str, Any]
+    figures: dict[str, Any]
     peers: dict[str, dict[str, Any]]
 
     @property
     def us(self) -> float | None:
         """Ours, chained."""
-        return _median(self.found["mirage"], "us")
+        return _median(self.figures["mirage"], "us")
 
     @property
     def isolated_us(self) -> float | None:
         """Ours, isolated."""
-        return _median(self.found["mirage"], "isolated_us")
+        return _median(self.figures["mirage"], "isolated_us")
 
     @property
     def problem(self) -> str:
         """Why there is no time of ours."""
-        return str(self.found["mirage"].get("problem", ""))
+        return str(self.figures["mirage"].get("problem", ""))
 
     @property
     def best(self) -> tuple[str, float] | None:
@@ -57,7 +57,7 @@ class SuiteRow:
 
     @property
     def ratio(self) -> float | None:
-        """How many times longer the fastest peer takes."""
+        """The fastest peer's time over ours."""
         return self.best[1] / self.us if self.best and self.us else None
 
     def floor(self, limits: dict[str, Any]) -> float:
@@ -67,7 +67,7 @@ class SuiteRow:
     @property
     def engines(self) -> str:
         """The engines of its kernels."""
-        return "+".join(k.get("engine", "block") for k in self.found.get("kernels", ()))
+        return "+".join(k.get("engine", "block") for k in self.figures.get("kernels", ()))
 
     def to_json(self, limits: dict[str, Any]) -> dict[str, Any]:
         """One element of `rows`."""
@@ -79,7 +79,7 @@ class SuiteRow:
             "bytes": self.bytes,
             "flops": self.flops,
             "floor_us": round(floor, 3),
-            **self.found,
+            **self.figures,
             "peers": self.peers,
             "best_peer": self.best[0] if self.best else None,
             "ratio": _rounded(self.ratio),
@@ -98,22 +98,22 @@ class SuiteReport:
 
     @property
     def wrong(self) -> bool:
-        """Whether a kernel gave wrong answers."""
+        """True if a kernel gave wrong answers."""
         return any(r.problem.startswith(WRONG) for r in self.rows)
 
     @property
     def means(self) -> dict[str, float | None]:
         """Geometric means of the ratio to the fastest peer and of the share of the floor; of rows that have one."""
-        found = {}
+        means = {}
         for name, rows in (
             ("all", self.rows),
             ("decode", [r for r in self.rows if r.decode]),
             ("prefill", [r for r in self.rows if not r.decode]),
         ):
-            found[f"ratio_{name}"] = _geometric([r.ratio for r in rows])
-            found[f"share_of_floor_{name}"] = _geometric([r.floor(self.limits) / r.us if r.us else None for r in rows])
-            found[f"prediction_{name}"] = _geometric([_error(r) for r in rows])
-        return found
+            means[f"ratio_{name}"] = _geometric([r.ratio for r in rows])
+            means[f"share_of_floor_{name}"] = _geometric([r.floor(self.limits) / r.us if r.us else None for r in rows])
+            means[f"prediction_{name}"] = _geometric([_error(r) for r in rows])
+        return means
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document; times in microseconds."""
@@ -128,7 +128,7 @@ class SuiteReport:
 
     # --- tables -----------------------------------------------------------------------------------------------------------
     def header(self) -> list[str]:
-        """What the table was made with, in lines."""
+        """The setting in which the table was made, in lines."""
         state, limits = self.limits["gpu_state"], self.limits
         rates = (
             f"{limits['bandwidth'] / 1e12:.2f} TB/s read, {limits['flops'] / 1e12:.0f} TFLOP/s {self.settings['dtype']}"
@@ -149,8 +149,8 @@ class SuiteReport:
         for r in self.rows:
             ours = "WRONG" if r.problem.startswith(WRONG) else "-" if r.us is None else _us(r.us)
             share = r.floor(self.limits) / r.us if r.us else None
-            known = [_us(r.floor(self.limits)), ours, _us(r.isolated_us), _times(r.ratio), _share(share)]
-            predicted = r.found.get("predicted_us")
+            known = [_us(r.floor(self.limits)), ours, _us(r.isolated_us), _times(r.ratio), _percent(share)]
+            predicted = r.figures.get("predicted_us")
             rows.append([r.name, *known, _us(predicted), r.engines, *(self._peer(r, n) for n in names)])
         return rows
 
@@ -165,7 +165,8 @@ class SuiteReport:
         """Means, marks and what went wrong with ours, in lines."""
         m = self.means
         means = [
-            f"{name} rows: {_times(m[f'ratio_{name}'])} x the best peer, {_share(m[f'share_of_floor_{name}'])} of the floor, "
+            f"{name} rows: {_times(m[f'ratio_{name}'])} x the best peer, "
+            f"{_percent(m[f'share_of_floor_{name}'])} of the floor, "
             f"the model's prediction off by {_times(m[f'prediction_{name}'])} x"
             for name in ("decode", "prefill", "all")
             if m[f"ratio_{name}"] or m[f"share_of_floor_{name}"]
@@ -229,13 +230,13 @@ def between(page: str, start: str, end: str, text: str) -> str:
 
 
 def _median(entry: dict[str, Any], key: str) -> float | None:
-    found = entry.get(key)
-    return None if found is None else float(found["median"])
+    distribution = entry.get(key)
+    return None if distribution is None else float(distribution["median"])
 
 
 def _error(r: SuiteRow) -> float | None:
-    """How far the model's prediction is off, as a factor of at least one."""
-    predicted = r.found.get("predicted_us")
+    """The error of the model's prediction, as a factor of at least one."""
+    predicted = r.figures.get("predicted_us")
     return max(predicted / r.us, r.us / predicted) if predicted and r.us else None
 
 
@@ -258,5 +259,5 @@ def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _share(value: float | None) -> str:
+def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"

@@ -20,7 +20,7 @@ from mirage_cli.report.stages import Progress, Silent
 from mirage_cli.suite import build as suite_build
 from mirage_cli.suite import cases as suite_cases
 from mirage_cli.suite.cases import Case
-from mirage_cli.suite.measure import BROKEN, Asked, work
+from mirage_cli.suite.measure import BROKEN, Asked, perform
 from mirage_cli.suite.report import SuiteReport, SuiteRow
 
 _BROKEN = f"exit code {BROKEN}"
@@ -28,10 +28,11 @@ _BROKEN = f"exit code {BROKEN}"
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """What to run: the suite, the GPU, patterns of row names, the type, the groups of peers (`peers.GROUPS`), a JSON
-    document of an earlier run whose peers' times are taken over, whether float32 products may be TF32, a folder that
-    keeps what was optimized (None: nothing is kept), whether `optimize` tunes on the GPU, seconds for the contestants of a
-    row, processes that optimize; with `peers_only` nothing is optimized and only peers are timed."""
+    """Options of a run: the suite, the GPU, patterns of row names, the type, the groups of peers (`peers.GROUPS`), a
+    JSON document of an earlier run whose peers' times are taken over, whether float32 products may be TF32, a
+    folder that keeps what was optimized (None: nothing is kept), whether `optimize` tunes on the GPU, seconds for
+    the contestants of a row, processes that optimize; with `peers_only` nothing is optimized and only peers are
+    timed."""
 
     suite: str = "paper"
     gpu: int = 0
@@ -70,8 +71,8 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
             rows = suite_build.build(options.suite, cases, options.dtype, folder, built, progress)
         asked = Asked(options.gpu, options.peers, options.tf32, options.seconds, options.seed)
         progress.stage("measure", len(rows) + 1)
-        limits, found = _measured(options, rows, asked, progress)
-    made = [_row(c, options, f, earlier.get(c.name, {})) for c, f in zip(cases, found, strict=True)]
+        limits, figures = _measured(options, rows, asked, progress)
+    reported = [_row(c, options, f, earlier.get(c.name, {})) for c, f in zip(cases, figures, strict=True)]
     settings = {
         "suite": options.suite,
         "dtype": options.dtype,
@@ -82,7 +83,7 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
         "seconds": options.seconds,
         "seed": options.seed,
     }
-    return SuiteReport(__version__, settings, limits, tuple(made))
+    return SuiteReport(__version__, settings, limits, tuple(reported))
 
 
 def _measured(
@@ -92,7 +93,7 @@ def _measured(
     jobs: list[tuple[Any, ...]] = [("ceilings", asked, options.dtype)]
     jobs += [("row", asked, options.suite, row) for row in rows]
     measured: list[dict[str, Any]] = [{} for _ in jobs]
-    for k, result in isolation.each(work, jobs, 1, apart=True):
+    for k, result in isolation.each(perform, jobs, 1, apart=True):
         if isinstance(result, isolation.Lost) and k == 0:
             raise MirageError(f"the GPU cannot be measured: {result.reason}")
         if isinstance(result, isolation.Lost):
@@ -108,10 +109,12 @@ def _headline(result: dict[str, Any]) -> str:
     return str(ours.get("problem") or f"{ours['us']['median']:.2f} us")
 
 
-def _row(case: Case, options: SuiteOptions, found: dict[str, Any], earlier: dict[str, Any]) -> SuiteRow:
+def _row(case: Case, options: SuiteOptions, figures: dict[str, Any], earlier: dict[str, Any]) -> SuiteRow:
     dtype = suite_cases.DTYPES[options.dtype]
-    taken = {n: {**p, "earlier": True} for n, p in earlier.items() if n not in found["peers"]}
-    return SuiteRow(case.name, case.shapes, case.decode, case.bytes(dtype), case.flops, found, taken | found["peers"])
+    taken = {n: {**p, "earlier": True} for n, p in earlier.items() if n not in figures["peers"]}
+    return SuiteRow(
+        case.name, case.shapes, case.decode, case.bytes(dtype), case.flops, figures, taken | figures["peers"]
+    )
 
 
 def read_peers(path: Path, options: SuiteOptions) -> dict[str, dict[str, Any]]:

@@ -28,8 +28,8 @@ def schema_body(
         raise Refused("an operator without a meaning here")
     bare = NodeProto(op_type=node.op_type, domain=domain, name=node.name, input=node.input, output=node.output)
     bare.attribute.extend(attributes.values())
-    for made, name in zip(bare.attribute, attributes, strict=True):
-        made.name = name
+    for attribute, name in zip(bare.attribute, attributes, strict=True):
+        attribute.name = name
     types = [_type(value).SerializeToString() for value in inputs]
     versions = schema.context_dependent_function_opset_versions
     fitting = max((v for v in versions if v <= version), default=max(versions))

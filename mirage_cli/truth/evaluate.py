@@ -31,7 +31,8 @@ DEEPEST = 40
 
 @dataclass(frozen=True)
 class Frame:
-    """What holds for all nodes of a graph or function body: opsets by domain, the model's functions, options of the run."""
+    """The surroundings of all nodes of a graph or function body: opsets by domain, the model's functions, options of
+    the run."""
 
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], FunctionProto]
@@ -61,18 +62,18 @@ def run(
     with the node, for an operator without a meaning here, one that needs more than `most_work` multiply-adds, and a value
     of more than `most_elements` elements (0: no limit), and for an output that is a sequence.
     """
-    wanted = _wanted(model, outputs)
-    found: dict[str, Value] = {}
-    values = _values(
+    wanted = _output_names(model, outputs)
+    values: dict[str, Value] = {}
+    steps = _values(
         model,
         feeds,
         wanted,
         _frame(model, load, seconds, most_work, most_elements, rounded=rounded, casts=casts),
-        found,
+        values,
     )
-    for _ in values:
+    for _ in steps:
         pass
-    return {name: _numbers(name, found) for name in wanted}
+    return {name: _numbers(name, values) for name in wanted}
 
 
 def trace(
@@ -92,19 +93,19 @@ def trace(
     Options and errors are those of `run`.
     """
     frame = _frame(model, load, seconds, most_work, most_elements, rounded=rounded, casts=casts)
-    for node, results in _values(model, feeds, _wanted(model, outputs), frame, {}):
+    for node, results in _values(model, feeds, _output_names(model, outputs), frame, {}):
         yield node, {name: value.data for name, value in results.items() if isinstance(value, Tensor)}
 
 
-def _wanted(model: ModelProto, outputs: Sequence[str] | None) -> tuple[str, ...]:
+def _output_names(model: ModelProto, outputs: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(v.name for v in model.graph.output) if outputs is None else tuple(outputs)
 
 
-def _numbers(name: str, found: Mapping[str, Value]) -> NDArray[Any]:
-    value = found.get(name)
+def _numbers(name: str, values: Mapping[str, Value]) -> NDArray[Any]:
+    value = values.get(name)
     if not isinstance(value, Tensor):
         raise Refused(
-            f"{name!r} is not a tensor" if name in found else f"no tensor of the main graph is named {name!r}"
+            f"{name!r} is not a tensor" if name in values else f"no tensor of the main graph is named {name!r}"
         )
     return value.data
 
@@ -119,7 +120,7 @@ def _frame(
     rounded: bool,
     casts: bool,
 ) -> Frame:
-    """What holds for the main graph of a model."""
+    """The frame of the main graph of a model."""
     limits = Limits(time.monotonic() + seconds if seconds else 0.0, most_work, most_elements)
     functions = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
     return Frame(_opsets(model.opset_import), functions, limits, load, rounded, casts)
@@ -135,26 +136,30 @@ def _opsets(imports: Sequence[onnx.OperatorSetIdProto]) -> dict[str, int]:
 
 
 def _values(
-    model: ModelProto, feeds: Mapping[str, NDArray[Any]], wanted: tuple[str, ...], frame: Frame, found: dict[str, Value]
+    model: ModelProto,
+    feeds: Mapping[str, NDArray[Any]],
+    wanted: tuple[str, ...],
+    frame: Frame,
+    values: dict[str, Value],
 ) -> Iterator[tuple[NodeProto, dict[str, Value]]]:
     """Evaluate the main graph node by node; `found` takes up its values, and at the end holds those that are wanted."""
     plan = of_graph(model.graph, wanted, None)
-    found.update({name: _fed(name, feeds[name], plan, frame) for name in plan.inputs if name in feeds})
-    yield from _steps(plan, found, frame)
+    values.update({name: _fed(name, feeds[name], plan, frame) for name in plan.inputs if name in feeds})
+    yield from _evaluated_steps(plan, values, frame)
     for name in wanted:
-        if name not in found and name in plan.weights:
-            found[name] = _weight(plan.weights[name], frame)
+        if name not in values and name in plan.weights:
+            values[name] = _weight(plan.weights[name], frame)
 
 
 def _fed(name: str, array: NDArray[Any], plan: Plan, frame: Frame) -> Tensor:
     """A tensor that is fed, of the element type that the graph declares for it."""
     try:
-        return _kept(tensor(np.asarray(array), plan.types.get(name) or None), frame)
+        return _carried(tensor(np.asarray(array), plan.types.get(name) or None), frame)
     except (TypeError, ValueError) as error:
         raise Refused(f"input {name!r}: {error}") from error
 
 
-def _kept(value: Tensor, frame: Frame) -> Tensor:
+def _carried(value: Tensor, frame: Frame) -> Tensor:
     """A value as it is carried on: rounded where that is asked for."""
     if not frame.rounded or value.type not in FLOATS:
         return value
@@ -167,7 +172,7 @@ def _weight(proto: TensorProto | SparseTensorProto, frame: Frame) -> Tensor:
     name = proto.name if isinstance(proto, TensorProto) else proto.values.name
     try:
         frame.limits.check_shape(proto.dims)
-        return _kept(_read(proto, frame), frame)
+        return _carried(_read(proto, frame), frame)
     except Refused as error:
         raise type(error)(f"weight {name!r}: {error}", error.hint) from error
     except MirageError:
@@ -186,28 +191,30 @@ def _read(proto: TensorProto | SparseTensorProto, frame: Frame) -> Tensor:
     return Tensor(full, values.type)
 
 
-def _steps(plan: Plan, found: dict[str, Value], frame: Frame) -> Iterator[tuple[NodeProto, dict[str, Value]]]:
+def _evaluated_steps(
+    plan: Plan, values: dict[str, Value], frame: Frame
+) -> Iterator[tuple[NodeProto, dict[str, Value]]]:
     """Evaluate the steps of a plan on the values in `found`, which takes up theirs and loses those done with."""
     for step in plan.steps:
         frame.limits.check_time()
         for name in step.reads:
-            if name not in found:
+            if name not in values:
                 if name not in plan.weights:
                     raise Refused(f"{describe(step.node)}: reads {name!r}, which nothing makes or feeds")
-                found[name] = _weight(plan.weights[name], frame)
-        results = _results(step, found, frame)
-        found.update(results)
+                values[name] = _weight(plan.weights[name], frame)
+        results = _results(step, values, frame)
+        values.update(results)
         yield step.node, results
         for name in step.drops:
-            found.pop(name, None)
+            values.pop(name, None)
 
 
-def _results(step: Step, found: Mapping[str, Value], frame: Frame) -> dict[str, Value]:
+def _results(step: Step, values: Mapping[str, Value], frame: Frame) -> dict[str, Value]:
     """The results of one node by name; whatever goes wrong in it is Refused, with the node."""
     try:
         with np.errstate(all="ignore"):
-            values = _evaluated(step, found, frame)
-        for value in values:
+            results = _evaluated(step, values, frame)
+        for value in results:
             if isinstance(value, Tensor):
                 frame.limits.check_shape(value.data.shape)
     except Refused as error:
@@ -219,9 +226,9 @@ def _results(step: Step, found: Mapping[str, Value], frame: Frame) -> dict[str, 
     except Exception as error:
         raise Refused(f"{describe(step.node)}: {error or type(error).__name__}") from error
     names = step.node.output
-    if len(values) < len(names) and any(names[len(values) :]):
-        raise Refused(f"{describe(step.node)}: only {len(values)} of its {len(names)} outputs have a meaning here")
-    kept = [_kept(value, frame) if isinstance(value, Tensor) else value for value in values]
+    if len(results) < len(names) and any(names[len(results) :]):
+        raise Refused(f"{describe(step.node)}: only {len(results)} of its {len(names)} outputs have a meaning here")
+    kept = [_carried(value, frame) if isinstance(value, Tensor) else value for value in results]
     return {name: value for name, value in zip(names, kept, strict=False) if name}
 
 
@@ -230,28 +237,28 @@ def _at(node: NodeProto, error: Refused) -> Refused:
     return type(error)(f"{describe(node)}: {error}", error.hint)
 
 
-def _evaluated(step: Step, found: Mapping[str, Value], frame: Frame) -> list[Value]:
+def _evaluated(step: Step, values: Mapping[str, Value], frame: Frame) -> list[Value]:
     """The results of one node, in order."""
     node, domain = step.node, _domain(step.node.domain)
-    inputs = tuple(found[name] if name else None for name in node.input)
+    inputs = tuple(values[name] if name else None for name in node.input)
     function = frame.functions.get((domain, node.op_type, node.overload))
     if function is not None:
         return _function(function, step, inputs, frame)
     version = frame.opsets.get(domain, onnx.defs.onnx_opset_version() if not domain else 1)
-    found_meaning = meant(domain, node.op_type, version)
-    if found_meaning is None:
+    meaning = meant(domain, node.op_type, version)
+    if meaning is None:
         body = schema_body(domain, node, version, inputs, step.attributes)
         return _function(body, step, inputs, frame)
-    return _called(found_meaning, step, inputs, version, found, frame)
+    return _called(meaning, step, inputs, version, values, frame)
 
 
 def _called(
-    function: Meaning, step: Step, inputs: tuple[Value, ...], version: int, found: Mapping[str, Value], frame: Frame
+    function: Meaning, step: Step, inputs: tuple[Value, ...], version: int, around: Mapping[str, Value], frame: Frame
 ) -> list[Value]:
     """The results of an operator's meaning."""
 
     def evaluate(name: str, values: Sequence[Value]) -> list[Value]:
-        return _body(step.bodies[name], values, found, frame)
+        return _body(step.bodies[name], values, around, frame)
 
     call = Call(step.node, version, inputs, step.attributes, frame.limits, frame.load, frame.casts, evaluate)
     return _listed(function(call))
@@ -261,18 +268,18 @@ def _listed(results: Results) -> list[Value]:
     return [results] if results is None or isinstance(results, Tensor | Series) else list(results)
 
 
-def _body(plan: Plan, values: Sequence[Value], around: Mapping[str, Value], frame: Frame) -> list[Value]:
+def _body(plan: Plan, operands: Sequence[Value], around: Mapping[str, Value], frame: Frame) -> list[Value]:
     """The outputs of a sub-graph, which may read values from around it."""
-    found: dict[str, Value] = {name: around[name] for name in plan.free if name in around}
-    found.update(zip(plan.inputs, values, strict=False))
-    for _ in _steps(plan, found, frame):
+    values: dict[str, Value] = {name: around[name] for name in plan.free if name in around}
+    values.update(zip(plan.inputs, operands, strict=False))
+    for _ in _evaluated_steps(plan, values, frame):
         pass
-    return [_output(name, plan, found, frame) for name in plan.outputs]
+    return [_output(name, plan, values, frame) for name in plan.outputs]
 
 
-def _output(name: str, plan: Plan, found: Mapping[str, Value], frame: Frame) -> Value:
-    if name in found:
-        return found[name]
+def _output(name: str, plan: Plan, values: Mapping[str, Value], frame: Frame) -> Value:
+    if name in values:
+        return values[name]
     if name in plan.weights:
         return _weight(plan.weights[name], frame)
     raise Refused(f"{name!r} is an output that nothing makes")
@@ -288,5 +295,5 @@ def _function(function: FunctionProto, step: Step, inputs: Sequence[Value], fram
     plan = of_function(function, wanted, {**defaults, **step.attributes})
     missing = [None] * (len(plan.inputs) - len(inputs))
     inner = replace(frame, opsets={**frame.opsets, **_opsets(function.opset_import)}, depth=frame.depth + 1)
-    found = dict(zip(wanted, _body(plan, [*inputs, *missing], {}, inner), strict=True))
-    return [found.get(name) for name in function.output]
+    results = dict(zip(wanted, _body(plan, [*inputs, *missing], {}, inner), strict=True))
+    return [results.get(name) for name in function.output]

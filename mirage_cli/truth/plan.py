@@ -61,7 +61,7 @@ def _plan(
     bound: Mapping[str, AttributeProto] | None,
 ) -> Plan:
     attributes = [_attributes(node, bound) for node in nodes]
-    bodies = [_bodies(found, bound) for found in attributes]
+    bodies = [_bodies(own, bound) for own in attributes]
     reads = [_reads(node, inner) for node, inner in zip(nodes, bodies, strict=True)]
     makers = _makers(nodes, {*inputs, *weights})
     needed = _needed(reads, makers, outputs)
@@ -75,13 +75,13 @@ def _plan(
 
 def _attributes(node: NodeProto, bound: Mapping[str, AttributeProto] | None) -> dict[str, AttributeProto]:
     """The attributes of a node; those that refer to one of the function around it are that one, or absent with it."""
-    found = {}
+    attributes = {}
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
-            found[attribute.name] = attribute
+            attributes[attribute.name] = attribute
         elif bound is not None and attribute.ref_attr_name in bound:
-            found[attribute.name] = bound[attribute.ref_attr_name]
-    return found
+            attributes[attribute.name] = bound[attribute.ref_attr_name]
+    return attributes
 
 
 def _bodies(attributes: Mapping[str, AttributeProto], bound: Mapping[str, AttributeProto] | None) -> dict[str, Plan]:
@@ -91,7 +91,7 @@ def _bodies(attributes: Mapping[str, AttributeProto], bound: Mapping[str, Attrib
 
 
 def _reads(node: NodeProto, bodies: Mapping[str, Plan]) -> tuple[str, ...]:
-    """What a node reads: its inputs, and what its sub-graphs take from around them; each once."""
+    """The names that a node reads: its inputs, and what its sub-graphs take from around them; each once."""
     inner = sorted(name for body in bodies.values() for name in body.free)
     return tuple(dict.fromkeys(name for name in (*node.input, *inner) if name))
 

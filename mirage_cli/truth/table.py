@@ -52,13 +52,13 @@ OLDEST = 7
 
 def _collected() -> dict[tuple[str, str], tuple[Meaning, int]]:
     """Every function of the families that is marked as a meaning, by domain and operator."""
-    found: dict[tuple[str, str], tuple[Meaning, int]] = {}
+    meanings: dict[tuple[str, str], tuple[Meaning, int]] = {}
     for family in FAMILIES:
         for _, function in inspect.getmembers(family, inspect.isfunction):
             if function.__module__ == family.__name__:
                 for domain, name, since in getattr(function, "means", ()):
-                    found[domain, name] = (function, since)
-    return found
+                    meanings[domain, name] = (function, since)
+    return meanings
 
 
 MEANINGS: Mapping[tuple[str, str], tuple[Meaning, int]] = MappingProxyType(_collected())

@@ -60,8 +60,8 @@ class Measured:
         tensors = [*zip((*spec.inputs, *spec.outputs), shapes, strict=True)]
         size = sum(math.prod(shape) * t.dtype.bytes for t, shape in tensors)
         self.sets = sets_for(size, self.backend.cache)
-        made = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
-        self.inputs, self.outputs = made[: len(spec.inputs)], made[len(spec.inputs) :]
+        sets = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
+        self.inputs, self.outputs = sets[: len(spec.inputs)], sets[len(spec.inputs) :]
         random = np.random.default_rng(given.seed)
         sources = given.program.sources
         extra = checks.extra_arrays(given, job.symbols)
@@ -83,15 +83,15 @@ class Measured:
         self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
 
     def ready(self) -> str:
-        """What times calls: it is there once this can be asked. Raises MirageError when a kernel has left the device in a
-        state that it does not come out of."""
+        """The name of what times calls: it is there once this can be asked. Raises MirageError when a kernel has left
+        the device in a state that it does not come out of."""
         with self.backend.failures():
             self.backend.synchronize()
         return self.backend.name
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def check(self, library: Path) -> str:
-        """What is wrong with a library's answers, on every case and at the sizes that are timed; nothing when they are
+        """The fault in a library's answers, on every case and at the sizes that are timed; nothing when they are
         right."""
         verdict = self.checked(library)
         if not verdict.passed:
@@ -103,7 +103,7 @@ class Measured:
         return checks.judge(self.job.check.program, self._runner(library), self.cases)
 
     def _answers(self, entry: Entry) -> str:
-        """What is wrong with what a kernel writes in every set."""
+        """The fault in what a kernel writes in every set; empty when there is none."""
         self._poison()
         self.timer.run(entry.call, self.sets)
         return self._written()
@@ -113,15 +113,15 @@ class Measured:
             tensor.poison()
 
     def _written(self) -> str:
-        """What is wrong with the outputs as they are now: an input changed, elements not written, the first set's values."""
+        """The fault in the outputs as they are now: an input changed, elements not written, the first set's values."""
         for k, (tensor, before) in enumerate(zip(self.inputs, self.sums, strict=True)):
             if tensor.backend.checksum(tensor.memory) != before:
                 return f"{WRONG}: it changes input {k}"
         for k, tensor in enumerate(self.outputs):
             if count := tensor.unwritten():
                 return f"{WRONG}: it leaves {count} elements of output {k} unwritten"
-        found = self.reference.compared(self.job.check.program, [t.get(0) for t in self.outputs])
-        return "" if found.passed else f"{WRONG} ({self.reference.name} inputs): {found}"
+        accuracy = self.reference.compared(self.job.check.program, [t.get(0) for t in self.outputs])
+        return "" if accuracy.passed else f"{WRONG} ({self.reference.name} inputs): {accuracy}"
 
     def _entry(self, library: Path) -> Entry:
         return Entry(self.backend, library, self.job.check.spec, self.inputs, self.outputs)
@@ -156,13 +156,13 @@ class Measured:
         entries = {str(k): self._entry(library) for k, library in enumerate(libraries)}
         prepared = {name: self.timer.prepare(e.call, self.sets, WARM) for name, e in entries.items()}
         times = self.timer.measure(prepared, replace(WARM, runs=samples))
-        found = []
+        measurements = []
         for name, graph in prepared.items():
             self._poison()
             self.backend.sample(graph.graph)
             problem = self._written()
-            found.append(Measurement(None, problem=problem) if problem else measurement(times[name]))
-        return found
+            measurements.append(Measurement(None, problem=problem) if problem else measurement(times[name]))
+        return measurements
 
 
 def measurement(times: Distribution) -> Measurement:
@@ -187,21 +187,21 @@ class IsolatedBench:
         if not isinstance(self._resident.call("ready", (), START_SECONDS), Lost):
             return ""
         self._resident.close()
-        found = self._resident.call("ready", (), START_SECONDS)
-        return found.reason if isinstance(found, Lost) else ""
+        answer = self._resident.call("ready", (), START_SECONDS)
+        return answer.reason if isinstance(answer, Lost) else ""
 
     def check(self, library: Path) -> str:
-        """What is wrong with a library's answers, or why they are not known; nothing when they are right."""
-        found = self._resident.call("check", (library,), CHECK_SECONDS)
-        return f"{LOST} checked: {found.reason}" if isinstance(found, Lost) else str(found)
+        """The fault in a library's answers, or why they are not known; nothing when they are right."""
+        answer = self._resident.call("check", (library,), CHECK_SECONDS)
+        return f"{LOST} checked: {answer.reason}" if isinstance(answer, Lost) else str(answer)
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
         """Times of one call of each; where all together fail, of each alone."""
-        found: list[Measurement] | Lost = self._resident.call("time", (list(libraries), samples), TIME_SECONDS)
-        if not isinstance(found, Lost):
-            return found
+        answer: list[Measurement] | Lost = self._resident.call("time", (list(libraries), samples), TIME_SECONDS)
+        if not isinstance(answer, Lost):
+            return answer
         if len(libraries) == 1:
-            return [Measurement(None, problem=f"{LOST} timed: {found.reason}")]
+            return [Measurement(None, problem=f"{LOST} timed: {answer.reason}")]
         return [self.time([library], samples)[0] for library in libraries]
 
     @property

@@ -28,7 +28,7 @@ SECONDS = 60.0  #: for one compilation: a kernel that takes longer is not worth 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to build: the compiler, architecture, compilations at a time, folder of kept objects."""
+    """Settings of a build: the compiler, architecture, compilations at a time, folder of kept objects."""
 
     nvcc: Tool
     architecture: str
@@ -37,7 +37,8 @@ class Settings:
 
 
 def version(nvcc: Tool) -> str:
-    """What a kernel depends on beside its candidate: a hash of templates, code generation and the compiler's version."""
+    """The version of all that a kernel depends on beside its candidate: a hash of templates, code generation and the
+    compiler's version."""
     folder = render.include_dir().parent
     code = Path(render.__file__).parents[1]
     parts = (digest_tree(folder / "include"), digest_tree(folder, "*.j2"), digest_tree(code, "*.py"), nvcc.version)
@@ -63,24 +64,24 @@ class Workshop:
             staging.copy_tree(render.include_dir(), self.folder / "include")
             (self.folder / "build").mkdir(exist_ok=True)
             (self.folder / "exports.map").write_text(EXPORTS, encoding="utf-8")
-        found: list[Built] = []
+        built: list[Built] = []
         jobs: dict[int, CompileJob] = {}
         for k, c in enumerate(candidates):
-            made = (self.identifier, self.program, c.graph, c.schedules, self.target, self.passes)
-            source = isolation.attempt(rendered, made)
+            request = (self.identifier, self.program, c.graph, c.schedules, self.target, self.passes)
+            source = isolation.attempt(rendered, request)
             if isinstance(source, Lost):
-                found.append(f"{REFUSED}{source.reason}")
+                built.append(f"{REFUSED}{source.reason}")
                 continue
             text = source.text
             code = "\n".join(line for line in text.splitlines() if not line.startswith("//"))
             if code in self._seen:
-                found.append(f"{REFUSED}the same code as an earlier candidate")
+                built.append(f"{REFUSED}the same code as an earlier candidate")
                 continue
             self._seen.add(code)
             name = f"candidate{self._count + k}"
             (self.folder / f"{name}.cu").write_text(text, encoding="utf-8")
             (jobs[k],) = cuda.jobs(self.settings.nvcc, name, [self.settings.architecture])
-            found.append(self.folder / f"{name}.so")
+            built.append(self.folder / f"{name}.so")
         self._count += len(candidates)
         settings = self.settings
         failed = compile_objects([*jobs.values()], self.folder, settings.workers, SECONDS, settings.cache)
@@ -88,8 +89,8 @@ class Workshop:
             linked = pool.map(lambda k: str(failed[jobs[k]]) if jobs[k] in failed else self._link(jobs[k]), jobs)
             for k, problem in zip(jobs, linked, strict=True):
                 if problem:
-                    found[k] = f"it does not compile: {problem}"
-        return found
+                    built[k] = f"it does not compile: {problem}"
+        return built
 
     def _link(self, job: CompileJob) -> str:
         library = f"{job.fragment}.so"

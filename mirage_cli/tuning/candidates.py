@@ -52,7 +52,7 @@ class Bench(Protocol):
         """Wait until it can be asked; what keeps it from that, or nothing."""
 
     def check(self, library: Path) -> str:
-        """What is wrong with a library's answers, by the accuracy rule; nothing when they are right."""
+        """The fault in a library's answers, by the accuracy rule; nothing when they are right."""
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
         """Times of one call of each, with cold caches, sampled in turns."""
@@ -60,7 +60,7 @@ class Bench(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many candidates to try, in how many seconds (0: no limit), how many at a time."""
+    """Limits of tuning: candidates to try, seconds (0: no limit), candidates at a time."""
 
     candidates: int = 48
     seconds: float = 90.0
@@ -101,8 +101,8 @@ class Trial:
 
 @dataclass(slots=True)
 class Tuned:
-    """What tuning a fragment found: the trials in their order (the model's own choice first, where it was tried), whether
-    the time sufficed for all that were to be tried, and what kept everything from being tried."""
+    """The outcome of tuning a fragment: the trials in their order (the model's own choice first, where it was tried),
+    whether the time sufficed for all that were to be tried, and what kept everything from being tried."""
 
     trials: list[Trial] = field(default_factory=list)
     complete: bool = True
@@ -110,12 +110,12 @@ class Tuned:
 
     @property
     def lost(self) -> bool:
-        """Whether something is not known of a candidate, by whosever fault."""
+        """True if something is not known of a candidate, by whosever fault."""
         return bool(self.problem) or any(t.result.problem.startswith(LOST) for t in self.trials)
 
     @property
     def tried(self) -> int:
-        """How many candidates could be rendered."""
+        """Number of candidates that could be rendered."""
         return sum(not t.result.problem.startswith(REFUSED) for t in self.trials)
 
     @property
@@ -139,7 +139,7 @@ def fingerprint(candidate: Candidate, without: Sequence[str] = ()) -> str:
 
 
 def family(candidate: Candidate) -> tuple[Any, ...]:
-    """What candidates with like errors of the model share: kernel graph and engines."""
+    """The part that candidates with like errors of the model share: kernel graph and engines."""
     return (candidate.graph, *engines(candidate))
 
 
@@ -211,40 +211,40 @@ def tune(
         return bool(limits.seconds) and clock.now() - start >= share * limits.seconds
 
     own = next(iter(pool), "")
-    found = Tuned([Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known])
+    tuned = Tuned([Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known])
     libraries: dict[str, Path] = {}
     keys = {id(c): k for k, c in pool.items()}
-    while found.tried < limits.candidates and len(found.trials) < len(pool):
+    while tuned.tried < limits.candidates and len(tuned.trials) < len(pool):
         if spent(BUILDING):
-            found.complete = False
+            tuned.complete = False
             break
-        tried = {t.key for t in found.trials}
-        count = min(limits.batch, limits.candidates - found.tried)
+        tried = {t.key for t in tuned.trials}
+        count = min(limits.batch, limits.candidates - tuned.tried)
         batch = [pool[own]] if own not in tried else []
         left = [c for k, c in pool.items() if k not in tried and k != own]
-        left = _hopeful(left, found.trials) or left
-        seen = [*(t.candidate for t in found.trials), *batch]
-        batch += select(left, count - len(batch), seen, corrections(found.trials))
-        made = builder.build(batch)
-        found.problem = bench.start()
-        if found.problem:
-            return found
-        for c, built in zip(batch, made, strict=True):
+        left = _hopeful(left, tuned.trials) or left
+        seen = [*(t.candidate for t in tuned.trials), *batch]
+        batch += select(left, count - len(batch), seen, corrections(tuned.trials))
+        libraries_built = builder.build(batch)
+        tuned.problem = bench.start()
+        if tuned.problem:
+            return tuned
+        for c, built in zip(batch, libraries_built, strict=True):
             key = keys[id(c)]
             if spent():
-                found.complete = False
+                tuned.complete = False
                 break
             if isinstance(built, Path):
                 libraries[key] = built
             result = _first(built, bench)
-            found.problem = bench.start() if result.problem.startswith(LOST) else ""
-            if found.problem:
-                return found
-            found.trials.append(Trial(c, key, result))
-            keep(found.trials[-1:])
-    _finals(found, libraries, bench, spent())
-    found.trials.sort(key=lambda t: t.key != own)
-    return found
+            tuned.problem = bench.start() if result.problem.startswith(LOST) else ""
+            if tuned.problem:
+                return tuned
+            tuned.trials.append(Trial(c, key, result))
+            keep(tuned.trials[-1:])
+    _finals(tuned, libraries, bench, spent())
+    tuned.trials.sort(key=lambda t: t.key != own)
+    return tuned
 
 
 def _hopeful(pool: Sequence[Candidate], trials: Sequence[Trial]) -> list[Candidate]:
@@ -263,10 +263,10 @@ def _first(built: Built, bench: Bench) -> Measurement:
     return Measurement(None, problem=problem) if problem else bench.time([built], QUICK)[0]
 
 
-def _finals(found: Tuned, libraries: Mapping[str, Path], bench: Bench, spent: bool) -> None:
+def _finals(tuned: Tuned, libraries: Mapping[str, Path], bench: Bench, spent: bool) -> None:
     """The second round: the best few that were built now, in turns and with more samples. What is lost in it keeps the time of
     the first round."""
-    best = [t for t in found.ranking[:FINALISTS] if t.key in libraries]
+    best = [t for t in tuned.ranking[:FINALISTS] if t.key in libraries]
     if len(best) < 2 or spent:
         return
     for t, result in zip(best, bench.time([libraries[t.key] for t in best], THOROUGH), strict=True):

@@ -139,7 +139,7 @@ def check_job(
 ) -> CheckJob:
     """The check of a fragment's CPU kernel against float64, with the weights of its first place. Raises MirageError."""
     node = f.nodes[0]
-    stored = graph_message.stored(model.graph)
+    stored = graph_message.stored_tensors(model.graph)
     files = DataFiles(str(folder / MODEL), hashed=False)
     weights = {k: files.array(stored[n]) for k, n in enumerate(node.input) if n in stored}
     count = len(program.sources)

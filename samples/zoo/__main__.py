@@ -25,13 +25,13 @@ def line(record: Record) -> str:
 
 def told(record: Record) -> str:
     """The agreement in words, if it was looked at."""
-    found = record.get("agreement")
-    if found is None:
+    agreement = record.get("agreement")
+    if agreement is None:
         return ""
-    if "problem" in found:
-        return f"; {found['problem']}"
-    verdict = "agrees" if found["passed"] and not found["failed"] else "DIFFERS"
-    return f"; {verdict}: error {found['error']:.1e}, original's {found['original_error']:.1e}"
+    if "problem" in agreement:
+        return f"; {agreement['problem']}"
+    verdict = "agrees" if agreement["passed"] and not agreement["failed"] else "DIFFERS"
+    return f"; {verdict}: error {agreement['error']:.1e}, original's {agreement['original_error']:.1e}"
 
 
 def main() -> None:

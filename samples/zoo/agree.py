@@ -1,4 +1,5 @@
-"""Whether the patched model gives the original's answers: all fragments replaced, on the CPU, by the accuracy rule."""
+"""Agreement of the patched model's answers with the original's: all fragments replaced, on the CPU, by the accuracy
+rule."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ def _compared(path: Path, out: Path) -> list[whole_model.Compared]:
 
     def drawn(number: int) -> whole_model.Draw:
         inputs = example_inputs(imported.model, {}, SEED + number)
-        found = run_job(Job(str(out / MODEL), inputs, out / LIBRARY))
-        return found, run_job(Job(str(path), inputs)), whole_model.float64_run(imported, inputs)
+        answers = run_job(Job(str(out / MODEL), inputs, out / LIBRARY))
+        return answers, run_job(Job(str(path), inputs)), whole_model.float64_run(imported, inputs)
 
     return whole_model.compare_outputs(*drawn(0), drawn)
 

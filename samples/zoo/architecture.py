@@ -1,4 +1,4 @@
-"""What an architecture of the zoo is, and the forms in which a causal language model is exported."""
+"""Architectures of the zoo, and the forms in which a causal language model is exported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BATCH = 2  #: example batch of models with symbolic dimensions
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a model is called: on a cache, with symbolic dimensions, with a padding mask as an input; its `layers`."""
+    """The form in which a model is called: on a cache, with symbolic dimensions, with a padding mask as an input; its
+    `layers`."""
 
     cache: bool = False
     dynamic: bool = False
@@ -58,8 +59,8 @@ def _on_cache(model: nn.Module, form: Form) -> Case:
     batch = BATCH if form.dynamic else 1
     with torch.no_grad():
         layers = model(input_ids=token_ids(2, batch), use_cache=True).past_key_values.layers
-    made = [t for layer in layers for t in (layer.keys, layer.values)]
-    past = [torch.zeros(batch, t.shape[1], CACHED, t.shape[3]) for t in made]
+    prompted = [t for layer in layers for t in (layer.keys, layer.values)]
+    past = [torch.zeros(batch, t.shape[1], CACHED, t.shape[3]) for t in prompted]
     case = Case(
         WithCache(model),
         {"input_ids": token_ids(1, batch), "past": past},

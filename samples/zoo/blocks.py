@@ -56,12 +56,12 @@ class NormalisedBlock(nn.Module):
         q, k, v = (_heads(layer(hidden)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, k = self.scale_qk * _unit(q), self.scale_qk * _unit(k)
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=(WIDTH // HEADS) ** 0.5)
-        found = _unit(self.o_proj(seen.transpose(1, 2).flatten(2)))
-        hidden = _unit(hidden + self.alpha_attention.abs() * (found - hidden))
+        update = _unit(self.o_proj(seen.transpose(1, 2).flatten(2)))
+        hidden = _unit(hidden + self.alpha_attention.abs() * (update - hidden))
         up = self.scale_up * self.up(hidden)
         gate = self.scale_gate * self.gate(hidden) * WIDTH**0.5
-        found = _unit(self.down(up * functional.silu(gate)))
-        return _unit(hidden + self.alpha_mlp.abs() * (found - hidden))
+        update = _unit(self.down(up * functional.silu(gate)))
+        return _unit(hidden + self.alpha_mlp.abs() * (update - hidden))
 
 
 class DiffusionBlock(nn.Module):

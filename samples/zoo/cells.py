@@ -48,7 +48,7 @@ class Cell:
 
     @property
     def form(self) -> Form:
-        """How the model is called; the tracing exporter takes causal models only with a mask."""
+        """The form in which the model is called; the tracing exporter takes causal models only with a mask."""
         return Form(self.cache, self.dynamic, masked=self.dynamic or self.exporter == "tracing", layers=self.layers)
 
 
@@ -98,10 +98,10 @@ def select(patterns: Iterable[str]) -> list[Cell]:
 
     Raises ValueError for a pattern that matches none.
     """
-    cells, found = list(matrix()), set[Cell]()
+    cells, selected = list(matrix()), set[Cell]()
     for pattern in patterns:
         matching = {c for c in cells if fnmatch.fnmatch(c.name, pattern) or fnmatch.fnmatch(c.architecture, pattern)}
         if not matching:
             raise ValueError(f"no cell matches {pattern!r}; architectures: {', '.join(ARCHITECTURES)}")
-        found |= matching
-    return [c for c in cells if c in found]
+        selected |= matching
+    return [c for c in cells if c in selected]

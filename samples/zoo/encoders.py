@@ -26,8 +26,8 @@ class Selected(nn.Module):
     def forward(self, first: Tensor, second: Tensor | None = None, third: Tensor | None = None) -> tuple[Tensor, ...]:
         """The outputs for up to three inputs."""
         given = dict(zip(self.inputs, (first, second, third), strict=False))
-        found = self.model(**given)
-        return tuple(found[name] for name in self.outputs)
+        results = self.model(**given)
+        return tuple(results[name] for name in self.outputs)
 
 
 def selected(

@@ -43,7 +43,8 @@ def made(cell: Cell) -> bytes:
 
 
 def examine(cell: Cell, folder: Path, fresh: bool = False) -> Record:
-    """What was found, or why the cell has no model (`problem`): never an exception of the exporter or of mirage."""
+    """The record of what was found, or why the cell has no model (`problem`): never an exception of the exporter or
+    of mirage."""
     record: Record = {"name": cell.name, "seconds": {}}
     start = time.perf_counter()
     try:

@@ -57,8 +57,8 @@ def _architectures(records: dict[str, Record]) -> Iterator[str]:
         r = _chosen(a, records)
         if r is not None:
             kinds = ", ".join(f"{n} {k}" for k, n in r["kinds"].items())
-            found = f"{attentions(r)} of {a.attentions} | {mlps(r)} of {a.mlps}"
-            yield f"| {a.title} | {a.shows} | {kinds} | {_shares(r)} | {found} | {_agreement(r)} |"
+            heads = f"{attentions(r)} of {a.attentions} | {mlps(r)} of {a.mlps}"
+            yield f"| {a.title} | {a.shows} | {kinds} | {_shares(r)} | {heads} | {_agreement(r)} |"
 
 
 def _chosen(a: Architecture, records: dict[str, Record]) -> Record | None:
@@ -72,13 +72,13 @@ def _shares(record: Record) -> str:
 
 
 def _agreement(record: Record) -> str:
-    found = record.get("agreement")
-    if found is None:
+    agreement = record.get("agreement")
+    if agreement is None:
         return "-"
-    if "problem" in found:
-        return found["problem"]
-    verdict = "" if found["passed"] and not found["failed"] else "differs: "
-    return f"{verdict}{found['error']:.1e} ({found['original_error']:.1e})"
+    if "problem" in agreement:
+        return agreement["problem"]
+    verdict = "" if agreement["passed"] and not agreement["failed"] else "differs: "
+    return f"{verdict}{agreement['error']:.1e} ({agreement['original_error']:.1e})"
 
 
 def attentions(record: Record) -> int:
@@ -97,13 +97,13 @@ def _variants(records: dict[str, Record]) -> Iterator[str]:
     yield "| variant | tried | not exported or not read | reach the goal | least flops | least nodes |"
     yield "|---|---|---|---|---|---|"
     for variant in dict.fromkeys(c.variant for c in matrix()):
-        found = [r for a in ARCHITECTURES if (r := records.get(f"{a}/{variant}")) is not None]
-        good = [r for r in found if "problem" not in r]
-        bad = _named(r["name"].split("/")[0] for r in found if "problem" in r)
-        if found:
+        tried = [r for a in ARCHITECTURES if (r := records.get(f"{a}/{variant}")) is not None]
+        good = [r for r in tried if "problem" not in r]
+        bad = _named(r["name"].split("/")[0] for r in tried if "problem" in r)
+        if tried:
             reach = sum(r["coverage"]["flops"] >= GOAL for r in good)
             least = (min((r["coverage"][k] for r in good), default=0.0) for k in ("flops", "nodes"))
-            yield f"| {variant} | {len(found)} | {bad} | {reach} | {' | '.join(f'{x:.1%}' for x in least)} |"
+            yield f"| {variant} | {len(tried)} | {bad} | {reach} | {' | '.join(f'{x:.1%}' for x in least)} |"
 
 
 def _named(names: Iterable[str]) -> str:
@@ -120,9 +120,9 @@ def _misses(records: Sequence[Record]) -> Iterator[str]:
         a, lacking = ARCHITECTURES[r["name"].split("/")[0]], []
         if r["coverage"]["flops"] < GOAL:
             lacking.append(f"{r['coverage']['flops']:.1%} of the flops")
-        for what, found, wanted in (("attentions", attentions(r), a.attentions), ("MLPs", mlps(r), a.mlps)):
-            if found < wanted and not (a.encoder and "-cache" in r["name"]):
-                lacking.append(f"{found} of {wanted} {what}")
+        for what, count, wanted in (("attentions", attentions(r), a.attentions), ("MLPs", mlps(r), a.mlps)):
+            if count < wanted and not (a.encoder and "-cache" in r["name"]):
+                lacking.append(f"{count} of {wanted} {what}")
         if lacking:
             stopped = [_reason(why) for why in r["left"] if _OPERATOR.match(why)] or list(r["left"])[:SHOWN]
             yield f"- `{r['name']}`: {', '.join(lacking)}; stopped by {'; '.join(dict.fromkeys(stopped))}"
@@ -158,11 +158,11 @@ def _left(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _problems(records: Sequence[Record]) -> Iterator[str]:
-    found: dict[str, list[str]] = {}
+    names_by_problem: dict[str, list[str]] = {}
     for r in records:
         if "problem" in r:
-            found.setdefault(r["problem"], []).append(r["name"])
-    for why, names in found.items():
+            names_by_problem.setdefault(r["problem"], []).append(r["name"])
+    for why, names in names_by_problem.items():
         variants: dict[str, list[str]] = {}
         for architecture, _, variant in (n.partition("/") for n in names):
             variants.setdefault(variant, []).append(architecture)

@@ -1,1 +1,2 @@
-"""What a block can compute: forms, mappings, the closure under one mapping, and block graphs taken from it."""
+"""The values that a block can compute: forms, mappings, the closure under one mapping, and block graphs taken from
+it."""

@@ -31,7 +31,7 @@ from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.closure.form import Fn, Form, Leaf, StableExp, search_form
 from mirage_cli.search.closure.mapping import Mapping
-from mirage_cli.search.closure.pruning import NOTHING, Axes, Kind, Pair, Wanted
+from mirage_cli.search.closure.pruning import NOTHING, Axes, Kind, Pair, Pruning
 from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID, Arrays, P, Space
 
 MAX_VALUES = 5000  #: values of one closure: five times as many as those of the samples have
@@ -51,15 +51,15 @@ class Derivation:
 
 @dataclass(slots=True)
 class Value:
-    """A value of the closure and its derivations; `made` are the values (bits) that its first derivation takes, it among
-    them, without reads."""
+    """A value of the closure and its derivations; `operators` are the values (bits) that its first derivation takes,
+    it among them, without reads."""
 
     number: int
     phase: int
     array: Residue
     live: Axes
     expr: Expr
-    made: int = 0
+    operators: int = 0
     ways: list[Derivation] = field(default_factory=list)
     inverse: Residue | None = None
 
@@ -76,7 +76,7 @@ class Closure:
     """The values computable under one mapping. `values` is in order of discovery; `outputs[k]` are the values that equal
     output k of the form.
 
-    `wanted` is shared by the closures of one form. `max_ops` bounds the operators that a value takes in the derivation
+    `pruning` is shared by the closures of one form. `max_ops` bounds the operators that a value takes in the derivation
     which is found first (0: no bound). At the moment `until` of the clock `time.monotonic` it is left as it is then.
     """
 
@@ -85,13 +85,13 @@ class Closure:
         form: Form,
         mapping: Mapping,
         max_values: int = MAX_VALUES,
-        wanted: Wanted | None = None,
+        pruning: Pruning | None = None,
         max_ops: int = 0,
         until: float = math.inf,
     ) -> None:
         self.form, self.mapping, self.max_values, self.max_ops, self.until = form, mapping, max_values, max_ops, until
-        self.wanted = Wanted(form) if wanted is None else wanted
-        self.expressions = self.wanted.expressions
+        self.pruning = Pruning(form) if pruning is None else pruning
+        self.expressions = self.pruning.expressions
         self.space = Space(form, mapping)
         self.target = Arrays(form, self.space)
         self.values: list[Value] = []
@@ -104,24 +104,24 @@ class Closure:
         self._met: dict[Kind, dict[Kind, _Meeting]] = {}
         self._factors = [
             (group, dtype, tuple(self.space.tile_factors(group, phase) for phase in (BEFORE, BODY)))
-            for group, dtype in self.wanted.groups
+            for group, dtype in self.pruning.groups
         ]
         self._order: dict[Kind, int] = {}
         self._users: dict[Expr, list[int]] = {}
         for number, t in enumerate(form.terms):
             if isinstance(t, Fn | StableExp):
-                for e in {self.wanted.exprs[a] for a in t.args}:
+                for e in {self.pruning.exprs[a] for a in t.args}:
                     self._users.setdefault(e, []).append(number)
 
     # --- running --------------------------------------------------------------------------------------------------------
     def run(self) -> Closure:
         """Close under all operators. Raises Refused beyond `max_values`."""
-        for number, t in enumerate(self.form.terms):
-            if isinstance(t, Leaf):
-                self._load(number, t)
-            elif isinstance(t, Fn) and not t.args:
+        for number, term in enumerate(self.form.terms):
+            if isinstance(term, Leaf):
+                self._load(number, term)
+            elif isinstance(term, Fn) and not term.args:
                 way = Derivation("fn", (), number)
-                self._put(way, BEFORE, self.target.arrays[number], t.axes, self.wanted.exprs[number])
+                self._put(way, BEFORE, self.target.arrays[number], term.axes, self.pruning.exprs[number])
         position = 0
         while position < len(self.values) and time.monotonic() < self.until:
             value = self.values[position]
@@ -135,7 +135,7 @@ class Closure:
             self._functions(value)
             if len(self.values) > self.max_values:
                 raise TooManyValues(f"more than {self.max_values} values under {self.mapping}", len(self.values))
-        self.outputs = [self._matches(t) for t in self.form.outputs]
+        self.outputs = [self._matches(term) for term in self.form.outputs]
         return self
 
     def _matches(self, term: int) -> list[int]:
@@ -148,7 +148,7 @@ class Closure:
         ]
 
     def _load(self, number: int, leaf: Leaf) -> None:
-        array, expr = self.target.arrays[number], self.wanted.exprs[number]
+        array, expr = self.target.arrays[number], self.pruning.exprs[number]
         self._put(Derivation("load", (), number), BEFORE, array, leaf.axes, expr)
         if self.mapping.loop in leaf.axes:
             self._put(Derivation("load", (), number), BODY, array, leaf.axes, expr)
@@ -163,16 +163,16 @@ class Closure:
                 if way not in ways:
                     ways.append(way)
                 return self.values[number]
-        number, made = len(self.values), 0
+        number, operators = len(self.values), 0
         for a in way.args:
-            made |= self.values[a].made
+            operators |= self.values[a].operators
         if way.args:
-            made |= 1 << number
-        if self.max_ops and made.bit_count() > self.max_ops:
+            operators |= 1 << number
+        if self.max_ops and operators.bit_count() > self.max_ops:
             return None
         known.append(number)
         array = self._arrays.setdefault((live, array.shape, elements), array)
-        self.values.append(Value(number, phase, array, live, expr, made, [way]))
+        self.values.append(Value(number, phase, array, live, expr, operators, [way]))
         self._by_expr.setdefault(expr, []).append(number)
         self._by_kind.setdefault((expr, live), []).append(number)
         return self.values[number]
@@ -181,7 +181,7 @@ class Closure:
     def _reduce(self, v: Value) -> None:
         for group, _, factors in self._factors:
             if group <= v.live:
-                expr = self.wanted.sum(v.expr, factors[v.phase == BODY])
+                expr = self.pruning.sum(v.expr, factors[v.phase == BODY])
                 if expr is not None:
                     way = Derivation("sum", (v.number,), over=tuple(sorted(group)))
                     self._put(way, v.phase, self.space.sum(v.array, group, v.phase), v.live - group, expr)
@@ -196,7 +196,7 @@ class Closure:
             self._total(v, "grid_sum", split, "g", GRID)
 
     def _total(self, v: Value, op: str, axis: str, kind: str, phase: int) -> None:
-        expr = self.wanted.sum(v.expr, ((axis, kind),))
+        expr = self.pruning.sum(v.expr, ((axis, kind),))
         if expr is not None:
             self._put(Derivation(op, (v.number,)), phase, self.space.total(v.array, axis, kind), v.live, expr)
 
@@ -206,7 +206,7 @@ class Closure:
         if x not in self._met:
             self._met[x] = {}
             self._order[x] = len(self._order)
-            present = (y for y in self.wanted.partners(x) if y in self._order)
+            present = (y for y in self.pruning.partners(x) if y in self._order)
             for y in sorted(present, key=self._order.__getitem__):
                 meeting = self._meeting(x, y)
                 if meeting is not None:
@@ -217,12 +217,12 @@ class Closure:
 
     def _meeting(self, x: Kind, y: Kind) -> _Meeting | None:
         contracted = []
-        for k in self.wanted.contracting(x[1], y[1]):
+        for k in self.pruning.contracting(x[1], y[1]):
             for in_body, factors in enumerate(self._factors[k][2]):
-                expr = self.wanted.contraction(x[0], y[0], factors)
+                expr = self.pruning.contraction(x[0], y[0], factors)
                 if expr is not None:
                     contracted.append((k, bool(in_body), expr))
-        pair = self.wanted.pair(x, y)
+        pair = self.pruning.pair(x, y)
         return None if pair is NOTHING and not contracted else _Meeting(pair, tuple(contracted))
 
     def _phase(self, u: Value, v: Value) -> int | None:
@@ -271,7 +271,7 @@ class Closure:
         for number in self._users.get(v.expr, ()):
             t = self.form.terms[number]
             assert isinstance(t, Fn | StableExp)
-            for args in self._choices([self.wanted.exprs[a] for a in t.args], v):
+            for args in self._choices([self.pruning.exprs[a] for a in t.args], v):
                 self._apply(number, t, args)
 
     def _choices(self, wanted: list[Expr], newest: Value) -> Iterable[list[Value]]:
@@ -290,12 +290,12 @@ class Closure:
         return [p for p, *_ in partial]
 
     def _partial(self, x: Value) -> bool:
-        """Whether a value lacks the contributions of other blocks."""
+        """True if a value lacks the contributions of other blocks."""
         split = self.mapping.split
         return split is not None and x.phase != GRID and self.space.depends(x.array, split, "g")
 
     def _together(self, phases: int, incomplete: bool) -> bool:
-        """Whether values of these phases (bits) can meet, some of them lacking contributions of other blocks or none."""
+        """True if values of these phases (bits) can meet, some of them lacking contributions of other blocks or none."""
         if phases & 1 << BODY and phases & (1 << AFTER | 1 << GRID):
             return False
         return not (phases & 1 << GRID and incomplete)
@@ -312,7 +312,7 @@ class Closure:
             return
         arrays = [x.array for x in args]
         array = self.target.function(t.thread, arrays) if isinstance(t, Fn) else self.target.exponential(arrays[0])
-        value = self._put(way, phase, array, axes, self.wanted.exprs[number])
+        value = self._put(way, phase, array, axes, self.pruning.exprs[number])
         if value is not None:
             self._applied[key] = value
 
@@ -327,9 +327,9 @@ class Closure:
 
     def objection(self, expr: Expr, live: Axes) -> str:
         """Why a value with this abstract expression and these axes is not kept; nothing for one that is."""
-        if not self.wanted.holds(expr):
+        if not self.pruning.holds(expr):
             return f"its abstract expression {self.expressions.text(expr)} is no part of the fragment's"
-        if not self.wanted.fits(live):
+        if not self.pruning.fits(live):
             return f"its axes {' '.join(sorted(live))} are more than those of any value of the fragment"
         return ""
 
@@ -337,25 +337,25 @@ class Closure:
 def closure_of(program: Program, mapping: Mapping, until: float = math.inf) -> Closure:
     """The closure of a program under a mapping, as far as it is found `until` a moment: of its open form, where it has one
     that is small enough, else of the other. Raises Refused where both are too large, or for what no form can express."""
-    form, wanted = _shared(program, None)
+    form, pruning = _shared(program, None)
     if form.opened:
         with contextlib.suppress(Refused):
-            return Closure(form, mapping, MAX_OPEN_VALUES, wanted, until=until).run()
-        form, wanted = _shared(program, False)
-    return Closure(form, mapping, MAX_VALUES, wanted, until=until).run()
+            return Closure(form, mapping, MAX_OPEN_VALUES, pruning, until=until).run()
+        form, pruning = _shared(program, False)
+    return Closure(form, mapping, MAX_VALUES, pruning, until=until).run()
 
 
 @functools.lru_cache(maxsize=4)
-def _shared(program: Program, opened: bool | None) -> tuple[Form, Wanted]:
+def _shared(program: Program, opened: bool | None) -> tuple[Form, Pruning]:
     """A form of a program (see `search_form`) with what its mappings share."""
     form = search_form(program, opened)
-    return form, Wanted(form)
+    return form, Pruning(form)
 
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """What comes of two kinds under a mapping: elementwise results, and sums of products over groups of axes (number of
-    the group, whether in the body)."""
+    """The results of two kinds under a mapping: elementwise results, and sums of products over groups of axes (number
+    of the group, whether in the body)."""
 
     pair: Pair
     contracted: tuple[tuple[int, bool, Expr], ...]

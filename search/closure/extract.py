@@ -33,7 +33,7 @@ _Chosen: TypeAlias = tuple["_Chosen | None", int, Derivation]  #: a choice witho
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What derivations cost in a typical tile: multiply-adds of one thread block over its whole loop."""
+    """Costs of derivations in a typical tile: multiply-adds of one thread block over its whole loop."""
 
     closure: Closure
     _elements: dict[tuple[frozenset[str], int], int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Prices:
         return n
 
     def repeats(self, phase: int) -> int:
-        """How often a phase runs."""
+        """Number of times that a phase runs."""
         loop = self.closure.mapping.loop
         if phase != BODY or loop is None:
             return 1
@@ -115,7 +115,7 @@ class Prices:
 
 
 class WholePrices(Prices):
-    """What derivations cost over whole tensors, for a closure without loop or split."""
+    """Costs of derivations over whole tensors, for a closure without loop or split."""
 
     def tile(self, axis: str, phase: int) -> int:
         """All positions of an axis."""
@@ -166,7 +166,7 @@ def choices(
             return
         bound, _, last, known, todo = heapq.heappop(queue)
         if not todo:
-            chosen = {numbers[value]: way for value, way in _steps(last)}
+            chosen = {numbers[value]: way for value, way in _derivations(last)}
             if _acyclic(chosen):
                 yield chosen
             continue
@@ -181,7 +181,7 @@ def choices(
             heapq.heappush(queue, (rest + price + more, next(order), (last, value, way), known, left | opened))
 
 
-def _steps(last: _Chosen | None) -> Iterator[tuple[int, Derivation]]:
+def _derivations(last: _Chosen | None) -> Iterator[tuple[int, Derivation]]:
     """The steps of a choice, last first."""
     while last is not None:
         last, value, way = last
@@ -190,14 +190,14 @@ def _steps(last: _Chosen | None) -> Iterator[tuple[int, Derivation]]:
 
 def _reached(ways: Mapping[int, Ranked], goals: Iterable[int]) -> dict[int, Ranked]:
     """Those of the values that derivations of the goals may take."""
-    found: dict[int, Ranked] = {}
+    reached: dict[int, Ranked] = {}
     todo = [*goals]
     while todo:
         value = todo.pop()
-        if value not in found:
-            found[value] = ways[value]
+        if value not in reached:
+            reached[value] = ways[value]
             todo += (a for _, way in ways[value] for a in way.args)
-    return found
+    return reached
 
 
 def _ranked(closure: Closure, prices: Prices) -> dict[int, Ranked]:

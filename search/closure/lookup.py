@@ -35,14 +35,14 @@ def represented(closure: Closure, block: BlockGraph) -> None:
     """Check that a closure holds a block graph for its program. Raises Refused, saying what is missing and why."""
     walk = _Walk(closure, block)
     for o in block.ops:
-        walk.made[o.name] = walk.op(o)
+        walk.values[o.name] = walk.op(o)
     for k, name in enumerate(block.outputs):
-        if walk.need(walk.made[name], f"output {name}") not in closure.outputs[k]:
+        if walk.need(walk.values[name], f"output {name}") not in closure.outputs[k]:
             raise Refused(f"output {name} is a value of the search, but not the fragment's output {k}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Made:
+class _BlockValue:
     """A value of a block graph. `number` is that of the closure's value, if there is one; `reads` are the numbers of what an
     elementwise region read for it, None behind any other operator."""
 
@@ -55,39 +55,39 @@ class _Made:
 
 
 class _Walk:
-    """One walk through a block graph, beside a closure; `made` are the values so far."""
+    """One walk through a block graph, beside a closure; `values` are those so far."""
 
     def __init__(self, closure: Closure, block: BlockGraph) -> None:
         self.closure, self.block = closure, block
         self.target, self.space, self.expressions = closure.target, closure.space, closure.expressions
-        self.made: dict[str, _Made] = {}
+        self.values: dict[str, _BlockValue] = {}
         self._ways: dict[int, list[Derivation]] = {}
 
-    def op(self, o: BlockOp) -> _Made:
+    def op(self, operator: BlockOp) -> _BlockValue:
         """The value of an operator."""
-        args = [self.made[i] for i in o.inputs]
-        match o.op:
+        args = [self.values[i] for i in operator.inputs]
+        match operator.op:
             case "load" | "iota" | "extent":
-                return self.load(o)
+                return self.load(operator)
             case "thread":
-                return self.thread(o, args)
+                return self.thread(operator, args)
             case "stable_exp":
-                return self.exponential(o, args[0])
+                return self.exponential(operator, args[0])
             case "contract":
-                return self.contract(o, args)
+                return self.contract(operator, args)
             case "sum":
-                return self.sum(o, args[0])
-        return self.cross(o, args[0])
+                return self.sum(operator, args[0])
+        return self.cross(operator, args[0])
 
     # --- asking the closure ---------------------------------------------------------------------------------------------
     def value(
         self, phase: int, live: frozenset[str], array: Residue, expr: Expr | None, reads: frozenset[int] | None = None
-    ) -> _Made:
+    ) -> _BlockValue:
         """A value, with what the closure knows of it."""
-        found = self.closure.find(phase, live, array)
-        if found is None:
-            return _Made(phase, live, array, expr, None, reads)
-        return _Made(phase, live, array, found.expr, found.number, reads)
+        known = self.closure.find(phase, live, array)
+        if known is None:
+            return _BlockValue(phase, live, array, expr, None, reads)
+        return _BlockValue(phase, live, array, known.expr, known.number, reads)
 
     def ways(self, number: int) -> list[Derivation]:
         """The ways of a value and of those equal to it, from the first of the values equal to each operand."""
@@ -106,22 +106,22 @@ class _Walk:
         args = tuple(self.equal(a)[0].number for a in way.args)
         return replace(way, args=tuple(sorted(args)) if way.op in COMMUTATIVE else args)
 
-    def need(self, made: _Made, what: str) -> int:
+    def need(self, value: _BlockValue, what: str) -> int:
         """The number of a value that has to be in the closure."""
-        if made.number is None:
-            raise Refused(f"{what}: {self.why(made)}")
-        if made.reads is not None and not self.region(made.number, made.reads):
+        if value.number is None:
+            raise Refused(f"{what}: {self.why(value)}")
+        if value.reads is not None and not self.region(value.number, value.reads):
             raise Refused(f"{what} is a value of the search, but not as a function of what it is computed from here")
-        return made.number
+        return value.number
 
-    def why(self, made: _Made) -> str:
-        """Why a value is missing."""
-        if made.expr is None:
+    def why(self, value: _BlockValue) -> str:
+        """The reason for which a value is missing."""
+        if value.expr is None:
             return "it is none of the elementwise functions that the fragment has"
-        return self.closure.objection(made.expr, made.live) or "it is missing, though its expression and axes fit"
+        return self.closure.objection(value.expr, value.live) or "it is missing, though its expression and axes fit"
 
     def region(self, goal: int, reads: frozenset[int]) -> bool:
-        """Whether elementwise ways lead from the values `reads` to `goal`."""
+        """True if elementwise ways lead from the values `reads` to `goal`."""
         ways: dict[int, list[Numbers]] = {}
         todo = [goal]
         while todo:
@@ -137,10 +137,12 @@ class _Walk:
         return goal in known
 
     def is_function(self, op: str, term: int) -> bool:
-        """Whether a derivation applies an elementwise function."""
+        """True if a derivation applies an elementwise function."""
         return op == "fn" and isinstance(self.closure.form.terms[term], Fn)
 
-    def made_by(self, o: BlockOp, result: _Made, op: str, args: Numbers, over: frozenset[str] = frozenset()) -> _Made:
+    def derived_by(
+        self, o: BlockOp, result: _BlockValue, op: str, args: Numbers, over: frozenset[str] = frozenset()
+    ) -> _BlockValue:
         """`result`, if the closure computes it by `op` of `args`, among other ways."""
         number = self.need(result, f"{o.name} = {o.op}({', '.join(o.inputs)})")
         if not self.has_way(number, op, args, over):
@@ -148,27 +150,27 @@ class _Walk:
         return result
 
     def has_way(self, number: int | None, op: str, args: Numbers, over: frozenset[str] = frozenset()) -> bool:
-        """Whether a value of the closure has this way."""
+        """True if a value of the closure has this way."""
         ways = () if number is None else self.ways(number)
         return any((w.op, w.args, frozenset(w.over)) == (op, args, over) for w in ways)
 
     # --- operators ------------------------------------------------------------------------------------------------------
-    def load(self, o: BlockOp) -> _Made:
+    def load(self, o: BlockOp) -> _BlockValue:
         """An input, or what is known of an axis."""
         for number, t in enumerate(self.closure.form.terms):
             if not isinstance(t, Leaf):
                 continue
             if (t.value == o.source_value) if o.op == "load" else ((t.known, t.axis) == (o.op, o.axis)):
                 phase = BODY if o.phase == IN_BODY and self.block.loop in t.axes else BEFORE
-                return self.value(phase, t.axes, self.target.arrays[number], self.closure.wanted.exprs[number])
+                return self.value(phase, t.axes, self.target.arrays[number], self.closure.pruning.exprs[number])
         raise Refused(f"{o.name} reads {o.source_value or f'{o.op} {o.axis}'}, which the fragment does not need")
 
-    def phase(self, o: BlockOp, args: list[_Made]) -> int:
+    def phase(self, o: BlockOp, args: list[_BlockValue]) -> int:
         """Where a reduction belongs: with the latest of its operands, in the body where it takes a part of the loop axis."""
         latest = max(a.phase for a in args)
         return BODY if latest == BEFORE and o.phase == IN_BODY and self.block.loop in o.over else latest
 
-    def contract(self, o: BlockOp, args: list[_Made]) -> _Made:
+    def contract(self, o: BlockOp, args: list[_BlockValue]) -> _BlockValue:
         """A contraction; of values with the same axes it is a sum of products."""
         x, y = args
         numbers = tuple(sorted(self.need(a, f"operand {i} of {o.name}") for a, i in zip((x, y), o.inputs, strict=True)))
@@ -180,23 +182,23 @@ class _Walk:
             result.number, "sum", (product.number or 0,), over
         ):
             return result
-        return self.made_by(o, result, "contract", numbers, over)
+        return self.derived_by(o, result, "contract", numbers, over)
 
-    def sum(self, o: BlockOp, x: _Made) -> _Made:
+    def sum(self, o: BlockOp, x: _BlockValue) -> _BlockValue:
         """A sum within a tile."""
         number = self.need(x, f"operand {o.inputs[0]} of {o.name}")
         over = frozenset(o.over)
-        x = _Made(self.phase(o, [x]), x.live, x.array, x.expr, x.number)
-        return self.made_by(o, self.summed(x, over), "sum", (number,), over)
+        x = _BlockValue(self.phase(o, [x]), x.live, x.array, x.expr, x.number)
+        return self.derived_by(o, self.summed(x, over), "sum", (number,), over)
 
-    def summed(self, x: _Made, over: frozenset[str]) -> _Made:
+    def summed(self, x: _BlockValue, over: frozenset[str]) -> _BlockValue:
         """The sum of a value over the tile parts of axes. Raises Refused for axes that the fragment does not reduce."""
         if kept := sorted(over - self.space.reduced):
             raise Refused(f"a reduction over {', '.join(kept)}, which the fragment does not reduce")
         expr = None if x.expr is None else self.expressions.sum(x.expr, self.space.tile_factors(over, x.phase))
         return self.value(x.phase, x.live - over, self.space.sum(x.array, over, x.phase), expr)
 
-    def cross(self, o: BlockOp, x: _Made) -> _Made:
+    def cross(self, o: BlockOp, x: _BlockValue) -> _BlockValue:
         """Accumulation over the loop, and sums over blocks."""
         number = self.need(x, f"operand {o.inputs[0]} of {o.name}")
         kind, phase = ("l", AFTER) if o.op == "accum" else ("g", GRID)
@@ -206,49 +208,51 @@ class _Walk:
                 f"{o.name} sums {o.inputs[0]}, which is the same in every {'iteration' if kind == 'l' else 'block'}"
             )
         expr = None if x.expr is None else self.expressions.sum(x.expr, [(axis, kind)])
-        return self.made_by(o, self.value(phase, x.live, self.space.total(x.array, axis, kind), expr), o.op, (number,))
+        return self.derived_by(
+            o, self.value(phase, x.live, self.space.total(x.array, axis, kind), expr), o.op, (number,)
+        )
 
-    def exponential(self, o: BlockOp, x: _Made) -> _Made:
+    def exponential(self, o: BlockOp, x: _BlockValue) -> _BlockValue:
         """A stabilised exponential."""
         number = self.need(x, f"exponent in {o.name}")
         array = self.target.exponential(x.array)
         expr = None if x.expr is None else self.expressions.call("stable", x.expr)
-        made = self.value(x.phase, x.live, array, expr)
-        if not self.is_stable(self.need(made, f"exponential in {o.name}"), number):
+        value = self.value(x.phase, x.live, array, expr)
+        if not self.is_stable(self.need(value, f"exponential in {o.name}"), number):
             raise Refused(f"{o.name} takes a maximum from an exponential that has none in the fragment")
-        return made
+        return value
 
-    def is_stable(self, made: int, argument: int) -> bool:
-        """Whether a value is a stabilised exponential of another."""
-        ways = [w for w in self.ways(made) if w.op == "fn" and w.args == (argument,)]
+    def is_stable(self, value: int, argument: int) -> bool:
+        """True if a value is a stabilised exponential of another."""
+        ways = [w for w in self.ways(value) if w.op == "fn" and w.args == (argument,)]
         return any(isinstance(self.closure.form.terms[w.term], StableExp) for w in ways)
 
     # --- elementwise ----------------------------------------------------------------------------------------------------
-    def thread(self, o: BlockOp, args: list[_Made]) -> _Made:
+    def thread(self, o: BlockOp, args: list[_BlockValue]) -> _BlockValue:
         """The value of an elementwise operator."""
         assert o.thread is not None
         (node,) = o.thread.nodes
         live = frozenset[str]().union(*(a.live for a in args))
         array = self.target.function(o.thread, [a.array for a in args])
-        made = self.value(
+        value = self.value(
             max((a.phase for a in args), default=BEFORE), live, array, self.combined(node, args), self.reads(args)
         )
-        if node.op == "exp" and made.number is not None and self.is_only_stable(made.number):
+        if node.op == "exp" and value.number is not None and self.is_only_stable(value.number):
             raise Refused(f"{o.name} takes the exponential of a softmax without its maximum")
-        return made
+        return value
 
     def is_only_stable(self, number: int) -> bool:
-        """Whether a value is known as a stabilised exponential only."""
+        """True if a value is known as a stabilised exponential only."""
         return not any(w.op in ELEMENTWISE or self.is_function(w.op, w.term) for w in self.ways(number))
 
-    def reads(self, args: list[_Made]) -> frozenset[int]:
-        """What an elementwise value reads of other operators' results."""
-        found: set[int] = set()
+    def reads(self, args: list[_BlockValue]) -> frozenset[int]:
+        """The results of other operators that an elementwise value reads."""
+        numbers: set[int] = set()
         for a in args:
-            found |= a.reads if a.reads is not None else {a.number} if a.number is not None else set()
-        return frozenset(found)
+            numbers |= a.reads if a.reads is not None else {a.number} if a.number is not None else set()
+        return frozenset(numbers)
 
-    def combined(self, n: ThreadNode, args: list[_Made]) -> Expr | None:
+    def combined(self, n: ThreadNode, args: list[_BlockValue]) -> Expr | None:
         """The abstract expression of an operator of the algebra; None for others, and where one of an operand is not known."""
         known = [a.expr for a in args if a.expr is not None]
         if len(known) < len(args) or n.op not in ELEMENTWISE:

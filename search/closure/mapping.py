@@ -35,9 +35,9 @@ def mappings(form: Form, max_whole: int = 16384) -> list[Mapping]:
         e = program.extent(a)
         if not isinstance(e, int) or e > max_whole:
             unbounded.append(a)
-    found = [Mapping(), *(Mapping(a) for a in form.reduced)]
-    found += [Mapping(loop, a) for a in form.reduced for loop in (a, None)]
-    return [m for m in found if all(a == m.loop for a in unbounded)]
+    candidates = [Mapping(), *(Mapping(a) for a in form.reduced)]
+    candidates += [Mapping(loop, a) for a in form.reduced for loop in (a, None)]
+    return [m for m in candidates if all(a == m.loop for a in unbounded)]
 
 
 def numeric(extent: ex.Extent, typical: int = 1024) -> int:

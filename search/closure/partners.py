@@ -13,13 +13,13 @@ from collections.abc import Hashable, Sequence
 from mirage_cli.lax.domains.expr import Expr, Expressions
 
 
-class Companions:
-    """The expressions seen so far, by what they may be companions of within `outputs`; `tags` are those of quotients."""
+class Partners:
+    """The expressions seen so far, by what they may be partners of within `outputs`; `tags` are those of quotients."""
 
     def __init__(self, expressions: Expressions, outputs: Sequence[Expr], tags: Sequence[Hashable]) -> None:
         self.expressions, self.outputs, self.tags = expressions, outputs, tags
-        found = {p for e in outputs for p in expressions.products(e)}
-        self._largest = sorted(p for p in found if sum(q % p == 0 for q in found) == 1)
+        products = {p for e in outputs for p in expressions.products(e)}
+        self._largest = sorted(p for p in products if sum(q % p == 0 for q in products) == 1)
         self._ratios = sorted({r for e in outputs for r in expressions.ratios(e)})
         self._seen: dict[Expr, None] = {}
         self._by_product: dict[int, list[Expr]] = {}
@@ -32,10 +32,10 @@ class Companions:
         if x in self._below:
             return list(self._seen)
         product = self.expressions.first_product(x)
-        found = dict.fromkeys(self._below)
+        partners = dict.fromkeys(self._below)
         for other in (*self._multiplied(product), *self._added(product)):
-            found |= dict.fromkeys(self._by_product.get(other, ()))
-        return list(found)
+            partners |= dict.fromkeys(self._by_product.get(other, ()))
+        return list(partners)
 
     def _see(self, x: Expr) -> None:
         if x in self._seen:
@@ -53,12 +53,12 @@ class Companions:
 
     def _multiplied(self, product: int) -> list[int]:
         """The products of primes that divide a host's monomial together with this one."""
-        found: dict[int, None] = {}
+        products: dict[int, None] = {}
         for left in {p // product for p in self._largest if p % product == 0}:
             if left not in self._divisors:
                 self._divisors[left] = [p for p in self._by_product if left % p == 0]
-            found |= dict.fromkeys(self._divisors[left])
-        return list(found)
+            products |= dict.fromkeys(self._divisors[left])
+        return list(products)
 
     def _added(self, product: int) -> list[int]:
         """The products of primes that stand beside this one in a host, up to a common factor."""

@@ -1,4 +1,5 @@
-"""What is worth computing on the way to a form's outputs: abstract expressions and decisions, shared by all mappings.
+"""Pruning: the values worth computing on the way to a form's outputs, as abstract expressions and decisions, shared
+by all mappings.
 
 A sum over a reduced axis has three factors (blocks, iterations, positions in a tile) under every mapping, also where a
 mapping leaves one of them trivial. So the terms have the same abstract expressions under all mappings, and what comes
@@ -18,7 +19,7 @@ from mirage_cli.lax.domains.expr import Expr, Expressions, Factor
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.search.closure.form import Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
 from mirage_cli.search.closure.mapping import numeric
-from mirage_cli.search.closure.partners import Companions
+from mirage_cli.search.closure.partners import Partners
 from mirage_cli.search.closure.space import KINDS
 
 Axes: TypeAlias = frozenset[str]
@@ -28,7 +29,8 @@ Kind: TypeAlias = tuple[Expr, Axes]  #: the abstract expression and the axes of 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is wanted of two kinds of values x and y, whatever the mapping: x y, x + y, x / y and y / x (with their guards)."""
+    """The wanted results of two kinds of values x and y, whatever the mapping: x y, x + y, x / y and y / x (with
+    their guards)."""
 
     product: Expr | None = None
     total: Expr | None = None
@@ -43,7 +45,7 @@ class Pair:
 NOTHING = Pair()
 
 
-class Wanted:
+class Pruning:
     """The abstract expressions of a form's terms and what they admit."""
 
     def __init__(self, form: Form) -> None:
@@ -65,19 +67,19 @@ class Wanted:
         self._contracting: dict[tuple[Axes, Axes], tuple[int, ...]] = {}
         self._contracted: dict[tuple[Expr, Expr, tuple[Factor, ...]], Expr | None] = {}
         self._partners: dict[Kind, list[Kind]] = {}
-        self._companions = Companions(self.expressions, self.outputs, [_tag(guard) for guard in self.guards])
+        self._expression_partners = Partners(self.expressions, self.outputs, [_tag(guard) for guard in self.guards])
         self._by_expr: dict[Expr, list[Kind]] = {}
         self._sums: dict[tuple[Expr, tuple[Factor, ...]], Expr | None] = {}
 
     # --- terms ----------------------------------------------------------------------------------------------------------
-    def _term(self, number: int, t: Term) -> Expr:
+    def _term(self, number: int, term: Term) -> Expr:
         e = self.expressions
-        args = [] if isinstance(t, Leaf | Reduction) else [self.exprs[a] for a in t.args]
-        match t:
+        args = [] if isinstance(term, Leaf | Reduction) else [self.exprs[a] for a in term.args]
+        match term:
             case Leaf():
                 return e.leaf(("leaf", number))
             case Fn():
-                return e.call(("fn", t.thread, number if not t.args else 0), *args)
+                return e.call(("fn", term.thread, number if not term.args else 0), *args)
             case StableExp():
                 return e.call("stable", *args)
             case Plus():
@@ -90,9 +92,9 @@ class Wanted:
             case Open("add"):
                 return e.add(*args)
             case Open():
-                return e.div(args[0], args[1], _tag(t.op == "div0"))
+                return e.div(args[0], args[1], _tag(term.op == "div0"))
             case Reduction():
-                return self._reduction(t)
+                return self._reduction(term)
 
     def _reduction(self, t: Reduction) -> Expr:
         e = self.expressions
@@ -126,8 +128,8 @@ class Wanted:
         return math.prod(numeric(self.form.program.extent(a)) for a in axes)
 
     def fits(self, axes: Axes) -> bool:
-        """Whether a value with these axes is worth its memory: the program has one with at least these axes, or one of as
-        many axes and elements. Larger ones (outer products) bring nothing."""
+        """True if a value with these axes is worth its memory: the program has one with at least these axes, or one
+        of as many axes and elements. Larger ones (outer products) bring nothing."""
         known = self._fits.get(axes)
         if known is None:
             small = len(axes) <= self._most_axes and self._elements(axes) <= self._most_elements
@@ -136,7 +138,7 @@ class Wanted:
 
     # --- decisions ------------------------------------------------------------------------------------------------------
     def holds(self, expr: Expr) -> bool:
-        """Whether an expression is a subexpression of an output's."""
+        """True if an expression is a subexpression of an output's."""
         return any(self.expressions.is_part(expr, e) for e in self.outputs)
 
     def sum(self, x: Expr, factors: tuple[Factor, ...]) -> Expr | None:
@@ -151,10 +153,10 @@ class Wanted:
         """The sum of x y over factors when it is wanted."""
         key = (x, y, factors) if x <= y else (y, x, factors)
         if key not in self._contracted:
-            e, found = self.expressions, None
+            e, total = self.expressions, None
             if any(e.may_hold_product(x, y, factors, o) for o in self.outputs):
-                found = self.sum(e.mul(x, y), factors)
-            self._contracted[key] = found
+                total = self.sum(e.mul(x, y), factors)
+            self._contracted[key] = total
         return self._contracted[key]
 
     def partners(self, x: Kind) -> list[Kind]:
@@ -162,7 +164,7 @@ class Wanted:
         if x not in self._partners:
             self._partners[x] = []
             self._by_expr.setdefault(x[0], []).append(x)
-            for y in itertools.chain.from_iterable(self._by_expr[e] for e in self._companions.of(x[0])):
+            for y in itertools.chain.from_iterable(self._by_expr[e] for e in self._expression_partners.of(x[0])):
                 if self.pair(x, y) is not NOTHING or self._contractible(x, y):
                     self._partners[x].append(y)
                     if y != x:
@@ -181,7 +183,7 @@ class Wanted:
         return self._contracting[key]
 
     def _contractible(self, x: Kind, y: Kind) -> bool:
-        """Whether some part of a contraction of two kinds is wanted: the sum over positions alone, which all have."""
+        """True if some part of a contraction of two kinds is wanted: the sum over positions alone, which all have."""
         e = self.expressions
         for k in self.contracting(x[1], y[1]):
             factors = tuple((a, "t") for a in sorted(self.groups[k][0]))
@@ -191,11 +193,11 @@ class Wanted:
 
     def pair(self, x: Kind, y: Kind) -> Pair:
         """The wanted elementwise results of values of two kinds."""
-        found = self._pairs.get((x, y))
-        if found is None:
-            found = self._pairs[(x, y)] = self._pair(x, y)
-            self._pairs[(y, x)] = found if found is NOTHING else found.turned()
-        return found
+        pair = self._pairs.get((x, y))
+        if pair is None:
+            pair = self._pairs[(x, y)] = self._pair(x, y)
+            self._pairs[(y, x)] = pair if pair is NOTHING else pair.turned()
+        return pair
 
     def _pair(self, x: Kind, y: Kind) -> Pair:
         e, outputs = self.expressions, self.outputs
@@ -213,14 +215,14 @@ class Wanted:
         return Pair(product, total, quotients, divided_by)
 
     def _quotients(self, x: Expr, y: Expr) -> tuple[tuple[bool, Expr], ...]:
-        found = []
+        quotients = []
         for guard in self.guards:
             tag = _tag(guard)
             if any(self.expressions.may_hold_quotient(x, y, tag, e) for e in self.outputs):
                 expr = self.expressions.div(x, y, tag)
                 if self.holds(expr):
-                    found.append((guard, expr))
-        return tuple(found)
+                    quotients.append((guard, expr))
+        return tuple(quotients)
 
 
 def _parts(axes: Sequence[str]) -> Iterator[Axes]:

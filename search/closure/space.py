@@ -56,8 +56,8 @@ class Space:
         return shape
 
     def tile_factors(self, group: Iterable[str], phase: int) -> tuple[Factor, ...]:
-        """What a reduction of tiles over `group` sums: all but the block's part of a split axis and, in the body, the
-        iteration's part of the loop axis."""
+        """The factors that a reduction of tiles over `group` sums: all but the block's part of a split axis and, in
+        the body, the iteration's part of the loop axis."""
         return tuple((a, k) for a in sorted(group) for k in KINDS if self._in_tile(a, k, phase))
 
     def _in_tile(self, axis: str, kind: str, phase: int) -> bool:
@@ -86,7 +86,7 @@ class Space:
         return total % P
 
     def depends(self, array: Residue, axis: str, kind: str) -> bool:
-        """Whether an array varies along a coordinate."""
+        """True if an array varies along a coordinate."""
         return bool(array.shape[self.dim(axis, kind)] > 1)
 
 
@@ -101,14 +101,14 @@ class Arrays:
         for number, t in enumerate(form.terms):
             self.arrays.append(self._term(number, t))
 
-    def _term(self, number: int, t: Term) -> Residue:
-        args = [] if isinstance(t, Leaf | Reduction) else [self.arrays[a] for a in t.args]
-        match t:
+    def _term(self, number: int, term: Term) -> Residue:
+        args = [] if isinstance(term, Leaf | Reduction) else [self.arrays[a] for a in term.args]
+        match term:
             case Leaf():
-                drawn: Residue = self.domain.random(f"leaf {number}", self.space.own_shape(t.axes))[0]
+                drawn: Residue = self.domain.random(f"leaf {number}", self.space.own_shape(term.axes))[0]
                 return drawn
             case Fn():
-                return self.function(t.thread, args)
+                return self.function(term.thread, args)
             case StableExp():
                 return self.exponential(args[0])
             case Plus():
@@ -121,30 +121,30 @@ class Arrays:
             case Open("add"):
                 return (args[0] + args[1]) % P
             case Open():
-                return self.quotient(args[0], self.inverse(args[1]), t.op == "div0")
+                return self.quotient(args[0], self.inverse(args[1]), term.op == "div0")
             case Reduction():
-                return self._reduction(t)
+                return self._reduction(term)
 
     def function(self, thread: ThreadGraph, args: list[Residue]) -> Residue:
         """A thread graph of arrays."""
-        found: Residue = fit(run_thread(thread, self.domain, [a[None] for a in args]), len(self.space.shape), 1)[0]
-        return found
+        result: Residue = fit(run_thread(thread, self.domain, [a[None] for a in args]), len(self.space.shape), 1)[0]
+        return result
 
     def exponential(self, array: Residue) -> Residue:
         """exp of an array."""
-        found: Residue = self.domain.exp(array[None])[0]
-        return found
+        result: Residue = self.domain.exp(array[None])[0]
+        return result
 
     def inverse(self, array: Residue) -> Residue:
         """1 / array. Raises ZeroDenominator."""
-        found: Residue = self.domain.inverse(array[None])[0]
-        return found
+        result: Residue = self.domain.inverse(array[None])[0]
+        return result
 
     def quotient(self, array: Residue, inverse: Residue, guard: bool) -> Residue:
         """A quotient from the denominator's inverse; a guarded one is another function."""
-        found: Residue = array * inverse % P
-        guarded: Residue = found * self.guard_factor % P
-        return guarded if guard else found
+        product: Residue = array * inverse % P
+        guarded: Residue = product * self.guard_factor % P
+        return guarded if guard else product
 
     def _reduction(self, t: Reduction) -> Residue:
         if not t.num:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp, ThreadGraph, ThreadNode
-from mirage_cli.search.mugraph.subtracted_sums import differences, steps_of
+from mirage_cli.search.mugraph.subtracted_sums import steps_of, sum_differences
 
 ROUNDED = "rounded"
 
@@ -23,7 +23,7 @@ def rounded_alike(graph: BlockGraph) -> BlockGraph:
     """The graph with such differences made so."""
     made = {o.name: o for o in graph.ops}
     others: dict[str, dict[int, str]] = {o.name: {} for o in graph.ops}
-    for d in differences(steps_of(graph)):
+    for d in sum_differences(steps_of(graph)):
         term = made[d.sum].inputs[0]
         owner, _, node = d.other.partition(".")
         if node:

@@ -122,20 +122,20 @@ class BlockRun:
     def block(self, at: dict[str, Range]) -> dict[str, Array]:
         """Values of the prologue, the epilogue and the last iteration's running maxima."""
         values: dict[str, Array] = {}
-        for o in self.g.ops:
-            if o.phase == PROLOGUE:
-                values[o.name] = self.op(o, values, at, None)
+        for operator in self.g.ops:
+            if operator.phase == PROLOGUE:
+                values[operator.name] = self.op(operator, values, at, None)
         carried: dict[str, Array] = {}
         if self.g.loop is not None:
             low, high = at.get(self.g.loop, (0, self.extents[self.g.loop]))
             step = self.tiles.get("loop", high - low)
             for start in range(low, high, step):
                 self.iteration(values, carried, at, (start, min(start + step, high)), low)
-        for o in self.g.ops:
-            if o.op in ("accum", "running"):
-                values[o.name] = carried[o.name]
-            elif o.phase not in (PROLOGUE, BODY, GRID):
-                values[o.name] = self.op(o, values, at, None)
+        for operator in self.g.ops:
+            if operator.op in ("accum", "running"):
+                values[operator.name] = carried[operator.name]
+            elif operator.phase not in (PROLOGUE, BODY, GRID):
+                values[operator.name] = self.op(operator, values, at, None)
         return values
 
     def iteration(
@@ -144,22 +144,24 @@ class BlockRun:
         loop = self.g.loop or ""
         body = {n: self.slice(a, n, loop, (part[0] - low, part[1] - low)) for n, a in values.items()}
         before = dict(carried)
-        for o in self.g.ops:
-            if o.op == "running":
-                carried[o.name] = body[o.name] = self.d.running_max(before.get(o.name), body[o.inputs[0]], ())
-            elif o.op == "shrink":
-                new, old = carried[o.inputs[0]], before.get(o.inputs[0])
-                body[o.name] = self.d.exp_difference(new if old is None else old, new)
-            elif o.phase == BODY:
-                body[o.name] = self.op(o, body, at, part)
-        for o in self.g.ops:
-            if o.op == "accum":
-                total = body[o.inputs[0]]
-                if o.name in before:
-                    kept = before[o.name]
-                    kept = self.d.mul(kept, body[o.inputs[1]]) if len(o.inputs) > 1 else kept
+        for operator in self.g.ops:
+            if operator.op == "running":
+                carried[operator.name] = body[operator.name] = self.d.running_max(
+                    before.get(operator.name), body[operator.inputs[0]], ()
+                )
+            elif operator.op == "shrink":
+                new, old = carried[operator.inputs[0]], before.get(operator.inputs[0])
+                body[operator.name] = self.d.exp_difference(new if old is None else old, new)
+            elif operator.phase == BODY:
+                body[operator.name] = self.op(operator, body, at, part)
+        for operator in self.g.ops:
+            if operator.op == "accum":
+                total = body[operator.inputs[0]]
+                if operator.name in before:
+                    kept = before[operator.name]
+                    kept = self.d.mul(kept, body[operator.inputs[1]]) if len(operator.inputs) > 1 else kept
                     total = self.d.add(kept, total)
-                carried[o.name] = total
+                carried[operator.name] = total
 
     def slice(self, a: Array, name: str, axis: str, part: Range) -> Array:
         dim = self.d.lead + self.order.index(axis)
@@ -170,29 +172,29 @@ class BlockRun:
         part_of: Array = a[tuple(index)]
         return part_of
 
-    def op(self, o: BlockOp, values: Mapping[str, Array], at: Mapping[str, Range], part: Range | None) -> Array:
-        args = [values[i] for i in o.inputs]
-        match o.op:
+    def op(self, operator: BlockOp, values: Mapping[str, Array], at: Mapping[str, Range], part: Range | None) -> Array:
+        args = [values[i] for i in operator.inputs]
+        match operator.op:
             case "load":
-                return self.tile(self.stored[o.source_value or ""], self.axes[o.name], at, part)
+                return self.tile(self.stored[operator.source_value or ""], self.axes[operator.name], at, part)
             case "iota":
-                axis = o.axis or ""
+                axis = operator.axis or ""
                 positions = fit(self.d.iota(axis, self.extents[axis]), len(self.order), self.d.lead)
                 return self.tile(positions, frozenset([axis]), at, part)
             case "extent":
-                count = self.d.const(self.extents[o.axis or ""])
+                count = self.d.const(self.extents[operator.axis or ""])
                 return fit(np.asarray(count), len(self.order), self.d.lead)
             case "thread":
-                assert o.thread is not None
-                result = run_thread(o.thread, self.d, args)
+                assert operator.thread is not None
+                result = run_thread(operator.thread, self.d, args)
                 return fit(np.asarray(result), len(self.order), self.d.lead)
             case "contract":
-                return self.d.contract(args[0], args[1], o.over)
+                return self.d.contract(args[0], args[1], operator.over)
             case "sum":
-                return self.d.sum(self.spread(args[0], o, at, part), o.over)
+                return self.d.sum(self.spread(args[0], operator, at, part), operator.over)
             case "top":
-                return self.d.running_max(None, args[0], o.over)
-        raise InvalidGraph(f"{o.name}: operator {o.op} does not stand in the {o.phase}")
+                return self.d.running_max(None, args[0], operator.over)
+        raise InvalidGraph(f"{operator.name}: operator {operator.op} does not stand in the {operator.phase}")
 
     def tile(self, a: Array, axes: frozenset[str], at: Mapping[str, Range], part: Range | None) -> Array:
         index: list[Any] = [slice(None)] * a.ndim
@@ -216,24 +218,26 @@ class BlockRun:
     # --- over blocks ----------------------------------------------------------------------------------------------------
     def grid_phase(self, own: dict[str, Range], parts: list[dict[str, Array]]) -> dict[str, Array]:
         values = dict(parts[0])
-        for o in self.g.ops:
-            if o.op == "grid_top":
+        for operator in self.g.ops:
+            if operator.op == "grid_top":
                 top = None
                 for p in parts:
-                    top = self.d.running_max(top, p[o.inputs[0]], ())
+                    top = self.d.running_max(top, p[operator.inputs[0]], ())
                 assert top is not None
-                values[o.name] = top
-            elif o.op == "grid_sum":
+                values[operator.name] = top
+            elif operator.op == "grid_sum":
                 total = None
                 for p in parts:
-                    term = p[o.inputs[0]]
-                    if len(o.inputs) > 1:
-                        term = self.d.mul(term, self.d.exp_difference(p[o.inputs[1]], values[o.inputs[2]]))
+                    term = p[operator.inputs[0]]
+                    if len(operator.inputs) > 1:
+                        term = self.d.mul(
+                            term, self.d.exp_difference(p[operator.inputs[1]], values[operator.inputs[2]])
+                        )
                     total = term if total is None else self.d.add(total, term)
                 assert total is not None
-                values[o.name] = total
-            elif o.phase == GRID:
-                values[o.name] = self.op(o, values, own, None)
+                values[operator.name] = total
+            elif operator.phase == GRID:
+                values[operator.name] = self.op(operator, values, own, None)
         return values
 
     def store(self, own: Mapping[str, Range], values: Mapping[str, Array], shares: bool) -> None:

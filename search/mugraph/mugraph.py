@@ -113,8 +113,8 @@ BLOCK_OPS = (
 
 @dataclass(frozen=True, slots=True)
 class BlockGraph:
-    """What one block does. `grid` are the axes split over blocks (`split` the reduced ones among them), `loop` the axis
-    that the body walks, `outputs` the values stored (in the order of the program's outputs)."""
+    """The operators that one block runs. `grid` are the axes split over blocks (`split` the reduced ones among them),
+    `loop` the axis that the body walks, `outputs` the values stored (in the order of the program's outputs)."""
 
     grid: tuple[str, ...]
     split: tuple[str, ...]
@@ -245,7 +245,7 @@ def _validate(b: BlockGraph, p: Program, maxima: Collection[str] | None) -> None
 
 
 def _validate_reading(o: BlockOp, p: Program, known: set[str]) -> None:
-    """What an operator names of the program exists."""
+    """Check that what an operator names of the program exists."""
     if o.op == "load" and o.source_value not in {i.name for i in p.inputs}:
         raise InvalidGraph(f"{o.name}: loads {o.source_value!r}, which is no input of the program")
     if o.op in ("iota", "extent") and o.axis not in known:
@@ -263,85 +263,98 @@ def _validate_axes(o: BlockOp, b: BlockGraph, axes: Mapping[str, frozenset[str]]
         raise InvalidGraph(f"{o.name}: accumulates a value along the loop axis {b.loop} itself")
 
 
-def _validate_op(o: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) -> None:
-    if o.op not in BLOCK_OPS:
-        raise InvalidGraph(f"{o.name}: unknown block operator {o.op!r}")
-    if o.name in seen:
-        raise InvalidGraph(f"{o.name}: two operators have this name")
-    if o.phase not in _BEFORE or o.phase != _HOME.get(o.op, o.phase):
-        raise InvalidGraph(f"{o.name}: {o.op} does not stand in the {o.phase}")
-    if o.op != "thread" and len(o.inputs) not in (allowed := _OPERANDS.get(o.op, (1,))):
-        raise InvalidGraph(f"{o.name}: {o.op} takes {' or '.join(map(str, allowed))} operands, got {len(o.inputs)}")
-    if (o.op == "thread") != (o.thread is not None):
-        raise InvalidGraph(f"{o.name}: {o.op} {'without a' if o.thread is None else 'with a'} thread graph")
-    if o.thread is not None:
-        o.thread.validate()
-        if len(o.inputs) != o.thread.arity:
-            raise InvalidGraph(f"{o.name}: thread graph takes {o.thread.arity} operands, got {len(o.inputs)}")
-    if (o.phase == BODY) and b.loop is None:
-        raise InvalidGraph(f"{o.name}: is in the body of a loop that there is not")
-    for i in o.inputs:
+def _validate_op(operator: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) -> None:
+    if operator.op not in BLOCK_OPS:
+        raise InvalidGraph(f"{operator.name}: unknown block operator {operator.op!r}")
+    if operator.name in seen:
+        raise InvalidGraph(f"{operator.name}: two operators have this name")
+    if operator.phase not in _BEFORE or operator.phase != _HOME.get(operator.op, operator.phase):
+        raise InvalidGraph(f"{operator.name}: {operator.op} does not stand in the {operator.phase}")
+    if operator.op != "thread" and len(operator.inputs) not in (allowed := _OPERANDS.get(operator.op, (1,))):
+        raise InvalidGraph(
+            f"{operator.name}: {operator.op} takes {' or '.join(map(str, allowed))} operands, got {len(operator.inputs)}"
+        )
+    if (operator.op == "thread") != (operator.thread is not None):
+        raise InvalidGraph(
+            f"{operator.name}: {operator.op} {'without a' if operator.thread is None else 'with a'} thread graph"
+        )
+    if operator.thread is not None:
+        operator.thread.validate()
+        if len(operator.inputs) != operator.thread.arity:
+            raise InvalidGraph(
+                f"{operator.name}: thread graph takes {operator.thread.arity} operands, got {len(operator.inputs)}"
+            )
+    if (operator.phase == BODY) and b.loop is None:
+        raise InvalidGraph(f"{operator.name}: is in the body of a loop that there is not")
+    for i in operator.inputs:
         if i not in seen:
-            raise InvalidGraph(f"{o.name} = {o.op}: operand {i!r} is not defined before it")
+            raise InvalidGraph(f"{operator.name} = {operator.op}: operand {i!r} is not defined before it")
         phase = seen[i].phase
-        if o.op == "accum" and phase != BODY:
-            raise InvalidGraph(f"{o.name}: accumulates {i}, which is not computed in the body")
-        after = seen[i].op == "running" and o.phase != PROLOGUE  # the loop's last one
-        if o.op != "accum" and not after and phase not in _BEFORE[o.phase]:
-            raise InvalidGraph(f"{o.name} ({o.phase}) reads {i}, which lives in the {phase}")
+        if operator.op == "accum" and phase != BODY:
+            raise InvalidGraph(f"{operator.name}: accumulates {i}, which is not computed in the body")
+        after = seen[i].op == "running" and operator.phase != PROLOGUE  # the loop's last one
+        if operator.op != "accum" and not after and phase not in _BEFORE[operator.phase]:
+            raise InvalidGraph(f"{operator.name} ({operator.phase}) reads {i}, which lives in the {phase}")
 
 
 def _is_maximum(p: Program, value: str) -> bool:
-    """Whether a value of a program is a maximum along an axis."""
+    """True if a value of a program is a maximum along an axis."""
     return any(n.name == value and n.op == "max" and n.over for n in p.nodes)
 
 
-def _validate_maxima(o: BlockOp, seen: Mapping[str, BlockOp], stored: Collection[str] | None) -> None:
+def _validate_maxima(operator: BlockOp, seen: Mapping[str, BlockOp], stored: Collection[str] | None) -> None:
     """A maximum stands for any number that keeps exponentials small and is proved as such, so nothing else may depend on
     it: other maxima read it, `shrink`, the weights of `grid_sum`, `exp_minus` as what it takes away, `exp_difference`.
     Nothing else stands in these places. `stored` are the program's inputs that are maxima (None: not known)."""
-    if o.op == "accum" and len(o.inputs) > 1 and seen[o.inputs[1]].op != "shrink":
-        raise InvalidGraph(f"{o.name}: accumulates times {o.inputs[1]}, which is no shrink")
-    if o.op == "shrink" and seen[o.inputs[0]].op != "running":
-        raise InvalidGraph(f"{o.name}: shrink of {o.inputs[0]}, which is no running maximum")
-    if o.op in (*MAXIMA, "shrink"):
+    if operator.op == "accum" and len(operator.inputs) > 1 and seen[operator.inputs[1]].op != "shrink":
+        raise InvalidGraph(f"{operator.name}: accumulates times {operator.inputs[1]}, which is no shrink")
+    if operator.op == "shrink" and seen[operator.inputs[0]].op != "running":
+        raise InvalidGraph(f"{operator.name}: shrink of {operator.inputs[0]}, which is no running maximum")
+    if operator.op in (*MAXIMA, "shrink"):
         return
-    places = [(o.op, k, k) for k in range(len(o.inputs))]
-    if o.thread is not None and o.thread.nodes:
-        places = [(n.op, k, i) for n in o.thread.nodes for k, i in enumerate(n.inputs)]
+    places = [(operator.op, k, k) for k in range(len(operator.inputs))]
+    if operator.thread is not None and operator.thread.nodes:
+        places = [(n.op, k, i) for n in operator.thread.nodes for k, i in enumerate(n.inputs)]
     for op, k, i in places:
-        operand = seen[o.inputs[i]] if i < len(o.inputs) else None
+        operand = seen[operator.inputs[i]] if i < len(operator.inputs) else None
         loaded = operand is not None and operand.op == "load"
         if loaded and stored is None and (op, k) in _DIFFERENCE:
             continue
         maximum = operand is not None and (operand.op in MAXIMA or (loaded and operand.source_value in (stored or ())))
         if maximum and (op, k) not in _TAKEN_AWAY:
-            raise InvalidGraph(f"{o.name}: {op} of the maximum {o.inputs[i]}, which may only keep exponentials small")
+            raise InvalidGraph(
+                f"{operator.name}: {op} of the maximum {operator.inputs[i]}, which may only keep exponentials small"
+            )
         if not maximum and (op, k) in _TAKEN_AWAY:
-            raise InvalidGraph(f"{o.name}: operand {k} of {op} is no maximum")
+            raise InvalidGraph(f"{operator.name}: operand {k} of {op} is no maximum")
 
 
 def _validate_sums(b: BlockGraph, axes: Mapping[str, frozenset[str]], partial: Mapping[str, bool]) -> None:
-    """What is summed over iterations and over blocks differs between them; else the number of tiles would count."""
+    """Check that what is summed over iterations and over blocks differs between them; else the number of tiles would
+    count."""
     varies: dict[str, bool] = {}
-    for o in b.ops:
-        own = axes[o.name].union(*(axes[i] for i in o.inputs))
-        again = o.op in ("running", "shrink") or b.loop in own or any(varies[i] for i in o.inputs)
-        varies[o.name] = o.phase == BODY and again
-        if o.op == "accum" and not varies[o.inputs[0]]:
-            raise InvalidGraph(f"{o.name}: accumulates {o.inputs[0]}, which is the same in every iteration")
-        if o.op == "grid_sum" and not partial[o.inputs[0]]:
-            raise InvalidGraph(f"{o.name}: sums {o.inputs[0]} over blocks, which is no partial result")
-        if o.op in ("grid_sum", "grid_top") and (late := [i for i in o.inputs[:2] if b.op(i).phase == GRID]):
-            raise InvalidGraph(f"{o.name}: {late[0]} is computed behind the blocks' exchange")
-        if o.op == "grid_sum" and (parts := axes[o.inputs[0]] & set(b.split)):
+    for operator in b.ops:
+        own = axes[operator.name].union(*(axes[i] for i in operator.inputs))
+        again = operator.op in ("running", "shrink") or b.loop in own or any(varies[i] for i in operator.inputs)
+        varies[operator.name] = operator.phase == BODY and again
+        if operator.op == "accum" and not varies[operator.inputs[0]]:
             raise InvalidGraph(
-                f"{o.name}: sums along {', '.join(sorted(parts))}, of which every block holds its own part"
+                f"{operator.name}: accumulates {operator.inputs[0]}, which is the same in every iteration"
+            )
+        if operator.op == "grid_sum" and not partial[operator.inputs[0]]:
+            raise InvalidGraph(f"{operator.name}: sums {operator.inputs[0]} over blocks, which is no partial result")
+        if operator.op in ("grid_sum", "grid_top") and (
+            late := [i for i in operator.inputs[:2] if b.op(i).phase == GRID]
+        ):
+            raise InvalidGraph(f"{operator.name}: {late[0]} is computed behind the blocks' exchange")
+        if operator.op == "grid_sum" and (parts := axes[operator.inputs[0]] & set(b.split)):
+            raise InvalidGraph(
+                f"{operator.name}: sums along {', '.join(sorted(parts))}, of which every block holds its own part"
             )
 
 
 def _partial(b: BlockGraph, axes: Mapping[str, frozenset[str]]) -> dict[str, bool]:
-    """Whether a value misses the contributions of other blocks along a split reduction axis."""
+    """For each value, True if it misses the contributions of other blocks along a split reduction axis."""
     split = set(b.split)
     partial: dict[str, bool] = {}
     for o in b.ops:
@@ -382,7 +395,7 @@ class KernelGraph:
 
     def validate(self) -> KernelGraph:
         """The graph itself. Raises InvalidGraph."""
-        made = sum(len(k.outputs) for k in self.kernels)
+        computed = sum(len(k.outputs) for k in self.kernels)
         ready: set[int] = set()
         maxima: set[int] = set()
         for k in self.kernels:
@@ -399,11 +412,11 @@ class KernelGraph:
             maxima |= {t for t, v in zip(k.outputs, k.block.outputs, strict=False) if k.block.op(v).op in MAXIMA}
         if lost := {t - self.sources for t in maxima if t < self.sources + self.outputs}:
             raise InvalidGraph(f"output {min(lost)} is a maximum, which only keeps exponentials small")
-        wanted = range(self.sources, self.sources + min(self.outputs, made + 1))  # a count may be any number
+        wanted = range(self.sources, self.sources + min(self.outputs, computed + 1))  # a count may be any number
         if missing := [t for t in wanted if t not in ready]:
             raise InvalidGraph(f"no kernel computes outputs {missing}")
-        if self.tensors > self.sources + made:
-            raise InvalidGraph(f"{self.tensors} tensors, of which kernels compute {made}")
+        if self.tensors > self.sources + computed:
+            raise InvalidGraph(f"{self.tensors} tensors, of which kernels compute {computed}")
         return self
 
     def text(self) -> str:
@@ -419,24 +432,24 @@ class KernelGraph:
 def block_to_json(b: BlockGraph) -> dict[str, Any]:
     """A JSON document that `block_from_json` reads back."""
     ops = []
-    for o in b.ops:
-        data: dict[str, Any] = {"name": o.name, "op": o.op, "phase": o.phase}
-        if o.inputs:
-            data["inputs"] = list(o.inputs)
-        if o.over:
-            data["over"] = list(o.over)
-        if o.thread is not None:
+    for operator in b.ops:
+        data: dict[str, Any] = {"name": operator.name, "op": operator.op, "phase": operator.phase}
+        if operator.inputs:
+            data["inputs"] = list(operator.inputs)
+        if operator.over:
+            data["over"] = list(operator.over)
+        if operator.thread is not None:
             data["thread"] = [
                 {"op": n.op, "inputs": list(n.inputs)}
                 | ({"value": number_to_json(n.value)} if n.value is not None else {})
-                for n in o.thread.nodes
+                for n in operator.thread.nodes
             ]
-        if o.source_value is not None:
-            data["value"] = o.source_value
-        if o.axis is not None:
-            data["axis"] = o.axis
-        if o.dtype is not None:
-            data["dtype"] = o.dtype.name
+        if operator.source_value is not None:
+            data["value"] = operator.source_value
+        if operator.axis is not None:
+            data["axis"] = operator.axis
+        if operator.dtype is not None:
+            data["dtype"] = operator.dtype.name
         ops.append(data)
     return {"grid": list(b.grid), "split": list(b.split), "loop": b.loop, "ops": ops, "outputs": list(b.outputs)}
 

@@ -46,7 +46,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a block graph computes row by row.
+    """A block graph as values that are computed row by row.
 
     `row` are the axes of a row and `kept` the others, both slowest first; `vector` is the axis along which most of what is
     read and written lies together, the last of its group; None where nothing does.
@@ -61,7 +61,7 @@ class Rows:
 
     @property
     def along(self) -> bool:
-        """Whether neighbours in memory belong to one row."""
+        """True if neighbours in memory belong to one row."""
         return self.vector in self.row
 
     @property
@@ -77,11 +77,11 @@ class Rows:
         return total
 
     def rows(self) -> Extent:
-        """How many rows there are."""
+        """Number of rows."""
         return ex.product(self.program.extent(a) for a in self.kept)
 
     def later(self, name: str) -> bool:
-        """Whether a value is needed at a later level than its own."""
+        """True if a value is needed at a later level than its own."""
         level = self.values[name].level
         readers = (v for v in self.values.values() if name in v.args)
         return any(v.level - (v.op in REDUCTIONS) > level for v in readers)
@@ -96,16 +96,16 @@ def rows_of(program: Program, graph: BlockGraph) -> Rows:
     """The block graph row by row. Raises Refused for graphs that are not made of rows."""
     if graph.split:
         raise Refused(f"blocks share the reduction over {', '.join(graph.split)}")
-    over = {frozenset(o.over) for o in graph.ops if o.op in ("sum", "top")}
+    over = {frozenset(operator.over) for operator in graph.ops if operator.op in ("sum", "top")}
     if len(over) > 1:
         raise Refused("its reductions take different axes")
     row = next(iter(over), frozenset())
-    made = _Values(program, row)
-    for o in graph.ops:
-        made.add(o)
-    outputs = tuple(made.named[v] for v in graph.outputs)
-    values = _needed(made.values, outputs)
-    stored = frozenset(s.axis for o in program.outputs for s in o.access if s.axis is not None)
+    collected = _Values(program, row)
+    for operator in graph.ops:
+        collected.add(operator)
+    outputs = tuple(collected.named[v] for v in graph.outputs)
+    values = _needed(collected.values, outputs)
+    stored = frozenset(s.axis for operator in program.outputs for s in operator.access if s.axis is not None)
     present = stored.union(*(v.axes for v in values.values())) | row
     vector = _vector(program, values, present)
     order = _order(program, [a for a in present if a != vector]) + ([vector] if vector else [])
@@ -123,29 +123,31 @@ class _Values:
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
 
-    def add(self, o: BlockOp) -> None:
+    def add(self, operator: BlockOp) -> None:
         """The values of a block operator. Raises Refused for those that rows do not have."""
-        args = [self.named[i] for i in o.inputs]
-        match o.op:
+        args = [self.named[i] for i in operator.inputs]
+        match operator.op:
             case "load":
-                read = o.source_value or ""
+                read = operator.source_value or ""
                 self._check_type(read)
-                self.named[o.name] = self.make("load", (), self.program.axes_of(read), read=read)
+                self.named[operator.name] = self.make("load", (), self.program.axes_of(read), read=read)
             case "iota":
-                self.named[o.name] = self.make("iota", (), frozenset([o.axis or ""]), axis=o.axis or "")
+                self.named[operator.name] = self.make(
+                    "iota", (), frozenset([operator.axis or ""]), axis=operator.axis or ""
+                )
             case "extent":
-                self.named[o.name] = self.make("extent", (), frozenset(), axis=o.axis or "")
+                self.named[operator.name] = self.make("extent", (), frozenset(), axis=operator.axis or "")
             case "thread":
-                assert o.thread is not None
-                self.named[o.name] = self.thread(o.thread, args)
+                assert operator.thread is not None
+                self.named[operator.name] = self.thread(operator.thread, args)
             case "sum" | "top":
-                self.named[o.name] = self.make(o.op, (args[0],))
+                self.named[operator.name] = self.make(operator.op, (args[0],))
             case "accum" | "running":
-                self.named[o.name] = args[0]
+                self.named[operator.name] = args[0]
             case "shrink":
-                self.named[o.name] = self.make("const", (), number=Fraction(1))
+                self.named[operator.name] = self.make("const", (), number=Fraction(1))
             case _:
-                raise Refused(f"rows have no operator {o.op}")
+                raise Refused(f"rows have no operator {operator.op}")
 
     def thread(self, graph: ThreadGraph, args: Sequence[str]) -> str:
         """The value of a thread graph."""
@@ -212,7 +214,7 @@ class Access:
         return next((s.axis for s in reversed(self.slots) if s.extent != 1), None)
 
     def aligned(self, axis: str, width: int) -> bool:
-        """Whether `width` neighbours along an axis can be one access wherever the first is a multiple of `width`."""
+        """True if `width` neighbours along an axis can be one access wherever the first is a multiple of `width`."""
         slots = [s for s in self.slots if s.extent != 1]
         if self.inner != axis or slots[-1].offset % width:
             return False
@@ -220,7 +222,7 @@ class Access:
 
 
 def divides(width: int, e: Extent) -> bool:
-    """Whether an extent is known to be a multiple of a number."""
+    """True if an extent is known to be a multiple of a number."""
     return (e.factor if isinstance(e, Symbolic) else e) % width == 0
 
 
@@ -228,8 +230,8 @@ def accesses(program: Program, values: dict[str, Value]) -> list[Access]:
     """All that is read and written."""
     inputs = {i.name: i for i in program.inputs}
     reads = [inputs[v.read] for v in values.values() if v.op == "load"]
-    found = [Access(i.access, program.sources[i.source].dtype.bytes) for i in reads]
-    return found + [Access(o.access, o.dtype.bytes) for o in program.outputs]
+    loads = [Access(i.access, program.sources[i.source].dtype.bytes) for i in reads]
+    return loads + [Access(o.access, o.dtype.bytes) for o in program.outputs]
 
 
 def _size(program: Program, access: Access) -> float:
@@ -243,11 +245,11 @@ def _size(program: Program, access: Access) -> float:
 
 
 def _vector(program: Program, values: dict[str, Value], present: frozenset[str]) -> str | None:
-    found: dict[str, float] = {}
+    bytes_along: dict[str, float] = {}
     for a in reversed(accesses(program, values)):  # of two that are alike an output's counts
         if a.inner is not None and a.inner in present:
-            found[a.inner] = found.get(a.inner, 0.0) + _size(program, a)
-    return max(found, key=lambda a: found[a], default=None)
+            bytes_along[a.inner] = bytes_along.get(a.inner, 0.0) + _size(program, a)
+    return max(bytes_along, key=lambda a: bytes_along[a], default=None)
 
 
 def _order(program: Program, axes: Sequence[str]) -> list[str]:
@@ -263,16 +265,16 @@ def widths(rows: Rows) -> tuple[int, ...]:
     if rows.vector is None:
         return (1,)
     axis = rows.vector
-    found = accesses(rows.program, rows.values)
+    moves = accesses(rows.program, rows.values)
     moved: dict[int, float] = {}
-    for a in found:
+    for a in moves:
         if a.inner == axis:
             moved[a.bytes] = moved.get(a.bytes, 0.0) + _size(rows.program, a)
     width = UNIT // max(moved, key=lambda b: moved[b])
-    made = []
+    wide = []
     while width > 1:
-        whole = sum(_size(rows.program, a) for a in found if a.aligned(axis, width))
+        whole = sum(_size(rows.program, a) for a in moves if a.aligned(axis, width))
         if divides(width, rows.program.extent(axis)) and 2 * whole >= sum(moved.values()):
-            made.append(width)
+            wide.append(width)
         width //= 2
-    return (*made, 1)
+    return (*wide, 1)

@@ -29,12 +29,12 @@ class Difference(NamedTuple):
 
 def subtracted(steps: Iterable[Step]) -> frozenset[str]:
     """The sums that are an operand of a difference."""
-    return frozenset(d.sum for d in differences(steps))
+    return frozenset(d.sum for d in sum_differences(steps))
 
 
-def differences(steps: Iterable[Step]) -> list[Difference]:
+def sum_differences(steps: Iterable[Step]) -> list[Difference]:
     """The differences with an operand that is a sum, as it is or multiplied and divided by constants."""
-    fixed, scaled, found = set[str](), dict[str, str](), list[Difference]()
+    fixed, scaled, differences_of_sums = set[str](), dict[str, str](), list[Difference]()
     for name, op, args in steps:
         if op in FIXED:
             fixed.add(name)
@@ -47,8 +47,8 @@ def differences(steps: Iterable[Step]) -> list[Difference]:
             if len(of) == 1 and of[0] in scaled:
                 scaled[name] = scaled[of[0]]
         elif op == "sub" and not fixed.intersection(args):
-            found += [Difference(scaled[a], b) for a, b in (args, args[::-1]) if a in scaled]
-    return found
+            differences_of_sums += [Difference(scaled[a], b) for a, b in (args, args[::-1]) if a in scaled]
+    return differences_of_sums
 
 
 def steps_of(graph: BlockGraph) -> Iterator[Step]:
@@ -66,20 +66,20 @@ def wide_sums(program: Program, graph: BlockGraph) -> frozenset[str]:
     """The operators of a block graph whose sums are kept in float64: of numbers that are not loaded in 16 bits."""
     ops = {o.name: o for o in graph.ops}
     types = {i.name: program.sources[i.source].dtype for i in program.inputs}
-    found = set[str]()
+    wide = set[str]()
     for name in subtracted(steps_of(graph)):
         of = ops[ops[name].inputs[0]]
         if of.op != "load" or types[of.source_value or ""].bytes > EXACT_BYTES:
-            found.add(name)
-    return frozenset(found)
+            wide.add(name)
+    return frozenset(wide)
 
 
 def wide_row_sums(rows: Rows) -> frozenset[str]:
     """The same of the values of a row."""
     types = {i.name: rows.program.sources[i.source].dtype for i in rows.program.inputs}
-    found = set[str]()
+    wide = set[str]()
     for name in subtracted((v.name, v.op, v.args) for v in rows.values.values()):
         of = rows.values[rows.values[name].args[0]]
         if of.op != "load" or types[of.read].bytes > EXACT_BYTES:
-            found.add(name)
-    return frozenset(found)
+            wide.add(name)
+    return frozenset(wide)

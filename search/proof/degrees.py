@@ -55,8 +55,8 @@ def _outputs(
     wanted = program_figures(program, symbols, domain_of)
     tensors: dict[int, Any] = {}
     for kernel, tile in zip(graph.kernels, tiles, strict=True):
-        found = _Kernel(kernel, tile, symbols, domain_of).run(tensors)
-        tensors.update(zip(kernel.outputs, found, strict=True))
+        results = _Kernel(kernel, tile, symbols, domain_of).run(tensors)
+        tensors.update(zip(kernel.outputs, results, strict=True))
     return [(w, tensors[graph.sources + k]) for k, w in enumerate(wanted)]
 
 
@@ -90,33 +90,33 @@ class _Kernel:
 
     def own(self, o: BlockOp) -> frozenset[Hashable]:
         """The axes along which a tile varies: within it, between iterations and between blocks."""
-        found: set[Hashable] = set(self.axes[o.name])
+        varying: set[Hashable] = set(self.axes[o.name])
         fresh = o.op in ("top", "running", "shrink", "grid_top")
-        if o.phase == BODY and (fresh or self.g.loop in found):
-            found.add(_STEP)
-        if self.g.split and (fresh or found & set(self.g.split)):
-            found.add(_BLOCK)
-        return frozenset(found)
+        if o.phase == BODY and (fresh or self.g.loop in varying):
+            varying.add(_STEP)
+        if self.g.split and (fresh or varying & set(self.g.split)):
+            varying.add(_BLOCK)
+        return frozenset(varying)
 
-    def op(self, o: BlockOp, d: Any, args: list[Any], tensors: Mapping[int, Any]) -> Any:
-        match o.op:
+    def op(self, operator: BlockOp, d: Any, args: list[Any], tensors: Mapping[int, Any]) -> Any:
+        match operator.op:
             case "load":
-                stored = tensors.get(self.kernel.inputs[self.source[o.source_value or ""]])
-                return d.variable(self.own(o)) if stored is None else d.stored(stored, self.own(o))
+                stored = tensors.get(self.kernel.inputs[self.source[operator.source_value or ""]])
+                return d.variable(self.own(operator)) if stored is None else d.stored(stored, self.own(operator))
             case "iota" | "top" | "running" | "grid_top":
-                return d.variable(self.own(o))
+                return d.variable(self.own(operator))
             case "extent":
-                return d.const(self.extents[o.axis])
+                return d.const(self.extents[operator.axis])
             case "shrink":
-                return d.exp_difference(d.variable(self.own(o)), d.variable(self.own(o)))
+                return d.exp_difference(d.variable(self.own(operator)), d.variable(self.own(operator)))
             case "contract":
-                return d.contract(args[0], args[1], o.over)
+                return d.contract(args[0], args[1], operator.over)
             case "sum":
-                return d.sum(args[0], o.over)
+                return d.sum(args[0], operator.over)
             case "accum":
                 return self.block.accumulate(args[0], args[1] if len(args) > 1 else None, _STEP)
             case "grid_sum":
                 term = d.mul(args[0], d.exp_difference(args[1], args[2])) if len(args) > 1 else args[0]
                 return self.grid.sum(term, [_BLOCK])
-        assert o.thread is not None
-        return run_thread(o.thread, d, args)
+        assert operator.thread is not None
+        return run_thread(operator.thread, d, args)

@@ -1,4 +1,4 @@
-"""What evaluating a program and its kernels in prime fields takes: time and memory, roughly."""
+"""Estimates of the time and the memory that a program and its kernels take when they are evaluated in prime fields."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def memory(
 
 def _peak(program: Program, size: Mapping[str, int]) -> float:
     """The most elements of values that are held while a program is evaluated."""
-    made = {n.name: _volume(program.axes_of(n.name), size) for n in program.nodes}
+    elements_of = {n.name: _volume(program.axes_of(n.name), size) for n in program.nodes}
     last = last_uses(program)
     held = most = 0.0
-    for name, elements in made.items():
+    for name, elements in elements_of.items():
         held += elements
         most = max(most, held + _TEMPORARIES * elements)
-        held -= sum(made.get(x, 0.0) for x in last[name])
+        held -= sum(elements_of.get(x, 0.0) for x in last[name])
     return most
 
 
@@ -63,9 +63,9 @@ def _sizes(program: Program, symbols: Mapping[str, int]) -> dict[str, int]:
     return {a.name: ex.value(a.extent, symbols) for a in program.axes}
 
 
-def _operator(op: str, operands: list[float], inside: float, made: float) -> float:
+def _operator(op: str, operands: list[float], inside: float, result: float) -> float:
     if op == "contract":
-        return _PRODUCT + _CONVERT * max(operands) + _MULTIPLY_ADD * inside + _MAKE * made
+        return _PRODUCT + _CONVERT * max(operands) + _MULTIPLY_ADD * inside + _MAKE * result
     if op in ("const", "extent", "iota"):
         return _STATEMENT
     if op in ("sum", "accum", "grid_sum") or (op in OPS and OPS[op].linear and op != "div"):
@@ -103,10 +103,10 @@ def _kernel_work(kernel: CustomKernel, tile: Tiles, symbols: Mapping[str, int]) 
         yield times * _block_operator(o, operands, inside, _volume(axes[o.name], own))
 
 
-def _block_operator(o: BlockOp, operands: list[float], inside: float, made: float) -> float:
+def _block_operator(o: BlockOp, operands: list[float], inside: float, result: float) -> float:
     if o.thread is None:
-        return _operator(o.op, operands, inside, made)
-    return sum(_operator(n.op, [inside] * max(1, len(n.inputs)), inside, made) for n in o.thread.nodes)
+        return _operator(o.op, operands, inside, result)
+    return sum(_operator(n.op, [inside] * max(1, len(n.inputs)), inside, result) for n in o.thread.nodes)
 
 
 def _held(kernel: CustomKernel, tile: Tiles, symbols: Mapping[str, int]) -> list[float]:

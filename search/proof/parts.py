@@ -98,7 +98,7 @@ def _in_several_places(ways: Sequence[tuple[Slot, ...]]) -> set[str | None]:
     everything = {s.axis for access in ways for s in access}
     if any([s.extent for s in access] != [s.extent for s in ways[0]] for access in ways):
         return everything
-    return {axis for column in zip(*ways, strict=True) if len(found := {s.axis for s in column}) > 1 for axis in found}
+    return {axis for column in zip(*ways, strict=True) if len(axes := {s.axis for s in column}) > 1 for axis in axes}
 
 
 def _cut(

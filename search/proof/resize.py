@@ -17,17 +17,17 @@ def resized(program: Program, graph: KernelGraph, sizes: Mapping[str, int]) -> t
 
 def accesses(program: Program, graph: KernelGraph) -> dict[int, list[tuple[Slot, ...]]]:
     """For each tensor of the kernel graph the ways in which it is read and written."""
-    found: dict[int, list[tuple[Slot, ...]]] = {}
+    ways: dict[int, list[tuple[Slot, ...]]] = {}
     for i in program.inputs:
-        found.setdefault(i.source, []).append(i.access)
+        ways.setdefault(i.source, []).append(i.access)
     for k, o in enumerate(program.outputs):
-        found.setdefault(graph.sources + k, []).append(o.access)
+        ways.setdefault(graph.sources + k, []).append(o.access)
     for kernel in graph.kernels:
         for i in kernel.program.inputs:
-            found.setdefault(kernel.inputs[i.source], []).append(i.access)
+            ways.setdefault(kernel.inputs[i.source], []).append(i.access)
         for t, o in zip(kernel.outputs, kernel.program.outputs, strict=True):
-            found.setdefault(t, []).append(o.access)
-    return found
+            ways.setdefault(t, []).append(o.access)
+    return ways
 
 
 def _resized(program: Program, sizes: Mapping[str, int]) -> Program:

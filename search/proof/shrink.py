@@ -70,26 +70,28 @@ class _Pieces:
 
     def cut(self) -> bool:
         """Cut tensors wherever one that shares an axis is cut; whether all cuts divide each other."""
-        for s in self.stretches:
-            self.cuts.setdefault(s.tensor, set()).update((s.inner, s.inner * s.extent))
+        for stretch in self.stretches:
+            self.cuts.setdefault(stretch.tensor, set()).update((stretch.inner, stretch.inner * stretch.extent))
         changed = True
         while changed:
             changed = False
             for same in self.axes().values():
-                relative = {c // s.inner for s in same for c in self.between(s) if c % s.inner == 0}
-                for s in same:
-                    new = {s.inner * r for r in relative} - self.cuts[s.tensor]
+                relative = {
+                    c // stretch.inner for stretch in same for c in self.between(stretch) if c % stretch.inner == 0
+                }
+                for stretch in same:
+                    new = {stretch.inner * r for r in relative} - self.cuts[stretch.tensor]
                     changed |= bool(new)
-                    self.cuts[s.tensor] |= new
+                    self.cuts[stretch.tensor] |= new
         return all(b % a == 0 for cuts in self.cuts.values() for a, b in itertools.pairwise(sorted(cuts)))
 
     def axes(self) -> dict[tuple[int, str], list[_Stretch]]:
         """The whole stretches of each axis."""
-        found: dict[tuple[int, str], list[_Stretch]] = {}
+        stretches: dict[tuple[int, str], list[_Stretch]] = {}
         for s in self.stretches:
             if s.axis is not None and s.whole:
-                found.setdefault(s.axis, []).append(s)
-        return found
+                stretches.setdefault(s.axis, []).append(s)
+        return stretches
 
     def join(self, counted: set[tuple[int, str]]) -> None:
         """Find out which pieces are one, and which keep their length: those of axes whose positions are `counted` do."""
@@ -104,7 +106,7 @@ class _Pieces:
         self.fixed = {self.find(p) for p in self.fixed}
 
     def length(self, s: _Stretch) -> int:
-        """What becomes of the length of a stretch."""
+        """The length of a stretch once its axis is shorter."""
         total = 1
         for a, b in itertools.pairwise(self.between(s)):
             kept = self.find((s.tensor, a)) in self.fixed
@@ -115,7 +117,7 @@ class _Pieces:
 def shrunk(pair: Sequence[Program]) -> list[Program] | None:
     """Programs without symbols on the same tensors, with shorter axes; None where tensors are cut in ways that do not fit."""
     places = [_stretches(number, p) for number, p in enumerate(pair)]
-    pieces = _Pieces([s for found in places for accesses in found.values() for s in accesses])
+    pieces = _Pieces([s for stretches_of in places for accesses in stretches_of.values() for s in accesses])
     if not pieces.cut():
         return None
     pieces.join({(k, n.axis) for k, p in enumerate(pair) for n in p.nodes if n.axis is not None})
@@ -124,7 +126,7 @@ def shrunk(pair: Sequence[Program]) -> list[Program] | None:
 
 def _stretches(number: int, p: Program) -> dict[tuple[str, int], list[_Stretch]]:
     """The stretches of each read and each output."""
-    found: dict[tuple[str, int], list[_Stretch]] = {}
+    stretches: dict[tuple[str, int], list[_Stretch]] = {}
     accesses = [(("read", k), f"source {p.sources[i.source].name}", i.access) for k, i in enumerate(p.inputs)]
     accesses += [(("output", k), f"output {k}", o.access) for k, o in enumerate(p.outputs)]
     for place, tensor, access in accesses:
@@ -134,8 +136,8 @@ def _stretches(number: int, p: Program) -> dict[tuple[str, int], list[_Stretch]]
             whole = s.axis is not None and s.offset == 0 and p.extent(s.axis) == s.extent
             own.append(_Stretch(None if s.axis is None else (number, s.axis), tensor, inner, s.extent, whole))
             inner *= s.extent
-        found[place] = own[::-1]
-    return found
+        stretches[place] = own[::-1]
+    return stretches
 
 
 def _resized(number: int, p: Program, places: Mapping[tuple[str, int], Sequence[_Stretch]], pieces: _Pieces) -> Program:

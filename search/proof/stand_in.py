@@ -40,7 +40,7 @@ class Point:
     real: bool
 
     def parts(self, tiles: Sequence[Tiles], fields: int) -> Iterator[Part]:
-        """What is to be compared, piece by piece. Raises Refused for too much memory, see `search.parts`."""
+        """The parts that are compared, piece by piece. Raises Refused for too much memory, see `search.parts`."""
         return parts(self.program, self.graph, tiles, self.symbols, fields)
 
 
@@ -80,18 +80,18 @@ def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) ->
 
 
 def _least(program: Program) -> dict[str, int]:
-    """What symbols are at least where known positions of dimensions with these symbols are read."""
-    found: dict[str, int] = {}
+    """The least values of symbols for which the known positions that are read of their dimensions are there."""
+    least: dict[str, int] = {}
     for slot in (s for i in program.inputs for s in i.access if isinstance(s.extent, Symbolic)):
         count = 1 if slot.axis is None else program.extent(slot.axis)
         if isinstance(count, int) and isinstance(slot.extent, Symbolic):
             each = math.ceil((slot.offset + count) / slot.extent.factor)
-            found.update((n, max(each, found.get(n, 1))) for n in slot.extent.names)
-    return found
+            least.update((n, max(each, least.get(n, 1))) for n in slot.extent.names)
+    return least
 
 
 def _step(axis: str, kernel: CustomKernel, tile: Tiles) -> int:
-    """How many positions of an axis are one tile."""
+    """Number of positions of an axis that are one tile."""
     return max(tile.get("loop", 1) if kernel.block.loop == axis else 1, tile.get(axis, 1))
 
 

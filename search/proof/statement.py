@@ -55,8 +55,8 @@ _EXACT = 1 << 30  #: integers up to which products are in an int64
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Whether a program is what the nodes state, with what error bound (2 ** `log2_bound`), or why not; `assumptions` are
-    what else has to hold for both to be equal."""
+    """The answer whether a program is what the nodes state, with its error bound (2 ** `log2_bound`) or the reason
+    why not; `assumptions` are what else has to hold for both to be equal."""
 
     passed: bool
     log2_bound: float
@@ -95,24 +95,31 @@ def states(
     except Refused as refusal:
         bound, primes, reason = 0.0, (), str(refusal)
     return Statement(
-        not reason, bound, reason, (*functions.told(stands), *assumed(program)), primes, time.perf_counter() - start
+        not reason,
+        bound,
+        reason,
+        (*functions.described(stands), *assumed(program)),
+        primes,
+        time.perf_counter() - start,
     )
 
 
 def assumed(program: Program) -> list[str]:
-    """What proofs about a program take for granted, in words."""
+    """The assumptions of proofs about a program, in words."""
     ops = {n.op for n in program.nodes}
     inf = any(isinstance(n.value, float) for n in program.nodes)
-    found = ["inputs and results are finite numbers" + (", but for the infinities and NaN that the model stores" * inf)]
+    assumptions = [
+        "inputs and results are finite numbers" + (", but for the infinities and NaN that the model stores" * inf)
+    ]
     if ops & {"div", "div0", "recip", "rsqrt", "softsign", "sigmoid", "silu"}:
-        found.append("no denominator is 0")
+        assumptions.append("no denominator is 0")
     if "div0" in ops:
-        found.append("a share of a sum that the model makes 0 where it is NaN is 0 where the sum is NaN or 0")
+        assumptions.append("a share of a sum that the model makes 0 where it is NaN is 0 where the sum is NaN or 0")
     if "stable_exp" in ops:
-        found.append("exp(x - c) is exp(x) / exp(c) for the maximum c of a softmax")
+        assumptions.append("exp(x - c) is exp(x) / exp(c) for the maximum c of a softmax")
     if ops & {"and", "or", "xor", "not", "where"}:
-        found.append("conditions are 0 or 1")
-    return [*found, "rounding, which the float check looks at"]
+        assumptions.append("conditions are 0 or 1")
+    return [*assumptions, "rounding, which the float check looks at"]
 
 
 def _sources_of(program: Program, stated: Program) -> Program:
@@ -176,11 +183,11 @@ def _plain(p: Program) -> Program:
 
 def _shifted(p: Program) -> Program:
     """exp(x - c), for a maximum c, as exp(x) / exp(c), and stabilised exponentials so too."""
-    made = {n.name: n for n in p.nodes}
+    node_of = {n.name: n for n in p.nodes}
     nodes: list[Node] = []
     for n in p.nodes:
-        d = made.get(n.inputs[0]) if n.op == "exp" else None
-        top = made.get(d.inputs[1]) if d is not None and d.op == "sub" else None
+        d = node_of.get(n.inputs[0]) if n.op == "exp" else None
+        top = node_of.get(d.inputs[1]) if d is not None and d.op == "sub" else None
         if d is not None and top is not None and top.op == "max" and top.over:
             nodes += _quotient(n.name, d.inputs[0], top.name)
         else:
@@ -259,7 +266,7 @@ class _Places:
         chosen = np.unique(np.random.default_rng(seed).integers(0, max(size, 1), PLACES)) if size else np.arange(0)
         while True:
             at = [_projected(p, own, chosen) for p, own in zip(pair, free, strict=True)]
-            work = [_work(p, a) for p, a in zip(pair, at, strict=True)]
+            work = [_evaluated_elements(p, a) for p, a in zip(pair, at, strict=True)]
             if max(work) > PATIENT:
                 break
             more = np.unique(np.concatenate([chosen, *(_flat(p, a).ravel() for p, a in zip(pair, at, strict=True))]))
@@ -271,7 +278,7 @@ class _Places:
     @property
     def work(self) -> float:
         """Elements of all values, and of what is multiplied for them."""
-        return max(_work(p, a) for p, a in zip(self.pair, self.at, strict=True))
+        return max(_evaluated_elements(p, a) for p, a in zip(self.pair, self.at, strict=True))
 
     def compared(self, key: str, fields: int) -> tuple[tuple[int, ...], str]:
         """The primes, and why the results differ, or nothing."""
@@ -280,7 +287,7 @@ class _Places:
             seed = _number(f"{key}, draw {draw}")
             primes = random_primes(seed, fields)
             try:
-                found = [
+                results = [
                     _Evaluation(p, a, seed, primes, self.exact).output()
                     for p, a in zip(self.pair, self.at, strict=True)
                 ]
@@ -288,13 +295,13 @@ class _Places:
                 continue
             except (ValueError, IndexError, KeyError) as e:
                 raise InvalidGraph(f"the program does not fit its nodes: {e}") from None
-            return primes, self.difference(found)
+            return primes, self.difference(results)
         return primes, f"{MAX_DRAWS} random points met a division by zero"
 
-    def difference(self, found: Sequence[Residue]) -> str:
+    def difference(self, results: Sequence[Residue]) -> str:
         flat, other = (_flat(p, a).ravel() for p, a in zip(self.pair, self.at, strict=True))
         _, first, second = np.intersect1d(flat, other, return_indices=True)
-        wanted, own = (v.reshape(len(v), -1)[:, k] for v, k in zip(found, (first, second), strict=True))
+        wanted, own = (v.reshape(len(v), -1)[:, k] for v, k in zip(results, (first, second), strict=True))
         if np.array_equal(wanted, own):
             return ""
         place = int(flat[first[np.argwhere((wanted != own).any(axis=0))[0][0]]])
@@ -364,7 +371,7 @@ def _flat(p: Program, at: Mapping[str, Positions]) -> Positions:
     return _index(p, p.outputs[0].access, at)
 
 
-def _work(p: Program, at: Mapping[str, Positions]) -> float:
+def _evaluated_elements(p: Program, at: Mapping[str, Positions]) -> float:
     count = {a: float(len(x)) for a, x in at.items()}
     axes = [frozenset(n.over).union(*(p.axes_of(i) for i in n.inputs)) for n in p.nodes]
     axes += [p.axes_of(i.name) for i in p.inputs]
@@ -409,8 +416,8 @@ class _Evaluation:
             return self.positions(n.axis or "")
         if n.op in REDUCTIONS and n.over:
             return self.reduced(n, args[0])
-        found: Residue = np.asarray(node_value(n, d, args, {}))
-        return found if found.ndim > 1 else found.reshape(-1, *[1] * rank)
+        value: Residue = np.asarray(node_value(n, d, args, {}))
+        return value if value.ndim > 1 else value.reshape(-1, *[1] * rank)
 
     def known(self, n: Node) -> Fraction | None:
         """The number that a node is, if it is one: comparisons of numbers are what they are."""
@@ -425,18 +432,19 @@ class _Evaluation:
         return None
 
     def count(self, n: Node) -> bool:
-        """Whether a node computes integers from exact positions, which are kept: they compare as the numbers that they are."""
+        """True if a node computes integers from exact positions, which are kept: they compare as the numbers that
+        they are."""
         if n.op == "iota":
-            made = _along(self.p, n.axis or "", self.at[n.axis or ""])
+            integers = _along(self.p, n.axis or "", self.at[n.axis or ""])
         else:
             rule, given = _COUNTED.get(n.op), [self._counted(i) for i in n.inputs]
             known = [x for x in given if x is not None]
             if rule is None or not known or len(known) < len(given):
                 return False
-            made = np.asarray(rule(*known), np.int64)
-        if int(np.abs(made).max(initial=0)) > _EXACT:
+            integers = np.asarray(rule(*known), np.int64)
+        if int(np.abs(integers).max(initial=0)) > _EXACT:
             return False
-        self.integers[n.name] = made
+        self.integers[n.name] = integers
         return True
 
     def _counted(self, name: str) -> Positions | None:

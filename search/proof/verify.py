@@ -125,7 +125,7 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def merges_exponentials(program: Program, graph: KernelGraph) -> bool:
-    """Whether the program or the muGraph has an exponential that is not a stabilised one."""
+    """True if the program or the muGraph has an exponential that is not a stabilised one."""
     ops = {n.op for n in program.nodes}
     for kernel in graph.kernels:
         ops.update(n.op for o in kernel.block.ops if o.thread is not None for n in o.thread.nodes)
@@ -146,7 +146,7 @@ class _Job:
 
     @functools.cached_property
     def salt(self) -> str:
-        """What random points come from."""
+        """The text that random points are drawn from."""
         text = json.dumps(graph_to_json(self.graph), sort_keys=True)
         return f"{self.entropy}, seed {self.seed}, {self.program.key()}, {hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -158,25 +158,25 @@ class _Job:
         while degrees.bound(worst, arguments, fields, MAX_DRAWS).log2 > -self.confidence and fields < MAX_FIELDS:
             fields += 1
         bound = degrees.bound(worst, arguments, fields, MAX_DRAWS)
-        found = _Found(self.above(bound.log2))
-        if not found.reason:
-            found = self.run(lambda point: self.fields(point, fields))
+        outcome = _Outcome(self.above(bound.log2))
+        if not outcome.reason:
+            outcome = self.run(lambda point: self.fields(point, fields))
         verdict = Verdict(
-            not found.reason,
+            not outcome.reason,
             UNINTERPRETED,
-            found.primes,
+            outcome.primes,
             worst.degree,
             arguments.degree,
             round(max(worst.bits, arguments.bits), 1),
             worst.applications,
             1,
             bound.log2,
-            found.extents,
+            outcome.extents,
             time.perf_counter() - start,
-            found.reason,
+            outcome.reason,
             entropy=self.entropy,
         )
-        return verdict, found.refuted
+        return verdict, outcome.refuted
 
     def homomorphic(self) -> Verdict:
         """The verdict where exp(a) exp(b) = exp(a + b)."""
@@ -188,24 +188,24 @@ class _Job:
         bound = HomomorphicBound(gap, arguments.degree, arguments.bits, 1, MAX_REDRAWS)
         while bound.log2 > -self.confidence and bound.rounds < MAX_ROUNDS:
             bound = replace(bound, rounds=bound.rounds + 1)
-        found = _Found(self.above(bound.log2))
-        if found.reason:
-            found = _Found(f"{found.reason} ({gap.terms} exponentials in an entry, {bound.rounds} rounds)")
+        outcome = _Outcome(self.above(bound.log2))
+        if outcome.reason:
+            outcome = _Outcome(f"{outcome.reason} ({gap.terms} exponentials in an entry, {bound.rounds} rounds)")
         else:
-            found = self.run(lambda point: self.rounds(point, bound.rounds))
+            outcome = self.run(lambda point: self.rounds(point, bound.rounds))
         return Verdict(
-            not found.reason,
+            not outcome.reason,
             HOMOMORPHIC,
-            found.primes,
+            outcome.primes,
             gap.sides.degree,
             arguments.degree,
             round(max(gap.sides.bits, gap.exponent_bits, arguments.bits), 1),
             gap.sides.applications,
             bound.rounds,
             bound.log2,
-            found.extents,
+            outcome.extents,
             time.perf_counter() - start,
-            found.reason,
+            outcome.reason,
             gap.terms,
             gap.exponent,
             bound.paper,
@@ -222,20 +222,20 @@ class _Job:
             return ""
         return f"the error bound 2^{log2_bound:.1f} is above the 2^-{self.confidence} asked for"
 
-    def run(self, compare: Callable[[Point], _Found]) -> _Found:
-        """What is found at all extents that are to be compared at."""
-        real, found = True, _Found()
+    def run(self, compare: Callable[[Point], _Outcome]) -> _Outcome:
+        """The outcome at all extents that are to be compared at."""
+        real, outcome = True, _Outcome()
         try:
             for point in points(self.program, self.graph, self.tiles, self.extents == "real"):
                 real = real and point.real
-                found = compare(point)
-                if found.reason:
+                outcome = compare(point)
+                if outcome.reason:
                     break
         except Refused as e:
-            found = _Found(str(e))
-        return replace(found, extents="real" if real else "stand-in")
+            outcome = _Outcome(str(e))
+        return replace(outcome, extents="real" if real else "stand-in")
 
-    def fields(self, point: Point, fields: int) -> _Found:
+    def fields(self, point: Point, fields: int) -> _Outcome:
         """Compare in so many prime fields at once, at another point where a denominator is zero."""
         primes: tuple[int, ...] = ()
         for draw in range(MAX_DRAWS):
@@ -247,10 +247,10 @@ class _Job:
                 )
             except ZeroDenominator:
                 continue
-            return _Found(reason, primes, bool(reason))
-        return _Found(f"{MAX_DRAWS} random points met a division by zero", primes)
+            return _Outcome(reason, primes, bool(reason))
+        return _Outcome(f"{MAX_DRAWS} random points met a division by zero", primes)
 
-    def rounds(self, point: Point, rounds: int) -> _Found:
+    def rounds(self, point: Point, rounds: int) -> _Outcome:
         """Compare in so many pairs of prime fields, one after the other."""
         primes: list[int] = []
         for draw in range(rounds + MAX_REDRAWS):
@@ -263,8 +263,8 @@ class _Job:
                 continue
             primes += [pair.p, pair.q]
             if reason or len(primes) == 2 * rounds:
-                return _Found(reason, tuple(primes), bool(reason))
-        return _Found(f"more than {MAX_REDRAWS} random points met a division by zero", tuple(primes))
+                return _Outcome(reason, tuple(primes), bool(reason))
+        return _Outcome(f"more than {MAX_REDRAWS} random points met a division by zero", tuple(primes))
 
     def compare(self, point: Point, shared: _Shared, draw: int, rows: int | None = None) -> str:
         """Why the two differ at a random point in the first `rows` fields (all of them), or nothing."""
@@ -283,10 +283,10 @@ class _Job:
                 for k, (name, s) in enumerate(zip(part.names, program.sources, strict=True))
             }
             wanted = evaluate_program(program, domain, arrays, symbols)
-            found = evaluate_kernels(part.graph, list(self.tiles), shared, arrays, symbols)
+            computed = evaluate_kernels(part.graph, list(self.tiles), shared, arrays, symbols)
         except (ValueError, IndexError, KeyError) as e:
             raise InvalidGraph(f"the muGraph does not fit its program: {e}") from None
-        for k, (w, f) in enumerate(zip(wanted, found, strict=True)):
+        for k, (w, f) in enumerate(zip(wanted, computed, strict=True)):
             if w.shape != f.shape:
                 return f"output {k} has shape {f.shape[1:]} instead of {w.shape[1:]}"
             if not np.array_equal(w[:rows], f[:rows]):
@@ -297,7 +297,7 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Outcome:
     """The outcome of comparing: why not (or nothing), in which fields, and whether because of a difference."""
 
     reason: str = ""
@@ -341,10 +341,10 @@ def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) 
                 raise InvalidGraph(f"kernel {number}: axis {a.name} = {a.extent}, elsewhere {extents.get(a.name)}")
         _check_kernel(number, kernel, tensors)
         for t, o in zip(kernel.outputs, kernel.program.outputs, strict=True):
-            found = (ex.product(o.dims), o.dtype)
-            if t in tensors or wanted.get(t, found) != found:
-                raise InvalidGraph(f"kernel {number} writes {found[0]} x {found[1]} to tensor {t}")
-            tensors[t] = found
+            stored = (ex.product(o.dims), o.dtype)
+            if t in tensors or wanted.get(t, stored) != stored:
+                raise InvalidGraph(f"kernel {number} writes {stored[0]} x {stored[1]} to tensor {t}")
+            tensors[t] = stored
 
 
 def _check_kernel(number: int, kernel: CustomKernel, tensors: dict[int, tuple[Extent, DType]]) -> None:

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mirage_cli.exporters import cards, html, svg
-from mirage_cli.exporters.labels import visible
+from mirage_cli.exporters.labels import escaped
 from mirage_cli.exporters.pictures import Picture
 from mirage_cli.report.report import Report
 from tests.exporters import reports
@@ -168,7 +168,7 @@ def test_hostile_names(name: str) -> None:
     page = page_of(r, name)
     reader = read(page)
     assert page.encode("utf-8")
-    assert visible(name) in "".join(reader.text)
+    assert escaped(name) in "".join(reader.text)
     assert not [c for c in page if not c.isprintable() and c != "\n"]
 
 

@@ -10,7 +10,7 @@ from tests.exporters.graphs import HOSTILE
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_visible_names_hold_no_character_without_a_glyph(name: str) -> None:
-    shown = labels.visible(name)
+    shown = labels.escaped(name)
     assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")]
     assert shown.encode("utf-8")
     for width in (8, 20, 33):
@@ -18,8 +18,8 @@ def test_visible_names_hold_no_character_without_a_glyph(name: str) -> None:
 
 
 def test_visible_escapes() -> None:
-    assert labels.visible("a\nb\0c\x1b\u202e") == "a\\nb\\0c\\u{1b}\\u{202e}"
-    assert labels.visible("/model/layer.0/MatMul é 名") == "/model/layer.0/MatMul é 名"
+    assert labels.escaped("a\nb\0c\x1b\u202e") == "a\\nb\\0c\\u{1b}\\u{202e}"
+    assert labels.escaped("/model/layer.0/MatMul é 名") == "/model/layer.0/MatMul é 名"
 
 
 def test_short_keeps_both_ends() -> None:

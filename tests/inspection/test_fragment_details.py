@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from mirage_cli.errors import ModelError, UsageError
-from mirage_cli.exporters.labels import visible
+from mirage_cli.exporters.labels import escaped
 from mirage_cli.inspection import fragment_details
 from mirage_cli.inspection.fragment_details import Shown, drawing, show, source
 from mirage_cli.report.report import Report
@@ -132,7 +132,7 @@ def test_hostile_names(tmp_path: Path, name: str) -> None:
     folder = written(tmp_path, reports.report(kept, path=name))
     checked(show(folder, None))
     text = "".join(checked(show(folder, "b6")).split())
-    assert "".join(visible(name).split()) in text
+    assert "".join(escaped(name).split()) in text
 
 
 def test_colours_on_a_terminal_that_has_them(optimized: Optimized) -> None:

@@ -59,9 +59,9 @@ def test_a_window_shows_what_the_whole_computes(build: Any) -> None:
         parts = [w for part in parts for w in windows.both_ends(part, {}, axis)]
         for part in parts:
             (found,) = evaluated(windows.compact(part).validate(), arrays)
-            np.testing.assert_allclose(found, windows.seen(part, part.outputs[0], whole, {}), rtol=1e-12)
+            np.testing.assert_allclose(found, windows.shown_by_window(part, part.outputs[0], whole, {}), rtol=1e-12)
             assert found.size < whole.size
-    assert not np.array_equal(*(windows.seen(part, part.outputs[0], whole, {}) for part in parts[::3]))
+    assert not np.array_equal(*(windows.shown_by_window(part, part.outputs[0], whole, {}) for part in parts[::3]))
 
 
 def test_axes_that_are_summed_are_not_free() -> None:

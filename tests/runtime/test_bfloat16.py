@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from mirage_cli.benchmark import benchmark, rows
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
-from mirage_cli.runtime.bfloat16 import holds_bfloat16, widened
+from mirage_cli.runtime.bfloat16 import holds_bfloat16, in_float32
 from tests.optimized import anew
 
 pytestmark = pytest.mark.usefixtures("one_isa")
@@ -93,7 +93,7 @@ def test_functions_and_constants(x: Array) -> None:
 def test_conversions_stay(x: Array) -> None:
     nodes = [helper.make_node("Cast", ["x"], ["f"], to=FLOAT), helper.make_node("Exp", ["f"], ["y"])]
     model = _model(helper.make_graph(nodes, "g", [_info("x", 3, 8)], [_info("y", 3, 8, kind=FLOAT)]))
-    assert [n.op_type for n in widened(model, False).graph.node] == ["Cast", "Exp"]
+    assert [n.op_type for n in in_float32(model, False).graph.node] == ["Cast", "Exp"]
     np.testing.assert_allclose(_run(model, x=x), np.exp(_wide(x)), rtol=1e-6)
 
 

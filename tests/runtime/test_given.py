@@ -141,12 +141,12 @@ def test_inputs_with_a_default_may_be_left_out(tmp_path: Path) -> None:
 def test_tensors_of_fragments_are_what_the_model_makes_of_its_inputs() -> None:
     imported = from_proto(model(), frontends.Options())
     assert imported.original is not None
-    found = given_tensors.of(imported.original, inputs(), ["d", "g", "w", "nothing"])
+    found = given_tensors.tensors_of(imported.original, inputs(), ["d", "g", "w", "nothing"])
     assert found.keys() == {"d", "x", "g"}
     x = inputs()["x"].astype(np.float64)
     np.testing.assert_allclose(found["d"], x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-3), rtol=1e-5)
     with pytest.raises(UsageError, match="does not run with them"):
-        given_tensors.of(imported.original, inputs(4), ["y"])
+        given_tensors.tensors_of(imported.original, inputs(4), ["y"])
 
 
 def test_given_tensors_are_the_first_case_of_a_check() -> None:

@@ -24,7 +24,7 @@ from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, 
 from mirage_cli.search.closure.closure import MAX_OPEN_VALUES, Closure, Derivation, Value
 from mirage_cli.search.closure.form import Fn, Leaf, search_form
 from mirage_cli.search.closure.mapping import Mapping
-from mirage_cli.search.closure.pruning import Wanted
+from mirage_cli.search.closure.pruning import Pruning
 from tests.search.exhaustive import AFTER, BEFORE, GRID, Axes, Enumerator, Graph, Inputs, Made, Step, World
 
 EXTENT = 8
@@ -87,7 +87,7 @@ class Checker:
         self.world, self.inputs, self.program = world, inputs, program
         self.form = search_form(program_of(world, inputs, program))
         assert self.form.opened
-        self.wanted = Wanted(self.form)
+        self.wanted = Pruning(self.form)
         self.multiplies = {s.over for s in program if s.op == "contract"}
         self.goal = self.wanted.exprs[self.form.outputs[0]]
         self.closures: dict[World, Closure | None] = {}

@@ -15,7 +15,7 @@ from mirage_cli.search.contains import Containment, contains
 from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
 from mirage_cli.search.search import Searcher, SearchOptions
-from samples.golden import by, free, made, node, nodes, only, other, result, shared
+from samples.golden import free, made_by, node, nodes, only, operator_of, other_operand, result, shared_operand
 from samples.sketch import Sketch, single
 from tests.search.mutants import mutants
 from tests.search.programs import attention, built, normed, one_kernel, program_of, same_in_field, tilings
@@ -77,7 +77,7 @@ def norm(p: Program, loop: bool) -> tuple[Sketch, str, str]:
     """A block for rms(x) w, with the tile of x, the root of its mean square, and nothing else yet."""
     k = only(p, "contract").over[0]
     b = Sketch(p, free(p, result(p)), k if loop else None)
-    total, divided = only(p, "sum").name, node(p, by(p, only(p, "contract").inputs, "div"))
+    total, divided = only(p, "sum").name, node(p, made_by(p, only(p, "contract").inputs, "div"))
     if loop:
         b.known[total] = b.accum(b.of(total))
     return b, b.of(divided.inputs[0]), b.of(divided.inputs[1])
@@ -85,7 +85,7 @@ def norm(p: Program, loop: bool) -> tuple[Sketch, str, str]:
 
 def weights(p: Program, b: Sketch) -> str:
     """The weights of the linear layer behind a norm."""
-    return b.of(by(p, only(p, "contract").inputs, "read"))
+    return b.of(made_by(p, only(p, "contract").inputs, "read"))
 
 
 def test_a_norm_is_divided_by_before_or_after_its_product() -> None:
@@ -135,12 +135,12 @@ def test_products_of_weights_are_part_of_the_space() -> None:
 
     p = built(build)
     total = node(p, result(p))
-    second = next(n for n in nodes(p, "contract") if any(made(p, i) == "contract" for i in n.inputs))
-    first, full = node(p, by(p, second.inputs, "contract")), node(p, other(total.inputs, second.name))
-    x = shared(first, full)
+    second = next(n for n in nodes(p, "contract") if any(operator_of(p, i) == "contract" for i in n.inputs))
+    first, full = node(p, made_by(p, second.inputs, "contract")), node(p, other_operand(total.inputs, second.name))
+    x = shared_operand(first, full)
     b = Sketch(p, free(p, result(p)), *full.over)
-    pair = b.contract(b.of(other(first.inputs, x)), b.of(by(p, second.inputs, "read")), *second.over)
-    merged = b("add", b.of(other(full.inputs, x)), pair)
+    pair = b.contract(b.of(other_operand(first.inputs, x)), b.of(made_by(p, second.inputs, "read")), *second.over)
+    merged = b("add", b.of(other_operand(full.inputs, x)), pair)
     assert asked(p, b.graph(b.accum(b.contract(b.of(x), merged, *full.over))))
 
 

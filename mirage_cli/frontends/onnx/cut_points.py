@@ -64,8 +64,8 @@ def _apart_from_sum(node: ir.Node) -> None:
     count = max(k + 1 for k, v in enumerate(node.outputs[:SUM_OUTPUT]) if v.name or not k)
     results = [ir.Value(name="" if not v.name else None) for v in node.outputs[:count]]
     inputs = [total, gain, beta] if beta is not None else [total, gain]
-    made = ir.node(kind, inputs, {"epsilon": epsilon, "axis": -1}, outputs=results, name=node.name)
-    before.graph.insert_before(node, made)
+    norm = ir.node(kind, inputs, {"epsilon": epsilon, "axis": -1}, outputs=results, name=node.name)
+    before.graph.insert_before(node, norm)
     if narrow is not None:
         results[0].type, results[0].shape = ir.TensorType(_WIDE), x.shape
         results[0].name = f"{node.outputs[0].name}/wide"
@@ -140,19 +140,19 @@ def _parts_of_attention(node: ir.Node, opset: int) -> None:
         inputs += [y.add("Gather", [past, n], rest_of) for n in numbers]
     attributes = [a for name, a in node.attributes.items() if name in _KEPT]
     count = 1 if present is None else 3
-    made = ir.Node(MICROSOFT, "MultiHeadAttention", inputs, attributes, num_outputs=count, name=node.name)
-    y.graph.insert_before(node, made)
-    results = [(node.outputs[0], made.outputs[0])]
+    attention = ir.Node(MICROSOFT, "MultiHeadAttention", inputs, attributes, num_outputs=count, name=node.name)
+    y.graph.insert_before(node, attention)
+    results = [(node.outputs[0], attention.outputs[0])]
     if present is not None:
-        for k, v in enumerate(made.outputs[1:]):
+        for k, v in enumerate(attention.outputs[1:]):
             v.name, v.type = f"{present.name}/{k}", x.type
-        results.append((present, y.stacked(made.outputs[1:], opset)))
+        results.append((present, y.stacked(attention.outputs[1:], opset)))
     _take_place(node, results)
 
 
 def _mask_fits(mask: ir.Value | None, x: ir.Value) -> bool:
-    """Whether MultiHeadAttention takes a mask too, as far as its dimensions are known: neither the ends and starts of rows,
-    nor one that stands for none, nor one of four dimensions."""
+    """True if MultiHeadAttention takes a mask too, as far as its dimensions are known: neither the ends and starts of
+    rows, nor one that stands for none, nor one of four dimensions."""
     if mask is None or mask.shape is None:
         return True
     dims = list(mask.shape)
@@ -193,16 +193,16 @@ def _take_place(old: ir.Node, results: Sequence[tuple[ir.Value, ir.Value]]) -> N
     """Let what reads an old result read the new one, which takes its name; the old node goes."""
     graph = old.graph
     assert graph is not None
-    named = [(result, made, result.name) for result, made in results if result.name]
-    for result, made, _ in named:
-        made.shape, made.type = result.shape or made.shape, result.type or made.type
+    named = [(result, new, result.name) for result, new in results if result.name]
+    for result, new, _ in named:
+        new.shape, new.type = result.shape or new.shape, result.type or new.type
         for i, out in enumerate(graph.outputs):
             if out is result:
-                graph.outputs[i] = made
-        ir.convenience.replace_all_uses_with(result, made)
+                graph.outputs[i] = new
+        ir.convenience.replace_all_uses_with(result, new)
     graph.remove(old, safe=True)
-    for _, made, name in named:
-        made.name = name
+    for _, new, name in named:
+        new.name = name
 
 
 class _Before:
@@ -216,21 +216,21 @@ class _Before:
         """A node of one result, of the type of its first operand."""
         self.count += 1
         name = f"{self.node.outputs[0].name}/{op}_{self.count}"
-        made = ir.Value(name=name, shape=shape, type=inputs[0].type)
-        self.graph.insert_before(self.node, ir.node(op, inputs, outputs=[made], name=name))
-        return made
+        result = ir.Value(name=name, shape=shape, type=inputs[0].type)
+        self.graph.insert_before(self.node, ir.node(op, inputs, outputs=[result], name=name))
+        return result
 
     def cast(self, x: ir.Value, to: ir.DataType) -> ir.Value:
         """A value in another element type; a weight stays one."""
         stored = None if x.is_graph_input() else x.const_value
         if stored is not None:
             return self.weight(stored.numpy().astype(to.numpy()), "cast")
-        made = self.add("Cast", [x], x.shape)
-        node = made.producer()
+        converted = self.add("Cast", [x], x.shape)
+        node = converted.producer()
         assert node is not None
         node.attributes["to"] = ir.AttrInt64("to", to.value)
-        made.type = ir.TensorType(to)
-        return made
+        converted.type = ir.TensorType(to)
+        return converted
 
     def parts(self, x: ir.Value, sizes: list[int], opset: int) -> list[ir.Value]:
         """A value cut along its last dimension: a weight into weights."""
@@ -240,14 +240,14 @@ class _Before:
             return [self.weight(np.ascontiguousarray(c), "part") for c in cuts]
         self.count += 1
         name = f"{self.node.outputs[0].name}/Split_{self.count}"
-        made = [ir.Value(name=f"{name}/{k}", shape=_shaped(x, n), type=x.type) for k, n in enumerate(sizes)]
+        parts = [ir.Value(name=f"{name}/{k}", shape=_shaped(x, n), type=x.type) for k, n in enumerate(sizes)]
         if opset < SPLIT_BY_INPUT:
-            split = ir.node("Split", [x], {"axis": -1, "split": sizes}, outputs=made, name=name)
+            split = ir.node("Split", [x], {"axis": -1, "split": sizes}, outputs=parts, name=name)
         else:
             counts = self.weight(np.array(sizes, np.int64), "sizes")
-            split = ir.node("Split", [x, counts], {"axis": -1}, outputs=made, name=name)
+            split = ir.node("Split", [x, counts], {"axis": -1}, outputs=parts, name=name)
         self.graph.insert_before(self.node, split)
-        return made
+        return parts
 
     def stacked(self, values: Sequence[ir.Value], opset: int) -> ir.Value:
         """Values one after the other along a new first dimension."""
@@ -255,13 +255,15 @@ class _Before:
         for v in values:
             self.count += 1
             name = f"{self.node.outputs[0].name}/Unsqueeze_{self.count}"
-            made = ir.Value(name=name, type=v.type)
+            unsqueezed = ir.Value(name=name, type=v.type)
             if opset < SPLIT_BY_INPUT:
-                more = ir.node("Unsqueeze", [v], {"axes": [0]}, outputs=[made], name=name)
+                more = ir.node("Unsqueeze", [v], {"axes": [0]}, outputs=[unsqueezed], name=name)
             else:
-                more = ir.node("Unsqueeze", [v, self.weight(np.zeros(1, np.int64), "axis")], outputs=[made], name=name)
+                more = ir.node(
+                    "Unsqueeze", [v, self.weight(np.zeros(1, np.int64), "axis")], outputs=[unsqueezed], name=name
+                )
             self.graph.insert_before(self.node, more)
-            parts.append(made)
+            parts.append(unsqueezed)
         joined = ir.Value(name=f"{self.node.outputs[0].name}/Concat", type=values[0].type)
         self.graph.insert_before(self.node, ir.node("Concat", parts, {"axis": 0}, outputs=[joined], name=joined.name))
         return joined

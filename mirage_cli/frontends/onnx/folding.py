@@ -94,8 +94,8 @@ def _stored(node: ir.Node) -> Iterable[ir.TensorProtocol]:
 
 
 def _converts_alike(node: ir.Node) -> bool:
-    """Whether everybody converts a constant alike: between types that are read, to integers that hold the numbers, and not
-    from float64 to a type of 16 bits, which onnxruntime rounds twice."""
+    """True if everybody converts a constant alike: between types that are read, to integers that hold the numbers,
+    and not from float64 to a type of 16 bits, which onnxruntime rounds twice."""
     source = node.inputs[0].const_value if node.inputs and node.inputs[0] is not None else None
     to = node.outputs[0].dtype
     if source is None or to not in ELEMENT_TYPES or source.dtype not in ELEMENT_TYPES:
@@ -128,6 +128,6 @@ _CONDITIONS: dict[str, Callable[[ir.Node], bool]] = {
 
 
 def _is_small_fill(node: ir.Node) -> bool:
-    """Whether a ConstantOfShape gives a few numbers: shapes are computed from such, and the pass leaves them alone."""
+    """True if a ConstantOfShape gives a few numbers: shapes are computed from such, and the pass leaves them alone."""
     shape = node.inputs[0].const_value if node.inputs[0] is not None else None
     return shape is not None and math.prod(shape.numpy().tolist()) <= SMALL_FILL

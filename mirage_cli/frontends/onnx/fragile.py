@@ -61,7 +61,7 @@ def check(model: ir.Model, path: str) -> None:
 
 
 def called(node: ir.Node) -> str:
-    """How a message names a node: by its name, or by what it computes."""
+    """The words of a message for a node: its name, or what it computes."""
     if node.name:
         return f"node {node.name!r}"
     output = next((v.name for v in node.outputs if v.name), None)
@@ -78,8 +78,8 @@ def without_negative_dimensions(proto: onnx.ModelProto) -> None:
 
 
 def may_infer(node: onnx.NodeProto, known: Container[str]) -> bool:
-    """Whether inference may be asked about a node alone, when the types of the `known` tensors are given to it: those of what
-    its sub-graphs read are not."""
+    """True if inference may be asked about a node alone, when the types of the `known` tensors are given to it: those
+    of what its sub-graphs read are not."""
     own, *inner = all_nodes([node])
     typed = own.op_type not in NEED_A_TYPE or (bool(own.input) and own.input[0] in known)
     return typed and all(n.op_type not in NEED_A_TYPE for n in inner)
@@ -90,7 +90,8 @@ def _lacks_a_type(node: ir.Node) -> bool:
 
 
 def _results(node: ir.Node) -> int | None:
-    """How many results a SplitToSequence makes, where that is known: what it is split by is one size, or the sizes of all."""
+    """Number of results of a SplitToSequence, where that is known: what it is split by is one size, or the sizes of
+    all."""
     if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
         return None
     shape, split = node.inputs[0].shape, node.inputs[1]

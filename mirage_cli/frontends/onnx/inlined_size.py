@@ -1,4 +1,4 @@
-"""How large a model becomes when the calls of its functions are written out, counted before anything is.
+"""Size of a model whose calls of functions are written out, counted before any is.
 
 A file of some kilobytes may hold functions that each call the next one twice: sixty of them are 2^60 nodes.
 """

@@ -24,13 +24,13 @@ class Names:
 
     def new(self, name: str) -> str:
         """A name like `name` that is free, and from now on taken."""
-        found, count = name, self._last.get(name, 0)
-        while found in self._taken:
+        free, count = name, self._last.get(name, 0)
+        while free in self._taken:
             count += 1
-            found = f"{name}_{count}"
+            free = f"{name}_{count}"
         self._last[name] = count
-        self._taken.add(found)
-        return found
+        self._taken.add(free)
+        return free
 
 
 def inline(model: ir.Model) -> None:
@@ -77,13 +77,13 @@ def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
 
 def _called(model: ir.Model) -> set[ir.OperatorIdentifier]:
     """The functions that the graph calls, directly or through others."""
-    found: set[ir.OperatorIdentifier] = set()
+    called: set[ir.OperatorIdentifier] = set()
     waiting: list[ir.Graph | ir.Function] = [model.graph]
     while waiting:
         calls = {n.op_identifier() for n in _nodes(waiting.pop())} & model.functions.keys()
-        waiting += [model.functions[key] for key in sorted(calls - found)]
-        found |= calls
-    return found
+        waiting += [model.functions[key] for key in sorted(calls - called)]
+        called |= calls
+    return called
 
 
 def _own_domains(model: ir.Model) -> None:

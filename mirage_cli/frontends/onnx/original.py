@@ -27,8 +27,8 @@ class Original:
 
     def proto(self) -> onnx.ModelProto:
         """The model as a message of its own, which may be changed."""
-        found: onnx.ModelProto = onnx.ModelProto.FromString(self.data)
-        return found
+        message: onnx.ModelProto = onnx.ModelProto.FromString(self.data)
+        return message
 
 
 def outputs_of(proto: onnx.ModelProto) -> dict[str, tuple[str, int]]:

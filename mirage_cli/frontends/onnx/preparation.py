@@ -100,14 +100,14 @@ def _check_sizes(proto: onnx.ModelProto, path: str) -> None:
         if tensor.data_location == onnx.TensorProto.EXTERNAL or not bits:
             continue
         if tensor.HasField("raw_data"):
-            wanted, found, unit = math.ceil(elements * bits / 8), len(tensor.raw_data), "bytes"
+            wanted, stored, unit = math.ceil(elements * bits / 8), len(tensor.raw_data), "bytes"
         elif bits in (8, 16, 32, 64):
-            wanted, found, unit = elements, max(len(getattr(tensor, f)) for f in _TYPED_DATA), "elements"
+            wanted, stored, unit = elements, max(len(getattr(tensor, f)) for f in _TYPED_DATA), "elements"
         else:  # packed
             continue
-        if wanted != found:
+        if wanted != stored:
             shape = "x".join(map(str, tensor.dims)) or "scalar"
-            raise ModelError(f"{where} ({shape}) needs {wanted} {unit}, the file has {found}")
+            raise ModelError(f"{where} ({shape}) needs {wanted} {unit}, the file has {stored}")
 
 
 def _bits(tensor: onnx.TensorProto) -> int:
@@ -127,14 +127,14 @@ def default_opset(proto: onnx.ModelProto) -> int | None:
 
 def _check_versions(proto: onnx.ModelProto, path: str) -> None:
     """Raise ModelError for a version of ONNX's own operators that is missing or too new, and for sparse weights."""
-    newest, found = onnx.defs.onnx_opset_version(), default_opset(proto)
-    if found is None and not any(node.domain in ("", "ai.onnx") for node in proto.graph.node):
+    newest, opset = onnx.defs.onnx_opset_version(), default_opset(proto)
+    if opset is None and not any(node.domain in ("", "ai.onnx") for node in proto.graph.node):
         proto.opset_import.add(domain="", version=_ANY_OPSET)  # operators of other domains only
-        found = _ANY_OPSET
-    if found is None:
+        opset = _ANY_OPSET
+    if opset is None:
         raise ModelError(f"{path}: the model names no version of the ONNX operators (opset_import)")
-    if not 1 <= found <= newest:
-        raise ModelError(f"{path}: expected opset 1 to {newest}, found {found}")
+    if not 1 <= opset <= newest:
+        raise ModelError(f"{path}: expected opset 1 to {newest}, found {opset}")
     if proto.ir_version > onnx.IR_VERSION:
         raise ModelError(f"{path}: expected IR version up to {onnx.IR_VERSION}, found {proto.ir_version}")
     if any(graph.sparse_initializer for graph in all_graphs(proto)):
@@ -202,9 +202,11 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
         _fix_shape(name, inputs[name], shape, numbers)
     for name, kind in options.types.items():
         declared = inputs[name].dtype
-        found = from_numpy(declared.numpy()) if declared is not None else None
-        if found is None or found.name != kind:
-            raise UsageError(f"--shape {name}: the model's input has type {found or declared}, which cannot be {kind}")
+        element_type = from_numpy(declared.numpy()) if declared is not None else None
+        if element_type is None or element_type.name != kind:
+            raise UsageError(
+                f"--shape {name}: the model's input has type {element_type or declared}, which cannot be {kind}"
+            )
     if not numbers and not options.shapes:
         return
     for value in _values(model):

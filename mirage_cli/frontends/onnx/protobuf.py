@@ -46,11 +46,11 @@ def read_bytes(path: str) -> bytes:
 
 
 def _all_of(file: BinaryIO) -> bytes:
-    """What a stream holds, at most a little more than `MAX_BYTES`: some have no end."""
-    found = bytearray()
-    while len(found) <= MAX_BYTES and (more := file.read(CHUNK)):
-        found += more
-    return bytes(found)
+    """The content of a stream, at most a little more than `MAX_BYTES`: some have no end."""
+    content = bytearray()
+    while len(content) <= MAX_BYTES and (more := file.read(CHUNK)):
+        content += more
+    return bytes(content)
 
 
 def parse(data: bytes, path: str) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""What onnxruntime loads although the checker of `onnx` refuses it, brought into the checker's form.
+"""Models that onnxruntime loads although the checker of `onnx` refuses them, brought into the checker's form.
 
 These edits are made on the reader's copy of a model:
 
@@ -52,10 +52,10 @@ def hide(small: onnx.ModelProto, opset: int) -> None:
     """The edits of a skeleton, in place."""
     added = {n for n in _ADDED if not onnx.defs.has(n, opset) or onnx.defs.get_schema(n, opset).deprecated}
     for part in (small, *small.functions):
-        found = [n for n in _nodes(part) if n.domain == "" and n.op_type in added]
-        for node in found:
+        hidden = [n for n in _nodes(part) if n.domain == "" and n.op_type in added]
+        for node in hidden:
             node.domain = _ELSEWHERE
-        if found:
+        if hidden:
             part.opset_import.add(domain=_ELSEWHERE, version=1)
     for value in small.graph.output:
         if value.type.WhichOneof("value") is None:
@@ -91,8 +91,8 @@ def _import_all(part: _Imports) -> None:
 # --- 3: order ---------------------------------------------------------------------------------------------------------
 def _sort(graph: onnx.GraphProto) -> None:
     """Put the nodes into the first order of computation, counted by where they stand; where there is none they stay."""
-    made = {name: k for k, node in enumerate(graph.node) for name in node.output if name}
-    needs = [{made[n] for n in _read(node) if n in made} for node in graph.node]
+    maker_of = {name: k for k, node in enumerate(graph.node) for name in node.output if name}
+    needs = [{maker_of[n] for n in _read(node) if n in maker_of} for node in graph.node]
     if all(max(need, default=-1) < k for k, need in enumerate(needs)):
         return
     order = topological(needs)
@@ -112,7 +112,7 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
 
 # --- 4: what has no type or no name -----------------------------------------------------------------------------------
 def holds_maps(kind: onnx.TypeProto) -> bool:
-    """Whether a type is a map, or a sequence or an optional value of one."""
+    """True if a type is a map, or a sequence or an optional value of one."""
     inner = kind.WhichOneof("value")
     while inner in ("sequence_type", "optional_type"):
         kind = getattr(kind, inner).elem_type

@@ -145,7 +145,8 @@ class _Walk:
             self.values[name] = self.graph.input(name, tensor.dims, tensor.dtype)
 
     def declared(self, value: ir.Value, prefix: str) -> Tensor | str:
-        """What the model says of a tensor, unnamed dimensions as symbols; or why the graph cannot hold it."""
+        """The type and shape that the model declares of a tensor, unnamed dimensions as symbols; or why the graph
+        cannot hold it."""
         if not isinstance(value.type, ir.TensorType):
             return "has no known element type" if value.type is None else "is no tensor"
         dtype = ELEMENT_TYPES.get(value.type.dtype)
@@ -240,15 +241,15 @@ class _Walk:
 
     def learn(self, a: Extent, b: Extent) -> None:
         """Two extents are equal in every run that does not fail: a window is full."""
-        found = sizes.full(sizes.from_extent(a), sizes.from_extent(b))
-        if found is not None:
-            self.learnt[found[0]] = max(found[1], self.learnt.get(found[0], 0))
+        bound = sizes.full(sizes.from_extent(a), sizes.from_extent(b))
+        if bound is not None:
+            self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
 
     def need(self, extent: Extent, size: int) -> None:
         """A dimension has so many positions in every run that does not fail. That it has one says nothing."""
-        found = sizes.reached(sizes.from_extent(extent), size) if size > 1 else None
-        if found is not None:
-            self.learnt[found[0]] = max(found[1], self.learnt.get(found[0], 0))
+        bound = sizes.reached(sizes.from_extent(extent), size) if size > 1 else None
+        if bound is not None:
+            self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
 
     def complete(self, output: ir.Value, v: int) -> None:
         """Give a tensor of the model the type and dimensions that were read where it has none: inference does not know
@@ -295,15 +296,15 @@ class _Walk:
     def corrected(self, node: ir.Node, output: ir.Value, v: int) -> bool:
         """Give an output of the model the dimensions that it was read with, where inference finds them too: runtimes only
         warn of others that are declared."""
-        found = self.inferred(node).get(output.name or "") if output.is_graph_output() else None
-        shape = None if found is None else ir.serde.deserialize_type_proto_for_shape(found)
+        inferred = self.inferred(node).get(output.name or "") if output.is_graph_output() else None
+        shape = None if inferred is None else ir.serde.deserialize_type_proto_for_shape(inferred)
         if shape is None or not _agree(shape, self.graph.dims(v)):
             return False
         output.shape = shape
         return True
 
     def known_outputs(self, node: ir.Node) -> list[Known] | None:
-        """What is known of the integers that the node computes."""
+        """The integers that the node computes, as far as they are known."""
         if node.domain not in ("", "ai.onnx") or (self.model.opset_imports.get("") or 1) < OLDEST_OPSET:
             return None
         if node.op_type in _SHAPE_OPERATORS:
@@ -327,18 +328,18 @@ class _Walk:
                 return None
             else:
                 dims = declared.dims
-        found = [sizes.from_extent(e) for e in dims]
+        counts = [sizes.from_extent(e) for e in dims]
         if node.op_type == "Size":
             total: Size = 1
             try:
-                for size in found:
+                for size in counts:
                     total = total * size
             except sizes.TooLarge:
                 return None
             return [shape_values.array(total)]
         start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-        end = node.attributes["end"].as_int() if "end" in node.attributes else len(found)
-        return [shape_values.array(found[start:end])]
+        end = node.attributes["end"].as_int() if "end" in node.attributes else len(counts)
+        return [shape_values.array(counts[start:end])]
 
     # --- what is not read ---------------------------------------------------------------------------------------------
     def opaque(self, node: ir.Node, reason: str) -> None:
@@ -371,7 +372,7 @@ class _Walk:
             self.values[name] = self.graph.opaque(label, inputs, tensor, i)
 
     def nameless(self, dim: int | ir.SymbolicDim) -> bool:
-        """Whether a dimension has no name, or one of which nothing was heard so far: exporters make up names."""
+        """True if a dimension has no name, or one of which nothing was heard so far: exporters make up names."""
         if isinstance(dim, int):
             return False
         for tensor in self.graph.tensors[self.heard :]:
@@ -381,12 +382,12 @@ class _Walk:
 
     def infer(self, node: ir.Node) -> None:
         """Infer the types of a node's outputs from the dimensions that were read; the model's inference stopped earlier."""
-        found = self.inferred(node)
+        types = self.inferred(node)
         for output in node.outputs:
-            if output.name not in found:
+            if output.name not in types:
                 continue
-            output.type = output.type or ir.serde.deserialize_type_proto_for_type(found[output.name])
-            inferred = ir.serde.deserialize_type_proto_for_shape(found[output.name])
+            output.type = output.type or ir.serde.deserialize_type_proto_for_type(types[output.name])
+            inferred = ir.serde.deserialize_type_proto_for_shape(types[output.name])
             if output.shape is None or inferred is None or len(inferred) != len(output.shape):
                 output.shape = output.shape or inferred
                 continue
@@ -399,7 +400,7 @@ class _Walk:
             )
 
     def inferred(self, node: ir.Node) -> dict[str, onnx.TypeProto]:
-        """What inference says of a node's outputs from the dimensions that were read, by name."""
+        """The types that inference finds of a node's outputs from the dimensions that were read, by name."""
         version = self.model.opset_imports.get(node.domain)
         if version is None or not onnx.defs.has(node.op_type, version, node.domain):
             return {}
@@ -421,14 +422,14 @@ class _Walk:
             proto = ir.serde.serialize_node(node)
             if not fragile.may_infer(proto, types):
                 return {}
-            found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
-            return {name: kind for name, kind in found.items() if not tolerated.holds_maps(kind)}
+            inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
+            return {name: kind for name, kind in inferred.items() if not tolerated.holds_maps(kind)}
         except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
             return {}
 
 
 def _agree(declared: ir.Shape, dims: Dims) -> bool:
-    """Whether numbers that are declared are those of the dimensions."""
+    """True if numbers that are declared are those of the dimensions."""
     if len(declared) != len(dims):
         return False
     return not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(declared, dims, strict=True))

@@ -108,7 +108,7 @@ def _check_end(path: str, file: BinaryIO, count: int) -> None:
 
 
 def is_code(name: str) -> bool:
-    """Whether an entry of this name is code."""
+    """True if an entry of this name is code."""
     return name.lower().endswith(".py")
 
 
@@ -116,9 +116,9 @@ def check_code(path: str, files: Iterable[tuple[str, bytes]]) -> None:
     """Raise ModelError for code that reads or writes files: a model has no business with them."""
     for name, content in files:
         text = content.decode("utf-8")
-        found = _FILES.search(text) or _LOOKUP.search(text)
-        if found is not None:
-            raise ModelError(f"{path}: {name} says {found[0]!r}, with which it could read or write files: not opened")
+        call = _FILES.search(text) or _LOOKUP.search(text)
+        if call is not None:
+            raise ModelError(f"{path}: {name} says {call[0]!r}, with which it could read or write files: not opened")
 
 
 def _hint() -> str:

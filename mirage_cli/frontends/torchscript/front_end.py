@@ -70,10 +70,10 @@ class Place:
         return self._asked("call", function, *args)
 
     def _asked(self, method: str, *args: Any) -> Any:
-        found = self._resident.call(method, args, self._seconds)
-        if isinstance(found, isolation.Lost):
-            raise found.raised()
-        return found
+        answer = self._resident.call(method, args, self._seconds)
+        if isinstance(answer, isolation.Lost):
+            raise answer.raised()
+        return answer
 
 
 class Reading:
@@ -147,8 +147,8 @@ def _seen(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str, 
         with warnings.catch_warnings(), silent(), torch.no_grad():
             warnings.simplefilter("ignore")
             module(*inputs.values())
-            found: dict[int, Any] = marked.run(torch, list(inputs.values()))
-            return found
+            values: dict[int, Any] = marked.run(torch, list(inputs.values()))
+            return values
     except Exception as error:  # torch raises whatever its operators do
         raise ModelError(
             f"{path}: the module does not run for inputs {given}: {first_lines(error)}",

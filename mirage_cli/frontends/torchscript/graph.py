@@ -36,12 +36,12 @@ def example_inputs(
     64-bit integers for what indexes a table, else the type of the module's parameters."""
     floats = [p.dtype for p in module.parameters() if p.dtype.is_floating_point]
     indices = _index_inputs(module.inlined_graph)
-    found = {}
+    tensors = {}
     for name in (a.name for a in module.forward.schema.arguments[1:] if a.name in shapes):
         usual = torch.int64 if name in indices else floats[0] if floats else torch.float32
         dtype = getattr(torch, types[name]) if name in types else usual
-        found[name] = torch.full(tuple(shapes[name]), 0 if not dtype.is_floating_point else 0.5, dtype=dtype)
-    return found
+        tensors[name] = torch.full(tuple(shapes[name]), 0 if not dtype.is_floating_point else 0.5, dtype=dtype)
+    return tensors
 
 
 def described(tensor: Any) -> str:
@@ -53,7 +53,7 @@ def _index_inputs(graph: Any) -> set[str]:
     """The names of the inputs that index a table, through views."""
     origin = {v.unique(): v.debugName().partition(".")[0] for v in graph.inputs()}
     lists: dict[int, list[str]] = {}
-    found: set[str] = set()
+    inputs: set[str] = set()
     for node in nodes(graph):
         kind, read = node.kind(), [v.unique() for v in node.inputs()]
         if kind in _VIEWS and read[0] in origin:
@@ -61,10 +61,10 @@ def _index_inputs(graph: Any) -> set[str]:
         elif kind == "prim::ListConstruct":
             lists[node.output().unique()] = [origin[v] for v in read if v in origin]
         elif kind in _INDICES and read[_INDICES[kind]] in origin:
-            found.add(origin[read[_INDICES[kind]]])
+            inputs.add(origin[read[_INDICES[kind]]])
         elif kind == "aten::index":
-            found.update(lists.get(read[1], ()))
-    return found
+            inputs.update(lists.get(read[1], ()))
+    return inputs
 
 
 def nodes(block: Any) -> Iterator[Any]:
@@ -140,22 +140,22 @@ class Marked:
 
 
 def _mutates(kind: str) -> bool:
-    """Whether an operator changes one of its operands, by PyTorch's rule for names."""
+    """True if an operator changes one of its operands, by PyTorch's rule for names."""
     return (kind.endswith("_") and not kind.endswith("__")) or kind in ("aten::append", "aten::_set_item")
 
 
 def take_marks(proto: onnx.ModelProto) -> dict[int, tuple[str, ...]]:
     """Remove the marks from an exported model; the names under which it has each marked tensor."""
     outputs = [output.name for output in proto.graph.output]
-    found: dict[int, str] = {}
-    same = _unmark(proto.graph, {}, found)
+    name_of: dict[int, str] = {}
+    same = _unmark(proto.graph, {}, name_of)
     for k in reversed(range(len(proto.opset_import))):
         if proto.opset_import[k].domain == DOMAIN:
             del proto.opset_import[k]
-    return {k: (name, *(o for o in outputs if same.get(o) == name)) for k, name in found.items()}
+    return {k: (name, *(o for o in outputs if same.get(o) == name)) for k, name in name_of.items()}
 
 
-def _unmark(graph: onnx.GraphProto, outer: Mapping[str, str], found: dict[int, str]) -> dict[str, str]:
+def _unmark(graph: onnx.GraphProto, outer: Mapping[str, str], name_of: dict[int, str]) -> dict[str, str]:
     """Take the marks out of a graph and those within it; what each stood for, with those of `outer` around it."""
     same = dict(outer)
     kept = []
@@ -163,12 +163,12 @@ def _unmark(graph: onnx.GraphProto, outer: Mapping[str, str], found: dict[int, s
         if node.domain == DOMAIN and node.op_type == ONNX_MARK:
             marked = same.get(node.input[0], node.input[0])
             same[node.output[0]] = marked
-            found[node.attribute[0].i] = marked
+            name_of[node.attribute[0].i] = marked
             continue
         node.input[:] = [same.get(name, name) for name in node.input]
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                _unmark(attribute.g, same, found)
+                _unmark(attribute.g, same, name_of)
         kept.append(node)
     for name in sorted({output.name for output in graph.output} & same.keys()):  # an output keeps its name
         kept.append(onnx.helper.make_node("Identity", [same[name]], [name], name=f"{name}/output"))

@@ -33,7 +33,7 @@ TYPES = {
 
 
 def is_script(path: PurePath | str) -> bool:
-    """Whether a file of this name is read as a TorchScript module, which is a program."""
+    """True if a file of this name is read as a TorchScript module, which is a program."""
     return PurePath(path).suffix.lower() in SUFFIXES
 
 
@@ -87,8 +87,8 @@ def to_array(torch: Any, tensor: Any) -> NDArray[Any]:
     """The elements of a tensor."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
-        found: NDArray[Any] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return found
+        bits: NDArray[Any] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return bits
     return np.asarray(tensor.numpy())
 
 
@@ -100,5 +100,5 @@ def flattened(result: Any) -> list[Any]:
 
 
 def first_lines(error: BaseException, count: int = 6) -> str:
-    """What an error of torch says, without its traceback through C++."""
+    """The first lines of an error of torch, without its traceback through C++."""
     return "; ".join(line.strip() for line in str(error).splitlines()[:count] if line.strip()) or type(error).__name__

@@ -38,9 +38,9 @@ def more_operators(torch: Any, seen: Mapping[int, Any]) -> Iterator[None]:
 def _mark(torch: Any, seen: Mapping[int, Any], g: Any, x: Any, index: Any) -> Any:
     number = int(_constant(torch, index, "i"))
     kind = torch._C.TensorType.create_from_tensor(seen[number]) if number in seen else x.type()
-    made = g.op(f"{DOMAIN}::{ONNX_MARK}", x, index_i=number)
-    made.setType(kind)
-    return made
+    marked = g.op(f"{DOMAIN}::{ONNX_MARK}", x, index_i=number)
+    marked.setType(kind)
+    return marked
 
 
 def _diff(torch: Any, g: Any, x: Any, n: Any, dim: Any, prepend: Any = None, append: Any = None) -> Any:
@@ -136,10 +136,10 @@ def _dtype(torch: Any, value: Any) -> Any:
 
 def _rank(torch: Any, value: Any) -> int:
     """The number of dimensions of a tensor. Raises ValueError where the exporter does not know it."""
-    found = torch.onnx.symbolic_helper._get_tensor_rank(value)
-    if found is None:
+    rank = torch.onnx.symbolic_helper._get_tensor_rank(value)
+    if rank is None:
         raise ValueError(f"the number of dimensions of {value.debugName()} is not known")
-    return int(found)
+    return int(rank)
 
 
 def _size(torch: Any, g: Any, value: Any, axis: int) -> Any:

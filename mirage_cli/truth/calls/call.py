@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may take: until when, multiply-adds of one operator, elements of one value; 0 is no limit."""
+    """Limits of a run: until when, multiply-adds of one operator, elements of one value; 0 is no limit."""
 
     until: float = 0.0
     work: float = 0.0
@@ -62,7 +62,7 @@ class Call:
     evaluate: Callable[[str, Sequence[Value]], list[Value]]
 
     def given(self, index: int) -> bool:
-        """Whether an input is there."""
+        """True if an input is there."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def value(self, index: int) -> Value:
@@ -71,17 +71,17 @@ class Call:
 
     def tensor(self, index: int) -> Tensor:
         """An input that has to be a tensor."""
-        found = self.value(index)
-        if not isinstance(found, Tensor):
-            raise Refused(f"input {index} is not a tensor" if found is not None else f"input {index} is missing")
-        return found
+        value = self.value(index)
+        if not isinstance(value, Tensor):
+            raise Refused(f"input {index} is not a tensor" if value is not None else f"input {index} is missing")
+        return value
 
     def series(self, index: int) -> Series:
         """An input that has to be a sequence."""
-        found = self.value(index)
-        if not isinstance(found, Series):
+        value = self.value(index)
+        if not isinstance(value, Series):
             raise Refused(f"input {index} is not a sequence")
-        return found
+        return value
 
     def array(self, index: int) -> Array:
         """The numbers of an input."""
@@ -111,11 +111,11 @@ class Call:
         return Tensor(np.asarray(data), self.tensor(index).type)
 
     def wants(self, output: int) -> bool:
-        """Whether an output has a name."""
+        """True if an output has a name."""
         return output < len(self.node.output) and bool(self.node.output[output])
 
     def has(self, name: str) -> bool:
-        """Whether an attribute is set."""
+        """True if an attribute is set."""
         return name in self.attributes
 
     def integer(self, name: str, default: int | None = None) -> int:

@@ -156,10 +156,10 @@ def type_of(array: Array) -> int:
     """The ONNX element type of an array's own type; Refused where there is none."""
     if array.dtype.kind in "US":
         return int(TensorProto.STRING)
-    found = NATIVE.get(array.dtype.name, FOREIGN.get(array.dtype.name))
-    if found is None:
+    code = NATIVE.get(array.dtype.name, FOREIGN.get(array.dtype.name))
+    if code is None:
         raise Refused(f"no ONNX element type for numpy's {array.dtype}")
-    return int(found)
+    return int(code)
 
 
 def type_name(kind: int) -> str:
@@ -257,7 +257,7 @@ def power_of_two(data: Array, saturate: bool = True, mode: str = "nearest") -> A
 
 
 def finer(source: int, target: int) -> bool:
-    """Whether some number of float type `source` is not one of `target`."""
+    """True if some number of float type `source` is not one of `target`."""
     if target in (TensorProto.DOUBLE, source):
         return False
     if source == TensorProto.DOUBLE or TensorProto.FLOAT8E8M0 in (source, target):

@@ -92,7 +92,8 @@ def _attention(call: Call) -> Sequence[Value]:
 
 
 def _bias(call: Call, queries: int, keys: int) -> Array:
-    """What ONNX's Attention adds to its scores: mask, causal frontier, window, the end of the keys that count."""
+    """The bias that ONNX's Attention adds to its scores: mask, causal frontier, window, the end of the keys that
+    count."""
     bias = np.zeros((queries, keys))
     if call.given(3):
         mask = additive(call.array(3))
@@ -156,15 +157,15 @@ def _linear_attention(call: Call) -> Sequence[Value]:
     state = np.zeros((q.shape[0], count, k.shape[-1], v.shape[-1])) if past is None else past
     call.limits.check_work(float(math.prod(q.shape)) * v.shape[-1] * 3)
     rows = []
-    for t in range(q.shape[2]):
+    for position in range(q.shape[2]):
         call.limits.check_time()
-        key, value = k[:, :, t], v[:, :, t]
+        key, value = k[:, :, position], v[:, :, position]
         if decay is not None:
-            state = state * np.exp(heads(decay, count)[:, :, t])[..., None]
+            state = state * np.exp(heads(decay, count)[:, :, position])[..., None]
         if rule.endswith("delta") and beta is not None:
-            found = np.einsum("bhdm,bhd->bhm", state, key)
-            value = heads(beta, beta.shape[-1])[:, :, t] * (value - found)
+            retrieved = np.einsum("bhdm,bhd->bhm", state, key)
+            value = heads(beta, beta.shape[-1])[:, :, position] * (value - retrieved)
         state = state + key[..., :, None] * value[..., None, :]
-        rows.append(scale * np.einsum("bhd,bhdm->bhm", q[:, :, t], shared(state, q.shape[1])))
+        rows.append(scale * np.einsum("bhd,bhdm->bhm", q[:, :, position], shared(state, q.shape[1])))
     y = np.stack(rows, 2) if rows else np.zeros((*q.shape[:3], v.shape[-1]))
     return [call.like(joined(y)), Tensor(state, call.tensor(3 if past is not None else 0).type)]

@@ -21,7 +21,7 @@ def _scale(call: Call, size: int) -> float:
 
 
 def _mask(mask: Array | None, batch: int, queries: int, keys: int, masked: float) -> Array:
-    """What a mask of any of its layouts adds to scores: `masked` where keys do not count."""
+    """The bias that a mask of any of its layouts adds to scores: `masked` where keys do not count."""
     if mask is None:
         return np.zeros((1, 1, 1, keys))
     place = np.arange(keys)
@@ -179,7 +179,8 @@ def _turned(call: Call, q: Array, k: Array, before: Array) -> tuple[Array, Array
 
 
 def _present(past: Array, new: Array, before: Array, room: int) -> Array:
-    """What counts of the past with new keys or values behind it, in a buffer of a length that is zero behind them."""
+    """The past, as far as it counts, with new keys or values behind it, in a buffer of a length that is zero behind
+    them."""
     present = np.zeros((past.shape[0], past.shape[1], room, past.shape[3]))
     for i, start in enumerate(before):
         count = min(new.shape[2], room - start)

@@ -31,7 +31,7 @@ class Window:
     over: tuple[int, ...]
 
     def spans(self) -> tuple[int, ...]:
-        """How far a window reaches along each axis."""
+        """The number of elements that a window spans along each axis."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.sizes, self.dilations, strict=True))
 
 
@@ -60,7 +60,7 @@ def window(call: Call, lengths: Sequence[int], sizes: Sequence[int]) -> Window:
 
 
 def windows(call: Call, x: Array, w: Window, fill: Any) -> Array:
-    """What each window sees: (batch, channels, places..., sizes...)."""
+    """The elements in each window: (batch, channels, places..., sizes...)."""
     grown = [(0, 0), (0, 0), *((b, e + o) for b, e, o in zip(w.begins, w.ends, w.over, strict=True))]
     cuts = tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, grown, strict=True))
     y = np.pad(x[cuts], [(max(a, 0), max(b, 0)) for a, b in grown], constant_values=fill)
@@ -71,9 +71,9 @@ def windows(call: Call, x: Array, w: Window, fill: Any) -> Array:
     seen = sliding_window_view(y, spans, axis=axes)
     places = tuple(slice(None, None, s) for s in w.strides)
     inside = tuple(slice(None, None, d) for d in w.dilations)
-    found: Array = seen[(slice(None), slice(None), *places, *inside)]
-    call.limits.check_shape(found.shape[: x.ndim])
-    return found
+    elements: Array = seen[(slice(None), slice(None), *places, *inside)]
+    call.limits.check_shape(elements.shape[: x.ndim])
+    return elements
 
 
 def convolution(call: Call, x: Array, kernel: Array) -> Array:
@@ -87,11 +87,11 @@ def convolution(call: Call, x: Array, kernel: Array) -> Array:
     if batch * filters * math.prod(places) == 0:
         return np.zeros((batch, filters, *places), x.dtype)
     parts = np.array_split(np.arange(places[0]), min(places[0], 1 + seen.size // LARGEST_PART))
-    found = []
+    products = []
     for part in parts:
         call.limits.check_time()
-        found.append(_product(seen[:, :, part[0] : part[-1] + 1], kernel, groups))
-    return np.concatenate(found, 2)
+        products.append(_product(seen[:, :, part[0] : part[-1] + 1], kernel, groups))
+    return np.concatenate(products, 2)
 
 
 def _product(seen: Array, kernel: Array, groups: int) -> Array:
@@ -231,7 +231,7 @@ def _average_pool(call: Call) -> Tensor:
 
 
 def _counted(call: Call, x: Array, w: Window, padding: bool) -> Array:
-    """How many elements each window averages over; what sticks out beyond the padding never counts."""
+    """Number of elements that each window averages over; what sticks out beyond the padding never counts."""
     ones = np.ones((1, 1, *x.shape[2:]))
     if padding:
         grown = [(0, 0), (0, 0), *zip(w.begins, w.ends, strict=True)]

@@ -70,16 +70,16 @@ def _functions(call: Call, defaults: Sequence[str], directions: int) -> list[tup
     """The activation functions of each direction."""
     names = [name.lower() for name in (call.texts("activations") or list(defaults) * directions)]
     alphas, betas = list(call.numbers("activation_alpha") or []), list(call.numbers("activation_beta") or [])
-    found = []
+    functions = []
     for name in names:
         alpha, beta = (float(np.float32(v)) for v in DEFAULTS.get(name, (0.0, 0.0)))
         if name in TAKE_ALPHA and alphas:
             alpha = alphas.pop(0)
         if name in TAKE_BETA and betas:
             beta = betas.pop(0)
-        found.append(_function(name, alpha, beta))
+        functions.append(_function(name, alpha, beta))
     count = len(defaults)
-    return [tuple(found[i * count : (i + 1) * count]) for i in range(directions)]
+    return [tuple(functions[i * count : (i + 1) * count]) for i in range(directions)]
 
 
 def _held(x: Array, clip: float) -> Array:

@@ -42,7 +42,8 @@ def _tensor(value: Value) -> Tensor:
 
 
 def _stacked(kept: Sequence[Tensor], axis: int, call: Call, output: int) -> Tensor:
-    """What turns gave, stacked along an axis; without a turn the shape is what the body declares for its output."""
+    """The results of all turns, stacked along an axis; without a turn the shape is what the body declares for its
+    output."""
     if kept:
         return Tensor(np.stack([item.data for item in kept], axis), kept[0].type)
     declared = call.attributes["body"].g.output[output].type.tensor_type
@@ -64,7 +65,7 @@ def _scan(call: Call) -> Sequence[Value]:
     back = call.integers("scan_input_directions") or [0] * scanned
     out_axes = call.integers("scan_output_axes") or [0] * outputs
     out_back = call.integers("scan_output_directions") or [0] * outputs
-    pieces = [_pieces(x, axis, bool(b)) for x, axis, b in zip(inputs, axes, back, strict=True)]
+    pieces = [_scan_slices(x, axis, bool(b)) for x, axis, b in zip(inputs, axes, back, strict=True)]
     state, collected = _scanned(call, state, pieces, outputs)
     results = []
     for i, (kept, axis, turned) in enumerate(zip(collected, out_axes, out_back, strict=True)):
@@ -72,8 +73,8 @@ def _scan(call: Call) -> Sequence[Value]:
     return [*state, *results]
 
 
-def _pieces(x: Tensor, axis: int, back: bool) -> list[Tensor]:
-    """What a scan reads turn by turn."""
+def _scan_slices(x: Tensor, axis: int, back: bool) -> list[Tensor]:
+    """The slices that a scan reads, turn by turn."""
     moved = np.moveaxis(x.data, at_axis(axis, x.data.ndim), 0)
     return [Tensor(np.asarray(piece), x.type) for piece in (moved[::-1] if back else moved)]
 
@@ -105,10 +106,10 @@ def _scan_batches(call: Call) -> Sequence[Value]:
     for batch, length in enumerate(lengths):
         state = [Tensor(x.data[batch], x.type) for x in first]
         cut = [Tensor(x.data[batch][:length], x.type) for x in inputs]
-        pieces = [_pieces(x, 0, bool(b)) for x, b in zip(cut, back, strict=True)]
+        pieces = [_scan_slices(x, 0, bool(b)) for x, b in zip(cut, back, strict=True)]
         last, collected = _scanned(call, state, pieces, outputs)
-        made = [_stacked(kept, 0, call, len(first) + i) for i, kept in enumerate(collected)]
-        results.append([*last, *(_filled(x, longest) for x in made)])
+        stacked = [_stacked(kept, 0, call, len(first) + i) for i, kept in enumerate(collected)]
+        results.append([*last, *(_filled(x, longest) for x in stacked)])
     return [_stacked(column, 0, call, i) for i, column in enumerate(zip(*results, strict=True))]
 
 

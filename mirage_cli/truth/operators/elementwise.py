@@ -297,8 +297,8 @@ def _variadic(call: Call) -> Tensor:
         "Sum": np.add,
         "Mean": np.add,
     }
-    found = reduce(functions[call.node.op_type], arrays)
-    return call.like(found / len(arrays) if call.node.op_type == "Mean" else found)
+    total = reduce(functions[call.node.op_type], arrays)
+    return call.like(total / len(arrays) if call.node.op_type == "Mean" else total)
 
 
 @meaning("Where")

@@ -119,9 +119,9 @@ def _one_hot(call: Call) -> Tensor:
 @meaning("NonZero")
 def _non_zero(call: Call) -> Tensor:
     x = call.array(0)
-    found = np.nonzero(x if x.ndim else x[None])
+    indices = np.nonzero(x if x.ndim else x[None])
     return plain(
-        np.array(found, np.int64).reshape(len(found), -1) if x.ndim else np.zeros((0, found[0].size), np.int64)
+        np.array(indices, np.int64).reshape(len(indices), -1) if x.ndim else np.zeros((0, indices[0].size), np.int64)
     )
 
 

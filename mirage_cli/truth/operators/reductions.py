@@ -80,11 +80,11 @@ def _arg(call: Call) -> Tensor:
     axis = at_axis(call.integer("axis", 0), x.ndim)
     function = np.argmax if call.node.op_type == "ArgMax" else np.argmin
     if call.integer("select_last_index", 0):
-        found = x.shape[axis] - 1 - function(np.flip(x, axis), axis=axis)
+        indices = x.shape[axis] - 1 - function(np.flip(x, axis), axis=axis)
     else:
-        found = function(x, axis=axis)
-    found = np.asarray(found, np.int64)
-    return plain(np.expand_dims(found, axis) if call.integer("keepdims", 1) else found)
+        indices = function(x, axis=axis)
+    indices = np.asarray(indices, np.int64)
+    return plain(np.expand_dims(indices, axis) if call.integer("keepdims", 1) else indices)
 
 
 def softmax(x: Array, axis: int = -1) -> Array:

@@ -26,8 +26,8 @@ def _by_reference(call: Call) -> Sequence[Value]:
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
     graph = helper.make_graph([node], "one", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", call.version)])
-    found: Any = ReferenceEvaluator(model).run(None, {name: value.data for name, value in given.items()})
-    return [_tensor(np.asarray(value)) for value in found]
+    results: Any = ReferenceEvaluator(model).run(None, {name: value.data for name, value in given.items()})
+    return [_tensor(np.asarray(value)) for value in results]
 
 
 def _tensor(value: np.ndarray[Any, np.dtype[Any]]) -> Tensor:

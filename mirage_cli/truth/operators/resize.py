@@ -29,13 +29,13 @@ class Axis:
 
     @property
     def scale(self) -> float:
-        """How many new steps one old step is."""
+        """Number of new steps that are one old step."""
         return self.wide / self.narrow
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How to interpolate: the attributes of Resize."""
+    """The attributes of Resize that say how to interpolate."""
 
     mode: str
     coordinates: str
@@ -151,10 +151,10 @@ def _along(call: Call, x: Array, place: int, axis: Axis, where: Array, manner: M
     matrix = _matrix(axis, where, manner)
     call.limits.check_work(float(x.size) * axis.after)
     y = np.moveaxis(np.tensordot(x.astype(np.float64), matrix, (place, 1)), -1, place)
-    return y if x.dtype.kind == "f" else _whole(y, x.dtype)
+    return y if x.dtype.kind == "f" else _truncated_to(y, x.dtype)
 
 
-def _whole(y: Array, kind: np.dtype[np.generic]) -> Array:
+def _truncated_to(y: Array, kind: np.dtype[np.generic]) -> Array:
     """Interpolated integers, as C casts them."""
     return np.asarray(np.trunc(y).astype(np.int64).astype(kind))
 
@@ -163,18 +163,18 @@ def _nearest(where: Array, axis: Axis, how: str) -> Array:
     """The old place that stands for each new one."""
     match how:
         case "simple":  # before version 11, as onnxruntime has it
-            found = np.ceil(where) if axis.scale < 1 else np.trunc(where)
+            nearest = np.ceil(where) if axis.scale < 1 else np.trunc(where)
         case "floor":
-            found = np.floor(where)
+            nearest = np.floor(where)
         case "ceil":
-            found = np.ceil(where)
+            nearest = np.ceil(where)
         case "round_prefer_floor":
-            found = np.ceil(where - 0.5)
+            nearest = np.ceil(where - 0.5)
         case "round_prefer_ceil":
-            found = np.floor(where + 0.5)
+            nearest = np.floor(where + 0.5)
         case _:
             raise Refused(f"the nearest by {how!r}")
-    return found.astype(np.int64)
+    return nearest.astype(np.int64)
 
 
 def _matrix(axis: Axis, where: Array, manner: Manner) -> Array:

@@ -83,11 +83,11 @@ def _pixels(x: Array, places: Sequence[Array], borders: Sequence[tuple[float, fl
     indices = []
     for place, (low, high), length in zip(places, borders, x.shape[2:], strict=True):
         inside = inside & (place >= 0) & (place < length)
-        found = _reflected(place, low, high) if padding == "reflection" else place
-        indices.append(np.clip(np.nan_to_num(found), 0, length - 1).astype(np.int64))
+        inside_borders = _reflected(place, low, high) if padding == "reflection" else place
+        indices.append(np.clip(np.nan_to_num(inside_borders), 0, length - 1).astype(np.int64))
     batch = np.arange(x.shape[0]).reshape(-1, *(1,) * (indices[0].ndim - 1))
-    found = np.moveaxis(np.moveaxis(x, 1, -1)[(batch, *indices)], -1, 1)
-    return np.where(inside[:, None], found, 0.0) if padding == "zeros" else found
+    inside_borders = np.moveaxis(np.moveaxis(x, 1, -1)[(batch, *indices)], -1, 1)
+    return np.where(inside[:, None], inside_borders, 0.0) if padding == "zeros" else inside_borders
 
 
 @meaning("AffineGrid")
@@ -200,10 +200,10 @@ def _deform_conv(call: Call) -> Tensor:
                 (np.arange(out[0]) * strides[0] - pads[0] + i * dilations[0])[:, None] + shifts[:, part, i, j, 0],
                 (np.arange(out[1]) * strides[1] - pads[1] + j * dilations[1])[None] + shifts[:, part, i, j, 1],
             ]
-            found = np.zeros((batch, channels // parts, *out))
+            sampled = np.zeros((batch, channels // parts, *out))
             for (a, u), (b, v) in itertools.product(*(_taps(p, "linear") for p in places)):
-                found = found + (u * v)[:, None] * _pixels(x[:, chosen], [a, b], [(0.0, 0.0)] * 2, "zeros")
-            columns[:, chosen, i, j] = found * weights[:, part, i, j][:, None]
+                sampled = sampled + (u * v)[:, None] * _pixels(x[:, chosen], [a, b], [(0.0, 0.0)] * 2, "zeros")
+            columns[:, chosen, i, j] = sampled * weights[:, part, i, j][:, None]
     rows = columns.reshape(batch, groups, -1, math.prod(out))
     y = np.matmul(kernel.reshape(groups, kernel.shape[0] // groups, -1), rows).reshape(batch, kernel.shape[0], *out)
     return call.like(y if bias is None else y + bias.reshape(-1, 1, 1))

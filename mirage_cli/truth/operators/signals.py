@@ -39,10 +39,10 @@ def _dft(call: Call) -> Tensor:
         if np.iscomplexobj(ends) and np.abs(ends.imag).max(initial=0) > _REAL * np.abs(spectrum).max(initial=0):
             raise Refused("what an inverse transform makes of half a spectrum that is none of real numbers")
         return call.like(np.fft.irfft(spectrum, count, axis)[..., None])
-    found = (np.fft.ifft if inverse else np.fft.fft)(_complex(x), length, axis)
+    spectrum_of_all = (np.fft.ifft if inverse else np.fft.fft)(_complex(x), length, axis)
     if half:
-        found = np.take(found, range(found.shape[axis] // 2 + 1), axis)
-    return call.like(_pairs(found))
+        spectrum_of_all = np.take(spectrum_of_all, range(spectrum_of_all.shape[axis] // 2 + 1), axis)
+    return call.like(_pairs(spectrum_of_all))
 
 
 @meaning("STFT")
@@ -57,8 +57,8 @@ def _stft(call: Call) -> Tensor:
     places = np.arange(count)[:, None] * step + np.arange(length)
     call.limits.check_shape([x.shape[0], count, length, 2])
     frames = _complex(x if x.ndim > 2 else x[..., None])[:, places]
-    found = np.fft.fft(frames if window is None else frames * window, axis=-1)
-    return call.like(_pairs(found[..., : length // 2 + 1] if call.integer("onesided", 1) else found))
+    spectrum = np.fft.fft(frames if window is None else frames * window, axis=-1)
+    return call.like(_pairs(spectrum[..., : length // 2 + 1] if call.integer("onesided", 1) else spectrum))
 
 
 @meaning("HannWindow", "HammingWindow", "BlackmanWindow")

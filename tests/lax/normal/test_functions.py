@@ -13,7 +13,7 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical, stabilise
-from mirage_cli.lax.normal.functions import expanded, recognise, recognised, told
+from mirage_cli.lax.normal.functions import described, expanded, recognise, recognised
 from mirage_cli.lax.normal.normalise import normalise
 from tests.lax.programs import recorded
 
@@ -120,7 +120,7 @@ def test_a_clip_in_front_of_a_gelu_stays_in_front_of_it() -> None:
 
 def test_constants_that_stand_for_roots_are_told_and_may_be_off_as_their_type_rounds() -> None:
     found, stands = recognise(normalise(stabilise(program(by_erf))))
-    assert told(stands) == ["0.707106793 in gelu stands for sqrt(1/2)"]
+    assert described(stands) == ["0.707106793 in gelu stands for sqrt(1/2)"]
     written = expanded(found, stands)
     assert "erf" in {n.op for n in written.nodes} and "gelu" not in {n.op for n in written.nodes}
     half = float(np.float16(math.sqrt(2)))

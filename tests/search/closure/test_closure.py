@@ -57,13 +57,13 @@ class Naive:
     def __init__(self, closure: Closure) -> None:
         self.c = closure
         self.e = closure.expressions
-        self.space, self.target, self.exprs = closure.space, closure.target, closure.wanted.exprs
+        self.space, self.target, self.exprs = closure.space, closure.target, closure.pruning.exprs
         self.groups = {(frozenset(t.over), t.dtype is not None) for t in closure.form.terms if isinstance(t, Reduction)}
         self.groups = {(g, any(m for h, m in self.groups if h == g)) for g, _ in self.groups}
 
     def wanted(self, expr: int) -> bool:
         """Whether an expression is a part of an output's."""
-        return any(self.e.is_part(expr, e) for e in self.c.wanted.outputs)
+        return any(self.e.is_part(expr, e) for e in self.c.pruning.outputs)
 
     def small(self, axes: frozenset[str]) -> bool:
         """Whether some value of the program has these axes, or as many, and positions, as the largest."""
@@ -120,7 +120,7 @@ class Naive:
             yield phase, axes, (u.array * v.array % P).tobytes(), "mul", both
         if (u.live == v.live or self.c.form.opened) and self.wanted(self.e.add(u.expr, v.expr)):
             yield phase, axes, ((u.array + v.array) % P).tobytes(), "add", both
-        if False in self.c.wanted.guards and self.wanted(self.e.div(u.expr, v.expr)):
+        if False in self.c.pruning.guards and self.wanted(self.e.div(u.expr, v.expr)):
             inverse = self.target.domain.inverse(v.array[None])[0]
             yield phase, axes, (u.array * inverse % P).tobytes(), "div", (u.number, v.number)
 

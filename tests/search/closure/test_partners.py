@@ -1,4 +1,4 @@
-"""Companions: looked up, they are all the pairs that the tests of pairs let through, and few others."""
+"""Partners: looked up, they are all the pairs that the tests of pairs let through, and few others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.closure.closure import Closure
 from mirage_cli.search.closure.form import search_form
 from mirage_cli.search.closure.mapping import mappings
-from mirage_cli.search.closure.partners import Companions
+from mirage_cli.search.closure.partners import Partners
 from tests.search.programs import built, program_of
 
 
@@ -36,10 +36,10 @@ def rotated() -> Program:
 def test_no_pair_is_missed(name: str, opened: bool) -> None:
     form = search_form(program_of(f"{name}_fp32"), opened)
     closure = Closure(form, mappings(form)[0], 3000).run()
-    e, wanted = closure.expressions, closure.wanted
+    e, wanted = closure.expressions, closure.pruning
     seen = [*dict.fromkeys(v.expr for v in closure.values)][:250]
     tags = ["div0" if guard else None for guard in wanted.guards]
-    companions = Companions(e, wanted.outputs, tags)
+    companions = Partners(e, wanted.outputs, tags)
     found = 0
     for count, x in enumerate(seen, 1):
         own = companions.of(x)

@@ -58,7 +58,7 @@ def _range(call: Call) -> int:
     if isinstance(start, Fraction) and isinstance(limit, Fraction) and isinstance(delta, Fraction):
         count: Extent = max(0, math.ceil((limit - start) / delta)) if delta else 0
     elif delta == 1 and isinstance(start, (int, Fraction, sizes.Poly)):
-        count = _extent(_whole(limit) - _whole(start))
+        count = _extent(_integer_bound(limit) - _integer_bound(start))
     else:
         raise Refused(f"a range from {start} to {limit} by {delta}")
     steps = compose.scale(call.graph, call.graph.iota(count, 0, 1, dtype), delta if isinstance(delta, Fraction) else 1)
@@ -79,7 +79,7 @@ def _scalar(call: Call, i: int) -> Fraction | Size:
     return value
 
 
-def _whole(value: Fraction | Size) -> Size:
+def _integer_bound(value: Fraction | Size) -> Size:
     if not isinstance(value, Fraction):
         return value
     if value.denominator != 1:

@@ -15,10 +15,10 @@ from mirage_cli.lax.ir.graph import Dims, Graph
 _UNKNOWN = "its indices are not known when the model is read"
 
 
-def _known(found: list[Walk | None]) -> list[Walk]:
+def _known(given: list[Walk | None]) -> list[Walk]:
     """All of the walks. Raises Refused when one is not known."""
-    known = [w for w in found if w is not None]
-    if len(known) != len(found):
+    known = [w for w in given if w is not None]
+    if len(known) != len(given):
         raise Refused(_UNKNOWN)
     return known
 
@@ -35,7 +35,7 @@ def _gather_nd(call: Call) -> int:
 
 
 def _count(call: Call) -> int:
-    """How many dimensions are indexed."""
+    """Number of dimensions that are indexed."""
     count = call.dims(1)[-1]
     if not isinstance(count, int):
         raise Refused(f"{count} indices for each element")
@@ -90,15 +90,15 @@ def _scatter_nd(call: Call) -> int:
     if len(call.dims(1)) != 2 or _count(call) != 1:
         raise Refused("updates along several dimensions")
     (taken,) = _known(walks(call, 1))
-    return _placed(g, x, updates, taken)
+    return _scattered(g, x, updates, taken)
 
 
-def _placed(g: Graph, x: int, updates: int, taken: Walk) -> int:
+def _scattered(g: Graph, x: int, updates: int, taken: Walk) -> int:
     """`x` with `updates` at the positions of its first dimension that are taken."""
     extent, count = g.dims(x)[0], g.dims(updates)[0]
     if (taken, count) == (Walk(0, 0, 1), extent):
         return updates
-    runs = _runs(_places(taken, count, extent))
+    runs = _contiguous_runs(_places(taken, count, extent))
     if len(runs) > MAX_RUNS:
         raise Refused(f"its indices make {len(runs)} runs, more than {MAX_RUNS}")
     parts, end = list[int](), 0
@@ -123,7 +123,7 @@ def _places(taken: Walk, count: Extent, extent: Extent) -> dict[int, int]:
     return places
 
 
-def _runs(places: dict[int, int]) -> list[tuple[int, int, int]]:
+def _contiguous_runs(places: dict[int, int]) -> list[tuple[int, int, int]]:
     """Neighbouring positions whose updates are neighbours too, as (position, update, length)."""
     runs: list[tuple[int, int, int]] = []
     for place, update in sorted(places.items()):

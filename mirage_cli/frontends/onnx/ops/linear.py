@@ -158,13 +158,13 @@ def _windows(g: Graph, x: int, dim: int, size: int, stride: int) -> int:
 def _over_windows(g: Graph, x: int, w: int, groups: int) -> int:
     """The contraction of [batch, channels, (windows, elements) for each dimension] with a kernel. Raises Refused."""
     batch, channels, *windows = g.dims(x)
-    made, own, *kernel = g.dims(w)
-    shares = [ex.quotient(n, groups) for n in (channels, made)]
+    features, own, *kernel = g.dims(w)
+    shares = [ex.quotient(n, groups) for n in (channels, features)]
     if shares[0] is None or shares[1] is None:
-        raise Refused(f"{channels} and {made} channels do not divide into {groups} groups")
+        raise Refused(f"{channels} and {features} channels do not divide into {groups} groups")
     x = g.reshape(x, [batch, groups, shares[0], *windows])
     w = g.reshape(w, [groups, shares[1], own, *kernel])
     n, group, c, m = range(4)
     places = [4 + i for i in range(len(windows))]
     y = g.contract(x, w, [n, group, c, *places], [group, m, c, *places[1::2]], [n, group, m, *places[::2]])
-    return g.reshape(y, [batch, made, *windows[::2]])
+    return g.reshape(y, [batch, features, *windows[::2]])

@@ -32,14 +32,14 @@ class Walk:
 
 
 def walk(call: Call, i: int) -> Walk | None:
-    """What input `i` walks; None where that is not known."""
+    """The walk that input `i` is; None where that is not known."""
     numbers = _stored(call, i)
     return walk_of(call.graph, call.arg(i)) if numbers is None else of_numbers(numbers)
 
 
 def walks(call: Call, i: int) -> list[Walk | None]:
-    """What each of the tensors walks that lie one after the other along the last dimension of input `i`; one None where they
-    are not known apart.
+    """The walks of the tensors that lie one after the other along the last dimension of input `i`; one None where
+    they are not known apart.
 
     Raises Refused when there is no such input or its last extent is symbolic.
     """
@@ -66,7 +66,7 @@ def _stored(call: Call, i: int) -> NDArray[np.int64] | None:
 
 
 def of_numbers(numbers: NDArray[np.int64]) -> Walk | None:
-    """What an array of numbers walks."""
+    """The walk that an array of numbers is; None where it is none."""
     if numbers.size == 0:
         return None
     start = int(numbers.flat[0])
@@ -81,7 +81,7 @@ def of_numbers(numbers: NDArray[np.int64]) -> Walk | None:
 
 
 def walk_of(g: Graph, v: int) -> Walk | None:
-    """What a value of a graph walks."""
+    """The walk that a value of a graph is; None where it is none."""
     step, operands = g.steps[v], g.inputs[v]
     if isinstance(step, steps.Fill):
         return Walk(int(step.value)) if isinstance(step.value, Fraction) and step.value.denominator == 1 else None
@@ -131,14 +131,14 @@ def _computed(g: Graph, v: int, op: str) -> Walk | None:
     """Sums with a number and multiples of a walk."""
     if op not in ("add", "sub", "mul"):
         return None
-    rank, found = len(g.dims(v)), list[Walk]()
+    rank, operands = len(g.dims(v)), list[Walk]()
     for operand in g.inputs[v]:
         walk = walk_of(g, operand)
         if walk is None:
             return None
         shifted = None if walk.dim is None else walk.dim + rank - len(g.dims(operand))
-        found.append(replace(walk, dim=shifted))
-    a, b = found
+        operands.append(replace(walk, dim=shifted))
+    a, b = operands
     if op == "sub":
         b, op = Walk(-b.start, b.dim, -b.step), "add"
     if a.dim is None:

@@ -1,4 +1,4 @@
-"""How ONNX operators become primitive steps: one reader for each operator, found by domain and name.
+"""Readers of ONNX operators, which make primitive steps of them: one for each operator, found by domain and name.
 
 A reader gets a `Call` and returns the graph values of the node's outputs. What it cannot express it refuses with a
 reason (`Refused`, or the graph's own `InvalidGraph`); the walk then records the node as opaque.
@@ -29,7 +29,7 @@ Results: TypeAlias = int | Sequence[int | None]  #: one output, or all of them (
 
 
 class Scope(Protocol):
-    """What the walk knows of the model's tensors."""
+    """The walk's knowledge of the model's tensors."""
 
     def value(self, tensor: ir.Value) -> int:
         """The graph value of a tensor. Raises Refused with the reason when there is none."""
@@ -56,7 +56,7 @@ class Call:
 
     # --- operands -----------------------------------------------------------------------------------------------------
     def has(self, i: int) -> bool:
-        """Whether input `i` is there."""
+        """True if input `i` is there."""
         return i < len(self.node.inputs) and self.node.inputs[i] is not None
 
     def tensor(self, i: int) -> ir.Value:
@@ -87,7 +87,7 @@ class Call:
         return self.graph.dtype(self.arg(i))
 
     def wants(self, output: int) -> bool:
-        """Whether output `output` is used or a result of the model."""
+        """True if output `output` is used or a result of the model."""
         if output >= len(self.node.outputs) or not self.node.outputs[output].name:
             return False
         return bool(self.node.outputs[output].uses()) or self.node.outputs[output].is_graph_output()
@@ -165,10 +165,10 @@ def number(size: Size, what: str) -> int:
 
 def element_type(code: int) -> DType:
     """The element type of an ONNX type code. Raises Refused for types that are not read."""
-    found = ELEMENT_TYPES.get(ir.DataType(code))
-    if found is None:
+    dtype = ELEMENT_TYPES.get(ir.DataType(code))
+    if dtype is None:
         raise Refused(f"element type {ir.DataType(code).name.lower()} is not read")
-    return found
+    return dtype
 
 
 #: ONNX element types that the graph has
@@ -191,7 +191,7 @@ ELEMENT_TYPES: dict[ir.DataType, DType] = {
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How one operator is read; `how` is its line in the documentation."""
+    """The reader of one operator; `how` is its line in the documentation."""
 
     read: Callable[[Call], Results]
     how: str

@@ -43,7 +43,7 @@ def array(elements: Any) -> Known:
 
 
 def is_known(known: Known) -> bool:
-    """Whether every element is."""
+    """True if every element is."""
     return not any(isinstance(e, _Unknown) for e in known.ravel())
 
 

@@ -70,10 +70,10 @@ def _extent(size: Size) -> Extent:
 
 
 def _quotient(total: Extent, part: Extent) -> Extent:
-    found = ex.quotient(total, part)
-    if found is None:
+    count = ex.quotient(total, part)
+    if count is None:
         raise Refused(f"{total} elements do not divide by {part}")
-    return found
+    return count
 
 
 @reads("Flatten")
@@ -169,7 +169,7 @@ def _rejoined(g: Graph, values: Sequence[int], axis: int) -> int | None:
 
 
 def _turned_back(g: Graph, v: int) -> int:
-    """What a value is without two transpositions that undo each other."""
+    """The value without two transpositions that undo each other."""
     outer = g.steps[v]
     inner = g.steps[g.inputs[v][0]] if isinstance(outer, Transpose) else outer
     if not isinstance(outer, Transpose) or not isinstance(inner, Transpose):
@@ -260,7 +260,7 @@ def slice_range(
 
 
 def _last(size: Size, end: Size, count: int, least: Mapping[str, int]) -> Extent:
-    """How many of the last `count` positions there are up to the `end` of a dimension. Raises Refused for another end."""
+    """Number of the last `count` positions that are before the `end` of a dimension. Raises Refused for another end."""
     if end != size:
         raise Refused(f"a slice from {-count} up to {end} of a dimension of {size}")
     try:
@@ -330,7 +330,7 @@ def taken(g: Graph, x: int, axis: int, indices: list[int], shape: tuple[int, ...
 
 
 def repeats(indices: Sequence[int]) -> tuple[int, int]:
-    """How often a sequence repeats as a whole, and how often each element of its period follows itself."""
+    """Number of times that a sequence repeats as a whole, and that each element of its period follows itself."""
     n = len(indices)
     period = next((p for p in range(1, n) if n % p == 0 and list(indices[p:]) == list(indices[:-p])), n)
     lengths = [len(list(run)) for _, run in itertools.groupby(indices[:period])]
