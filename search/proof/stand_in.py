@@ -27,6 +27,8 @@ PATIENT = 2e9  #: the same where real extents are asked for
 ENOUGH = 0.25  #: share of it that fewer positions may take
 HOPELESS = 5.0  #: a stand-in above this many times the affordable is not evaluated
 FEW = 8  #: positions of an independent axis that are enough to see one of them overflow
+CHUNK = 16  #: positions of which memory moves as many at once as their number and place are multiples of
+ANY = 1 << 40  #: more positions than an axis has
 WIDE = 64  #: positions that are kept of an axis which blocks hold whole
 
 
@@ -62,6 +64,14 @@ def shortest(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> Po
     sizes = _sizes(program, graph, tiles, symbols, 1)
     sizes |= {a: min(sizes[a], FEW) for a in independent_axes(program, graph)}
     return Point(*resized(program, graph, sizes), symbols, False)
+
+
+def structured(
+    program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int], whole: int
+) -> tuple[Program, KernelGraph]:
+    """A program and kernels with extents of so many (1 or 2) whole tiles and a part, of the same remainders; axes that blocks
+    hold whole keep theirs, and neighbours in memory lie at the same multiples of a chunk."""
+    return resized(program, graph, _sizes(program, graph, tiles, symbols, whole, True))
 
 
 def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> list[dict[str, int]]:
@@ -138,9 +148,14 @@ def _fewer(point: Point, tiles: Sequence[Tiles], most: float, enough: float) -> 
 
 # --- shorter axes ---------------------------------------------------------------------------------------------------------
 def _sizes(
-    program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: Mapping[str, int], whole: int
+    program: Program,
+    graph: KernelGraph,
+    tiles: Sequence[Tiles],
+    symbols: Mapping[str, int],
+    whole: int,
+    faithful: bool = False,
 ) -> dict[str, int]:
-    """The extent of every axis, with so many whole tiles.
+    """The extent of every axis, with so many whole tiles; a `faithful` one has all positions where blocks hold them whole.
 
     Axes that walk a part of a stored run keep theirs, since its place would change, and so do those of dimensions that
     another read cuts up differently or takes one position of; axes that walk one dimension of a tensor in different reads have
@@ -151,7 +166,7 @@ def _sizes(
     fixed: set[str | None] = {
         s.axis
         for p in programs
-        for access in [i.access for i in p.inputs] + [o.access for o in p.outputs]
+        for access in _reads_and_writes(p)
         for s in access
         if s.axis is not None and (s.offset or s.extent != p.extent(s.axis))
     }
@@ -166,7 +181,21 @@ def _sizes(
                 else:
                     joined = group[s.axis] | group[t.axis]
                     group.update(dict.fromkeys(joined, joined))
-    return {a: n if group[a] & fixed else _reduced(group[a], n, graph, tiles, whole) for a, n in extent.items()}
+    inner = {access[-1].axis for p in programs for access in _reads_and_writes(p) if access} if faithful else set()
+
+    def kept(axes: frozenset[str]) -> tuple[int, int]:
+        return ANY if faithful else WIDE, CHUNK if axes & inner else 1
+
+    return {
+        a: n if group[a] & fixed else _reduced(group[a], n, graph, tiles, whole, *kept(group[a]))
+        for a, n in extent.items()
+    }
+
+
+def _reads_and_writes(p: Program) -> list[tuple[Slot, ...]]:
+    """How a program reads its inputs and writes its outputs."""
+    ways = [i.access for i in p.inputs] + [o.access for o in p.outputs]
+    return [tuple(s for s in access if s.extent != 1) for access in ways]
 
 
 def _alike(one: Sequence[Slot], two: Sequence[Slot]) -> tuple[list[tuple[Slot, Slot]], list[Slot]]:
@@ -180,15 +209,17 @@ def _alike(one: Sequence[Slot], two: Sequence[Slot]) -> tuple[list[tuple[Slot, S
     return pairs, [*one[first : len(one) - last], *two[first : len(two) - last]]
 
 
-def _reduced(axes: frozenset[str], extent: int, graph: KernelGraph, tiles: Sequence[Tiles], whole: int) -> int:
+def _reduced(
+    axes: frozenset[str], extent: int, graph: KernelGraph, tiles: Sequence[Tiles], whole: int, wide: int, unit: int
+) -> int:
     """A shorter extent: `whole` tiles (2 or 1) and a part along a grid axis, an iteration more and a part along a loop, the
     part as long as in earnest or, where that is nothing, a whole tile: first, later and last ones differ as they do there."""
-    wanted, steps = 2, {1}
+    wanted, steps = 2, {unit}
     for kernel, tile in zip(graph.kernels, tiles, strict=True):
         for axis in axes & {a.name for a in kernel.program.axes}:
             inner = tile.get("loop", extent) if kernel.block.loop == axis else 0
             step = tile.get(axis, 0) if axis in kernel.block.grid else 0
             blocks = step + 1 if whole == 1 else whole * step
-            wanted = max(wanted, (whole + 1) * inner, blocks if step else 0, 0 if inner or step else WIDE)
+            wanted = max(wanted, (whole + 1) * inner, blocks if step else 0, 0 if inner or step else wide)
             steps |= {inner or 1, step or 1}
     return min(extent, wanted + (extent - wanted) % math.lcm(*steps))
