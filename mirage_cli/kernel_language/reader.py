@@ -8,62 +8,33 @@ with a name behind which another name or a pointer follows declares something.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
 
 from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.tokens import (
+    ASSIGNMENTS,
+    BEHIND,
+    CLOSE,
+    EACH,
+    LITERALS,
+    OPEN,
+    PRECEDENCE,
+    PREFIXES,
+    STORAGE,
+    TYPES,
+    UNROLL,
+    VECTOR_LOOP,
+    WORDS,
+    Tokens,
+    marked,
+)
 
-Item = TypeVar("Item")
-OPEN, CLOSE = "⟨", "⟩"  #: the brackets of static arguments, as long as they are read
-_BRACKETS = (re.compile(r"(?<=\w)<(?!<)"), re.compile(r"(?<![\s>-])>+"))
-_TOKEN = re.compile(
-    r"\s*(?://[^\n]*\s*)*("
-    r"[A-Za-z_]\w*|0[xX][\da-fA-F.]+(?:[pP][+-]?\d+)?\w*|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?\w*|\[\[maybe_unused\]\]|#[^\n]*"
-    r"|::|->|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^<>=!]=|\S|\Z)"
-)
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_UNROLL = re.compile(r"#pragma unroll(?: \d+)?")
 _KERNELS = re.compile(r"__global__|^void (?=kernel\d)", re.MULTILINE)
-_LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"))
-#: how strongly binary operators bind
-PRECEDENCE = {op: k for k, ops in enumerate((*_LEVELS, ("*", "/", "%")), 1) for op in ops}
-PREFIXES = frozenset("-!~&*")
-ASSIGNMENTS = frozenset(("=", "+=", "-=", "*=", "/=", "|=", "^="))
-LITERALS = frozenset(("true", "false", "nullptr", "INFINITY", "NAN"))
-CASTS = frozenset(("static_cast", "reinterpret_cast"))
-VECTOR_LOOP = "MIRAGE_VECTOR_LOOP"
-EACH = frozenset(("MIRAGE_STRIP", "MIRAGE_STRIP_ROWS", "MIRAGE_EACH"))
-STORAGE = frozenset(("constexpr", "static", "extern", "__shared__"))
-#: what stands where neither a name nor a type may
-KEYWORDS = (
-    CASTS
-    | EACH
-    | STORAGE
-    | LITERALS
-    | {VECTOR_LOOP, "for", "if", "else", "return", "break", "using", "typedef", "const", "auto"}
-)
-_BEHIND = frozenset((OPEN, "::", "{", "("))  #: what makes more of a name
-_WORDS = frozenset(("unsigned", "signed", "long", "short", "char", "int"))  #: of which one type may have several
-_INTEGERS = (f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64))
-#: types that are called like functions
-TYPES = _WORDS | {
-    "float",
-    "double",
-    "bool",
-    "half",
-    "bfloat16",
-    "__half",
-    "__nv_bfloat16",
-    "size_t",
-    "offset_t",
-    *_INTEGERS,
-}
 
 
 def read_kernels(source: str) -> dict[str, ir.Kernel]:
     """The kernels of a CUDA or CPU source by name, in its order. Raises ValueError where the text is not of the language, and
     where it has no kernel, or two of a name."""
-    text, found = _marked(source), dict[str, ir.Kernel]()
+    text, found = marked(source), dict[str, ir.Kernel]()
     for start in _KERNELS.finditer(text):
         kernel = _Reader(text, start.start(), _end(text, start.start())).kernel()
         if kernel is None:
@@ -78,18 +49,12 @@ def read_kernels(source: str) -> dict[str, ir.Kernel]:
 
 def read_statements(text: str) -> tuple[ir.Statement, ...]:
     """The statements of a text. Raises ValueError where it is not of the language."""
-    return (reader := _Reader(_marked(text))).whole(lambda: reader.statements(""))
+    return (reader := _Reader(marked(text))).whole(lambda: reader.statements(""))
 
 
 def read_expression(text: str) -> ir.Expression:
     """The expression of a text. Raises ValueError where it is not of the language."""
-    return (reader := _Reader(_marked(text))).whole(reader.expression)
-
-
-def _marked(source: str) -> str:
-    """The text with the brackets of static arguments told from comparisons; every character stays where it is."""
-    opening, closing = _BRACKETS
-    return closing.sub(lambda m: CLOSE * len(m[0]), opening.sub(OPEN, source))
+    return (reader := _Reader(marked(text))).whole(reader.expression)
 
 
 def _end(text: str, start: int) -> int:
@@ -101,73 +66,18 @@ def _end(text: str, start: int) -> int:
     return len(text) if end < 0 else end + 2
 
 
-class _Reader:
-    """Reads tokens from left to right: `at` is the next one; the last one is empty."""
+class _Reader(Tokens):
+    """Reads what the grammar has, by the names that it has there."""
 
-    __slots__ = ("at", "known", "span", "text", "tokens")
-
-    def __init__(self, text: str, start: int = 0, end: int | None = None) -> None:
-        self.text, self.span, self.at = text, (start, len(text) if end is None else end), 0
-        self.tokens: list[str] = _TOKEN.findall(text, *self.span)
-        self.known = {t for t in set(self.tokens) - KEYWORDS if _NAME.match(t)}  #: names of all kinds
-
-    # --- tokens -----------------------------------------------------------------------------------------------------------
-    def refuse(self, expected: str) -> NoReturn:
-        """Raises ValueError at the next token."""
-        for k, match in enumerate(_TOKEN.finditer(self.text, *self.span)):
-            if k == self.at:
-                break
-        line = self.text.count("\n", 0, match.start(1)) + 1
-        found = match[1].replace(OPEN, "<").replace(CLOSE, ">") or "the end"
-        raise ValueError(f"line {line}: expected {expected}, found {found}")
-
-    def take(self, token: str) -> None:
-        """The next token is this one."""
-        if self.tokens[self.at] != token:
-            self.refuse(token.replace(OPEN, "< of static arguments").replace(CLOSE, "> of static arguments"))
-        self.at += 1
-
-    def takes(self, token: str) -> bool:
-        """Whether the next token was this one; it is left where it was not."""
-        if self.tokens[self.at] != token:
-            return False
-        self.at += 1
-        return True
-
-    def names(self, at: int) -> bool:
-        """Whether there is a name at a place."""
-        return self.tokens[at] in self.known
-
-    def name(self) -> str:
-        """A name."""
-        token = self.tokens[self.at]
-        if token not in self.known:
-            self.refuse("a name")
-        self.at += 1
-        return token
-
-    def whole(self, read: Callable[[], Item]) -> Item:
-        """What `read` makes of all tokens."""
-        found = read()
-        self.take("")
-        return found
-
-    def several(self, read: Callable[[], Item], close: str) -> tuple[Item, ...]:
-        """Items between commas, and what closes them."""
-        found: list[Item] = []
-        while not self.takes(close):
-            if found:
-                self.take(",")
-            found.append(read())
-        return tuple(found)
+    __slots__ = ()
 
     # --- types ------------------------------------------------------------------------------------------------------------
     def base(self) -> ir.Type:
         """A type without pointers."""
         const = self.takes("const")
         name = "auto" if self.takes("auto") else self.name()
-        if name in _WORDS:
-            while self.tokens[self.at] in _WORDS:
+        if name in WORDS:
+            while self.tokens[self.at] in WORDS:
                 name += " " + self.name()
         while self.tokens[self.at] == "::":
             self.at += 1
@@ -253,7 +163,7 @@ class _Reader:
                 self.take(CLOSE)
                 return ir.Cast(token.removesuffix("_cast"), type_, self.parenthesised())
         self.at -= 1
-        self.refuse("an expression")
+        raise self.refused("an expression")
 
     def parenthesised(self) -> ir.Expression:
         """An expression in parentheses."""
@@ -264,7 +174,7 @@ class _Reader:
 
     def named(self) -> ir.Expression:
         """A name, or a value of a type that is named."""
-        if self.tokens[self.at + 1] not in _BEHIND:
+        if self.tokens[self.at + 1] not in BEHIND:
             self.at += 1
             return ir.Name((self.tokens[self.at - 1],))
         if self.tokens[self.at] == "decltype":
@@ -342,7 +252,7 @@ class _Reader:
                 return self.loop("")
             case "if":
                 return self.choice()
-        if token == VECTOR_LOOP or _UNROLL.fullmatch(token):
+        if token == VECTOR_LOOP or UNROLL.fullmatch(token):
             self.at += 1
             return self.loop(token)
         if token in EACH:
@@ -386,10 +296,17 @@ class _Reader:
         if op in ASSIGNMENTS:
             self.at += 1
             return ir.Assign(first, op, self.expression())
-        calls = [first]
+        calls = [self.call(first)]
         while self.takes(","):
-            calls.append(self.expression())
+            calls.append(self.call(self.expression()))
         return ir.Do(tuple(calls))
+
+    def call(self, done: ir.Expression) -> ir.Expression:
+        """The same expression, which does something, or says that a name is not used."""
+        match done:
+            case ir.Call() | ir.Unary("(void)"):
+                return done
+        raise self.refused("a call or an assignment in front of this")
 
     def declares(self) -> bool:
         """Whether a declaration begins here."""
@@ -437,7 +354,7 @@ class _Reader:
         match self.parenthesised():
             case ir.Literal(text) if text.isdecimal():
                 return int(text)
-        self.refuse("a whole number in front of this")
+        raise self.refused("a whole number in front of this")
 
     def variable(self, type_: ir.Type) -> ir.Variable:
         """A name that is declared with a type."""
@@ -478,18 +395,14 @@ class _Reader:
         self.take(";")
         step = self.simple()
         self.take(")")
-        return ir.For(start, condition, step, *self.body_of(unroll))
-
-    def body_of(self, unroll: str) -> tuple[tuple[ir.Statement, ...], str, bool]:
-        """The last members of a loop."""
         body, braces = self.body()
-        return body, unroll, braces
+        return ir.For(start, condition, step, body, unroll, braces)
 
     def range(self) -> ir.ForEach | None:
         """A loop over elements, behind its parenthesis, if it is one."""
         start = self.at
         type_ = self.type() if self.tokens[start] not in STORAGE else None
-        if type_ is None or self.tokens[self.at + 1] != ":":
+        if type_ is None or self.tokens[self.at + 1 : self.at + 2] != [":"]:
             self.at = start
             return None
         name = self.name()
@@ -516,7 +429,7 @@ class _Reader:
         otherwise: tuple[ir.Statement, ...] = ()
         if self.takes("else"):
             if braces != (self.tokens[self.at] == "{"):
-                self.refuse("both sides of a choice in braces, or none")
+                raise self.refused("both sides of a choice in braces, or none")
             otherwise = self.body()[0]
         return ir.If(condition, then, otherwise, static, braces)
 
@@ -557,22 +470,23 @@ class _Reader:
         found = self.several(self.expression, ")")
         numbers = tuple(int(n.text) for n in found if isinstance(n, ir.Literal) and n.text.isdecimal())
         if not numbers or len(numbers) != len(found):
-            self.refuse("numbers of threads and blocks in front of this")
+            raise self.refused("numbers of threads and blocks in front of this")
         return numbers
 
     def kernel_name(self) -> str:
         """The name of a kernel."""
         if not re.fullmatch(r"kernel\d+", self.tokens[self.at]):
-            self.refuse("kernel and its number")
+            raise self.refused("kernel and its number")
         return self.name()
 
     def fields(self, kernel: str) -> tuple[ir.Field, ...]:
         """The members of the parameters of a kernel."""
         struct = f"struct Parameters{kernel.removeprefix('kernel')} {{"
         start = self.text.find(struct)
-        if start < 0:
-            self.refuse(f"{struct[:-2]} in front of {kernel}")
-        reader = _Reader(self.text, start + len(struct), self.text.find("};", start))
+        end = self.text.find("};", start)
+        if start < 0 or end < 0:
+            raise self.refused(f"{struct[:-2]} in front of the statements")
+        reader = _Reader(self.text, start + len(struct), end)
         found = []
         while reader.tokens[reader.at]:
             type_, name = reader.type(), reader.name()
