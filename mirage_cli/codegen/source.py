@@ -1,4 +1,4 @@
-"""From a kernel graph with its schedules to source text: lower, optimize, emit, render."""
+"""From a kernel graph with its schedules to source text: kernels are made, which says whether they fit, and printed."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ class Rendered:
     text: str
     tiles: tuple[Spelled, ...]
     memory: tuple[Memory, ...]
+
+
+def lowered(
+    program: Program, graph: KernelGraph, schedules: Sequence[Schedule], target: Target, passes: Passes = ALL
+) -> tuple[Spelled, ...]:
+    """The kernels of a muGraph with every decision made, not yet printed. Raises Refused when one does not fit."""
+    tiles: list[Spelled] = []
+    _kernels(program, Alternative((), graph, tuple(schedules)), target, passes, tiles)
+    return tuple(tiles)
 
 
 def source(

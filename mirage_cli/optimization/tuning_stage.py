@@ -23,7 +23,7 @@ from mirage_cli.measurement.timing import WallClock
 from mirage_cli.optimization import environment
 from mirage_cli.optimization.task import Work
 from mirage_cli.options.options import Options
-from mirage_cli.planning.plan import PlanOptions, TargetPlan, newest, planned, with_others
+from mirage_cli.planning.plan import PlanOptions, TargetPlan, newest, planned, printed
 from mirage_cli.processes import isolation
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.search.search import Candidate
@@ -134,7 +134,7 @@ def first_proved(
     options: PlanOptions,
     own: TargetPlan,
 ) -> tuple[TargetPlan | None, dict[str, str]]:
-    """The plan of the first candidate that renders and is proved, and why those before it are not. What the `own` plan takes
+    """The plan of the first candidate that fits and is proved, and why those before it are not. What the `own` plan takes
     for other sizes and architectures, and predicts of these, stays as it is."""
     passed_over: dict[str, str] = {}
     target = newest(options.targets["cuda"])
@@ -142,8 +142,8 @@ def first_proved(
         try:
             plan = planned(identifier, program, candidate, target, operators, options)
             plan = replace(plan, verdict=plan.verdict.among(tries))
-            complete = with_others(plan, own.others, identifier, program, target, options.passes)
-            return replace(complete, slower=own.slower), passed_over
+            complete = replace(plan, others=own.others, slower=own.slower)
+            return printed(complete, identifier, program, target, options.passes), passed_over
         except (Refused, InvalidGraph, CheckFailed) as e:
             passed_over[key] = str(e)
     return None, passed_over

@@ -1,6 +1,7 @@
-"""Planning a fragment: search, ranking, rendering and proof, for every target. Pure: no files, no compiler, no model.
+"""Planning a fragment: search, ranking, proof, and printing once at the end, for every target. Pure: no files, no compiler, no
+model.
 
-A candidate that cannot be rendered or proved is passed over with its reason; the next one is tried.
+A candidate whose kernels do not fit or that is not proved is passed over with its reason; the next one is tried.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from mirage_cli import __version__
 from mirage_cli.codegen.requests.passes import ALL, Passes
-from mirage_cli.codegen.source import Memory, Rendered, source
+from mirage_cli.codegen.source import Memory, Rendered, lowered, source
 from mirage_cli.errors import CheckFailed, InvalidGraph, Refused
 from mirage_cli.lax.dtypes import F64
 from mirage_cli.lax.ir.program import Program
@@ -32,7 +33,7 @@ from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchR
 
 SCHEMA_VERSION = 1
 SHOWN = 20  #: candidates that MIRAGE_DEBUG=search lists
-MAX_TRIES = 40  #: candidates that are rendered and proved before a target is given up
+MAX_TRIES = 40  #: candidates that are fitted and proved before a target is given up
 MORE_GRAPHS = (
     4  #: times as many block graphs are looked at where the candidates' muGraphs are wrong, whatever their tiles
 )
@@ -64,9 +65,10 @@ class Slower:
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """The chosen muGraph of a fragment for one target (within `shared_bytes` of it), rendered and proved; of a program with
-    symbols the one for typical sizes, with `others` for other ranges, and for older architectures. `memory` is what its
-    kernels ask for, then those of `others`; `slower` where the older ones are not predicted to gain anything."""
+    """The chosen muGraph of a fragment for one target (within `shared_bytes` of it), proved; of a program with symbols the one
+    for typical sizes, with `others` for other ranges, and for older architectures. `text` is its source once it is printed,
+    `memory` what its kernels ask for, then those of `others`; `slower` where the older ones are not predicted to gain
+    anything."""
 
     target: str
     shared_bytes: int
@@ -194,7 +196,7 @@ def plan_fragment(
             elif plan is not None:
                 plan = _also(plan, its)
         if plan is not None:
-            plan = result.plans[kind] = with_others(plan, plan.others, identifier, program, target, options.passes)
+            plan = result.plans[kind] = printed(plan, identifier, program, target, options.passes)
         else:
             result.reasons[kind] = reason
         if kind == "cuda" and plan is not None and options.pool:
@@ -216,7 +218,7 @@ def _not_planned(program: Program) -> str:
 
 
 def _also(plan: TargetPlan, older: TargetPlan) -> TargetPlan:
-    """A plan that does on an older architecture what `older` says, not yet rendered."""
+    """A plan that does on an older architecture what `older` says."""
     own = Alternative((), older.graph, older.schedules)
     ways = [*older.others, Other(own, older.verdict)]
     theirs = tuple(Other(replace(o.alternative, target=older.target), o.verdict) for o in ways)
@@ -232,19 +234,18 @@ def _ranged(
     operators: int,
     options: PlanOptions,
 ) -> TargetPlan:
-    """The plan of a program with symbols: several muGraphs where one does not serve all sizes as well, else its `own`. The
-    text is that of the usual one alone."""
+    """The plan of a program with symbols: several muGraphs where one does not serve all sizes as well, else its `own`."""
     given = dict(options.ranges)
     first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
 
-    def renders(c: Candidate) -> bool:
+    def fits(c: Candidate) -> bool:
         try:
-            rendered(identifier, program, _fused(c.graph, options), c.schedules, target, options.passes)
+            lowered(program, _fused(c.graph, options), c.schedules, target, options.passes)
         except (Refused, InvalidGraph):
             return False
         return True
 
-    candidates = ranges.pool(program, target, searcher, given, first, renders)
+    candidates = ranges.pool(program, target, searcher, given, first, fits)
     plans: dict[int, TargetPlan] = {0: own}
     while True:
         leaves = ranges.leaves(program, target, candidates, given)
@@ -267,16 +268,13 @@ def _ranged(
     return replace(main, others=tuple(Other(Alternative(when, p.graph, p.schedules), p.verdict) for when, p in others))
 
 
-def with_others(
-    plan: TargetPlan, others: tuple[Other, ...], identifier: str, program: Program, target: Target, passes: Passes
-) -> TargetPlan:
-    """A plan, whose text is that of its own muGraph, rendered with these for other sizes and architectures. Raises Refused."""
-    if not others:
-        return plan
-    ways = [o.alternative for o in others]
-    made = rendered(identifier, program, plan.graph, plan.schedules, target, passes, ways)
-    own = len(made.memory) - len(plan.schedules)  # in the source, the other muGraphs come first
-    return replace(plan, text=made.text, others=others, memory=(*made.memory[own:], *made.memory[:own]))
+def printed(plan: TargetPlan, identifier: str, program: Program, target: Target, passes: Passes) -> TargetPlan:
+    """A plan with its source: that of its own muGraph and of its others. Raises Refused."""
+    ways = [o.alternative for o in plan.others]
+    source = rendered(identifier, program, plan.graph, plan.schedules, target, passes, ways)
+    debug.show("source", f"{identifier}, {target.name}", lambda: source.text)
+    own = len(source.memory) - len(plan.schedules)  # in the source, the other muGraphs come first
+    return replace(plan, text=source.text, memory=(*source.memory[own:], *source.memory[:own]))
 
 
 def _pool(
@@ -349,7 +347,7 @@ def _in_turn(candidates: Sequence[Candidate]) -> list[Candidate]:
 def planned(
     identifier: str, program: Program, candidate: Candidate, target: Target, operators: int, options: PlanOptions
 ) -> TargetPlan:
-    """A candidate rendered and proved. Raises Refused or InvalidGraph when it cannot be rendered, CheckFailed when the
+    """A candidate that fits and is proved. Raises Refused or InvalidGraph when it does not fit, CheckFailed when the
     proof fails, NaN and infinities are not where the original's are, or numbers may overflow where the original's do not:
     products float32 before they are divided, or operands of CUDA's products their type."""
     graph = _fused(candidate.graph, options)
@@ -357,10 +355,8 @@ def planned(
     problem = quotient_overflow.overflow(program, graph, tiles, options.search.growth, options.seed)
     if problem:
         raise CheckFailed(problem)
-    made = rendered(identifier, program, graph, candidate.schedules, target, options.passes)
-    title = f"{identifier}, {target.name}"
-    debug.show("tile", title, lambda: "\n".join(tile.text() for tile in made.tiles))
-    debug.show("source", title, lambda: made.text)
+    tile_programs = lowered(program, graph, candidate.schedules, target, options.passes)
+    debug.show("tile", f"{identifier}, {target.name}", lambda: "\n".join(tile.text() for tile in tile_programs))
     bits = options.confidence + UNION_BITS
     verdict = verify(program, graph, tiles, options.seed, bits, entropy=options.entropy)
     if not verdict.passed:
@@ -377,12 +373,11 @@ def planned(
         target.shared_bytes,
         graph,
         candidate.schedules,
-        made.text,
+        "",
         verdict,
         candidate.predicted_us,
         candidate.floor_us,
         original_us(program, operators, target, dict(options.search.sizes)),
-        memory=made.memory,
     )
 
 

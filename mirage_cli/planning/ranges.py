@@ -91,16 +91,16 @@ def pool(
     searcher: Searcher,
     given: Mapping[str, Range],
     own: Candidate,
-    renders: Callable[[Candidate], bool],
+    fits: Callable[[Candidate], bool],
 ) -> list[Candidate]:
-    """What may be taken for some sizes: the candidate that serves all of them, and the best at single ones that renders."""
+    """What may be taken for some sizes: the candidate that serves all of them, and the best at single ones that fits."""
     known: dict[tuple[object, ...], bool] = {(own.graph, own.schedules): True}
     found = [own]
     for at in searched_points(program.symbols, given):
         for c in searcher.at(at).search(program, target).candidates[:TRIED]:
             key = (c.graph, c.schedules)
             if key not in known:
-                known[key] = renders(c)
+                known[key] = fits(c)
                 found += [c] if known[key] else []
             if known[key]:
                 break

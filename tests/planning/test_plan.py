@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 
 from mirage_cli.codegen.requests.passes import without
-from mirage_cli.codegen.source import Rendered
+from mirage_cli.codegen.requests.request import Spelled
+from mirage_cli.codegen.source import Rendered, lowered
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.dtypes import F16, F32, F64, DType
 from mirage_cli.lax.ir import compose
@@ -122,7 +123,7 @@ def test_measuring_decides_for_the_architecture_that_is_measured(planned: plans.
         assert ("on sm_80" in work.reason) == (slower == (older,))
 
 
-def test_nothing_is_rendered_twice(fragment: Program) -> None:
+def test_a_plan_is_printed_once(fragment: Program) -> None:
     asked: list[tuple[Any, ...]] = []
 
     def counted(identifier: str, program: Program, *arguments: Any) -> Rendered:
@@ -132,7 +133,7 @@ def test_nothing_is_rendered_twice(fragment: Program) -> None:
     with mock.patch.object(plans, "rendered", counted):
         found = plan_fragment("abc", "norm_linear", fragment, 6, BOTH)
     assert found.plans["cuda"].others
-    assert len(asked) == len(set(asked)) == 4  # one for the CPU, one for each architecture, and both of these in one
+    assert len(asked) == len(set(asked)) == 2  # one source for the CPU, one for all architectures
 
 
 def test_heads_that_a_norm_joins_are_normalised_by_a_kernel_of_their_own() -> None:
@@ -177,24 +178,24 @@ def test_files_with_a_broken_graph_are_refused(planned: plans.FragmentPlan) -> N
         plan_from_json(data)
 
 
-def test_a_candidate_that_does_not_render_is_passed_over(fragment: Program) -> None:
+def test_a_candidate_that_does_not_fit_is_passed_over(fragment: Program) -> None:
     refused: list[tuple[Any, ...]] = []
 
-    def first_refused(*arguments: Any) -> Rendered:
+    def first_refused(*arguments: Any) -> tuple[Spelled, ...]:
         if not refused:
             refused.append(arguments)
             raise Refused("not this one")
-        return rendered(*arguments)
+        return lowered(*arguments)
 
-    with mock.patch.object(plans, "rendered", first_refused):
+    with mock.patch.object(plans, "lowered", first_refused):
         found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)
     assert not found.reasons
     chosen = found.plans["cpu"]
-    assert (chosen.graph, chosen.schedules) != (refused[0][2], refused[0][3])
+    assert (chosen.graph, chosen.schedules) != (refused[0][1], refused[0][2])
 
 
-def test_reasons_are_kept_where_nothing_renders(fragment: Program) -> None:
-    with mock.patch.object(plans, "rendered", side_effect=Refused("too wide")) as tried:
+def test_reasons_are_kept_where_nothing_fits(fragment: Program) -> None:
+    with mock.patch.object(plans, "lowered", side_effect=Refused("too wide")) as tried:
         found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)
     assert not found.plans
     assert found.reasons == {"cpu": "too wide"}
@@ -212,12 +213,12 @@ def test_nothing_unproved_is_chosen(fragment: Program) -> None:
 
 
 def test_each_target_has_its_own_reason(fragment: Program) -> None:
-    def cpu_only(*arguments: Any) -> Rendered:
-        if arguments[4].kind == "cuda":
+    def cpu_only(*arguments: Any) -> tuple[Spelled, ...]:
+        if arguments[3].kind == "cuda":
             raise Refused("too wide")
-        return rendered(*arguments)
+        return lowered(*arguments)
 
-    with mock.patch.object(plans, "rendered", cpu_only):
+    with mock.patch.object(plans, "lowered", cpu_only):
         found = plan_fragment("abc", "norm_linear", fragment, 6, BOTH)
     assert set(found.plans) == {"cpu"}
     assert found.reasons == {"cuda": "sm_80: too wide"}
