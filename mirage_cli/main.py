@@ -21,7 +21,6 @@ from mirage_cli import __version__
 from mirage_cli.commands import common
 from mirage_cli.errors import InternalError, UsageError
 from mirage_cli.options import debug
-from mirage_cli.processes import termination
 
 #: name -> module, imported when the command is asked for
 COMMANDS = {
@@ -71,10 +70,7 @@ class Program(click.Group):
             from click.shell_completion import shell_complete
 
             sys.exit(shell_complete(self, extra, "mirage", _COMPLETION, os.environ[_COMPLETION]))
-        code = self.run(arguments, **extra)
-        if termination.left():
-            os._exit(code)  # as usual it would wait for them
-        sys.exit(code)
+        sys.exit(self.run(arguments, **extra))
 
     def run(self, arguments: list[str], **extra: Any) -> int:
         """The exit code of a run with these arguments; never raises."""

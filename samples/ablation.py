@@ -27,7 +27,7 @@ if not __package__:  # run as a script
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.domains.expr import Expr, Factor
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.processes.workers import Workers
+from mirage_cli.processes.isolation import Pool
 from mirage_cli.search.closure.closure import Closure
 from mirage_cli.search.closure.extract import block_graphs
 from mirage_cli.search.closure.form import Form, search_form
@@ -115,7 +115,7 @@ def search_all(p: Program, most: int, jobs: int, pruned: bool, limit: float) -> 
     start, values, graphs, complete = time.perf_counter(), 0, set[BlockGraph](), True
     calls = [(p, m, most, pruned, limit) for m in mappings(search_form(p))]
     for outcome in (
-        Workers(jobs).map(importlib.import_module("samples.ablation").search, calls)
+        Pool(jobs).map(importlib.import_module("samples.ablation").search, calls)
         if jobs > 1
         else (search(*c) for c in calls)
     ):

@@ -16,7 +16,7 @@ from typing import Any
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.processes.workers import Workers
+from mirage_cli.processes.isolation import Pool
 from mirage_cli.search.blocks import MappingOutcome, mapping_graphs
 from mirage_cli.search.closure.form import search_form
 from mirage_cli.search.closure.mapping import Mapping, mappings
@@ -160,7 +160,7 @@ class Searcher:
         self._options: dict[tuple[str, str], list[_Option]] = {}
         self._largest: dict[str, float] = {}
         self._short: set[tuple[str, str]] = set()  #: of those, where the best was left out for lack of room
-        self._workers = Workers(options.jobs)
+        self._pool = Pool(options.jobs)
         self._until = time.monotonic() + options.budget if options.budget else math.inf
 
     def with_schedules(self, count: int) -> Searcher:
@@ -243,7 +243,7 @@ class Searcher:
         calls = [(programs[key], m, self.options.candidates, self.options.max_ops, until) for key, m in jobs]
         self._note(mappings=self._standing.mappings + len(calls))
         if self.options.jobs > 1:
-            yield from self._workers.map(mapping_graphs, calls, self._closed)
+            yield from self._pool.map(mapping_graphs, calls, self._closed)
             return
         for call in calls:
             outcome = mapping_graphs(*call)

@@ -97,6 +97,7 @@ def imported_by(*packages: str) -> set[str]:
 
 def test_lax_and_search_need_numpy_and_yaml_only() -> None:
     own = {*sys.stdlib_module_names, *imported_by("site"), "mirage_cli"}
+    own.add("__mp_main__")  # what Python's `multiprocessing` calls `__main__`
     yaml = imported_by("yaml")  # with the run time of the compiler that its C part was made with
     assert imported_by("mirage_cli.lax") - own == {"numpy"}
     assert imported_by("mirage_cli.lax", "mirage_cli.search") - own - yaml == {"numpy"}

@@ -1,28 +1,34 @@
-"""Calls in worker processes of their own: one that raises, crashes or runs out of memory costs its own result only."""
+"""Calls in processes of their own: one that raises, crashes, takes too long or runs out of memory costs its own result only.
+
+The processes are started by hand rather than by `multiprocessing`, whose workers may have no children: a search may run in
+one already. They hear their calls on one socket and end with it, so none outlives its parent.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
+import math
 import os
 import resource
+import select
 import signal
+import subprocess
 import sys
 import threading
 import time
-import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 from mirage_cli.errors import Crashed, MirageError, OutOfResources, OutOfTime
 from mirage_cli.processes import termination
 from mirage_cli.processes.messages import received, send
-from mirage_cli.processes.workers import ignore_interrupts, uninterrupted
 
+T = TypeVar("T")
 TOO_MUCH = "it needs more memory than --max-memory allows"
 
 
@@ -36,14 +42,6 @@ class Lost:
     def raised(self) -> MirageError:
         """What to raise where nobody can do without the result."""
         return self.error or MirageError(self.reason)
-
-
-def limit_memory(size: int) -> None:
-    """Let this process, and those that it starts, allocate at most so many bytes (0: no limit); files that are mapped, as
-    weights are, do not count. What needs more raises MemoryError."""
-    if size:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
 def attempt(function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -61,6 +59,7 @@ def attempt(function: Callable[..., Any], args: Sequence[Any]) -> Any:
         return Lost(f"internal error {type(e).__name__}: {e}")
 
 
+# --- many calls -------------------------------------------------------------------------------------------------------
 def each(
     function: Callable[..., Any],
     jobs: Sequence[Sequence[Any]],
@@ -70,76 +69,85 @@ def each(
     told: Callable[[int, Any], None] | None = None,
     seconds: float = 0,
 ) -> Iterator[tuple[int, Any]]:
-    """(number of the job, its result or Lost) as jobs end.
-
-    With `told`, which hears the number of a job and a message of it, every call gets one more argument: a function that
-    sends a message.
-
-    `function` and arguments must be importable and picklable. With one worker and no `max_memory` (bytes of memory for each
-    worker, see `limit_memory`) the calls are made here, unless they have to be `apart`. A call in a worker that takes longer
-    than `seconds` (0: no limit) is ended with its process. What a call says by `doing` is part of the reason when its
-    process ends.
-    """
+    """`Pool.each` in processes that end as soon as there is nothing left for them. With one worker and no `max_memory` the
+    calls are made here, unless they have to be `apart`."""
     if max_memory == 0 and not apart and (workers <= 1 or len(jobs) <= 1):
         for k, args in enumerate(jobs):
             yield k, attempt(function, args if told is None else (*args, functools.partial(told, k)))
         return
-    pending = list(enumerate(jobs))[::-1]
-    running: dict[Connection, _Worker] = {}
-    try:
-        for _ in range(min(max(workers, 1), len(jobs))):
-            _Worker(function, max_memory, told is not None).start(pending.pop(), running)
-        while running:
-            spoken = wait(list(running), min(w.left(seconds) for w in running.values()) if seconds else None)
-            late = [c for c, w in running.items() if seconds and c not in spoken and not w.left(seconds)]
-            for ready in [*spoken, *late]:
-                assert isinstance(ready, Connection)
-                worker = running[ready]
-                number, result = worker.ended(seconds) if ready in late else worker.result()
-                if isinstance(result, _Doing):
-                    continue
-                if isinstance(result, _Message):
-                    if told is not None:
-                        told(number, result.content)
-                    continue
-                del running[ready]
-                if pending:
-                    alive = worker
-                    if isinstance(result, _Died):
-                        alive = _Worker(function, max_memory, told is not None)
-                    alive.start(pending.pop(), running)
-                else:
-                    worker.end()
-                yield number, result.lost if isinstance(result, _Died) else result
-    finally:
-        _kill(*running.values())
+    pool = Pool(workers, max_memory, seconds)
+    for answer in pool.each(function, jobs, told):
+        pool.close()
+        yield answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Died:
-    lost: Lost
+class Pool:
+    """Up to `count` processes, begun when first needed and kept for later calls. `max_memory` is as in `limit_memory`; a call
+    that takes longer than `seconds` (0: no limit) is ended with its process."""
+
+    def __init__(self, count: int, max_memory: int = 0, seconds: float = 0) -> None:
+        self._count, self._max_memory, self._seconds = max(count, 1), max_memory, seconds
+        self._idle: list[_Worker] = []
+
+    def each(
+        self,
+        function: Callable[..., Any],
+        jobs: Sequence[Sequence[Any]],
+        told: Callable[[int, Any], None] | None = None,
+    ) -> Iterator[tuple[int, Any]]:
+        """(number of the job, its result or Lost) as jobs end.
+
+        `function` and arguments must be importable and picklable. With `told`, which hears the number of a job and a message
+        of it, every call gets one more argument: a function that sends a message. What a call says by `doing` is part of
+        the reason when its process ends.
+        """
+        pending = list(enumerate(jobs))[::-1]
+        running: dict[_Worker, int] = {}
+        ended: list[tuple[int, Any]] = []
+        try:
+            self._begin(min(self._count, len(jobs)))
+            while pending or running:
+                while pending and len(running) < self._count:
+                    number, args = pending.pop()
+                    worker = self._idle.pop() if self._idle else _Worker(self._max_memory)
+                    running[worker] = number
+                    worker.call(function, args, self._seconds, told and functools.partial(told, number))
+                yield from ended
+                answers = _answers(list(running))
+                ended = [(running.pop(worker), result) for worker, result in answers]
+                self._idle += [worker for worker, _ in answers if not worker.connection.closed]
+            yield from ended
+        finally:
+            termination.killed(*(worker.process for worker in running))
+
+    def map(
+        self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], done: Callable[[T], None] = lambda _: None
+    ) -> list[T]:
+        """The results in the order of the jobs. What a process does not deliver is computed here, as all is with one process
+        or job. `done` is told each result as it comes."""
+        found: dict[int, T] = {}
+        for k, result in self.each(function, jobs) if min(self._count, len(jobs)) > 1 else ():
+            if not isinstance(result, Lost):
+                found[k] = result
+                done(result)
+        for k, job in enumerate(jobs):
+            if k not in found:
+                found[k] = function(*job)
+                done(found[k])
+        return [found[k] for k in range(len(jobs))]
+
+    def close(self) -> None:
+        """Let the processes end that make no call."""
+        while self._idle:
+            self._idle.pop().end()
+
+    def _begin(self, count: int) -> None:
+        """Have so many processes start at once, before the first of them is waited for."""
+        self._idle[:] = [worker for worker in self._idle if worker.process.poll() is None]
+        self._idle += [_Worker(self._max_memory) for _ in range(count - len(self._idle))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    content: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Doing:
-    text: str
-
-
-def doing(text: str) -> None:
-    """Say what is being done, as in "onnxruntime loaded model.onnx", so that it can be told should this process end at it.
-    Does nothing in a process that is no worker."""
-    if _PARENT:
-        send(_PARENT[0], _Doing(text))
-
-
-_PARENT: list[Connection] = []  #: of a worker: the connection on which it answers
-
-
+# --- an object --------------------------------------------------------------------------------------------------------
 class Resident:
     """An object that lives in a process of its own: `maker(*args)` makes it there, when it is begun or first called, and
     again after a call that ended the process or took longer than its time; but not after one whose process does not end,
@@ -158,8 +166,8 @@ class Resident:
     def begin(self) -> None:
         """Let the object be made, without waiting for it."""
         if self._worker is None and not self.stuck:
-            self._worker = _Worker(_Host(), self._max_memory, False)
-            self._worker.start((0, ("", self._made)), {})
+            self._worker = _Worker(self._max_memory)
+            self._worker.call(_make, self._made, self._start_seconds)
             self._making = True
 
     def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
@@ -169,175 +177,211 @@ class Resident:
         if self._worker is None:
             return Lost(self.stuck)
         if self._making:
-            made = self._answer(self._start_seconds)
             self._making = False
-            if isinstance(made, Lost):
+            if isinstance(made := self._answer(self._worker), Lost):
                 self.close()
                 return made
-        self._worker.start((0, (method, tuple(args))), {})
-        return self._answer(seconds)
+        self._worker.call(_ask, (method, args), seconds)
+        return self._answer(self._worker)
 
     def close(self) -> None:
         """End the process."""
         if self._worker is not None:
-            self.stuck = _kill(self._worker)
-            self._worker.connection.close()
+            self.stuck = self._worker.kill()
             self._worker = None
 
-    def _answer(self, seconds: float) -> Any:
-        worker = self._worker
-        assert worker is not None
-        result: Any = _Doing("")
-        while isinstance(result, _Doing):
-            if worker.connection.poll(worker.left(seconds) if seconds else None):
-                _, result = worker.result()
-            else:
-                self.close()
-                result = worker.died(f"it took longer than {seconds:g} s", OutOfTime, self.stuck)
-        if isinstance(result, _Died):
+    def _answer(self, worker: _Worker) -> Any:
+        while not (answers := _answers([worker])):
+            pass
+        if worker.connection.closed:
             self.close()
-            return result.lost
-        return result
+        return answers[0][1]
 
 
-class _Host:
-    """What a resident's process calls: it holds the object."""
+_HELD: list[Any] = []  #: of the process of a Resident: its object
 
-    def __init__(self) -> None:
-        self.held: Any = None
 
-    def __call__(self, method: str, args: tuple[Any, ...]) -> Any:
-        if method:
-            return getattr(self.held, method)(*args)
-        maker, given = args
-        self.held = maker(*given)
-        return None
+def _make(maker: Callable[..., Any], args: Sequence[Any]) -> None:
+    _HELD[:] = [maker(*args)]
+
+
+def _ask(method: str, args: Sequence[Any]) -> Any:
+    return getattr(_HELD[0], method)(*args)
+
+
+# --- a process --------------------------------------------------------------------------------------------------------
+_RESULT, _TOLD, _DOING = range(3)  #: what a process sends: the result of its call, a message of it, what it is doing
+_GOING_ON = object()
+_COMMAND = (
+    "import sys; memory, *sys.path[:] = sys.argv[1:]; del sys.argv[1:]; "
+    "from mirage_cli.processes import isolation; isolation.serve(isolation.channel(), int(memory))"
+)
 
 
 class _Worker:
-    """A process that makes calls one at a time."""
+    """A process that makes calls one at a time, which ends with this object."""
 
-    def __init__(self, function: Callable[..., Any], max_memory: int, telling: bool) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, function, max_memory, telling), daemon=True
-        )
-        with _without_main(function), _safe_path(), uninterrupted():
-            self.process.start()
-        theirs.close()
-        self.number = -1
-        self.begun = 0.0
-        self.doing = ""
+    def __init__(self, max_memory: int) -> None:
+        self.connection, theirs = Pipe()
+        with theirs, _uninterrupted():
+            self.process = begun(theirs, max_memory)
+        self._knows_main, self.stuck = False, ""
+        self._killed = weakref.finalize(self, termination.killed, self.process)
 
-    def start(self, job: tuple[int, Sequence[Any]], running: dict[Connection, _Worker]) -> None:
-        self.number, self.begun, self.doing = job[0], time.monotonic(), ""
-        running[self.connection] = self
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        seconds: float,
+        told: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Begin a call, which may take so long (0: no limit). Its end is among `_answers`."""
+        self._seconds, self._until = seconds, time.monotonic() + seconds if seconds else math.inf
+        self._told, self._doing = told, ""
+        with contextlib.suppress(OSError):  # it has died, which its answer tells
+            if not self._knows_main and "__main__" in (getattr(function, "__module__", ""), type(function).__module__):
+                self._knows_main = True
+                known = spawn.get_preparation_data("worker")
+                send(self.connection, {name: known[name] for name in known if name != "authkey"})
+            send(self.connection, (function, tuple(args), told is not None))
+
+    def left(self) -> float:
+        """What is left of the time of the call, in seconds."""
+        return max(0.0, self._until - time.monotonic())
+
+    def take(self) -> Any:
+        """What has come: the result of the call, Lost, or _GOING_ON."""
         try:
-            send(self.connection, job[1])
-        except OSError:
-            return  # it has died: reading its result tells
-
-    def result(self) -> tuple[int, Any]:
-        try:
-            found = received(self.connection)
+            kind, content = received(self.connection)
         except (EOFError, OSError):
-            if stuck := self.end():
-                return self.number, self.died(stuck, Crashed)
-            code = self.process.exitcode or 0
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            guess = " (out of memory?)" if code == -signal.SIGKILL else ""
-            return self.number, self.died(f"its process ended with {how}{guess}", Crashed)
-        if isinstance(found, _Doing):
-            self.doing = found.text
-        return self.number, found
+            return self._ended()
+        if kind == _DOING:
+            self._doing = content
+        elif kind == _TOLD:
+            assert self._told is not None
+            self._told(content)
+        return content if kind == _RESULT else _GOING_ON
 
-    def died(self, how: str, kind: type[MirageError], more: str = "") -> _Died:
-        """What stands for the result of the call, at which the process ended so."""
-        reason = (f"{how} while {self.doing}" if self.doing else how) + (f"; {more}" if more else "")
-        return _Died(Lost(reason, kind(reason)))
-
-    def left(self, seconds: float) -> float:
-        """What is left of the time of the call."""
-        return max(0.0, self.begun + seconds - time.monotonic())
-
-    def ended(self, seconds: float) -> tuple[int, Any]:
+    def late(self) -> Lost:
         """End the process, whose call takes longer than it may."""
-        stuck = _kill(self)
-        return self.number, self.died(f"it took longer than {seconds:g} s", OutOfTime, stuck)
+        return self._lost(f"it took longer than {self._seconds:g} s", OutOfTime, self.kill())
+
+    def kill(self) -> str:
+        """End the process; what there is to say where it does not end."""
+        self.stuck = self._killed() or self.stuck
+        self.connection.close()
+        return self.stuck
 
     def end(self) -> str:
         """Let the process end, which nobody asks any more; what there is to say where it does not."""
-        self.connection.close()
-        return "" if termination.over(self.process, termination.SECONDS) else _kill(self)
+        with contextlib.suppress(OSError):  # it has ended
+            send(self.connection, None)
+            self.connection.poll(termination.SECONDS)
+        termination.over(self.process, termination.SECONDS)
+        return self.kill()
+
+    def _ended(self) -> Lost:
+        if stuck := self.end():
+            return self._lost(stuck, Crashed)
+        code = self.process.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        guess = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return self._lost(f"its process ended with {how}{guess}", Crashed)
+
+    def _lost(self, how: str, kind: type[MirageError], more: str = "") -> Lost:
+        reason = (f"{how} while {self._doing}" if self._doing else how) + (f"; {more}" if more else "")
+        return Lost(reason, kind(reason))
 
 
-def _kill(*workers: _Worker) -> str:
-    """Kill processes; what there is to say where one does not end. The end of Python does not wait for such a one."""
-    for w in workers:
-        w.process.kill()
-    stuck = termination.awaited(*(w.process for w in workers))
-    if stuck:
-        multiprocessing.process._children.difference_update(w.process for w in workers)  # type: ignore[attr-defined]
-    return stuck
+def _answers(workers: Sequence[_Worker]) -> list[tuple[_Worker, Any]]:
+    """Those whose calls have ended, with the results, as soon as any of them has said something or had its time."""
+    left = min(worker.left() for worker in workers)
+    spoken = wait([worker.connection for worker in workers], None if left == math.inf else left)
+    found = [(w, w.take()) for w in workers if w.connection in spoken]
+    found += [(w, w.late()) for w in workers if w.connection not in spoken and not w.left()]
+    return [(w, result) for w, result in found if result is not _GOING_ON]
+
+
+def begun(theirs: Connection, max_memory: int) -> subprocess.Popen[bytes]:
+    """A new process that serves a connection. It is given that as its standard input, and no other open file but standard
+    error, to which all that it prints goes; it looks for modules where this one does, not in the working folder, which may
+    be a downloaded one."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    path = [folder or os.getcwd() for folder in sys.path]
+    command = [sys.executable, *flags, "-c", _COMMAND, str(max_memory), *path]
+    shown = subprocess.DEVNULL if sys.__stderr__ is None else 2
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}
+    return subprocess.Popen(command, stdin=theirs.fileno(), stdout=shown, stderr=shown, env=environment)
 
 
 @contextlib.contextmanager
-def _without_main(function: Callable[..., Any]) -> Iterator[None]:
-    """Keep a process that starts from importing the caller's main module, unless the function is in there: it would run a
-    script that does not ask for `__name__ == "__main__"` from its start once more."""
-    main = sys.modules["__main__"]
-    if "__main__" in (getattr(function, "__module__", ""), type(function).__module__):
-        yield
-        return
-    sys.modules["__main__"] = types.ModuleType("__main__")
+def _uninterrupted() -> Iterator[None]:
+    """Keep a process that is started here from being interrupted before it can say that this is its parent's to handle: a
+    terminal interrupts all processes of a program, and Python's start would print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    """Keep a process that starts from looking for Python's own modules in the working folder, where anything may lie; it is
-    told later where its parent looks."""
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+# --- in the process ---------------------------------------------------------------------------------------------------
+_PARENT: list[Connection] = []  #: of a worker: the connection on which it answers
 
 
-def _end_with_parent() -> None:
-    """End this process when its parent has ended, however: nobody wants its results."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def doing(text: str) -> None:
+    """Say what is being done, as in "onnxruntime loaded model.onnx", so that it can be told should this process end at it.
+    Does nothing in a process that is no worker."""
+    if _PARENT:
+        send(_PARENT[0], (_DOING, text))
 
 
-def _serve(connection: Connection, function: Callable[..., Any], max_memory: int, telling: bool) -> None:
-    """What a worker does: calls until the other end closes, with messages in between where it is `telling`. An interrupt is
-    the parent's to handle."""
+def limit_memory(size: int) -> None:
+    """Let this process, and those that it starts, allocate at most so many bytes (0: no limit); files that are mapped, as
+    weights are, do not count. What needs more raises MemoryError."""
+    if size:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
-    def tell(content: Any) -> None:
-        send(connection, _Message(content))
 
-    ignore_interrupts()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    # daemons may have no children by multiprocessing's own rule; those of workers end with them all the same, see above
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+def channel() -> Connection:
+    """The connection that a new process was given, out of the reach of what runs there: its input is empty from now on."""
+    kept = os.dup(0)
+    with open(os.devnull, "rb") as nowhere:
+        os.dup2(nowhere.fileno(), 0)
+    return Connection(kept)
+
+
+def serve(connection: Connection, max_memory: int) -> None:
+    """What a worker does: calls until it is told to end, or nobody asks any more. An interrupt is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no dumps of crashes
     limit_memory(max_memory)
     _PARENT.append(connection)
-    while True:
-        try:
-            args = received(connection)
-        except (EOFError, OSError):
-            return
-        send(connection, attempt(function, (*args, tell) if telling else args))
+    while call := _heard(connection):
+        if isinstance(call, dict):  # where the main module is, in which a function lives
+            spawn.prepare(call)
+            continue
+        function, args, telling = call
+        send(connection, (_RESULT, attempt(function, (*args, _tell) if telling else args)))
+
+
+def _tell(content: Any) -> None:
+    send(_PARENT[0], (_TOLD, content))
+
+
+def _heard(connection: Connection) -> Any:
+    try:
+        return received(connection)
+    except (EOFError, OSError):
+        return None
+
+
+def _end_with(connection: int) -> None:
+    """End this process when nobody holds the other end any more: its parent has ended, however."""
+    watch = select.poll()
+    watch.register(connection, 0)  # nothing but its end
+    watch.poll()
+    os._exit(1)

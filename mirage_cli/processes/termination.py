@@ -9,17 +9,20 @@ from __future__ import annotations
 import subprocess
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
+from typing import Any
 
 SECONDS = 10.0  #: to end in once it was killed, which takes milliseconds, and a second or two with memory of a GPU
-Process: TypeAlias = "subprocess.Popen[Any] | BaseProcess"
-_left: list[Process] = []
+_left: list[subprocess.Popen[Any]] = []
 
 
-def awaited(*killed: Process) -> str:
+def killed(*processes: subprocess.Popen[Any]) -> str:
+    """Kill processes; what there is to say where one of them does not end, as in `awaited`."""
+    for p in processes:
+        p.kill()
+    return awaited(*processes)
+
+
+def awaited(*killed: subprocess.Popen[Any]) -> str:
     """Wait for processes that were killed, for `SECONDS` in all. What there is to say, and is warned of, where one of them has
     not ended; else nothing."""
     until = time.monotonic() + SECONDS
@@ -37,18 +40,10 @@ def awaited(*killed: Process) -> str:
     return said
 
 
-def over(process: Process, seconds: float) -> bool:
+def over(process: subprocess.Popen[Any], seconds: float) -> bool:
     """Whether a process ends within some seconds."""
-    if isinstance(process, subprocess.Popen):
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-    process.join(seconds)
-    return process.exitcode is not None
-
-
-def left() -> tuple[int, ...]:
-    """The numbers of the processes that were left to the system. Python waits for some of them when it ends as usual."""
-    return tuple(p.pid for p in _left if p.pid is not None)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

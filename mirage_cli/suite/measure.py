@@ -53,12 +53,8 @@ class Asked:
 
 @functools.lru_cache(maxsize=1)
 def _timer(gpu: int, tf32: bool) -> GpuTimer:
-    """The GPU of this process, whose frameworks print to standard error from now on: standard output is the result's.
-
-    Raises ToolMissing without torch.
-    """
+    """The GPU of this process. Raises ToolMissing without torch."""
     backend = TorchBackend(gpu)
-    os.dup2(2, 1)
     backend.torch.set_grad_enabled(False)
     backend.torch.set_float32_matmul_precision("high" if tf32 else "highest")
     return GpuTimer(gpu, backend)

@@ -22,7 +22,7 @@ from mirage_cli.files import output, result_store, staging
 from mirage_cli.files.output import MARK, claimed, replaced, steady
 from mirage_cli.machine import user_folders
 from mirage_cli.processes import isolation, programs
-from mirage_cli.processes.isolation import Lost
+from mirage_cli.processes.isolation import Lost, Resident
 
 
 def report(which: str) -> str:
@@ -265,17 +265,25 @@ def test_a_system_error_of_a_job_is_no_defect() -> None:
     assert found == Lost("/somewhere: No space left on device")
 
 
+def sleeping() -> None:
+    """Starts one more process, and does not end."""
+    resident = Resident(time.sleep, (1000,), 9.0)
+    resident.begin()
+    assert resident._worker is not None
+    isolation.doing(f"{os.getpid()} {resident._worker.process.pid}")
+    time.sleep(1000)
+
+
 PARENT = """
-import os, sys, time
-from mirage_cli.processes.isolation import Resident
-from mirage_cli.processes.workers import Workers, _start
-resident = Resident(time.sleep, (1000,), 9.0)
-resident.begin()
-worker = _start()
-import pickle
-pickle.dump((time.sleep, (1000,)), worker.stdin)
-worker.stdin.flush()
-print(resident._worker.process.pid, worker.pid, flush=True)
+import time
+from mirage_cli.processes import isolation
+from tests.faults.test_leftovers import sleeping
+busy = isolation._Worker(0)
+busy.call(sleeping, (), 0)
+isolation._answers([busy])
+idle = isolation.Pool(2)
+idle.map(pow, [(1, 1), (2, 2)])
+print(busy._doing, *(w.process.pid for w in idle._idle), flush=True)
 time.sleep(1000)
 """
 
@@ -291,10 +299,10 @@ def parent() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_workers_end_with_their_parent(parent: subprocess.Popen[str]) -> None:
-    """Also in the middle of a call that takes long."""
+    """Also in the middle of a call that takes long, and with those that they have started."""
     assert parent.stdout is not None
     workers = [int(n) for n in parent.stdout.readline().split()]
-    assert len(workers) == 2
+    assert len(set(workers)) == 4
     parent.kill()
     deadline = time.monotonic() + 100
     while left := [n for n in workers if alive(n)]:

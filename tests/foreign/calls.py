@@ -32,41 +32,49 @@ def mirage(arguments: Sequence[str], state: str, one_isa: bool, forking: bool) -
     if one_isa:
         cpu.isas = lambda: (best_isa(),)
     if forking:
-        isolation.multiprocessing = _Forking()  # type: ignore[attr-defined]
+        isolation.begun = _Forked  # type: ignore[assignment, misc]
     sys.argv = ["mirage", *arguments]
     main()
 
 
-class _Forking:
-    """`multiprocessing` whose processes are forked from the one that this one was forked from, in this one's group."""
+class _Forked:
+    """A process of mirage's that is forked from the one that this one was forked from, in this one's group."""
 
-    def __getattr__(self, name: str) -> Any:
-        import multiprocessing
-
-        return (lambda _: _Context()) if name == "get_context" else getattr(multiprocessing, name)
-
-
-class _Context:
-    """A context of `multiprocessing`."""
-
-    def __getattr__(self, name: str) -> Any:
-        import multiprocessing
-
-        return getattr(multiprocessing.get_context("forkserver"), name)
-
-    def Process(self, target: Any, args: Sequence[Any], daemon: bool) -> Any:
+    def __init__(self, theirs: Any, max_memory: int) -> None:
         import multiprocessing
         import os
 
         made = multiprocessing.get_context("forkserver").Process
-        return made(target=_joined, args=(os.getpgrp(), target, *args), daemon=daemon)
+        self._process = made(target=_joined, args=(os.getpgrp(), theirs, max_memory), daemon=True)
+        self._process.start()
+        self.pid, self.kill = self._process.pid, self._process.kill
+
+    def poll(self) -> int | None:
+        """The exit code of a process that has ended."""
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> None:
+        """Raises TimeoutExpired."""
+        import subprocess
+
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("mirage", seconds)
 
 
-def _joined(group: int, target: Any, *args: Any) -> None:
+def _joined(group: int, theirs: Any, max_memory: int) -> None:
+    import multiprocessing
     import os
 
+    from mirage_cli.processes import isolation
+
     os.setpgid(0, group)
-    target(*args)
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+    isolation.serve(theirs, max_memory)
 
 
 def draws(path: str, place: str) -> None:

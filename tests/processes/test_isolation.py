@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from mirage_cli.errors import Refused
-from mirage_cli.processes.isolation import Lost, Resident, each
+from mirage_cli.processes.isolation import Lost, Pool, Resident, each
 
 
 def work(x: int) -> int:
@@ -152,3 +154,80 @@ def test_calls_send_messages(workers: int) -> None:
     results = dict(each(counting, jobs, workers, told=lambda k, message: heard.setdefault(k, []).append(message)))
     assert heard == {0: [0, 1], 2: [0, 1, 2]}
     assert results == {0: 2, 1: 0, 2: Lost("three")}
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+def test_results_in_the_order_of_the_calls() -> None:
+    pool, jobs = Pool(2), [(n, 2) for n in range(9)]
+    assert pool.map(pow, jobs) == Pool(1).map(pow, jobs) == [n * n for n in range(9)]
+    first = {w.process.pid for w in pool._idle}
+    assert pool.map(divmod, [(7, 2), (9, 4)]) == [(3, 1), (2, 1)]
+    assert {w.process.pid for w in pool._idle} == first and len(first) == 2
+
+
+def test_errors_are_those_of_the_call() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Pool(2).map(divmod, [(1, 1), (1, 0)])
+
+
+def in_children_only(parent: int, n: int) -> int:
+    if os.getpid() != parent and n == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n
+
+
+def test_what_a_dead_process_does_not_deliver_is_computed_here() -> None:
+    pool, heard = Pool(2), list[int]()
+    assert pool.map(in_children_only, [(os.getpid(), n) for n in range(5)], heard.append) == [0, 1, 2, 3, 4]
+    assert sorted(heard) == [0, 1, 2, 3, 4] and heard[-1] == 3
+    for w in pool._idle:
+        os.kill(w.process.pid, signal.SIGKILL)
+        w.process.wait()
+    assert dict(pool.each(pow, [(n, 2) for n in range(5)])) == {n: n * n for n in range(5)}
+
+
+def test_processes_end_with_their_owner() -> None:
+    pool = Pool(2)
+    pool.map(pow, [(1, 1), (2, 2)])
+    processes = [w.process for w in pool._idle]
+    del pool
+    assert [p.returncode for p in processes] == [-signal.SIGKILL] * 2
+
+
+# --- what a process has -----------------------------------------------------------------------------------------------
+def given() -> tuple[str, list[str]]:
+    """What there is to read, and the kinds of open files."""
+    print("of Python", flush=True)
+    os.write(1, b"of C\n")
+    files = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the folder's own
+            files.add(os.readlink(f"/proc/self/fd/{number}").partition(":")[0])
+    return sys.stdin.read(), sorted(files)
+
+
+def given_below() -> Any:
+    """The same of a process that a process starts."""
+    return dict(each(given, [()], 1, apart=True))[0]
+
+
+STREAMS = """
+import json, sys
+from mirage_cli.processes.isolation import each
+from tests.processes.test_isolation import given, given_below
+with open(sys.argv[1]) as own, open(sys.argv[2], "w") as out:
+    json.dump([dict(each(f, [()], 1, apart=True))[0] for f in (given, given_below)], out)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("closed", [(), (0,), (1,), (2,), (0, 1, 2)])
+def test_of_its_parents_files_a_process_has_standard_error_only(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    """Which all that it prints goes to; also where its parent's streams are closed."""
+    out = tmp_path / "found.json"
+    redirected = " ".join(f"{n}>&-" for n in closed)
+    command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-c", STREAMS, __file__, str(out)]
+    done = subprocess.run(command, input=b"private", capture_output=True, check=False, timeout=300)
+    shown = b"" if 2 in closed else b"of Python\nof C\n" * 2
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", shown)
+    assert json.loads(out.read_text()) == [["", ["/dev/null", *(() if 2 in closed else ("pipe",)), "socket"]]] * 2

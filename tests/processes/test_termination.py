@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from mirage_cli.machine import devices
-from mirage_cli.main import cli
-from mirage_cli.processes import programs, termination, workers
-from mirage_cli.processes.isolation import Lost, Resident, each
+from mirage_cli.processes import programs, termination
+from mirage_cli.processes.isolation import Lost, Pool, Resident, each
 from tests.processes.test_isolation import Counter
 
 DOES_NOT_END = r"process \d+ was killed and did not end: a driver or a file system does not answer"
@@ -41,7 +40,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(os, "kill", keep)
     monkeypatch.setattr(os, "killpg", keep)
     monkeypatch.setattr(termination, "SECONDS", 0.1)
-    left: list[termination.Process] = []
+    left: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(termination, "_left", left)
     yield kept
     for number in set(kept):
@@ -58,7 +57,7 @@ def test_a_compiler(tmp_path: Path) -> None:
     assert outcome.problem is not None
     said, _, why = outcome.problem.partition("; ")
     assert (said, outcome.output) == ("sh was stopped: it took more than 0.2 seconds", "said\n")
-    assert termination.left() == (int(why.split()[1]),)
+    assert [p.pid for p in termination._left] == [int(why.split()[1])]
 
 
 def test_the_drivers_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +67,14 @@ def test_the_drivers_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(devices, "TIMEOUT", 0.2)
     assert devices.devices() == []
-    assert len(termination.left()) == 1
+    assert len(termination._left) == 1
 
 
 def test_a_call(unkillable: list[int]) -> None:
     ((_, found),) = each(time.sleep, [(600,)], 1, apart=True, seconds=0.1)
     assert isinstance(found, Lost)
     assert found.reason.startswith("it took longer than 0.1 s; process ")
-    assert len(set(unkillable)) == len(termination.left()) == 1
+    assert len(set(unkillable)) == len(termination._left) == 1
 
 
 def test_an_object(unkillable: list[int]) -> None:
@@ -90,11 +89,18 @@ def test_an_object(unkillable: list[int]) -> None:
 
 
 def test_searches(unkillable: list[int]) -> None:
-    pipe = subprocess.PIPE
-    processes = [subprocess.Popen(["sleep", "600"], stdin=pipe, stdout=pipe) for _ in range(2)]
-    with pytest.warns(RuntimeWarning, match=r"processes \d+, \d+ were killed and did not end"):
-        workers.end(processes)
-    assert (len(unkillable), processes) == (2, [])
+    """A call of one fails when those of others go on."""
+
+    def fails(_: object) -> None:
+        raise KeyboardInterrupt
+
+    pool = Pool(3)
+    with (
+        pytest.warns(RuntimeWarning, match=r"processes \d+, \d+ were killed and did not end"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        pool.map(time.sleep, [(600,), (600,), (0,)], fails)
+    assert len(set(unkillable)) == 2
 
 
 def test_a_process_is_told_of_once() -> None:
@@ -105,23 +111,6 @@ def test_a_process_is_told_of_once() -> None:
         assert termination.awaited(child) == said
         child.communicate(b"\n")
     assert termination.awaited(child) == ""
-
-
-@pytest.mark.parametrize("left", [0, 1])
-def test_the_program_ends(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once where Python's own end would wait."""
-
-    class Ended(BaseException):
-        pass
-
-    def end(code: int) -> None:
-        raise Ended(code)
-
-    monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(termination, "left", lambda: (1,) * left)
-    with pytest.raises(Ended if left else SystemExit) as raised:
-        cli.main(["--version"])
-    assert raised.value.args[0] == 0
 
 
 SCRIPT = """
@@ -137,7 +126,7 @@ if __name__ == "__main__":
 
 
 def test_a_users_program_ends(tmp_path: Path) -> None:
-    """Which has no command's end."""
+    """At once, as a command does: no end of Python waits for what was left."""
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=300)

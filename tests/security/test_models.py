@@ -351,9 +351,9 @@ def test_modules_are_not_taken_from_the_working_folder(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     script = (
         f"import sys; sys.path[:1] = [{str(root)!r}]\n"
-        "from mirage_cli.processes import isolation\nfrom mirage_cli.processes.workers import Workers\nimport math\n"
+        "from mirage_cli.processes import isolation\nimport math\n"
         "assert dict(isolation.each(math.sqrt, [(4,), (9,)], 2)) == {0: 2.0, 1: 3.0}\n"
-        "assert Workers(2).map(math.sqrt, [(4,), (9,)]) == [2.0, 3.0]\n"
+        "assert isolation.Pool(2).map(math.sqrt, [(4,), (9,)]) == [2.0, 3.0]\n"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     program = tmp_path.parent / f"{tmp_path.name}-program.py"  # as an installed one: neither -P nor the working folder
