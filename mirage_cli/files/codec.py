@@ -86,11 +86,11 @@ def shown(data: Any) -> str:
 def schema(form: Any, kinds: Mapping[str, Any], title: str, open: Collection[str] = ()) -> dict[str, Any]:
     """The JSON Schema of a form's documents for those who write them: objects have no entries but those that are listed, in
     the order of `kinds` (the forms of objects by name), needed ones first; those that are `open` may have others."""
-    made = msgspec.json.schema(form)
-    for name, part in made["$defs"].items():
+    document = msgspec.json.schema(form)
+    for name, part in document["$defs"].items():
         order = sorted(kinds[name].__annotations__, key=lambda k: k not in part.get("required", ()))
         part |= {"properties": {k: part["properties"][k] for k in order}, "additionalProperties": name in open}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **_short(made)}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **_short(document)}
 
 
 def _short(part: Any) -> Any:
