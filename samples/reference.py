@@ -25,7 +25,7 @@ from mirage_cli import errors
 from mirage_cli.commands import schemas
 from mirage_cli.commands.common import Command
 from mirage_cli.main import COMMANDS, cli
-from mirage_cli.report import schema as report_schema
+from mirage_cli.report import report as reports
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
 _SECTION = "\n\nParameters\n"  #: where the parts of a docstring begin that need more than a line
@@ -54,7 +54,7 @@ def pages() -> dict[str, str]:
     return {
         "commands.md": commands(),
         "report.md": report(),
-        "report.schema.json": json.dumps(report_schema.SCHEMA, indent=2, ensure_ascii=False) + "\n",
+        "report.schema.json": json.dumps(reports.schema(), indent=2, ensure_ascii=False) + "\n",
         "json.md": documents(),
         "python.md": python(),
     }
@@ -122,7 +122,7 @@ def _cell(text: str) -> str:
 # --- report.json --------------------------------------------------------------------------------------------------------
 def report() -> str:
     """The page of report.json."""
-    schema = report_schema.SCHEMA
+    schema = _resolved(reports.schema())
     head = (
         f"{_NOTE}# report.json\n\n{schema['description']} As [JSON Schema](report.schema.json). Entries that are *optional* "
         "are there only where they say something; `null` stands for what is not known, and for numbers that JSON lacks."
@@ -138,18 +138,30 @@ def documents() -> str:
     )
     parts = [head]
     for command, schema in schemas.SCHEMAS.items():
-        parts += _objects(command, schema)
+        parts += _objects(command, _resolved(schema))
     return "\n\n".join(parts) + "\n"
+
+
+def _resolved(schema: Any, known: Mapping[str, Any] | None = None) -> Any:
+    """A JSON Schema with what it refers to in its place."""
+    if isinstance(schema, list):
+        return [_resolved(s, known) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = known or schema["$defs"]
+    whole = parts.get(schema.get("$ref", "").rpartition("/")[2], {}) | schema
+    return {k: _resolved(v, parts) for k, v in whole.items() if k not in ("$ref", "$defs")}
 
 
 def _objects(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     """A table for an object, then those of the objects in it, each under its own heading."""
-    needed = set(schema["required"])
+    needed = set(schema.get("required", ()))
     rows, inner = ["| entry | type | what it says |", "|---|---|---|"], []
     for key, entry in schema["properties"].items():
         nested, kind = _nested(entry)
         optional = "" if key in needed or not needed else ", optional"
-        rows.append(f"| `{key}` | {kind}{optional} | {_cell(entry['description']) if 'description' in entry else ''} |")
+        said = entry.get("description") or entry.get("items", {}).get("description", "")
+        rows.append(f"| `{key}` | {kind}{optional} | {_cell(said)} |")
         if nested is not None:
             inner.append(
                 (
@@ -167,8 +179,10 @@ def _objects(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 def _nested(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
     """The object with listed entries that an entry is or holds, and the entry's type in words."""
-    if "const" in entry:
-        return None, f"`{entry['const']}`"
+    if "enum" in entry:
+        return None, " or ".join(f"`{value}`" for value in entry["enum"])
+    if "anyOf" in entry:
+        return None, " or ".join(_nested(part)[1] for part in entry["anyOf"])
     if entry.get("type") == "array":
         nested, kind = _nested(entry.get("items", {}))
         return nested, f"list of {kind}"
@@ -256,7 +270,10 @@ def _class(name: str, kind: type) -> Iterator[str]:
     if text := inspect.getdoc(kind):
         yield _markdown(text)
     if dataclasses.is_dataclass(kind):
-        rows = [f"| `{f.name}` | {_code(str(f.type))} | {_default(f)} |" for f in dataclasses.fields(kind)]
+        types = [re.sub(r"^A\[(.*?), says\(.*$", r"\1", str(f.type)) for f in dataclasses.fields(kind)]
+        rows = [
+            f"| `{f.name}` | {_code(t)} | {_default(f)} |" for f, t in zip(dataclasses.fields(kind), types, strict=True)
+        ]
         yield "\n".join(["| field | type | default |", "|---|---|---|", *rows])
     else:
         yield f"```python\n{kind.__name__}{_signature(kind).removesuffix(' -> None')}\n```"

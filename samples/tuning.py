@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Row:
 
     name: str
     seconds: float
-    tuning: dict[str, Any]
+    tuning: Mapping[str, Any]
 
     @property
     def ratio(self) -> float | None:

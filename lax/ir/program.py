@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -330,12 +330,8 @@ def _access(access: Iterable[Slot]) -> list[list[Any]]:
     return [[s.axis, ex.to_json(s.extent), s.offset] for s in access]
 
 
-def access_from_json(data: Collection[list[Any]]) -> tuple[Slot, ...]:
-    """The inverse of an access map's JSON form. Raises TypeError for what is none."""
-    for axis, extent, offset in data:
-        if not (isinstance(axis, str | None) and isinstance(extent, int | str) and isinstance(offset, int)):
-            raise TypeError(f"[{axis!r}, {extent!r}, {offset!r}] is no slot: axis, extent, offset")
-    return tuple(Slot(a, ex.from_json(e), o) for a, e, o in data)
+def _slots(data: Iterable[Sequence[Any]]) -> tuple[Slot, ...]:
+    return tuple(Slot(axis, ex.from_json(extent), offset) for axis, extent, offset in data)
 
 
 def program_from_json(data: Mapping[str, Any]) -> Program:
@@ -353,10 +349,10 @@ def _program(data: Mapping[str, Any]) -> Program:
     return Program(
         tuple(Axis(n, ex.from_json(e)) for n, e in data["axes"].items()),
         tuple(Source(s["name"], dims(s["dims"]), BY_NAME[s["dtype"]], s["constant"]) for s in data["sources"]),
-        tuple(Input(i["name"], i["source"], access_from_json(i["access"])) for i in data["inputs"]),
+        tuple(Input(i["name"], i["source"], _slots(i["access"])) for i in data["inputs"]),
         tuple(node_from_json(n) for n in data["nodes"]),
         tuple(
-            Output(o["value"], access_from_json(o["access"]), dims(o["dims"]), BY_NAME[o["dtype"]], o["name"])
+            Output(o["value"], _slots(o["access"]), dims(o["dims"]), BY_NAME[o["dtype"]], o["name"])
             for o in data["outputs"]
         ),
     )

@@ -49,6 +49,15 @@ class OperatorSpec:
     symbols: tuple[str, ...] = ()
     has_cuda: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        """The description in files that `operator_spec` reads back."""
+
+        def tensors(found: tuple[TensorSpec, ...]) -> list[Any]:
+            return [{"name": t.name, "dtype": t.dtype.name, "dims": list(map(extents.to_json, t.dims))} for t in found]
+
+        described = {"inputs": tensors(self.inputs), "outputs": tensors(self.outputs)}
+        return {"op_type": self.op_type, **described, "symbols": list(self.symbols)}
+
     def validate(self) -> None:
         """Raise InvalidGraph where the description contradicts itself, Refused where it exceeds the tables."""
         if not re.fullmatch(r"[0-9A-Za-z]{1,64}", self.id):

@@ -11,10 +11,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated as A
 from typing import Any
+
+import msgspec
 
 from mirage_cli import __version__
 from mirage_cli.exporters.labels import counted, microseconds, percent, short, table
+from mirage_cli.files.codec import says
 from mirage_cli.files.output import DATA, LIBRARY, MODEL
 from mirage_cli.report import reader
 from mirage_cli.report.report import REPLACED, SCHEMA_VERSION, finite
@@ -27,17 +31,12 @@ _FILES = {"library": (LIBRARY,), "model": (MODEL, DATA)}
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Something that got worse by more than is allowed: what (with the fragment's id, where it is one's), from, to; `percent`
-    is None where something is gone altogether."""
+    """What got worse by more than is allowed."""
 
-    what: str
-    old: float
-    new: float
-    percent: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Its part of the document."""
-        return {"what": self.what, "old": self.old, "new": self.new, "percent": self.percent}
+    what: A[str, says("What, with the fragment's id where it is one's.")]
+    old: A[float, says("From.")]
+    new: A[float, says("To.")]
+    percent: A[float | None, says("How much worse; null where something is gone.")]
 
     def text(self) -> str:
         """One line."""
@@ -90,7 +89,7 @@ def compare(old: Path, new: Path, tolerance: float = TOLERANCE) -> Comparison:
         **whole,
         "fragments": rows,
         "tolerance_percent": tolerance,
-        "regressions": [r.to_json() for r in regressions],
+        "regressions": msgspec.to_builtins(regressions),
     }
     checked: dict[str, Any] = finite(document)
     return Comparison(checked, regressions)

@@ -10,12 +10,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated as A
 from typing import Any
 
 from mirage_cli import __version__
 from mirage_cli.backends import toolchain
 from mirage_cli.backends.toolchain import Tool
 from mirage_cli.errors import MirageError, ToolMissing
+from mirage_cli.files.codec import says
 from mirage_cli.machine import devices, packages
 from mirage_cli.optimization import environment
 from mirage_cli.options.options import Options
@@ -31,19 +33,19 @@ NEEDED = ("numpy", "onnx", "onnx-ir", "onnxscript")  #: packages whose versions 
 class Item:
     """Something that was looked for: what was found, or why it cannot be used and the command that helps."""
 
-    name: str
-    ok: bool
-    found: str
-    command: str = ""
+    name: A[str, says("What.")]
+    ok: A[bool, says("Whether it is there.")]
+    found: A[str, says("Its version, or what is wrong.")]
+    command: A[str, says("What installs it.")] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ability:
     """Something that this program does, whether it can be done here, and the items that are missing for it."""
 
-    name: str
-    possible: bool
-    missing: tuple[str, ...] = ()
+    name: A[str, says("What.")]
+    possible: A[bool, says("Whether it can be done here.")]
+    missing: A[tuple[str, ...], says("What is missing for it.")] = ()
 
 
 @dataclass(frozen=True, slots=True)

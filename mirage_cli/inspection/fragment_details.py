@@ -19,6 +19,7 @@ from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, ver
 from mirage_cli.exporters.labels import clean, escaped, microseconds, short
 from mirage_cli.exporters.pictures import distinct, pictures
 from mirage_cli.files.output import MUGRAPHS
+from mirage_cli.files.rawfile import content
 from mirage_cli.report import mugraph_file, reader
 from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
 
@@ -110,7 +111,7 @@ def _missing(path: Path, folder: Path) -> UsageError:
 
 def _file(path: Path, folder: Path, document: dict[str, Any]) -> Shown:
     try:
-        text = reader.plain_text(path)
+        text = content(path).decode()
     except FileNotFoundError:
         raise _missing(path, folder) from None
     except (OSError, ValueError) as e:

@@ -6,15 +6,15 @@ Only folders of graphs that consist of kernels alone (`mirage_cli/graphs`) have 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
+import msgspec
+
+from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import InvalidGraph, ModelError
-from mirage_cli.files import rawfile
-from mirage_cli.lax import extents as ex
+from mirage_cli.files import codec
+from mirage_cli.report import mugraph_file
 
 FILE = "steps.json"
 SCHEMA_VERSION = 1
@@ -44,39 +44,39 @@ class Steps:
         data = {
             "schema_version": SCHEMA_VERSION,
             "id": self.spec.id,
-            "op_type": self.spec.op_type,
-            "inputs": [_tensor(t) for t in self.spec.inputs],
-            "outputs": [_tensor(t) for t in self.spec.outputs],
-            "symbols": list(self.spec.symbols),
+            **self.spec.to_json(),
             "cuda": self.spec.has_cuda,
-            "calls": [{"id": c.id, "inputs": list(c.inputs), "outputs": list(c.outputs)} for c in self.calls],
-            "results": list(self.results),
-            "weights": list(self.weights),
+            "calls": msgspec.to_builtins(self.calls),
+            "results": self.results,
+            "weights": self.weights,
         }
         return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
-def _tensor(t: TensorSpec) -> dict[str, Any]:
-    return {"name": t.name, "dtype": t.dtype.name, "dims": [ex.to_json(d) for d in t.dims]}
+class _File(mugraph_file.Operator):
+    id: str
+    cuda: bool
+    calls: tuple[Step, ...]
+    results: tuple[str, ...]
+    weights: tuple[str, ...]
 
 
 def read(folder: Path) -> Steps:
     """The steps of an output folder. Raises ModelError where the file is missing or not well-formed."""
     path = folder / FILE
     try:
-        return _from_json(json.loads(rawfile.content(path)))
+        return _from_data(codec.checked(codec.read(path), _File))
     except FileNotFoundError:
         raise ModelError(f"{folder}: expected the folder of a graph, found no {FILE}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidGraph) as error:
-        raise ModelError(f"{path}: it cannot be read: {type(error).__name__} {error}") from None
+    except (OSError, ValueError, InvalidGraph) as error:
+        raise ModelError(f"{path}: expected the steps of a graph, found what cannot be read: {error}") from None
 
 
-def _from_json(data: Mapping[str, Any]) -> Steps:
-    calls = tuple(Step(c["id"], tuple(c["inputs"]), tuple(c["outputs"])) for c in data["calls"])
-    spec = operator_spec(data["id"], data, bool(data["cuda"]))
-    steps = Steps(spec, calls, tuple(data["results"]), tuple(data["weights"]))
+def _from_data(data: _File) -> Steps:
+    spec = operator_spec(data["id"], data, data["cuda"])
+    steps = Steps(spec, data["calls"], data["results"], data["weights"])
     known = {t.name for t in spec.inputs} | set(steps.weights)
-    for call in calls:
+    for call in steps.calls:
         missing = [name for name in call.inputs if name not in known]
         if missing:
             raise InvalidGraph(f"nothing computes {missing[0]!r} before {call.id} reads it")

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.errors import ModelError, UsageError, WrongTensor
-from mirage_cli.files import staging
+from mirage_cli.files import codec, staging
 from mirage_cli.files.output import MODEL, claimed, replaced
 from mirage_cli.kernels import call_order, tensors, torch_operator
 from mirage_cli.kernels import kernel as kernels
 from mirage_cli.kernels.kernel import Kernel
 from mirage_cli.report import reader
-from mirage_cli.report import report as reports
 from mirage_cli.report.report import Report
 
 _Call: TypeAlias = tuple[Kernel, tuple[int, ...], tuple[int, ...]]  #: a kernel, the numbers of its inputs and outputs
@@ -122,12 +121,12 @@ class GraphKernel:
     @functools.cached_property
     def report(self) -> Report:
         """The report of the run that made it, as `report.json` has it."""
-        return reports.from_json(reader.read(self.folder))
+        return codec.checked(reader.read(self.folder), Report)
 
     @property
     def proof(self) -> dict[str, dict[str, Any]]:
         """The verification of each fragment by its identifier, as in the report."""
-        return {f.id: f.verification for f in self.report.replaced}
+        return {f.id: dict(f.verification) for f in self.report.replaced}
 
     @property
     def error_bound(self) -> float:

@@ -13,7 +13,7 @@ pass is judged together with more draws (`judged`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -51,14 +51,7 @@ class Accuracy:
 
     def to_json(self) -> dict[str, Any]:
         """The report's form."""
-        return {
-            "passed": self.passed,
-            "rmse": self.rmse,
-            "original_rmse": self.original_rmse,
-            "max_error": self.max_error,
-            "original_max_error": self.original_max_error,
-            "note": self.note,
-        }
+        return {k: v for k, v in asdict(self).items() if k != "used"}
 
     def __str__(self) -> str:
         text = (

@@ -6,6 +6,7 @@ import fnmatch
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,6 @@ import onnx
 
 from mirage_cli import __version__
 from mirage_cli.backends import cpu
-from mirage_cli.backends.spec import TensorSpec
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.exporters import html, slots
 from mirage_cli.exporters.pictures import Picture, pictures
@@ -32,7 +32,8 @@ from mirage_cli.options.options import Options
 from mirage_cli.patching import patch, saving, script_patch
 from mirage_cli.planning import ranges
 from mirage_cli.planning.plan import FragmentPlan, TargetPlan
-from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report import forms, mugraph_file, reader
+from mirage_cli.report import report as reports
 from mirage_cli.report.report import FragmentReport, Report, as_text, sealed
 
 SOURCES = "src"
@@ -58,7 +59,7 @@ def write(imported: Imported, work: Sequence[Work], draft: Path) -> list[str]:
         folder.mkdir()
         for w in chosen:
             assert w.plan is not None
-            text = json.dumps(w.plan.to_json() | {"operator": operator_json(w)}, indent=1, ensure_ascii=False)
+            text = json.dumps(w.plan.to_json() | {"operator": w.spec().to_json()}, indent=1, ensure_ascii=False)
             write_text(folder / f"{w.id}.json", text + "\n")
     notes: list[str] = []
     if imported.script is not None:
@@ -91,21 +92,6 @@ def script_calls(work: Sequence[Work]) -> list[script_patch.Call]:
     ]
 
 
-def operator_json(w: Work) -> dict[str, Any]:
-    """The operator's description, as verification reads it back."""
-
-    def tensor(t: TensorSpec) -> dict[str, Any]:
-        return {"name": t.name, "dtype": t.dtype.name, "dims": [ex.to_json(d) for d in t.dims]}
-
-    spec = w.spec()
-    return {
-        "op_type": spec.op_type,
-        "inputs": [tensor(t) for t in spec.inputs],
-        "outputs": [tensor(t) for t in spec.outputs],
-        "symbols": list(spec.symbols),
-    }
-
-
 def metadata(work: Sequence[Work]) -> dict[str, str]:
     """The metadata of the patched model."""
     entries = {"mirage.version": __version__}
@@ -122,11 +108,15 @@ def metadata(work: Sequence[Work]) -> dict[str, str]:
     return entries
 
 
+def finished(summary: Report, draft: Path) -> Report:
+    """The report with the hashes of all files of a draft and their seal."""
+    files = digests(draft)
+    return replace(summary, files=files, seal=result_store.seal(sealed(files, summary.model)))
+
+
 def write_report(summary: Report, draft: Path, folder: str = "DIR") -> str:
     """report.json, report.html and the drawing of every muGraph file in the draft; `folder` is what the draft will be. The
     result is the page without what differs from run to run (`exporters/slots.py`)."""
-    summary.files = digests(draft)
-    summary.seal = result_store.seal(sealed(summary.files, summary.model))
     frame, drawn = _written(summary.to_json(), draft, draft, folder)
     for identifier, own in drawn.items():
         write_text(draft / MUGRAPHS / f"{identifier}.svg", own[0].svg)
@@ -173,6 +163,8 @@ def report(
     chosen = [w for w in work if w.replace]
     covered = coverage.measure(imported, [o for w in chosen for o in w.occurrences])
     return Report(
+        __version__,
+        reports.SCHEMA_VERSION,
         {
             "path": model,
             "sha256": imported.sha256,
@@ -187,7 +179,9 @@ def report(
         coverage.unchanged(imported, parts, work),
         covered,
         [*imported.notes, *_idle(imported, options), *_untuned(work)],
-        operators={n.name or "": n.op_type for n in imported.model.graph},
+        {},
+        {n.name or "": n.op_type for n in imported.model.graph},
+        {},
     )
 
 
@@ -209,53 +203,61 @@ def _idle(imported: Imported, options: Options) -> list[str]:
 
 def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType({})) -> FragmentReport:
     """A distinct fragment's part of the report; `given` is what is said of symbolic dimensions."""
-    status = "replaced" if w.replace else "failed" if w.failed else "kept"
     p = w.program
-    program = {
-        "inputs": [f"{s.dtype}[{', '.join(map(str, s.dims))}]" for s in p.sources],
-        "outputs": [f"{o.dtype}[{', '.join(map(str, o.dims))}]" for o in p.outputs],
-        "ops": len([n for n in p.nodes if n.op != "const"]),
-        "axes": {a.name: ex.to_json(a.extent) for a in p.axes},
-        "text": str(p).splitlines(),
-    }
-    nodes = [o.region.node_names for o in w.occurrences]
-    r = FragmentReport(w.id, w.name, status, len(w.occurrences), nodes, program, reason=w.reason, measured=w.measured)
-    r.tuning, r.original = w.tuning, fragment_details.original(w)
-    if w.plan is not None:
-        r.predictions = fragment_details.predictions(w.plan.plans, p, ranges.typical(p.symbols, given))
-        r.search = w.plan.statistics.to_json() | ({"cached": True} if w.plan.kept else {})
-        main = _main_plan(w.plan)
-        if main is not None:
-            _fill(r, w, main)
-    return r
+    plans = w.plan.plans if w.plan is not None else {}
+    main = plans.get("cuda") or plans.get("cpu")
+    return FragmentReport(
+        w.id,
+        w.name,
+        reports.REPLACED if w.replace else reports.FAILED if w.failed else reports.KEPT,
+        len(w.occurrences),
+        [o.region.node_names for o in w.occurrences],
+        {
+            "inputs": [f"{s.dtype}[{', '.join(map(str, s.dims))}]" for s in p.sources],
+            "outputs": [f"{o.dtype}[{', '.join(map(str, o.dims))}]" for o in p.outputs],
+            "ops": len([n for n in p.nodes if n.op != "const"]),
+            "axes": {a.name: ex.to_json(a.extent) for a in p.axes},
+            "text": str(p).splitlines(),
+        },
+        reports.SEARCH if w.plan is None else _search(w.plan),
+        reports.MUGRAPH if main is None else _mugraph(w, main),
+        reports.VERIFICATION if main is None else _verification(w, main),
+        {k: fragment_details.schedules(p) for k, p in sorted(plans.items())},
+        *((0.0, 0.0, 0.0) if main is None else (main.predicted_us, main.original_us, main.floor_us)),
+        w.measured,
+        fragment_details.original(w),
+        fragment_details.predictions(plans, p, ranges.typical(p.symbols, given)),
+        w.tuning,
+        w.reason,
+    )
 
 
-def _verdicts(plan: TargetPlan) -> dict[str, Any]:
-    """The verdict of a plan's own muGraph, with those for other sizes."""
-    others = [o.verdict.to_json() | o.alternative.where_to_json() for o in plan.others]
-    return plan.verdict.to_json() | ({"others": others} if others else {})
+def _search(plan: FragmentPlan) -> Any:
+    return plan.statistics.to_json() | ({"cached": True} if plan.kept else {})
 
 
-def _main_plan(plan: FragmentPlan) -> TargetPlan | None:
-    return plan.plans.get("cuda") or plan.plans.get("cpu")
-
-
-def _fill(entry: FragmentReport, w: Work, main: TargetPlan) -> None:
-    assert w.plan is not None
+def _mugraph(w: Work, main: TargetPlan) -> forms.MuGraph:
     block = main.graph.kernels[-1].block
-    entry.mugraph = {
+    return {
         "file": f"{MUGRAPHS}/{w.id}.json",
         "kernels": len(main.graph.kernels),
         "grid": list(block.grid),
         "loop": block.loop,
         "text": main.graph.text().splitlines(),
     }
-    entry.verification = main.verdict.to_json() | {
-        "targets": {k: _verdicts(p) for k, p in sorted(w.plan.plans.items())}
-    }
+
+
+def _verification(w: Work, main: TargetPlan) -> Any:
+    entries = {**reports.VERIFICATION, **main.verdict.to_json()}
+    del entries["float"]  # the last entry, as it always was
+    assert w.plan is not None
+    entries["targets"] = {k: _verdicts(p) for k, p in sorted(w.plan.plans.items())}
     if w.statement is not None:
-        entry.verification["statement"] = w.statement.to_json()
-    if w.float_check is not None:
-        entry.verification["float"] = w.float_check.to_json()
-    entry.schedule = {k: fragment_details.schedules(p) for k, p in sorted(w.plan.plans.items())}
-    entry.predicted_us, entry.original_us, entry.floor_us = main.predicted_us, main.original_us, main.floor_us
+        entries["statement"] = w.statement.to_json()
+    return entries | {"float": {**reports.FLOAT, **(w.float_check.to_json() if w.float_check is not None else {})}}
+
+
+def _verdicts(plan: TargetPlan) -> dict[str, Any]:
+    """The verdict of a plan's own muGraph, with those for other sizes."""
+    others = [o.verdict.to_json() | o.alternative.where_to_json() for o in plan.others]
+    return plan.verdict.to_json() | ({"others": others} if others else {})

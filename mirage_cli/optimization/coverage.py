@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -11,6 +11,7 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import CHAIN, Partition
 from mirage_cli.lax.ir import graph as g
+from mirage_cli.report.forms import Unchanged
 from mirage_cli.search.schedules.cost import number
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def measure(imported: Imported, occurrences: Sequence[Occurrence]) -> dict[str, 
 
 
 # --- what stays, and why ------------------------------------------------------------------------------------------------
-def unchanged(imported: Imported, parts: Partition, work: Sequence[Work]) -> list[dict[str, Any]]:
+def unchanged(imported: Imported, parts: Partition, work: Sequence[Work]) -> list[Unchanged]:
     """Groups of nodes that the patched model still has, each with its reason; in the order of the model.
 
     Nodes that nothing needs any more (shape computations of what was replaced, say) are gone and in no group.

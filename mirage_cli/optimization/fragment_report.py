@@ -13,11 +13,12 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import OPS
 from mirage_cli.optimization.task import Work
 from mirage_cli.planning.plan import TargetPlan
+from mirage_cli.report import forms
 from mirage_cli.search.schedules.cost import bytes_once, number, products
 from mirage_cli.search.schedules.target import load_target
 
 
-def original(w: Work) -> dict[str, Any]:
+def original(w: Work) -> forms.Original:
     """The nodes of a fragment's first place as the model has them: tensors that go in and out, operators between them.
 
     What a node reads and neither is an input nor comes from another node is a small constant or a shape.
@@ -29,7 +30,7 @@ def original(w: Work) -> dict[str, Any]:
     def name(v: ir.Value | None) -> str:
         return "" if v is None else region.same.get(v, v).name or ""
 
-    nodes = [
+    nodes: list[forms.Node] = [
         {
             "name": n.name or "",
             "op": n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}",
@@ -38,19 +39,21 @@ def original(w: Work) -> dict[str, Any]:
         }
         for n in region.nodes
     ]
-    inputs = [_tensor(t) | {"weight": c} for t, c in zip(w.inputs, constant, strict=True)]
+    inputs: list[forms.Operand] = [{**_tensor(t), "weight": c} for t, c in zip(w.inputs, constant, strict=True)]
     return {"inputs": inputs, "outputs": [_tensor(t) for t in w.outputs], "nodes": nodes}
 
 
-def _tensor(t: TensorSpec) -> dict[str, Any]:
+def _tensor(t: TensorSpec) -> forms.Tensor:
     return {"name": t.name, "type": f"{t.dtype}[{', '.join(map(str, t.dims))}]"}
 
 
-def predictions(plans: Mapping[str, TargetPlan], program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+def predictions(
+    plans: Mapping[str, TargetPlan], program: Program, sizes: Mapping[str, int]
+) -> dict[str, forms.Prediction]:
     """For each kind of target the model's times in microseconds and what bounds them: bytes read and written once,
     operations (those of the matrix products where there are any, else the elementwise ones), the target's bytes and
     operations a second. `sizes` are what symbols count as."""
-    by_kind = {}
+    by_kind: dict[str, forms.Prediction] = {}
     for kind, p in sorted(plans.items()):
         target = load_target(p.target)
         cores = target.units if kind == "cpu" else 1  # a CPU's rates are those of one core
@@ -88,7 +91,7 @@ def chosen(plan: TargetPlan) -> list[dict[str, Any]]:
     return [*(s.to_json() for s in plan.schedules), *others]
 
 
-def schedules(plan: TargetPlan) -> list[dict[str, Any]]:
+def schedules(plan: TargetPlan) -> list[Any]:
     """The schedules of `chosen`, with the threads and the bytes of memory that each kernel asks for a block."""
     choices = chosen(plan)
     return [s | m for s, m in zip(choices, _memory(plan, len(choices)), strict=True)]

@@ -17,6 +17,7 @@ from mirage_cli.measurement.timing import Distribution, Effort, Timer, WallClock
 from mirage_cli.optimization.fragment_models import FragmentModel
 from mirage_cli.processes import isolation
 from mirage_cli.processes.isolation import Lost
+from mirage_cli.report import forms
 
 ORIGINAL, MIRAGE = "original", "mirage"
 CRASHED = "crashed"  #: how a problem begins that ended the process that measured, or took too long
@@ -69,20 +70,20 @@ class Comparison:
         """True if the operator gives the same answers in less time."""
         return self.speedup is not None and self.speedup.median > 1
 
-    def measured(self, device: str) -> dict[str, Any]:
+    def measured(self, device: str) -> forms.Measured:
         """The form of a fragment's `measured` in report.json; a time is null where there is none."""
 
         def median(e: Entry) -> float | None:
             return round(e.us.median, 3) if e.us else None
 
-        row = {
+        row: forms.Measured = {
             "device": device,
             "original_us": median(self.entry(ORIGINAL)),
             "mirage_us": median(self.entry(MIRAGE)),
             "peers": {e.name: median(e) for e in self.entries if e.name not in (ORIGINAL, MIRAGE)},
         }
         problems = {e.name: e.problem for e in self.entries if e.problem}
-        return row | ({"problems": problems} if problems else {})
+        return {**row, "problems": problems} if problems else row
 
 
 def compare(

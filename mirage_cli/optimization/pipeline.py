@@ -283,8 +283,8 @@ class Run:
         if self.complete:
             kernels_only.write(self.imported, self.parts, self.work, self.complete, draft)
         with self.clock.measure("render"):
-            report.notes += [*self.notes, *assembly.write(self.imported, self.work, draft)]
-        report.seconds = self.clock.total()
+            notes = [*report.notes, *self.notes, *assembly.write(self.imported, self.work, draft)]
+        report = assembly.finished(replace(report, notes=notes, seconds=self.clock.total()), draft)
         page = assembly.write_report(report, draft, str(out))
         if self.steady and not self.complete and run_cache.lasting(self.model, self.options):
             names = {id(file): name for name, file in zip(self.imported.external, self.imported.files, strict=False)}

@@ -16,14 +16,16 @@ import platform
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
 
 from mirage_cli.backends import toolchain as toolchains
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.exporters import slots
-from mirage_cli.files import result_store
+from mirage_cli.files import codec, result_store
 from mirage_cli.files.output import DATA, MARK, PAGE, digest, write_text
 from mirage_cli.files.rawfile import DataFile
 from mirage_cli.files.result_store import Kept
@@ -31,7 +33,7 @@ from mirage_cli.machine import devices
 from mirage_cli.optimization import environment
 from mirage_cli.options import debug
 from mirage_cli.options.options import Options
-from mirage_cli.report.report import FragmentReport, Report
+from mirage_cli.report.report import SEARCH, Report
 
 if TYPE_CHECKING:
     from mirage_cli.files.datafile import Piece
@@ -84,13 +86,10 @@ class Answer:
                     position = self._copy(piece, position, file)
                 file.flush()
                 os.fsync(file.fileno())
-        report = report_from_json(self.head["report"])
+        kept = codec.checked(self.head["report"], Report)
         done = time.perf_counter()
-        report.seconds = dict.fromkeys(report.seconds, 0.0) | {
-            "read": read - start,
-            "render": done - read,
-            "total": done - start,
-        }
+        seconds = {"read": read - start, "render": done - read, "total": done - start}
+        report = replace(kept, seconds=dict.fromkeys(kept.seconds, 0.0) | seconds)
         write_text(draft / MARK, report.text())
         write_text(draft / PAGE, slots.filled(self.head["page"], report.to_json()["seconds"], folder))
         return report
@@ -171,10 +170,12 @@ def keep(
         [p.relative_to(draft).as_posix(), stat.S_IMODE(p.stat().st_mode), len(c)]
         for p, c in zip(paths, contents, strict=False)
     ]
+    #: what was searched is not searched again by who is answered
+    fragments = [f if f.search is SEARCH else replace(f, search={**f.search, "cached": True}) for f in report.fragments]
     head = {
         "sha256": report.model["sha256"],
         "external": report.model["external_data"],
-        "report": asdict(report),
+        "report": msgspec.to_builtins(replace(report, fragments=fragments)),
         "page": page,
         "files": files,
         "data": data,
@@ -199,11 +200,3 @@ def _sizes(store: Kept) -> Iterator[tuple[Path, int]]:
     for path in store.root.glob(f"*{result_store.SUFFIX}"):
         with contextlib.suppress(OSError):
             yield path, path.stat().st_size
-
-
-def report_from_json(data: Mapping[str, Any]) -> Report:
-    """A kept report; what was searched is not searched again now."""
-    fragments = [FragmentReport(**f) for f in data["fragments"]]
-    for f in fragments:
-        f.search |= {"cached": True} if f.search else {}
-    return Report(**{**data, "fragments": fragments})

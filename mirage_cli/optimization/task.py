@@ -26,6 +26,7 @@ from mirage_cli.patching.grown_caches import grown_tensors
 from mirage_cli.patching.regions import Facts, Region, Regions
 from mirage_cli.planning.plan import FragmentPlan
 from mirage_cli.processes.isolation import Lost
+from mirage_cli.report import forms
 from mirage_cli.search.proof.statement import Statement
 
 
@@ -88,8 +89,8 @@ class Work:
     failed: bool = False
     statement: Statement | None = None
     float_check: FloatCheck | None = None
-    measured: list[dict[str, Any]] = field(default_factory=list)
-    tuning: dict[str, Any] = field(default_factory=dict)  #: what was tried on a GPU, for the report
+    measured: list[forms.Measured] = field(default_factory=list)
+    tuning: forms.Tuning = field(default_factory=forms.Tuning)  #: what was tried on a GPU, for the report
 
     @property
     def operators(self) -> int:
@@ -129,7 +130,7 @@ class Work:
             return
         self.replace = True
 
-    def timed(self, row: dict[str, Any], faster: bool, problem: str, force: bool) -> None:
+    def timed(self, row: forms.Measured, faster: bool, problem: str, force: bool) -> None:
         """Take what was measured on a GPU (a row of the report's `measured`): a kernel with a `problem`, such as other
         answers, fails; one that is not faster is left unless `force` says otherwise."""
         self.measured.append(row)

@@ -26,6 +26,7 @@ from mirage_cli.options.options import Options
 from mirage_cli.planning.plan import PlanOptions, TargetPlan, newest, planned, printed
 from mirage_cli.processes import isolation
 from mirage_cli.processes.isolation import Lost
+from mirage_cli.report import forms
 from mirage_cli.search.search import Candidate
 from mirage_cli.tuning import build
 from mirage_cli.tuning.bench import WRONG, BenchJob, IsolatedBench
@@ -236,7 +237,7 @@ _DESCRIBED = ("engines", "schedules", "predicted_us")
 # ---- reporting -------------------------------------------------------------------------------------------------------
 
 
-def report(w: Work, tuning: Tuning) -> dict[str, Any]:
+def report(w: Work, tuning: Tuning) -> forms.Tuning:
     """The `tuning` of a fragment's report."""
     assert w.plan is not None
     main = w.plan.plans["cuda"]
@@ -246,7 +247,7 @@ def report(w: Work, tuning: Tuning) -> dict[str, Any]:
         (t for t in trials if (t.candidate.graph, t.candidate.schedules) == (main.graph, main.schedules)), None
     )
     refused = sum(t.result.problem.startswith(REFUSED) for t in trials)
-    data: dict[str, Any] = {
+    data: forms.Tuning = {
         "device": tuning.where.device,
         "driver": tuning.where.driver,
         "extents": dict(tuning.where.extents),
@@ -260,8 +261,9 @@ def report(w: Work, tuning: Tuning) -> dict[str, Any]:
         "chosen_us": _us(chosen),
         "candidates": [t.to_json() for t in trials],
     }
-    data |= {"problem": tuning.problem} if tuning.problem else {}
-    return data | ({"passed_over": tuning.proofs} if tuning.proofs else {})
+    if tuning.problem:
+        data["problem"] = tuning.problem
+    return {**data, "passed_over": tuning.proofs} if tuning.proofs else data
 
 
 def _us(trial: Trial | None) -> float | None:

@@ -1,111 +1,139 @@
 """mugraphs/ID.json read back, whoever wrote it: the one reader of all commands.
 
-What it returns has the types that `SCHEMA` states. Whether it says something is for those who take it apart:
-`plan.plan_from_json`, `program_from_json` and `operator_spec`, which raise InvalidGraph.
+What it returns is as the form `MuGraphFile` says. Whether it says something is for those who take it apart:
+`plan_from_json`, `program_from_json` and `operator_spec`, which raise InvalidGraph.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated as A
+from typing import Any, NotRequired, TypedDict
 
 from mirage_cli.errors import ModelError
-from mirage_cli.report.reader import plain_text, violations
-from mirage_cli.report.schema import IDENTIFIER
+from mirage_cli.files import codec
+from mirage_cli.report.forms import IDENTIFIER, Between, Count, Extent, Schedule
 
 MAX_BYTES = 1 << 24  #: of a file; those of large fragments have a hundredth of it
-Schema: TypeAlias = dict[str, Any]
+_Slot = tuple[str | None, Extent, int]  #: axis, extent, offset
 
 
-def _object(needed: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    return {"type": "object", "properties": {**needed, **(optional or {})}, "required": list(needed)}
+class _Tensor(TypedDict):
+    name: str
+    dtype: str
+    dims: list[Extent]
 
 
-def _list(items: Schema, **more: Any) -> Schema:
-    return {"type": "array", "items": items, **more}
+class _Source(_Tensor):
+    constant: bool
 
 
-def _map(values: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": values}
+class _Input(TypedDict):
+    name: str
+    source: Count
+    access: list[_Slot]
 
 
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_INTEGER: Schema = {"type": "integer"}
-_EXTENT: Schema = {"type": ["integer", "string"]}
-_TEXTS, _COUNTS, _EXTENTS = _list(_TEXT), _list(_COUNT), _list(_EXTENT)
-_OPTIONAL_TEXT: Schema = {"type": ["string", "null"]}
-_SLOT = _list({"type": ["string", "integer", "null"]}, minItems=3, maxItems=3)  # axis, extent, offset
-_SOURCE = _object({"name": _TEXT, "dims": _EXTENTS, "dtype": _TEXT, "constant": {"type": "boolean"}})
-_NODE = _object(
-    {"name": _TEXT, "op": _TEXT}, {"inputs": _TEXTS, "over": _TEXTS, "value": _TEXT, "axis": _TEXT, "dtype": _TEXT}
-)
-_PROGRAM = _object(
-    {
-        "axes": _map(_EXTENT),
-        "sources": _list(_SOURCE),
-        "inputs": _list(_object({"name": _TEXT, "source": _COUNT, "access": _list(_SLOT)})),
-        "nodes": _list(_NODE),
-        "outputs": _list(
-            _object({"value": _TEXT, "access": _list(_SLOT), "dims": _EXTENTS, "dtype": _TEXT, "name": _TEXT})
-        ),
-    }
-)
-_THREAD = _list(_object({"op": _TEXT, "inputs": _COUNTS}, {"value": _TEXT}))
-_BLOCK = _object(
-    {
-        "grid": _TEXTS,
-        "split": _TEXTS,
-        "loop": _OPTIONAL_TEXT,
-        "ops": _list(
-            _object(
-                {"name": _TEXT, "op": _TEXT, "phase": _TEXT},
-                {"inputs": _TEXTS, "over": _TEXTS, "thread": _THREAD, "value": _TEXT, "axis": _TEXT, "dtype": _TEXT},
-            )
-        ),
-        "outputs": _TEXTS,
-    }
-)
-_KERNEL = _object({"program": _PROGRAM, "block": _BLOCK, "inputs": _COUNTS, "outputs": _COUNTS})
-_GRAPH = _object({"sources": _COUNT, "outputs": _COUNT, "tensors": _COUNT, "kernels": _list(_KERNEL)})
-_SCHEDULE = _object(
-    {"tiles": _map(_INTEGER), "loop": _INTEGER, "warps": _INTEGER, "stages": _INTEGER},
-    {"engine": _TEXT, "numbers": _map(_INTEGER)},
-)
-_BOUND = _list({"type": ["integer", "null"]}, minItems=2, maxItems=2)
-_OTHER = _object({"when": _map(_BOUND), "graph": _GRAPH, "schedules": _list(_SCHEDULE)}, {"target": _TEXT})
-_TENSOR = _object({"name": _TEXT, "dtype": _TEXT, "dims": _EXTENTS})
-SCHEMA = _object(
-    {
-        "id": {"type": "string", "pattern": IDENTIFIER, "description": "A hash of what is computed."},
-        "name": _TEXT,
-        "program": _PROGRAM,
-        "without": _TEXTS,
-        "targets": _map(
-            _object(
-                {"target": _TEXT, "shared_bytes": _COUNT, "graph": _GRAPH, "schedules": _list(_SCHEDULE)},
-                {"others": _list(_OTHER)},
-            )
-        ),
-        "operator": _object({"op_type": _TEXT, "inputs": _list(_TENSOR), "outputs": _list(_TENSOR), "symbols": _TEXTS}),
-    }
-)
+class _Node(TypedDict):
+    name: str
+    op: str
+    inputs: NotRequired[list[str]]
+    over: NotRequired[list[str]]
+    value: NotRequired[str]
+    axis: NotRequired[str]
+    dtype: NotRequired[str]
+
+
+class _Output(_Tensor):
+    value: str
+    access: list[_Slot]
+
+
+class _Program(TypedDict):
+    axes: dict[str, Extent]
+    sources: list[_Source]
+    inputs: list[_Input]
+    nodes: list[_Node]
+    outputs: list[_Output]
+
+
+class _ThreadNode(TypedDict):
+    op: str
+    inputs: list[Count]
+    value: NotRequired[str]
+
+
+class _BlockOp(_Node):
+    phase: str
+    thread: NotRequired[list[_ThreadNode]]
+
+
+class _Block(TypedDict):
+    grid: list[str]
+    split: list[str]
+    loop: str | None
+    ops: list[_BlockOp]
+    outputs: list[str]
+
+
+class _Kernel(TypedDict):
+    program: _Program
+    block: _Block
+    inputs: list[Count]
+    outputs: list[Count]
+
+
+class _Graph(TypedDict):
+    sources: Count
+    outputs: Count
+    tensors: Count
+    kernels: list[_Kernel]
+
+
+class _Made(TypedDict):
+    graph: _Graph
+    schedules: list[Schedule]
+
+
+class _Other(_Made):
+    when: Between
+    target: NotRequired[str]
+
+
+class _Target(_Made):
+    target: str
+    shared_bytes: Count
+    others: NotRequired[list[_Other]]
+
+
+class Operator(TypedDict):
+    """What the library registers."""
+
+    op_type: str
+    inputs: list[_Tensor]
+    outputs: list[_Tensor]
+    symbols: list[str]
+
+
+class MuGraphFile(TypedDict):
+    """The whole file."""
+
+    id: A[str, codec.says("A hash of what is computed.", pattern=IDENTIFIER)]
+    name: str
+    program: _Program
+    without: list[str]
+    targets: dict[str, _Target]
+    operator: Operator
 
 
 def read(path: Path) -> dict[str, Any]:
     """A muGraph file. Raises ModelError, naming the file, what was expected and what was found."""
     try:
-        data = json.loads(plain_text(path, MAX_BYTES))
+        data = codec.read(path, MAX_BYTES)
+        codec.checked(data, MuGraphFile)
     except FileNotFoundError:
         raise ModelError(f"{path}: the file is missing") from None
-    except RecursionError:
-        raise ModelError(f"{path}: it cannot be read: lists in lists without an end") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: it cannot be read: {error}") from None
-    wrong = next(violations(data, SCHEMA), None)
-    if wrong is not None:
-        raise ModelError(f"{path}: {wrong}")
-    checked: dict[str, Any] = data
-    return checked
+        raise ModelError(f"{path}: expected a muGraph file of mirage, found what cannot be read: {error}") from None
+    stored: dict[str, Any] = data
+    return stored

@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated as A
+from typing import Any, Final, Literal
 
-from mirage_cli import __version__
+import msgspec
+
 from mirage_cli.errors import CheckFailed, UsageError
+from mirage_cli.files import codec
+from mirage_cli.files.codec import says
 from mirage_cli.options.options import Options
+from mirage_cli.report import forms
+from mirage_cli.report.forms import IDENTIFIER, Amount, Count, Share
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 REPLACED, KEPT, FAILED = "replaced", "kept", "failed"
 KERNEL, ISOLATED = "kernel", "kernel isolated"  #: peers in `measured` that are our own kernel without ONNX Runtime
 OWN = (KERNEL, ISOLATED)
 
-#: What a fragment's report holds when nothing is known: every key of the contract is there all the same.
-_SEARCH: dict[str, Any] = {"mappings": 0, "values": 0, "muGraphs": 0, "seconds": 0.0}
-_MUGRAPH: dict[str, Any] = {"file": None, "kernels": 0, "grid": [], "loop": None, "text": []}
-_FLOAT: dict[str, Any] = {"target": None, "error": None, "original_error": None}
-_VERIFICATION: dict[str, Any] = {
+# what the parts of a fragment's report are when nothing is known
+SEARCH: forms.Search = {"mappings": 0, "values": 0, "muGraphs": 0, "seconds": 0.0}
+MUGRAPH: forms.MuGraph = {"file": None, "kernels": 0, "grid": [], "loop": None, "text": []}
+FLOAT: forms.Float = {"target": None, "error": None, "original_error": None}
+VERIFICATION: forms.Verification = {
     "mode": None,
     "primes": [],
     "degree": None,
@@ -29,95 +35,83 @@ _VERIFICATION: dict[str, Any] = {
     "rounds": 0,
     "error_bound": None,
     "seconds": 0.0,
+    "float": FLOAT,
 }
-_ORIGINAL: dict[str, Any] = {"inputs": [], "outputs": [], "nodes": []}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FragmentReport:
-    """What became of one distinct fragment. `status` is "replaced", "kept" (proved, but not predicted to be faster),
-    or "failed"; `reason` says why it was not replaced."""
+    """A distinct fragment: equal ones of a model are one entry."""
 
-    id: str
-    name: str
-    status: str
-    occurrences: int
-    nodes: list[list[str]]
-    program: dict[str, Any]
-    search: dict[str, Any] = field(default_factory=dict)
-    mugraph: dict[str, Any] = field(default_factory=dict)
-    verification: dict[str, Any] = field(default_factory=dict)
-    schedule: dict[str, Any] = field(default_factory=dict)
-    predicted_us: float = 0.0
-    original_us: float = 0.0
-    floor_us: float = 0.0
-    measured: list[dict[str, Any]] = field(default_factory=list)
-    tuning: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""
-    original: dict[str, Any] = field(default_factory=dict)  #: its nodes at the first place
-    predictions: dict[str, Any] = field(default_factory=dict)  #: by kind of target
+    id: A[str, says("Hash of what it computes; names files, operators and C functions.", pattern=IDENTIFIER)]
+    name: A[str, says("What it is in words, as `norm_linear`.")]
+    status: A[
+        str,
+        says(
+            f"`{REPLACED}`; `{KEPT}`: proved, but not faster; `{FAILED}`: see `reason`.",
+            pattern=rf"^({REPLACED}|{KEPT}|{FAILED})$(?!\n)",
+        ),
+    ]
+    occurrences: A[Count, says("How often it stands in the model.")]
+    nodes: A[list[list[str]], says("The nodes of each place, by name.")]
+    program: forms.Program
+    search: forms.Search
+    mugraph: forms.MuGraph
+    verification: forms.Verification
+    schedule: A[dict[str, list[forms.Schedule]], says("Schedules of the kernels, by target.")]
+    predicted_us: A[Amount, says("The cost model's time for one call, microseconds.")]
+    original_us: A[Amount, says("The same model's time of the original operators.")]
+    floor_us: A[Amount, says("No kernel reads its inputs, or multiplies, in less.")]
+    measured: A[list[forms.Measured], says("Measurements, where there are any.")]
+    original: forms.Original
+    predictions: A[dict[str, forms.Prediction], says("What the cost model says, by kind of target: `cpu`, `cuda`.")]
+    tuning: forms.Tuning = field(default_factory=forms.Tuning)
+    reason: A[str, says("Why it was not replaced.")] = ""
 
     def to_json(self, written: bool = True) -> dict[str, Any]:
-        """The contract's form, with all keys; `mugraph.file` is null for what is not replaced or not `written`."""
-        proof = _VERIFICATION | self.verification
-        graph = _MUGRAPH | self.mugraph
-        data = {
-            "id": self.id,
-            "name": self.name,
-            "status": self.status,
-            "occurrences": self.occurrences,
-            "nodes": self.nodes,
-            "program": self.program,
-            "search": _SEARCH | self.search,
-            "mugraph": graph if written and self.status == REPLACED else graph | {"file": None},
-            "verification": proof | {"float": _FLOAT | proof.get("float", {})},
-            "schedule": self.schedule,
-            "predicted_us": round(self.predicted_us, 3),
-            "original_us": round(self.original_us, 3),
-            "floor_us": round(self.floor_us, 3),
-            "measured": self.measured,
-            "original": _ORIGINAL | self.original,
-            "predictions": self.predictions,
-        }
-        data |= {"tuning": self.tuning} if self.tuning else {}
-        return data | ({"reason": self.reason} if self.reason else {})
+        """The contract's form; `mugraph.file` is null for what is not replaced or not `written`."""
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        if not written or self.status != REPLACED:
+            data["mugraph"]["file"] = None
+        times = {k: round(data[k], 3) for k in ("predicted_us", "original_us", "floor_us")}
+        return {k: v for k, v in (data | times).items() if v or k not in ("tuning", "reason")}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that `mirage optimize` found, searched, proved, chose and left."""
+    """What was found, searched, proved, chosen and left."""
 
-    model: dict[str, Any]
-    options: dict[str, Any]
-    seconds: dict[str, float] = field(default_factory=dict)
-    fragments: list[FragmentReport] = field(default_factory=list)
-    unchanged: list[dict[str, Any]] = field(default_factory=list)
-    coverage: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    toolchain: dict[str, str] = field(default_factory=dict)
-    operators: dict[str, str] = field(default_factory=dict)  #: of every node by its name, in the order of the model
-    files: dict[str, str] = field(default_factory=dict)  #: sha256 of every file of the output, but for the reports
-    seal: str = ""  #: of `files` and of what was read, by which this user's mirage knows its own work
+    mirage: A[str, says("The version that wrote it.")]
+    schema_version: A[Literal[1], says("Raised when an entry changes its meaning.")]
+    model: forms.Model
+    options: forms.Given
+    seconds: A[dict[str, float], says("Where the time went, by stage; `total` is the wall clock.")]
+    fragments: A[list[FragmentReport], says("One entry for each distinct fragment.")]
+    unchanged: A[list[forms.Unchanged], says("Nodes that stay.")]
+    coverage: A[
+        dict[str, Share], says("Shares of `flops`, `weight_bytes` and `nodes` that the replaced fragments have.")
+    ]
+    notes: A[
+        list[str], says("What was done to the model on the way in; patterns of `only` and `skip` that fit no node.")
+    ]
+    toolchain: A[dict[str, str], says("Compilers whose version changes what is written.")]
+    operators: A[dict[str, str], says("The operator of each node by the node's name, in the order of the model.")]
+    files: A[forms.Files, says("Hash of every file that was written, but for the reports.")]
+    seal: A[
+        str, says("Of `files` and the model, made with a secret of who wrote them: `verify` loads its user's own.")
+    ] = ""
 
     def to_json(self) -> dict[str, Any]:
         """The contract's `report.json`; numbers that JSON lacks (an infinite error) are null."""
-        data = {
-            "mirage": __version__,
-            "schema_version": SCHEMA_VERSION,
-            "model": self.model,
-            "options": self.options,
-            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
-            "fragments": [f.to_json(not self.options.get("dry_run")) for f in self.fragments],
-            "unchanged": self.unchanged,
-            "coverage": {k: round(v, 4) for k, v in self.coverage.items()},
-            "notes": self.notes,
-            "toolchain": self.toolchain,
-            "operators": self.operators,
-            "files": self.files,
-            "seal": self.seal,
-        }
-        found: dict[str, Any] = finite(data)
-        return found
+        data: dict[str, Any] = finite(
+            msgspec.to_builtins(self)
+            | {
+                "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+                "fragments": [f.to_json(not self.options.get("dry_run")) for f in self.fragments],
+                "coverage": {k: round(v, 4) for k, v in self.coverage.items()},
+            }
+        )
+        return data
 
     def text(self) -> str:
         """report.json."""
@@ -129,12 +123,10 @@ class Report:
         return [f for f in self.fragments if f.status == REPLACED]
 
 
-def from_json(data: dict[str, Any]) -> Report:
-    """The report of a `report.json` that `reader.read` has read."""
-    known = {f.name for f in fields(FragmentReport)}
-    fragments = [FragmentReport(**{k: v for k, v in f.items() if k in known}) for f in data["fragments"]]
-    own = {f.name: data[f.name] for f in fields(Report) if f.name in data}
-    return Report(**own | {"fragments": fragments})
+def schema() -> dict[str, Any]:
+    """The JSON Schema of report.json."""
+    kinds = vars(forms) | {"Report": Report, "FragmentReport": FragmentReport}
+    return codec.schema(Report, kinds, "report.json of mirage optimize")
 
 
 def sealed(files: Mapping[str, str], model: Mapping[str, Any]) -> list[Any]:

@@ -11,19 +11,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import os
-import re
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated as A
 from typing import Any, TypeAlias, TypeVar
+
+from msgspec import Meta
 
 from mirage_cli import __version__
 from mirage_cli.errors import ModelError, OutOfResources
-from mirage_cli.files import staging
+from mirage_cli.files import codec, staging
 
 FILE = "tunings.sqlite3"
 SCHEMA_VERSION = 1
@@ -43,7 +44,10 @@ _TAKEN = (
     sqlite3.SQLITE_FULL,
 )
 _OVER = (sqlite3.SQLITE_IOERR_RDLOCK, sqlite3.SQLITE_IOERR_UNLOCK)  #: a lock is not given back, what it was for is done
-_SURROGATES = re.compile("[\ud800-\udfff]")  #: JSON may hold halves of characters, which no file can
+#: JSON may hold halves of characters, which no file can
+Text = A[str, Meta(max_length=LONGEST, pattern="^[^\ud800-\udfff]*$")]
+Whole = A[int, Meta(ge=0, lt=1 << 62)]
+Number = A[float, Meta(ge=0, lt=1e12)]
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
 
@@ -73,10 +77,10 @@ class Measurement:
     """What became of a candidate: its median in microseconds with the quartiles and the number of samples, or the
     problem for which there is none."""
 
-    us: float | None
-    low: float = 0.0
-    high: float = 0.0
-    samples: int = 0
+    us: Number | None
+    low: Number = 0.0
+    high: Number = 0.0
+    samples: Whole = 0
     problem: str = ""
 
     def to_json(self) -> Json:
@@ -90,8 +94,12 @@ class Measurement:
 class Settled:
     """How thoroughly a program was tuned: candidates that were asked for, seconds that were allowed (0: no limit)."""
 
-    candidates: int
-    seconds: float
+    candidates: Whole
+    seconds: Number
+
+    def to_json(self) -> Json:
+        """The column `value`."""
+        return asdict(self)
 
     def covers(self, other: Settled) -> bool:
         """Whether tuning as thorough as `other` has been done."""
@@ -111,80 +119,59 @@ class Row:
     def to_json(self) -> Json:
         """The form of `mirage cache list --json` and of an exported file."""
         key = dict(zip(COLUMNS, (*self.columns, self.candidate), strict=True))
-        return key | {"extents": json.loads(self.columns[1]), "description": self.description} | _value_json(self.value)
-
-
-def _value_json(value: Measurement | Settled) -> Json:
-    if isinstance(value, Settled):
-        return {"value": {"candidates": value.candidates, "seconds": value.seconds}}
-    return {"value": value.to_json()}
+        value = self.value.to_json()
+        return key | {"extents": json.loads(self.columns[1]), "description": self.description, "value": value}
 
 
 # ---- reading what may be anything ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row as `Row.to_json` writes it."""
+
+    program: Text
+    extents: dict[Text, Whole]
+    dtype: Text
+    architecture: Text
+    device: Text
+    driver: Text
+    version: Text
+    candidate: Text
+    description: Json
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed(_Row):
+    value: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled(_Row):
+    value: Settled
+
+
 def row_from_json(data: Any) -> Row:
     """The inverse of `Row.to_json`. Raises ValueError, naming the field, for what is not well-formed."""
-    if not isinstance(data, dict):
-        raise ValueError(f"expected a row, found {_shown(data)}")
-    extents, description = data.get("extents"), data.get("description")
-    if not isinstance(extents, dict) or not all(_text(k) and _whole(v) for k, v in extents.items()):
-        raise ValueError(f"extents: expected numbers by name, found {_shown(extents)}")
-    if not isinstance(description, dict) or not _is_json(description):
-        raise ValueError(f"description: expected a mapping, found {_shown(description)}")
-    sizes = json.dumps(extents, sort_keys=True)
-    texts = {c: data.get(c) if c != "extents" else sizes for c in COLUMNS}
-    for name, text in texts.items():
-        if not _text(text):
-            raise ValueError(f"{name}: expected a text, found {_shown(text)}")
-    *columns, candidate = (str(t) for t in texts.values())
-    return Row(tuple(columns), candidate, description, _value(candidate, data.get("value")))
+    settled = isinstance(data, dict) and data.get("candidate") == SETTLED
+    row: _Settled | _Timed = codec.checked(data, _Settled) if settled else codec.checked(data, _Timed)
+    sizes = json.dumps(row.extents, sort_keys=True)
+    if max(len(sizes), len(json.dumps(row.description))) > LONGEST:
+        raise ValueError(f"Expected at most {LONGEST} characters - at `$.extents` and at `$.description`")
+    columns = (row.program, sizes, row.dtype, row.architecture, row.device, row.driver, row.version)
+    value = row.value if isinstance(row, _Settled) else _consistent(row.value)
+    return Row(columns, row.candidate, row.description, value)
 
 
-def _value(candidate: str, data: Any) -> Measurement | Settled:
-    numbers: list[Any]
-    if not isinstance(data, dict):
-        raise ValueError(f"value: expected a mapping, found {_shown(data)}")
-    if candidate == SETTLED:
-        count, seconds = data.get("candidates"), data.get("seconds")
-        if not _whole(count) or not _number(seconds):
-            raise ValueError(f"value: expected candidates and seconds, found {_shown(data)}")
-        return Settled(int(count or 0), float(seconds or 0.0))
-    if data.get("us") is None:
-        problem = data.get("problem")
-        if not isinstance(problem, str) or not problem:
-            raise ValueError(f"value: expected a time or a problem, found {_shown(data)}")
-        return Measurement(None, problem=problem[:LONGEST])
-    numbers = [data.get(k) for k in ("low", "us", "high", "samples")]
-    if not all(map(_number, numbers)) or not _whole(numbers[3]) or not 0 < numbers[0] <= numbers[1] <= numbers[2]:
-        raise ValueError(f"value: expected 0 < low <= us <= high and samples, found {_shown(data)}")
-    low, us, high = (float(n) for n in numbers[:3])
-    return Measurement(us, low, high, int(numbers[3]))
-
-
-def _is_json(x: Any) -> bool:
-    """Whether data are as JSON has them: Python reads infinities and NaN too."""
-    try:
-        return len(json.dumps(x, allow_nan=False)) <= LONGEST
-    except (ValueError, RecursionError):
-        return False
-
-
-def _text(x: Any) -> bool:
-    return isinstance(x, str) and len(x) <= LONGEST and not _SURROGATES.search(x)
-
-
-def _whole(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 62
-
-
-def _number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and 0 <= x < 1e12
-
-
-def _shown(x: Any) -> str:
-    text = repr(x)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _consistent(m: Measurement) -> Measurement:
+    """What was read, with nothing but a problem where there is no time. Raises ValueError where there is neither."""
+    if m.us is None and m.problem:
+        return Measurement(None, problem=m.problem[:LONGEST])
+    if m.us is None or not 0 < m.low <= m.us <= m.high:
+        raise ValueError(
+            f"Expected a problem, or 0 < low <= us <= high - at `$.value`, found {m.low}, {m.us}, {m.high}"
+        )
+    return replace(m, problem="")
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
@@ -363,14 +350,14 @@ def _row(fields: Sequence[Any]) -> Row | None:
     try:
         data = dict(zip((*COLUMNS, "description", "value"), fields, strict=True))
         for name in ("extents", "description", "value"):
-            data[name] = json.loads(data[name])
+            data[name] = codec.decoded(data[name])
         return row_from_json(data)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return None
 
 
 def _stored(row: Row) -> tuple[str, ...]:
-    value = json.dumps(_value_json(row.value)["value"], sort_keys=True)
+    value = json.dumps(row.value.to_json(), sort_keys=True)
     return (*row.columns, row.candidate, json.dumps(row.description, sort_keys=True), value)
 
 
@@ -410,23 +397,19 @@ def exported(rows: Sequence[Row]) -> Json:
     return {"mirage": __version__, "schema_version": SCHEMA_VERSION, "tunings": [r.to_json() for r in rows]}
 
 
+@dataclass(frozen=True, slots=True)
+class _Exported:
+    schema_version: A[int, Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
+    tunings: list[Any]
+
+
 def imported(text: str, name: str) -> list[Row]:
     """The rows of an exported document called `name`. Raises ModelError, naming what is wrong."""
+    where, rows = "", list[Row]()
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{name}: expected tunings as JSON: {error}") from None
-    if not isinstance(data, Mapping) or not isinstance(data.get("tunings"), list):
-        raise ModelError(f"{name}: expected a document that mirage cache export wrote")
-    if data.get("schema_version") != SCHEMA_VERSION:
-        found = _shown(data.get("schema_version"))
-        raise ModelError(f"{name}: expected tunings of schema version {SCHEMA_VERSION}, found {found}")
-    return list(_valid(data["tunings"], name))
-
-
-def _valid(rows: Sequence[Any], name: str) -> Iterator[Row]:
-    for k, row in enumerate(rows):
-        try:
-            yield row_from_json(row)
-        except ValueError as error:
-            raise ModelError(f"{name}: tuning {k}: {error}") from None
+        for k, row in enumerate(codec.checked(codec.decoded(text), _Exported).tunings):
+            where = f"tuning {k}: "
+            rows.append(row_from_json(row))
+    except ValueError as error:
+        raise ModelError(f"{name}: expected tunings that mirage cache export wrote: {where}{error}") from None
+    return rows

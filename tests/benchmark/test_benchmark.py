@@ -193,7 +193,7 @@ def test_damaged_parts(copied: Optimized) -> None:
     folder = copied(SAMPLE)
     (mugraph,) = (folder / "mugraphs").glob("*.json")
     mugraph.write_text("{}")
-    with pytest.raises(ModelError, match=f"{mugraph.name}: expected an entry at id, found none"):
+    with pytest.raises(ModelError, match=f"{mugraph.name}: .*missing required field `id`"):
         bench_folder(folder, QUICK)
     (folder / "model.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match=r"model\.onnx"):

@@ -181,14 +181,14 @@ def test_the_tolerance_decides(compare: Any) -> None:
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "expected a report of mirage, found a list"),
-        ('{"schema_version": 2}', "expected a report of schema version 1, found 2"),
-        ('{"schema_version": 1}', "expected an entry at mirage, found none"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"schema_version": 2}', "Expected schema version 1, found 2"),
+        ('{"schema_version": 1}', "missing required field `mirage`"),
     ],
 )
 def test_what_is_no_report(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "report.json").write_text(text)
-    with pytest.raises(ModelError, match=message.replace("[", r"\[")):
+    with pytest.raises(ModelError, match=message):
         comparison.compare(tmp_path, tmp_path)
 
 

@@ -20,6 +20,7 @@ from mirage_cli.errors import MirageError
 from mirage_cli.optimization import story
 from mirage_cli.report.report import Report
 from tests.commands.conftest import Run, error_of, state_folder
+from tests.exporters import reports
 from tests.optimized import sample
 
 MODEL = sample("rmsnorm_linear_fp32")
@@ -287,7 +288,7 @@ def test_an_interrupt_behind_another_exception(run: Run, monkeypatch: pytest.Mon
 def test_warnings_are_told_in_a_line_unless_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def warn(model: str, *_: Any) -> Report:
         warnings.warn("take care", stacklevel=2)
-        return Report({"path": model}, {})
+        return reports.report(path=model)
 
     monkeypatch.setattr(story, "optimize", warn)
     with warnings.catch_warnings():

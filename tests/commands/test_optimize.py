@@ -16,6 +16,7 @@ from mirage_cli.options.options import Options
 from mirage_cli.patching import saving
 from mirage_cli.report.report import Report
 from tests.commands.conftest import Run, error_of
+from tests.exporters import reports
 from tests.optimized import sample, share_objects
 
 MODEL = sample("rmsnorm_linear_fp32")
@@ -35,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path, Options]]:
 
     def remember(model: str, out: Path, options: Options, progress: Any) -> Report:
         calls.append((model, out, options))
-        return Report({"path": model}, options.to_json())
+        return replace(reports.report(path=model), options=options.to_json())
 
     monkeypatch.setattr(story, "optimize", remember)
     return calls

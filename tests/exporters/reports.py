@@ -1,9 +1,11 @@
 """A report made by hand, in which every kind of fragment is."""
 
+from dataclasses import replace
 from typing import Any
 
+from mirage_cli import __version__
 from mirage_cli.options.options import Options
-from mirage_cli.report.report import FragmentReport, Report
+from mirage_cli.report.report import FLOAT, MUGRAPH, SCHEMA_VERSION, SEARCH, VERIFICATION, FragmentReport, Report
 
 PROGRAM: dict[str, Any] = {
     "inputs": ["f32[5, 48]", "f32[48, 40]"],
@@ -37,6 +39,7 @@ PROOF: dict[str, Any] = {
 }
 
 
+ORIGINAL: dict[str, Any] = {"inputs": [], "outputs": [], "nodes": []}
 PREDICTION = {
     "target": "cpu",
     "predicted_us": 2.472,
@@ -70,7 +73,7 @@ def replaced(name: str = "norm_linear", nodes: tuple[str, ...] = ("pow_0", "matm
         15.768,
         0.472,
         [{"device": "NVIDIA H200", "original_us": 21.9, "mirage_us": 13.6, "peers": {"torch.compile": 18.4}}],
-        original={
+        {
             "inputs": [
                 {"name": name, "type": "f32[5, 48]", "weight": False},
                 {"name": f"w{name}", "type": "f32[48, 40]", "weight": True},
@@ -81,7 +84,7 @@ def replaced(name: str = "norm_linear", nodes: tuple[str, ...] = ("pow_0", "matm
                 {"name": nodes[-1], "op": "MatMul", "inputs": [f"p{name}", f"w{name}"], "outputs": [f"y{name}"]},
             ],
         },
-        predictions={"cpu": PREDICTION},
+        {"cpu": PREDICTION},
     )
 
 
@@ -96,18 +99,34 @@ def kept(reason: str = "not predicted to be faster on cpu: 9.1 us against 8.4 us
         PROGRAM,
         {"mappings": 4, "values": 95, "muGraphs": 11, "seconds": 0.061},
         {"file": "mugraphs/b6660ab85df12c2b.json", "kernels": 2, "grid": ["a"], "loop": None, "text": ["grid a"]},
-        {**PROOF, "float": {"target": "cpu", "skipped": "too large"}},
+        {**PROOF, "float": {**FLOAT, "target": "cpu", "skipped": "too large"}},
         {},
         9.1,
         8.4,
         0.5,
+        [],
+        ORIGINAL,
+        {},
         reason=reason,
     )
 
 
 def failed(reason: str = "cpu: no muGraph was found") -> FragmentReport:
     """A fragment of which nothing is known but that it failed."""
-    return FragmentReport("c6660ab85df12c2c", "linear", "failed", 1, [["gemm"]], PROGRAM, reason=reason)
+    return replace(
+        kept(reason),
+        id="c6660ab85df12c2c",
+        name="linear",
+        status="failed",
+        occurrences=1,
+        nodes=[["gemm"]],
+        search=SEARCH,
+        mugraph=MUGRAPH,
+        verification=VERIFICATION,
+        predicted_us=0.0,
+        original_us=0.0,
+        floor_us=0.0,
+    )
 
 
 def report(*fragments: FragmentReport, path: str = "models/decoder.onnx", **changed: Any) -> Report:
@@ -128,6 +147,7 @@ def report(*fragments: FragmentReport, path: str = "models/decoder.onnx", **chan
             "compile": 7.13,
             "total": 8.17,
         },
+        "toolchain": {},
         "notes": ["converted from opset 11 to opset 13"],
         "operators": {"embed": "Gather", "pow_0": "Pow", "matmul_5": "MatMul", "node_Reshape_0": "Reshape"},
         "files": {"src/a6660ab85df12c2a.cpp": "01", "mugraphs/a6660ab85df12c2a.json": "02", "src/build.sh": "03"},
@@ -140,4 +160,5 @@ def report(*fragments: FragmentReport, path: str = "models/decoder.onnx", **chan
         "opset": 20,
         "nodes": 137,
     }
-    return Report(model, options.to_json(), fragments=list(fragments), **{**data, **changed})
+    head = {"mirage": __version__, "schema_version": SCHEMA_VERSION, "model": model, "options": options.to_json()}
+    return Report(**head, fragments=list(fragments), **{**data, **changed})

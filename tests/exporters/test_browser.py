@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,9 @@ def large() -> Report:
     """A model of 5,000 nodes with hostile names, a fragment at 300 places, others kept and failed."""
     operators = {f"{HOSTILE[k % len(HOSTILE)][:200]}{k}": "MatMul" for k in range(5000)}
     names = list(operators)
-    replaced = reports.replaced(HOSTILE[0], (HOSTILE[1], HOSTILE[2]))
-    replaced.nodes, replaced.occurrences = [names[16 * k : 16 * k + 7] for k in range(300)], 300
-    kept = reports.kept(HOSTILE[9])
-    kept.nodes = [names[16 * k + 8 : 16 * k + 10] for k in range(24)]
+    places = [names[16 * k : 16 * k + 7] for k in range(300)]
+    replaced = replace(reports.replaced(HOSTILE[0], (HOSTILE[1], HOSTILE[2])), nodes=places, occurrences=300)
+    kept = replace(reports.kept(HOSTILE[9]), nodes=[names[16 * k + 8 : 16 * k + 10] for k in range(24)])
     inside = {n for f in (replaced, kept) for place in f.nodes for n in place}
     unchanged = [{"nodes": [n for n in names if n not in inside], "reason": HOSTILE[1]}]
     return reports.report(replaced, kept, reports.failed(), path=HOSTILE[9], unchanged=unchanged, operators=operators)

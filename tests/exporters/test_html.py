@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -137,8 +138,8 @@ def test_muGraphs_of_other_architectures_are_told_apart() -> None:
     f = reports.replaced()
     (step,) = f.schedule["cpu"]
     other = {"when": {}, "target": "sm_80"}
-    f.schedule = {"cuda": [step, step | other, step | other]}
-    f.verification = reports.PROOF | {"targets": {"cuda": reports.PROOF | {"others": [reports.PROOF | other]}}}
+    proofs = reports.PROOF | {"targets": {"cuda": reports.PROOF | {"others": [reports.PROOF | other]}}}
+    f = replace(f, schedule={"cuda": [step, step | other, step | other]}, verification=proofs)
     assert [row[:2] for row in cards.schedules(f.schedule)] == [
         ("cuda", "0"),
         ("cuda on sm_80", "0"),
@@ -164,7 +165,7 @@ def test_hostile_names(name: str) -> None:
         unchanged=[{"nodes": [name], "reason": name}],
         notes=[name],
     )
-    r.options = {**r.options, "only": [name]}
+    r.options["only"] = [name]
     page = page_of(r, name)
     reader = read(page)
     assert page.encode("utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mirage_cli.exporters.modelmap import FINE, LABELLED, MOST, model_map
 from tests.exporters import reports
 
@@ -36,8 +38,7 @@ def test_a_node_of_two_fragments_is_the_replaced_ones() -> None:
 
 
 def test_neighbouring_places_are_runs_of_their_own() -> None:
-    f = reports.replaced()
-    f.nodes = [["a"], ["b"]]
+    f = replace(reports.replaced(), nodes=[["a"], ["b"]])
     r = reports.report(f, operators={"a": "Pow", "b": "Pow"}).to_json()
     assert [run.nodes for run in model_map(r).runs] == [1, 1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +17,8 @@ from tests.exporters.test_svg import SVG, check, texts
 
 
 def fragments(**changed: Any) -> list[dict[str, Any]]:
-    f = reports.replaced()
-    f.predictions = {"cpu": reports.PREDICTION, "cuda": {**reports.PREDICTION, "target": "sm_90a", **changed}}
+    cuda = {**reports.PREDICTION, "target": "sm_90a", **changed}
+    f = replace(reports.replaced(), predictions={"cpu": reports.PREDICTION, "cuda": cuda})
     return [f.to_json(), reports.kept().to_json()]
 
 
@@ -63,15 +64,15 @@ def test_recorded_times_are_on_their_kind_s_plot_where_the_sizes_are_the_same() 
         "peers": {"kernel": 9.1, "kernel isolated": 9.2, "failed one": None},
         "inputs": ["f32[5, 48]"],
     }
-    f.program = {**f.program, "axes": {"a": 5, "b": 40, "c": 48}}
-    f.measured = [{"device": "a CPU", "target": "cpu", **row}, {"device": "a GPU", "target": "cuda", **row}]
+    times = [{"device": "a CPU", "target": "cpu", **row}, {"device": "a GPU", "target": "cuda", **row}]
+    f = replace(f, program={**f.program, "axes": {"a": 5, "b": 40, "c": 48}}, measured=times)
     cuda, cpu = (roofline.drawing(p) for p in roofline.plots([f.to_json()]))
     assert "mirage, measured on a CPU 13.6 us" in cpu and "a GPU" not in cpu
     assert "kernel, measured on a GPU 9.10 us" in cuda and "a CPU" not in cuda
     assert "failed one" not in cuda
     assert 'class="peer"' not in cuda, "the kernel alone is ours"
     assert "kernel isolated" not in cuda, "it would hide the kernel"
-    f.program = {**f.program, "axes": {"a": "batch", "b": 40, "c": 48}}
+    f = replace(f, program={**f.program, "axes": {"a": "batch", "b": 40, "c": 48}})
     assert "measured" not in "".join(roofline.drawing(p) for p in roofline.plots([f.to_json()]))
 
 
@@ -90,10 +91,9 @@ def test_many_equal_fragments_stand_side_by_side() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names(name: str) -> None:
-    f = reports.replaced(name)
-    f.predictions = {"cpu": {**reports.PREDICTION, "target": name}}
-    f.measured = [{"device": name, "original_us": 2.0, "mirage_us": 1.0, "peers": {name: 3.0}}]
-    f.predictions["cuda"] = reports.PREDICTION
+    predictions = {"cpu": {**reports.PREDICTION, "target": name}, "cuda": reports.PREDICTION}
+    times = [{"device": name, "original_us": 2.0, "mirage_us": 1.0, "peers": {name: 3.0}}]
+    f = replace(reports.replaced(name), predictions=predictions, measured=times)
     for plot in roofline.plots([f.to_json()]):
         root = check(roofline.drawing(plot))
         assert not [t for t in texts(root) if len(t) > 60]

@@ -1,6 +1,7 @@
 """The text that `mirage optimize` prints. `MIRAGE_GOLDEN=1` writes the golden file anew."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,7 @@ def test_what_is_said_of_other_outcomes() -> None:
     assert "None of 2 fragments was replaced; the model was copied as it is." in none
     one = text.summary(reports.report(reports.replaced()))
     assert "1 fragment replaced, at 2 places of the model." in one
-    dry = reports.report(reports.replaced())
-    dry.options = Options(dry_run=True).to_json()
+    dry = replace(reports.report(reports.replaced()), options=Options(dry_run=True).to_json())
     assert "would be replaced" in text.summary(dry)
     assert "mirage verify" not in text.summary(dry)
 

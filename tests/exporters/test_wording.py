@@ -53,7 +53,7 @@ def test_the_least_certain_proof_is_told() -> None:
     f = reports.replaced()
     other = {**reports.PROOF, "log2_bound": -41.2, "when": {"n": [0, 8]}}
     targets = {"cpu": reports.PROOF, "cuda": {**reports.PROOF, "log2_bound": -60.0, "others": [other]}}
-    f.verification = {**f.verification, "targets": targets}
+    f = replace(f, verification={**f.verification, "targets": targets})
     data = reports.report(f, reports.kept()).to_json()
     assert wording.proofs(data).endswith("a probability of at most 2^-41.")
     assert wording.proofs(reports.report(reports.kept()).to_json()) == ""

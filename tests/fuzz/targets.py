@@ -20,6 +20,7 @@ import onnx
 
 from mirage_cli.errors import MirageError
 from mirage_cli.exporters import pictures
+from mirage_cli.files import codec
 from mirage_cli.files.output import MARK, MUGRAPHS
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.torchscript import archive
@@ -30,7 +31,7 @@ from mirage_cli.lax.ir.program import number_from_json
 from mirage_cli.options import config, settings
 from mirage_cli.options.options import Options
 from mirage_cli.report import mugraph_file, reader
-from mirage_cli.report import report as reports
+from mirage_cli.report.report import Report
 from mirage_cli.report.stored_plan import plan_from_json
 from mirage_cli.search.mugraph.mugraph import graph_from_json, graph_to_json
 from mirage_cli.suite import suite
@@ -167,7 +168,7 @@ def read_report(data: bytes, place: Place) -> None:
         lambda: told(fragment_details.show(folder, identifier)),
         lambda: told(comparison.compare(other, folder)),
         lambda: told(comparison.compare(folder, other)),
-        lambda: reports.from_json(reader.read(folder)),
+        lambda: codec.checked(reader.read(folder), Report),
     )
 
 

@@ -27,6 +27,7 @@ from mirage_cli.files.rawfile import DataFile
 from mirage_cli.optimization import environment, pipeline, run_cache, story
 from mirage_cli.options.options import Options
 from mirage_cli.report.report import Report
+from tests.exporters import reports
 from tests.optimized import sample
 
 NAME = "rmsnorm_linear_fp32"
@@ -195,8 +196,9 @@ def test_weights_that_are_computed_are_kept(tmp_path: Path) -> None:
     pieces = [Piece(0, 300, file, 100), Piece(4096, len(computed))]
     made = Options(target=("cpu",), cache=str(cache))
     tools = environment.toolchain(made)
-    told = {"path": str(model), "sha256": run_cache.digest(model), "external_data": {"w": file.sha256()}}
-    run_cache.keep(Report(told, {}, {"total": 1.0}), "page", draft, made, tools, pieces, {id(file): "w"})
+    report = reports.report(path=str(model))
+    told = {**report.model, "sha256": run_cache.digest(model), "external_data": {"w": file.sha256()}}
+    run_cache.keep(replace(report, model=told), "page", draft, made, tools, pieces, {id(file): "w"})
     found = run_cache.find(str(model), made, tools)
     assert found is not None
     (tmp_path / "out").mkdir()
@@ -208,7 +210,7 @@ def test_large_runs_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "draft").mkdir()
     (tmp_path / "draft" / "libmirage.so").write_bytes(bytes(1000))
     made = Options(target=("cpu",), cache=str(tmp_path / "cache"))
-    report = Report({"path": "m", "sha256": "", "external_data": {}}, {})
+    report = reports.report(path="m")
     for largest in (999, 1000):
         monkeypatch.setattr(run_cache, "LARGEST", largest)
         run_cache.keep(report, "", tmp_path / "draft", made, environment.toolchain(made))

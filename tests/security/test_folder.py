@@ -282,7 +282,7 @@ def test_a_mugraph_file_keeps_to_its_schema(copied: Optimized, key: str, value: 
     stored = mugraph_file.read(path)
     assert key in stored
     path.write_text(json.dumps(stored | {key: value}))
-    with pytest.raises(ModelError, match=rf"expected .* at {key}, found"):
+    with pytest.raises(ModelError, match=rf"Expected .*, got .* at `\$\.{key}`"):
         mugraph_file.read(path)
 
 

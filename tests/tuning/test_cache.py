@@ -299,11 +299,11 @@ def test_nobody_else_writes_while_rows_are_compared(cache: TuningCache, monkeypa
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no", "expected tunings as JSON"),
-        ("[]", "that mirage cache export wrote"),
-        ('{"tunings": [], "schema_version": 9}', "schema version 1, found 9"),
-        ('{"tunings": [{}], "schema_version": 1}', "tuning 0: extents"),
-        ("[" * 100000, "expected tunings as JSON"),
+        ("no", "expected tunings that .*: Expecting value"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"tunings": [], "schema_version": 9}', r"<= 1 - at `\$\.schema_version`, found 9"),
+        ('{"tunings": [{}], "schema_version": 1}', "tuning 0: Object missing required field `program`"),
+        ("[" * 100000, "lists in lists without an end"),
     ],
 )
 def test_documents_that_are_none(text: str, message: str) -> None:
@@ -316,11 +316,18 @@ def test_documents_that_are_none(text: str, message: str) -> None:
     [
         ("extents", {"n": "4"}),
         ("extents", {"n": -1}),
+        ("extents", {"n" * 3999: 1}),
         ("program", 3),
         ("program", "x" * 5000),
         ("description", []),
+        ("description", {"name": "x" * 4000}),
+        ("device", "caf\udce9"),
         ("value", 3),
         ("value", {"us": 1.0}),
+        ("value", {"us": None}),
+        ("value", {"us": 1.0, "low": 2.0, "high": 3.0, "samples": 1}),
+        ("value", {"us": 1.0, "low": 1.0, "high": 1e12, "samples": 1}),
+        ("value", {"us": 1.0, "low": 1.0, "high": float("nan"), "samples": 1}),
     ],
 )
 def test_rows_that_are_none(field: str, value: Any) -> None:
