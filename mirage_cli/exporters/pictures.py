@@ -30,7 +30,8 @@ def distinct(plan: StoredPlan) -> list[tuple[str, KernelGraph]]:
     first, CUDA's before the CPU's."""
     used: dict[str, list[str]] = {}
     first: dict[str, KernelGraph] = {}
-    for kind, condition, graph, _ in sorted(plan.ways, key=lambda way: (bool(way[1]), way[0] != "cuda")):
+    for way in sorted(plan.ways, key=lambda way: (bool(way.where), way.kind != "cuda")):
+        kind, condition, graph = way.kind, way.where, way.graph
         text = graph.text()
         first.setdefault(text, graph)
         if kind not in used.setdefault(text, []):  # a muGraph that is taken anyway may have another schedule somewhere

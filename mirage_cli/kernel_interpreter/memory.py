@@ -40,6 +40,10 @@ class Fault(Exception):
     """A kernel does what no kernel may: the statement's text and what is wrong."""
 
 
+class Unknown(Exception):
+    """A kernel has something that the interpreter does not know: nothing is said of it."""
+
+
 @dataclass(slots=True)
 class Global:
     """A tensor or workspace: [fields, elements], and which elements were written (None: all, before the kernel)."""

@@ -35,7 +35,7 @@ class Finding:
     """What came of running a source: nothing (`reason` is empty), or why it is not the program."""
 
     reason: str = ""
-    checked: int = 0  #: elements that were compared
+    compared: int = 0  #: elements of outputs
     blocks: int = 0  #: blocks that ran
 
     @property
@@ -90,19 +90,19 @@ def compare(
             flat, [w[0].size if residues else w.size for w in wanted], [symbols[n] for n in program.symbols]
         )
     except Fault as e:
-        return Finding(_told(e))
-    checked = 0
+        return Finding(_told(e), 1)
+    compared = 0
     for k, (w, r) in enumerate(zip(wanted, results, strict=True)):
         assert r.written is not None
         if choose is all_blocks and not r.written.all():
-            return Finding(f"element {int(np.argmin(r.written))} of output {k} is not written")
+            return Finding(f"element {int(np.argmin(r.written))} of output {k} is not written", compared + 1)
         right = np.asarray(w).reshape(arithmetic.fields, -1)
         same = _same(right, r.values, tolerance, residues) | ~r.written
         if not same.all():
             at = np.unravel_index(int(np.argmin(same)), [ex.value(e, symbols) for e in program.outputs[k].dims])
-            return Finding(f"output {k} differs at {tuple(int(i) for i in at)}")
-        checked += int(r.written.sum())
-    return Finding("", checked, sum(len(choose(x.grid, x.cluster)) for _, x in run.launched))
+            return Finding(f"output {k} differs at {tuple(int(i) for i in at)}", compared + 1)
+        compared += int(r.written.sum())
+    return Finding("", compared, sum(len(choose(x.grid, x.cluster)) for _, x in run.launched))
 
 
 def _inputs(program: Program, symbols: Mapping[str, int], domain: Residues | Float64, seed: int) -> dict[int, Array]:

@@ -10,39 +10,24 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import replace
 
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.source import source
 from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.kernel_interpreter.memory import Unknown
 from mirage_cli.kernel_proof.compare import FIELDS, Finding, compare
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.field import random_primes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.proof.stand_in import assignments, structured
+from mirage_cli.search.proof.verify import KernelRun, Verdict, verify
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
 DRAWS = 2  #: random points at which kernels have to differ before they are refuted (a divisor may be 0 at one)
 Print = Callable[[Program, KernelGraph], str]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelVerdict:
-    """What came of running kernels: `passed`, or the `reason` why not; how many elements of outputs were compared, at which
-    extents ("real", or "stand-in"), in how many fields, in how many seconds."""
-
-    passed: bool
-    reason: str = ""
-    extents: str = "real"
-    compared: int = 0
-    fields: int = FIELDS
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """The report's form."""
-        return asdict(self)
 
 
 def prove_kernels(
@@ -53,24 +38,47 @@ def prove_kernels(
     passes: Passes = ALL,
     seed: int = 0,
     entropy: str = "",
-) -> KernelVerdict:
-    """The verdict on what is printed for a muGraph with its schedules. Raises Refused where it cannot be printed."""
+) -> KernelRun:
+    """What comes of running what is printed for a muGraph with its schedules."""
     start = time.perf_counter()
 
     def text(p: Program, g: KernelGraph) -> str:
         return source("proof", p, g, schedules, target, "", passes).text
 
-    extents, points = _points(program, graph, schedules, text)
-    compared = 0
-    for p, g, printed, symbols in points:
-        found = _at(p, g, printed, symbols, f"{entropy}, seed {seed}")
-        compared += found.checked
-        if not found.passed:
-            where = ", ".join(f"{a.name} = {a.extent}" for a in p.axes)
-            return KernelVerdict(
-                False, f"{found.reason} (at {where})", extents, compared, FIELDS, time.perf_counter() - start
-            )
-    return KernelVerdict(True, "", extents, compared, FIELDS, time.perf_counter() - start)
+    extents, compared, reason = "", 0, ""
+    try:
+        extents, points = _points(program, graph, schedules, text)
+        for p, g, printed, symbols in points:
+            finding = _at(p, g, printed, symbols, f"{entropy}, seed {seed}")
+            compared += finding.compared
+            if not finding.passed:
+                reason = f"{finding.reason} (where {_sizes(p, symbols)})"
+                break
+    except (Refused, Unknown) as e:
+        compared, reason = 0, str(e)
+    return KernelRun(not reason, reason, extents, compared, FIELDS, time.perf_counter() - start)
+
+
+def prove(
+    program: Program,
+    graph: KernelGraph,
+    schedules: Sequence[Schedule],
+    target: Target,
+    passes: Passes,
+    seed: int,
+    confidence: int,
+    entropy: str,
+) -> Verdict:
+    """The verdict on a muGraph (`search.proof.verify`) and on the kernels that are printed for it. Raises InvalidGraph."""
+    tiles = [s.as_tiles() for s in schedules]
+    verdict = verify(program, graph, tiles, seed, confidence, entropy=entropy)
+    if not verdict.passed:
+        return verdict
+    return replace(verdict, kernels=prove_kernels(program, graph, schedules, target, passes, seed, entropy))
+
+
+def _sizes(p: Program, symbols: Mapping[str, int]) -> str:
+    return ", ".join(f"{a.name} = {ex.value(a.extent, symbols)}" for a in p.axes)
 
 
 def _at(p: Program, g: KernelGraph, printed: str, symbols: Mapping[str, int], salt: str) -> Finding:

@@ -16,6 +16,7 @@ from mirage_cli import __version__
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.source import Memory, Rendered, lowered, source
 from mirage_cli.errors import CheckFailed, InvalidGraph, Refused
+from mirage_cli.kernel_proof.prove import prove_kernels
 from mirage_cli.lax.dtypes import F64
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.numerics import infinities, quotient_overflow, rounding
@@ -348,8 +349,8 @@ def planned(
     identifier: str, program: Program, candidate: Candidate, target: Target, operators: int, options: PlanOptions
 ) -> TargetPlan:
     """A candidate that fits and is proved. Raises Refused or InvalidGraph when it does not fit, CheckFailed when the
-    proof fails, NaN and infinities are not where the original's are, or numbers may overflow where the original's do not:
-    products float32 before they are divided, or operands of CUDA's products their type."""
+    proof or the run of its kernels fails, NaN and infinities are not where the original's are, or numbers may overflow where
+    the original's do not: products float32 before they are divided, or operands of CUDA's products their type."""
     graph = _fused(candidate.graph, options)
     tiles = [s.as_tiles() for s in candidate.schedules]
     problem = quotient_overflow.overflow(program, graph, tiles, options.search.growth, options.seed)
@@ -364,6 +365,9 @@ def planned(
     problem = infinities.changed(program, graph, tiles, options.seed)
     if problem:
         raise AnyTiles(problem)
+    kernels = prove_kernels(program, graph, candidate.schedules, target, options.passes, options.seed, options.entropy)
+    if kernels.refuted:
+        raise CheckFailed(f"its kernels do not compute it: {kernels.reason}")
     if target.kind == "cuda":
         problem = rounding.overflow(program, graph, tiles, dict(options.search.largest), options.seed)
         if problem:
@@ -374,7 +378,7 @@ def planned(
         graph,
         candidate.schedules,
         "",
-        verdict,
+        replace(verdict, kernels=kernels),
         candidate.predicted_us,
         candidate.floor_us,
         original_us(program, operators, target, dict(options.search.sizes)),

@@ -98,6 +98,17 @@ class MuGraph(TypedDict):
 
 
 # --- proofs and checks ------------------------------------------------------------------------------------------------
+class Kernels(TypedDict):
+    """What came of running the kernels that are printed for a muGraph, thread by thread, over residues."""
+
+    passed: A[bool, says("Whether they compute the program.")]
+    reason: A[str, says("Why not, or why nothing was run.")]
+    extents: A[str, says("`real`, or `stand-in`: the same schedules on shorter axes.")]
+    compared: A[Count, says("Elements of outputs that were compared.")]
+    fields: A[Count, says("Prime fields at once.")]
+    seconds: A[Amount, says("How long it took.")]
+
+
 class _Told(TypedDict, total=False):
     """What is told of a proof, beside what every fragment has."""
 
@@ -109,6 +120,7 @@ class _Told(TypedDict, total=False):
     candidates: A[Count, says("MuGraphs that were tried until one was accepted; the bound is that of all of them.")]
     extents: A[str, says("`real`: compared at the real extents; else at smaller ones that the theorem allows.")]
     reason: A[str, says("Why it did not pass.")]
+    kernels: Kernels
     terms: A[Count, says("Of a homomorphic proof: exponentials behind an entry.")]
     exponent_degree: A[Count, says("Of a homomorphic proof: degree of a difference of their exponents.")]
     paper_log2_bound: A[float, says("Of a homomorphic proof: the bound by the paper's own theorem, as a power of two.")]

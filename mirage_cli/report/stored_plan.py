@@ -16,6 +16,18 @@ from mirage_cli.search.schedules.target import Target, load_target
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """A muGraph with its schedules: its kind of target, for which sizes it is taken (empty: elsewhere), and the target that
+    its sources were made for."""
+
+    kind: str
+    where: str
+    graph: KernelGraph
+    schedules: tuple[Schedule, ...]
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
 class StoredPlan:
     """A muGraph file read back: for each kind of target its name, kernel graph and schedules; the shared memory that its
     sources were made for, the passes that made them, and the muGraphs for other sizes."""
@@ -29,12 +41,13 @@ class StoredPlan:
     others: dict[str, tuple[Alternative, ...]]
 
     @property
-    def ways(self) -> Iterator[tuple[str, str, KernelGraph, tuple[Schedule, ...]]]:
-        """Every muGraph with its schedules, its kind of target, and for which sizes it is taken (empty: elsewhere)."""
+    def ways(self) -> Iterator[Way]:
+        """Every muGraph with its schedules."""
         for kind, (_, graph, schedules) in self.targets.items():
-            yield kind, "", graph, schedules
+            yield Way(kind, "", graph, schedules, self.target(kind))
             for o in self.others[kind]:
-                yield kind, f" where {o.condition}", o.graph, o.schedules
+                target = load_target(o.target) if o.target else self.target(kind)
+                yield Way(kind, f" where {o.condition}", o.graph, o.schedules, target)
 
     def target(self, kind: str) -> Target:
         """The target that the sources of a kind were made for. Raises UsageError for an unknown one."""
@@ -61,7 +74,8 @@ def plan_from_json(data: dict[str, Any]) -> StoredPlan:
         found = StoredPlan(data["id"], data["name"], program, targets, limits, without(data["without"]), others)
     except (UsageError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidGraph(f"muGraph file: missing or wrong field {e}") from None
-    for _, _, graph, _ in found.ways:
+    graphs = [graph for _, graph, _ in targets.values()] + [o.graph for ways in others.values() for o in ways]
+    for graph in graphs:
         if (graph.sources, graph.outputs) != (len(program.sources), len(program.outputs)):
             raise InvalidGraph("muGraph file: a muGraph has other inputs or outputs than the program")
     return found

@@ -25,6 +25,7 @@ from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, SCRIPT
 from mirage_cli.files.rawfile import held
 from mirage_cli.frontends import Imported
 from mirage_cli.frontends.torchscript import modules
+from mirage_cli.kernel_proof.prove import prove
 from mirage_cli.kernels import trust
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.optimization.assembly import SOURCES
@@ -34,7 +35,7 @@ from mirage_cli.planning.plan import rendered as rendered_again
 from mirage_cli.processes import isolation
 from mirage_cli.report.stages import Progress
 from mirage_cli.runtime import given
-from mirage_cli.search.proof.verify import Verdict, verify
+from mirage_cli.search.proof.verify import Verdict
 from mirage_cli.verification import bisection, model_case, output_folder
 from mirage_cli.verification.bisection import Case
 from mirage_cli.verification.findings import Verification, VerifyOptions
@@ -181,19 +182,19 @@ class Recheck:
         """Prove every muGraph again, against the program that the model states where there is one."""
         jobs, places = [], []
         for f in self.fragments:
-            for kind, where, graph, schedules in f.stored.ways:
+            for way in f.stored.ways:
                 try:
-                    for kernel, schedule in zip(graph.kernels, schedules, strict=True):
+                    for kernel, schedule in zip(way.graph.kernels, way.schedules, strict=True):
                         schedule.validate(kernel.block)
                 except (MirageError, ValueError) as error:
-                    self.result.add("proof", f.file, f"{kind}{where}: the schedule does not fit: {error}")
+                    self.result.add("proof", f.file, f"{way.kind}{way.where}: the schedule does not fit: {error}")
                     continue
                 program = self.programs.get(f.id, f.stored.program)
-                given = (self.seed, self.options.confidence, "auto", "auto", self.entropy)
-                jobs.append((program, graph, [s.as_tiles() for s in schedules], *given))
-                places.append((f, kind, where))
+                how = (f.stored.passes, self.seed, self.options.confidence, self.entropy)
+                jobs.append((program, way.graph, way.schedules, way.target, *how))
+                places.append((f, way.kind, way.where))
         self.progress.stage("prove", len(jobs))
-        verdicts: dict[int, Verdict | isolation.Lost] = dict(isolation.each(verify, jobs, self.options.jobs))
+        verdicts: dict[int, Verdict | isolation.Lost] = dict(isolation.each(prove, jobs, self.options.jobs))
         for k, (f, kind, where) in enumerate(places):
             self._proved(f, kind, where, verdicts[k])
             self.progress.step(f"{f.op_type} {kind}{where}")
@@ -202,7 +203,11 @@ class Recheck:
         if isinstance(verdict, isolation.Lost):
             self.result.add("proof", f.file, f"{kind}{where}: {verdict.reason}", target=kind)
             return
-        problem = "" if verdict.passed else f"{kind}{where}: the muGraph is not equal to the function: {verdict.reason}"
+        problem, kernels = "", verdict.kernels
+        if not verdict.passed:
+            problem = f"{kind}{where}: the muGraph is not equal to the function: {verdict.reason}"
+        elif kernels is not None and kernels.refuted:
+            problem = f"{kind}{where}: the kernels do not compute the muGraph: {kernels.reason}"
         text = f"{f.op_type} {kind}{where}, wrong with probability below 2^{verdict.log2_bound:.1f}"
         self.result.add("proof", f.file, problem, text, target=kind, verdict=verdict.to_json())
 

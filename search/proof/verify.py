@@ -45,13 +45,32 @@ MAX_REDRAWS = 3  #: points of all its rounds that may be drawn again when denomi
 
 
 @dataclass(frozen=True, slots=True)
+class KernelRun:
+    """What came of running the kernels that are printed for a muGraph, thread by thread, over residues, beside its program:
+    `passed`, or why not (or why nothing was run: `compared` is 0 then); at extents that are "real" or a "stand-in", how many
+    elements of outputs were compared in how many `fields`."""
+
+    passed: bool
+    reason: str = ""
+    extents: str = ""
+    compared: int = 0
+    fields: int = 0
+    seconds: float = 0.0
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the kernels were run and do something else."""
+        return not self.passed and bool(self.compared)
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of a proof: `passed`, and with what error bound (2 ** `log2_bound`).
 
     Of a homomorphic one, `primes` are the pairs of all rounds, `terms` the number of exponentials behind an entry,
     `exponent_degree` the degree of a difference of their exponents, and `paper_log2_bound` what the paper's own theorem says.
     `entropy` is what the random points come from, beside the program, the muGraph and the seed. The bound covers all
-    `candidates` that were tried until one was accepted.
+    `candidates` that were tried until one was accepted. `kernels` is what came of running what is printed for it.
     """
 
     passed: bool
@@ -71,6 +90,7 @@ class Verdict:
     paper_log2_bound: float | None = None
     entropy: str = ""
     candidates: int = 1
+    kernels: KernelRun | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The report's form."""

@@ -59,7 +59,7 @@ def _told(node: Any, changed: Any) -> str:
     def short(x: Any) -> str:
         try:
             return text(x).strip().splitlines()[0][:120] if x is not None else "nothing"
-        except Exception:  # noqa: BLE001 - parts that the printer has no rule for
+        except Exception:
             return repr(x)[:120]
 
     return f"{short(node)} -> {short(changed)}"
