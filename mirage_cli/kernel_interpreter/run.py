@@ -15,6 +15,7 @@ from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instruc
     common,
     registry,
     rows,
+    strip,
     sync,
 )
 from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
