@@ -52,7 +52,7 @@ class Global:
     values: Array
     bytes: int = 4
     written: Array | None = None
-    readable: bool = True
+    constant: bool = False  #: of the model: nothing that was launched before writes it
 
 
 @dataclass(slots=True)
@@ -131,14 +131,16 @@ class Shared:
     blocks: int
     size: int
     clocks: Clocks
-    warps: int  #: agents in all blocks (warps, and what copies for them)
+    warps: int  #: agents in all blocks (warps, and behind them what copies for each block)
     granule: int = 2
+    cluster: int = 1  #: blocks whose agents may reach each other's memory
     values: Array = field(init=False)
     kind: Array = field(init=False)
     writer: Array = field(init=False)
     stamp: Array = field(init=False)
     reads: Array = field(init=False)
     reader: Array = field(init=False)
+    shown: Array = field(init=False)  #: whether matrix instructions of several warps see it
 
     def __post_init__(self) -> None:
         cells = self.blocks * self.size // self.granule
@@ -146,8 +148,9 @@ class Shared:
         self.kind = np.zeros(cells, dtype=np.int8)
         self.writer = np.full(cells, -1, dtype=np.int32)  # a thread, or -2 - k for agent k that is no warp
         self.stamp = np.zeros(cells, dtype=np.int32)
-        self.reads = np.zeros((self.warps, cells), dtype=np.int32)
+        self.reads = np.zeros((self.cluster * self.warps // max(1, self.blocks), cells), dtype=np.int32)
         self.reader = np.full(cells, -1, dtype=np.int32)
+        self.shown = np.zeros(cells, dtype=bool)
 
     def cells(self, p: Pointer, index: Any, block: Array, active: Array) -> Array:
         """The granules of elements `index` (its last dimension are the lanes) from a pointer. Raises Fault outside."""
@@ -160,16 +163,33 @@ class Shared:
         own = block if p.block is None else np.asarray(p.block)
         return (own * self.size + at) // self.granule
 
+    def agents(self, cells: Array) -> Array:
+        """The agents that may reach cells, as many for each as `reads` has rows: [agents, ...]."""
+        own = self.warps // self.blocks - 1  # warps of a block
+        first = cells // (self.size // self.granule) // self.cluster * self.cluster
+        warps = first * own + np.arange(self.cluster * own).reshape(-1, *[1] * cells.ndim)
+        copying = self.blocks * own + first + np.arange(self.cluster).reshape(-1, *[1] * cells.ndim)
+        return np.concatenate([warps, copying])
+
+    def row(self, agents: Array, cells: Array) -> Array:
+        """The rows of `reads` that agents have at cells."""
+        own = self.warps // self.blocks - 1
+        first = cells // (self.size // self.granule) // self.cluster * self.cluster
+        rows: Array = np.where(
+            agents < self.blocks * own, agents - first * own, agents - self.blocks * own - first + self.cluster * own
+        )
+        return rows
+
     def load(self, cells: Array, size: int, lanes: Array, agents: Array, active: Array) -> Array:
         """The values of cells: [fields, ..., lanes]. Raises Fault where another warp wrote them without a barrier since."""
         known = self.kind[cells] == size
         values = self.values[:, cells]
         if not known.all():
-            values = np.where(known, values, self.arithmetic.arbitrary(cells.shape))
+            values[:, ~known] = self.arithmetic.arbitrary((int((~known).sum()),))
         self._after_writes(cells, known & active, lanes, agents)
         spread = np.broadcast_to(agents, cells.shape)[active]
-        self.reads[spread, cells[active]] = self.clocks.now(spread)
-        self.reader[cells[active]] = np.broadcast_to(lanes, cells.shape)[active]
+        self.reads[self.row(spread, read := cells[active]), read] = self.clocks.now(spread)
+        self.reader[read] = np.broadcast_to(lanes, cells.shape)[active]
         return values
 
     def _after_writes(self, cells: Array, active: Array, lanes: Array, agents: Array) -> None:
@@ -190,9 +210,8 @@ class Shared:
 
     def _after_reads(self, cells: Array, lanes: Array, agents: Array) -> None:
         """Raises Fault unless what others read of cells happened before."""
-        last = self.reads[:, cells]  # [warps, n]
-        seen = self.clocks.known[agents].T  # what each writer knows of each warp
-        warp = np.arange(self.warps)[:, None]
+        last, warp = self.reads[:, cells], self.agents(cells)  # [agents, n]
+        seen = self.clocks.known[agents, warp]  # what each writer knows of each agent
         own = warp == agents
         late = np.where(own, (last >= seen) & (self.reader[cells] != lanes), last > seen)
         wrong = (late & (last > 0)).any(axis=0)
@@ -221,23 +240,21 @@ class Shared:
             return
         lanes = np.broadcast_to(lanes, shape).reshape(-1)[flat]
         agents = np.broadcast_to(agents, shape).reshape(-1)[flat]
+        if (self.kind[cells] == FLYING).any():
+            raise Fault("something is written where a copy is on its way to")
         self._after_writes(cells, np.ones(cells.shape, bool), lanes, agents)
         self._after_reads(cells, lanes, agents)
-        self.put(
-            cells,
-            size,
-            np.broadcast_to(values, (self.arithmetic.fields, *shape)).reshape(self.arithmetic.fields, -1)[:, flat],
-            lanes,
-            self.clocks.now(agents),
-            kind,
-        )
+        values = np.broadcast_to(values, (self.arithmetic.fields, *shape)).reshape(self.arithmetic.fields, -1)[:, flat]
+        self.put(cells, size, values, lanes, self.clocks.now(agents), kind)
+        if not np.array_equal(self.values[:, cells], values, equal_nan=not self.arithmetic.residues):
+            raise Fault("several threads write different values to one place in shared memory")
 
     def put(
         self, cells: Array, size: int, values: Array, writers: Array, stamps: Array, kind: int | None = None
     ) -> None:
         """Put values into cells without looking who else is there."""
         for d in range(1, size // self.granule):
-            self.kind[cells + d] = UNWRITTEN
+            self.kind[cells + d] = FLYING if kind == FLYING else UNWRITTEN
             self.writer[cells + d] = writers
             self.stamp[cells + d] = stamps
         for d in range(1, 8 // self.granule):
@@ -248,6 +265,11 @@ class Shared:
         self.kind[cells] = size if kind is None else kind
         self.writer[cells] = writers
         self.stamp[cells] = stamps
+        self.shown[cells] = False
+
+    def show(self, lanes: Array) -> None:
+        """What these threads have written is seen by matrix instructions of several warps."""
+        self.shown |= np.isin(self.writer, lanes) & (self.kind != FLYING)
 
 
 class Cells:

@@ -42,9 +42,11 @@ class Arithmetic:
 
     # --- making numbers -------------------------------------------------------------------------------------------------
     def number(self, x: Any) -> Number:
-        """A number from a number, an integer (of each lane) or a truth value."""
+        """A number from a number, an integer (of each lane) or a truth value; arbitrary where nobody has set it."""
         if isinstance(x, Number):
             return x
+        if x is None:
+            return Number(self.arbitrary((1,)))
         if isinstance(x, np.ndarray):
             values = x.astype(np.int64).reshape(1, -1)
             return Number(values % self.modulus if self.residues else values.astype(np.float64))

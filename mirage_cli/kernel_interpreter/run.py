@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import common, registry, rows  # noqa: F401 - instructions register themselves
+from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instructions register themselves
+    common,
+    registry,
+    rows,
+    strip,
+    sync,
+)
 from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
 from mirage_cli.kernel_interpreter.statements import Compiled, compiled
@@ -123,13 +129,16 @@ class Run:
     arithmetic: Arithmetic
     choose: Choice = all_blocks
     granule: int = 2
+    constants: frozenset[int] = frozenset()  #: numbers of inputs that are the model's
     launched: list[tuple[str, Launch]] = field(default_factory=list)
 
     def call(
         self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = (), workspace: int = 1 << 20
     ) -> list[Global]:
         """The outputs (so many elements each) for inputs [fields, elements]. Raises Fault."""
-        given = [Pointer(Global(f"input {k}", a), 0, "char") for k, a in enumerate(inputs)]
+        given = [
+            Pointer(Global(f"input {k}", a, constant=k in self.constants), 0, "char") for k, a in enumerate(inputs)
+        ]
         results = [
             Global(f"output {k}", self.arithmetic.arbitrary((n,)), 4, np.zeros(n, dtype=bool))
             for k, n in enumerate(outputs)
@@ -169,9 +178,7 @@ class Run:
         at_once = max(launch.cluster, MOST_AT_ONCE // launch.threads // launch.cluster * launch.cluster)
         at_once = len(chosen) if _waits_for_all(kernel) else at_once
         for first in range(0, len(chosen), at_once):
-            part = Launch(
-                chosen[first : first + at_once], launch.threads, launch.shared_bytes, launch.grid, launch.cluster
-            )
+            part = replace(launch, blocks=chosen[first : first + at_once])
             run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule)
 
 
@@ -183,7 +190,7 @@ def run_blocks(
     warps = -(-launch.threads // 32)
     agents = n * (warps + 1)  # the last ones copy for a block each
     clocks = Clocks(agents)
-    shared = Shared(arithmetic, n, -(-launch.shared_bytes // 16) * 16, clocks, agents, granule)
+    shared = Shared(arithmetic, n, -(-launch.shared_bytes // 16) * 16, clocks, agents, granule, launch.cluster)
     world = World(arithmetic, launch, shared, clocks, Turns())
     world.barriers["parameters"] = parameters
     block = np.repeat(np.arange(n, dtype=np.int64), launch.threads)
@@ -191,6 +198,8 @@ def run_blocks(
     parts = _strands(kernel, block, thread)
     strands = [Strand(world, k, block[p], thread[p]) for k, p in enumerate(parts)]
     world.turns.run([functools.partial(body.start, s, **{kernel.parameters: parameters}) for s in strands])
+    if any(s.copies for s in strands):
+        raise Fault("a thread ends while its copies are on their way")
 
 
 def _strands(kernel: ir.Kernel, block: Array, thread: Array) -> list[Array]:
@@ -218,9 +227,9 @@ def _waits_for_all(kernel: ir.Kernel) -> bool:
 
 @registry.instruction("launch")
 def _launch(s: Any, static: Sequence[Any], kernel: str, admitted: Any, blocks: Any, *rest: Any) -> int:
-    threads, shared_bytes, cluster, _, _, parameters = rest
+    threads, shared_bytes, cluster, dependent, _, parameters = rest
     run: Run = s.world.barriers["run"]
-    run.launch(kernel, Launch([], int(threads), int(shared_bytes), int(blocks), int(cluster)), parameters)
+    run.launch(kernel, Launch([], int(threads), int(shared_bytes), int(blocks), int(cluster), dependent), parameters)
     return 0
 
 

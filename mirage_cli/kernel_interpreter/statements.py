@@ -159,6 +159,7 @@ class Statements(Expressions):
         start, condition, step = self.statement(st.start), self.expression(st.condition), self.statement(st.step)
         body, _ = self.inner(st.body)
         self.scopes.pop()
+        own = isinstance(st.start, ir.Declare)  # nobody but the lanes in the loop has the variable, so all may step
 
         def run(s: Strand) -> None:
             before, left = s.active, s.left_loop
@@ -177,7 +178,8 @@ class Statements(Expressions):
                 s.active = s.active & ~s.left_loop & ~s.left_call & ~s.exited
                 if not s.active.any():
                     break
-                step(s)
+                with s.only(np.ones_like(before) if own else s.active):
+                    step(s)
             s.left_loop = left
             s.active = before & ~left & ~s.left_call & ~s.exited
 

@@ -11,20 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.memory import Clocks, Fault, Global, Pointer, Shared
+from mirage_cli.kernel_interpreter.memory import FLYING, Clocks, Fault, Global, Pointer, Shared
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array, Number
 
 
 @dataclass(slots=True)
 class Launch:
     """What runs: which blocks (`blocks`, those of a cluster one after the other), with how many threads and bytes of
-    shared memory each, in clusters of how many."""
+    shared memory each, in clusters of how many; `dependent`: while what was launched before may still run."""
 
     blocks: Sequence[int]
     threads: int
     shared_bytes: int
     grid: int
     cluster: int = 1
+    dependent: bool = False
 
 
 @dataclass(slots=True)
@@ -37,6 +38,32 @@ class World:
     clocks: Clocks
     turns: Turns
     barriers: dict[Any, Any] = field(default_factory=dict)  #: named barriers and what else instructions keep for all
+
+
+@dataclass(slots=True)
+class Copies:
+    """Elements of `bytes` on their way to `cells` of shared memory, each with the lane that copies it and the number of the
+    lane's group that it is of."""
+
+    shared: Shared
+    bytes: int
+    cells: Array
+    values: Array
+    lane: Array
+    group: Array
+
+    def only(self, some: Array) -> Copies:
+        """A part of them."""
+        return Copies(
+            self.shared, self.bytes, self.cells[some], self.values[:, some], self.lane[some], self.group[some]
+        )
+
+    def arrive(self, s: Strand) -> None:
+        """They are there."""
+        if not (self.shared.kind[self.cells] == FLYING).all():
+            raise Fault("something else was written where a copy was on its way to")
+        lanes = s.lanes[self.lane]
+        self.shared.put(self.cells, self.bytes, self.values, lanes, s.world.clocks.now(lanes // 32))
 
 
 class Turns:
@@ -106,10 +133,12 @@ class Strand:
         self.exited: Array = np.zeros(len(thread), dtype=bool)
         self.left_loop: Array = np.zeros(len(thread), dtype=bool)  #: lanes that have left the innermost loop,
         self.left_call: Array = np.zeros(len(thread), dtype=bool)  #: or the function that runs
+        self.waited: Array = np.full(len(thread), not world.launch.dependent)  #: for what was launched before
         self.calls = 0  #: functions that run
         self.result: Any = None  #: what the innermost function returns
         self.env: list[Any] = []
-        self.copies: list[list[Any]] = [[]]  #: asynchronous copies in groups, the open one last
+        self.copies: list[Copies] = []  #: asynchronous copies on their way
+        self.committed: Array = np.zeros(len(thread), dtype=np.int64)  #: groups of copies that each lane has ended
         self.blocks_of_grid: Any = np.asarray(world.launch.blocks, dtype=np.int64)[block]
 
     @property
@@ -129,7 +158,7 @@ class Strand:
     # --- values ---------------------------------------------------------------------------------------------------------
     def merge(self, old: Any, new: Any) -> Any:
         """What a variable is when the active lanes have given it a new value."""
-        if old is None or old is new or self.active.all():
+        if old is new or self.active.all() or (old is None and not isinstance(new, Number)):
             return new
         if isinstance(new, Number) or isinstance(old, Number):
             a, b = self.arithmetic.number(old).a, self.arithmetic.number(new).a
@@ -156,7 +185,10 @@ class Strand:
         index = np.broadcast_to(index, np.broadcast_shapes(np.shape(index), np.shape(p.at), (self.count,)))
         active = np.broadcast_to(active, index.shape)
         if isinstance(p.memory, Global):
-            return self._load_global(p, np.asarray(p.at) + index, active)
+            values = self._load_global(p, np.asarray(p.at) + index, active)
+            if p.memory.constant or self.waited.all():
+                return values
+            return np.where(self.waited, values, self.arithmetic.arbitrary(values.shape[1:]))
         shared: Shared = p.memory
         cells = shared.cells(p, index, self.block, active)
         return shared.load(cells, p.bytes, self.lanes, self.warps, active)
@@ -188,6 +220,8 @@ class Strand:
         index = np.broadcast_to(index, np.broadcast_shapes(np.shape(index), np.shape(p.at), values.shape[1:]))
         active = np.broadcast_to(active, index.shape)
         if isinstance(p.memory, Global):
+            if (active & ~self.waited).any():
+                raise Fault(f"a thread writes {p.memory.name} and has not waited for what was launched before")
             self._store_global(p, np.asarray(p.at) + index, values, active)
             return
         shared: Shared = p.memory
@@ -225,6 +259,12 @@ class Strand:
                 raise Fault(f"{what}: {here} of {int((live & own).sum())} threads wait")
             self.world.clocks.meet(np.unique(self.warps[own]))
 
+    def whole_warps(self, what: str) -> None:
+        """Raises Fault unless all lanes of a warp take part, or none."""
+        active = self.active[: self.count // 32 * 32].reshape(-1, 32)
+        if (active.any(axis=1) != active.all(axis=1)).any():
+            raise Fault(f"{what}: not all threads of a warp take part")
+
     # --- asynchronous copies --------------------------------------------------------------------------------------------
     def copy(self, p: Pointer, index: Any, values: Array, active: Array | None = None) -> None:
         """Begin a copy to shared memory: what was there is gone, what comes is there after a wait."""
@@ -233,27 +273,30 @@ class Strand:
         active = np.broadcast_to(active, index.shape)
         shared: Shared = p.memory
         cells = shared.cells(p, index, self.block, active)
-        shared.store(cells, p.bytes, values, self.lanes, self.warps, active, kind=-1)
-        lanes = np.broadcast_to(self.lanes, cells.shape)[active]
+        shared.store(cells, p.bytes, values, self.lanes, self.warps, active, kind=FLYING)
+        lane = np.broadcast_to(np.arange(self.count), cells.shape)[active]
         kept = np.broadcast_to(values, (values.shape[0], *cells.shape))[:, active]
-        self.copies[-1].append((shared, cells[active], p.bytes, kept, lanes))
+        self.copies.append(Copies(shared, p.bytes, cells[active], kept, lane, self.committed[lane]))
 
     def commit(self) -> None:
-        """End a group of copies."""
-        self.copies.append([])
+        """The active lanes each end a group of copies."""
+        self.committed[self.active] += 1
 
     def wait_copies(self, left: int) -> None:
-        """Wait until at most so many groups are on their way."""
-        while len(self.copies) - 1 > left:
-            for shared, cells, size, values, lanes in self.copies.pop(0):
-                stamps = self.world.clocks.now(lanes // 32)
-                flying = shared.kind[cells] == -1
-                if not flying.all():
-                    raise Fault("something else was written where a copy was on its way to")
-                shared.put(cells, size, values, lanes, stamps)
+        """The active lanes wait until at most so many of their groups are on their way."""
+        ended = np.where(self.active, self.committed - left, 0)
+        flying = []
+        for c in self.copies:
+            done = c.group < ended[c.lane]
+            if done.any():
+                c.only(done).arrive(self)
+            if not done.all():
+                flying.append(c.only(~done))
+        self.copies = flying
 
     def shuffle(self, x: Any, source: Array) -> Number:
         """The number that lane `source` of the same warp has."""
+        self.whole_warps("a shuffle")
         a = self.wide(x)
         place = np.arange(self.count) // 32 * 32 + source
         return Number(a[:, place])

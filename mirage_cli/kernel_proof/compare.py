@@ -29,6 +29,12 @@ class Placed(Residues):
         places = np.arange(offset, offset + extent, dtype=np.int64)
         return self.along(axis, np.broadcast_to(places, (len(self.primes), extent)).copy())
 
+    def call(self, name: str, *args: Residue) -> Residue:
+        """The larger of a number and 0 is what `relu` is printed as."""
+        if name == "relu":
+            return super().call("max", *args, self.const(0))
+        return super().call(name, *args)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -84,7 +90,8 @@ def compare(
     arrays = _inputs(program, symbols, domain, seed)
     wanted = evaluate_program(program, domain, arrays, symbols)
     flat = [np.asarray(a).reshape(arithmetic.fields, -1).astype(arithmetic.dtype) for a in arrays.values()]
-    run = Run(Source(text), arithmetic, choose, 1 if any(s.dtype.bytes == 1 for s in program.sources) else 2)
+    granule = 1 if any(s.dtype.bytes == 1 for s in program.sources) else 2
+    run = Run(Source(text), arithmetic, choose, granule, program.constants)
     try:
         results = run.call(
             flat, [w[0].size if residues else w.size for w in wanted], [symbols[n] for n in program.symbols]

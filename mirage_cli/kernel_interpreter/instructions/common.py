@@ -1,5 +1,5 @@
-"""Instructions of all CUDA kernels: numbers (`math.cuh`), barriers (`sync.cuh`), what runs when (`launch.cuh`), and the chunks
-that memory moves."""
+"""Instructions of all CUDA kernels: numbers (`math.cuh`), barriers of blocks and copies (`ptx.cuh`), what runs when
+(`launch.cuh`), and the chunks that memory moves."""
 
 from __future__ import annotations
 
@@ -133,6 +133,13 @@ def _shuffle(s: Any, static: Sequence[Any], mask: int, x: Any, distance: int) ->
     return s.shuffle(x, s.thread % 32 ^ distance)  # type: ignore[no-any-return]
 
 
+def over_lanes(s: Any, kind: Any, x: Any, lanes: int) -> Number:
+    """A reduction over so many neighbouring lanes, each of which gets it."""
+    a = s.wide(x)
+    joined = registry.type_of(kind).all(s.arithmetic, a.reshape(a.shape[0], -1, lanes), 2)
+    return Number(np.repeat(joined, lanes, axis=1))
+
+
 @instruction("__any_sync")
 def _any(s: Any, static: Sequence[Any], mask: int, test: Any) -> Any:
     if isinstance(test, bool | np.bool_):
@@ -153,33 +160,24 @@ def _syncwarp(s: Any, static: Sequence[Any]) -> None:
     s.world.clocks.tick(np.unique(s.warps[s.active]))
 
 
-@instruction("wait_together")
-def _wait_together(s: Any, static: Sequence[Any], number: Any) -> None:
-    """A barrier of groups of so many neighbouring threads."""
-    s.together(s.lanes // static[0], "wait_together")
-
-
-@instruction("cluster_wait")
-def _cluster_wait(s: Any, static: Sequence[Any]) -> None:
-    s.together(s.block // s.world.launch.cluster, "cluster_wait")
-
-
-for _name in (
-    "cluster_arrive",
-    "cluster_arrive_relaxed",
-    "launch_dependents",
-    "wait_for_earlier",
-    "fetch_ahead",
-    "show_products",
-):
+for _name in ("launch_dependents", "fetch_ahead"):
     instruction(_name)(lambda s, static, *args: None)
 
 
-@instruction("in_block")
-def _in_block(s: Any, static: Sequence[Any], p: Pointer, rank: Any) -> Pointer:
-    """The same place in another block of the cluster."""
-    first = s.block // s.world.launch.cluster * s.world.launch.cluster
-    return Pointer(p.memory, p.at, p.type, first + rank, p.null)
+@instruction("wait_for_earlier")
+def _wait_for_earlier(s: Any, static: Sequence[Any]) -> None:
+    s.waited = s.waited | s.active
+
+
+# --- asynchronous copies ------------------------------------------------------------------------------------------------
+@instruction("copy_commit")
+def _copy_commit(s: Any, static: Sequence[Any]) -> None:
+    s.commit()
+
+
+@instruction("copy_wait")
+def _copy_wait(s: Any, static: Sequence[Any]) -> None:
+    s.wait_copies(static[0])
 
 
 # --- chunks of memory ---------------------------------------------------------------------------------------------------
