@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import registry
-from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
+from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Number, operator_of
 from mirage_cli.kernel_interpreter.places import (
     Closure,
@@ -133,6 +133,10 @@ class Expressions:
                 return _once(lambda s: s.arithmetic.literal(text, True))
             case ir.Unary("&", ir.Index(of, at)):
                 return self.address(of, at)
+            case ir.Unary("&", ir.Name() as whole):
+                return self.expression(whole)
+            case ir.Call(ir.Name(("sizeof",)), (ir.Name((type_,)),)):
+                return lambda s: SIZES[type_]
             case ir.Unary("*", p):
                 return self.element(p, ir.Literal("0"))
             case ir.Unary("(void)", _):

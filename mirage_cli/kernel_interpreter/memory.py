@@ -42,13 +42,16 @@ class Fault(Exception):
 
 @dataclass(slots=True)
 class Global:
-    """A tensor or workspace: [fields, elements], and which elements were written (None: all, before the kernel)."""
+    """A tensor or workspace: [fields, elements], which elements were written (None: all, before the kernel), and by which
+    blocks (-1: none) of those that run side by side in `writing`."""
 
     name: str
     values: Array
     bytes: int = 4
     written: Array | None = None
     readable: bool = True
+    writing: Any = None
+    writer: Array | None = None
 
 
 @dataclass(slots=True)
@@ -127,8 +130,9 @@ class Shared:
     blocks: int
     size: int
     clocks: Clocks
-    warps: int  #: agents in all blocks (warps, and what copies for them)
+    warps: int  #: agents in all blocks (warps, and behind them what copies for each block)
     granule: int = 2
+    cluster: int = 1  #: blocks whose agents may reach each other's memory
     values: Array = field(init=False)
     kind: Array = field(init=False)
     writer: Array = field(init=False)
@@ -142,7 +146,7 @@ class Shared:
         self.kind = np.zeros(cells, dtype=np.int8)
         self.writer = np.full(cells, -1, dtype=np.int32)  # a thread, or -2 - k for agent k that is no warp
         self.stamp = np.zeros(cells, dtype=np.int32)
-        self.reads = np.zeros((self.warps, cells), dtype=np.int32)
+        self.reads = np.zeros((self.cluster * self.warps // max(1, self.blocks), cells), dtype=np.int32)
         self.reader = np.full(cells, -1, dtype=np.int32)
 
     def cells(self, p: Pointer, index: Any, block: Array, active: Array) -> Array:
@@ -156,16 +160,32 @@ class Shared:
         own = block if p.block is None else np.asarray(p.block)
         return (own * self.size + at) // self.granule
 
+    def agents(self, cells: Array) -> Array:
+        """The agents that may reach cells, as many for each as `reads` has rows: [agents, ...]."""
+        own = self.warps // self.blocks - 1  # warps of a block
+        first = cells // (self.size // self.granule) // self.cluster * self.cluster
+        warps = first * own + np.arange(self.cluster * own).reshape(-1, *[1] * cells.ndim)
+        copying = self.blocks * own + first + np.arange(self.cluster).reshape(-1, *[1] * cells.ndim)
+        return np.concatenate([warps, copying])
+
+    def row(self, agents: Array, cells: Array) -> Array:
+        """The rows of `reads` that agents have at cells."""
+        own = self.warps // self.blocks - 1
+        first = cells // (self.size // self.granule) // self.cluster * self.cluster
+        return np.where(
+            agents < self.blocks * own, agents - first * own, agents - self.blocks * own - first + self.cluster * own
+        )
+
     def load(self, cells: Array, size: int, lanes: Array, agents: Array, active: Array) -> Array:
         """The values of cells: [fields, ..., lanes]. Raises Fault where another warp wrote them without a barrier since."""
         known = self.kind[cells] == size
         values = self.values[:, cells]
         if not known.all():
-            values = np.where(known, values, self.arithmetic.arbitrary(cells.shape))
+            values[:, ~known] = self.arithmetic.arbitrary((int((~known).sum()),))
         self._after_writes(cells, known & active, lanes, agents)
         spread = np.broadcast_to(agents, cells.shape)[active]
-        self.reads[spread, cells[active]] = self.clocks.now(spread)
-        self.reader[cells[active]] = np.broadcast_to(lanes, cells.shape)[active]
+        self.reads[self.row(spread, read := cells[active]), read] = self.clocks.now(spread)
+        self.reader[read] = np.broadcast_to(lanes, cells.shape)[active]
         return values
 
     def _after_writes(self, cells: Array, active: Array, lanes: Array, agents: Array) -> None:
@@ -186,9 +206,8 @@ class Shared:
 
     def _after_reads(self, cells: Array, lanes: Array, agents: Array) -> None:
         """Raises Fault unless what others read of cells happened before."""
-        last = self.reads[:, cells]  # [warps, n]
-        seen = self.clocks.known[agents].T  # what each writer knows of each warp
-        warp = np.arange(self.warps)[:, None]
+        last, warp = self.reads[:, cells], self.agents(cells)  # [agents, n]
+        seen = self.clocks.known[agents, warp]  # what each writer knows of each agent
         own = warp == agents
         late = np.where(own, (last >= seen) & (self.reader[cells] != lanes), last > seen)
         wrong = (late & (last > 0)).any(axis=0)

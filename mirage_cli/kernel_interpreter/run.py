@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import common, registry, rows  # noqa: F401 - instructions register themselves
+from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instructions register themselves
+    common,
+    registry,
+    rows,
+    tile,
+)
 from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
 from mirage_cli.kernel_interpreter.statements import Compiled, compiled
@@ -183,7 +188,7 @@ def run_blocks(
     warps = -(-launch.threads // 32)
     agents = n * (warps + 1)  # the last ones copy for a block each
     clocks = Clocks(agents)
-    shared = Shared(arithmetic, n, -(-launch.shared_bytes // 16) * 16, clocks, agents, granule)
+    shared = Shared(arithmetic, n, -(-launch.shared_bytes // 16) * 16, clocks, agents, granule, launch.cluster)
     world = World(arithmetic, launch, shared, clocks, Turns())
     world.barriers["parameters"] = parameters
     block = np.repeat(np.arange(n, dtype=np.int64), launch.threads)
@@ -224,10 +229,24 @@ def _launch(s: Any, static: Sequence[Any], kernel: str, admitted: Any, blocks: A
     return 0
 
 
+@registry.instruction("cudaMemsetAsync")
+def _memset(s: Any, static: Sequence[Any], p: Pointer, value: int, count: int, stream: Any) -> int:
+    """Bytes of a workspace, all of which become 0."""
+    if value != 0 or p.memory.written is None:
+        raise Fault(f"{p.memory.name} is filled with {value}")
+    end = p.at + count // p.bytes
+    if end > len(p.memory.written):
+        raise Fault(f"{count} bytes of {p.memory.name} are filled")
+    p.memory.values[:, p.at : end] = 0
+    p.memory.written[p.at : end] = True
+    return 0
+
+
 class Parameters(SimpleNamespace):
     """The members of a kernel's parameters."""
 
 
 registry.STRUCTS["Parameters"] = lambda s, static: Parameters()
 registry.STRUCTS["std::atomic"] = lambda s, static, *parts: None
+registry.CONVERSIONS["cudaStream_t"] = lambda s, x: x
 registry.CONVERSIONS["std::atomic"] = lambda s, x: None

@@ -201,16 +201,17 @@ class Statements(Expressions):
 
     def each(self, st: ir.Each) -> Run:
         """Every lane visits its elements of a value in registers."""
-        names, ranges = registry.EACH[st.macro]
+        (names, ranges), lanes = registry.EACH[st.macro], registry.LANES.get(st.macro)
         body, slots = self.inner(st.body, names)
         of = self.type(st.type)
 
         def run(s: Strand) -> None:
             known = of(s)
-            for at in np.ndindex(*ranges(known.args)):
-                for slot, k in zip(slots, at, strict=True):
-                    s.env[slot.number] = int(k)
-                body(s)
+            with s.only(s.active & lanes(s, known.args) if lanes is not None else s.active):
+                for at in np.ndindex(*ranges(known.args)):
+                    for slot, k in zip(slots, at, strict=True):
+                        s.env[slot.number] = int(k)
+                    body(s)
 
         return run
 

@@ -29,6 +29,12 @@ class Placed(Residues):
         places = np.arange(offset, offset + extent, dtype=np.int64)
         return self.along(axis, np.broadcast_to(places, (len(self.primes), extent)).copy())
 
+    def call(self, name: str, *args: Residue) -> Residue:
+        """The larger of a number and 0 is what `relu` is printed as."""
+        if name == "relu":
+            return super().call("max", *args, self.const(0))
+        return super().call(name, *args)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

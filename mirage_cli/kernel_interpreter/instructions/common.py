@@ -122,6 +122,11 @@ def _share(s: Any, static: Sequence[Any], q: Any, x: Any, inverse: Any) -> Numbe
     return s.arithmetic.apply("div0", x, s.arithmetic.apply("recip", inverse))  # type: ignore[no-any-return]
 
 
+def unknown(s: Any) -> Number:
+    """A number of each lane that nobody knows."""
+    return Number(s.arithmetic.arbitrary((s.count,)))
+
+
 # --- lanes and barriers -------------------------------------------------------------------------------------------------
 @instruction("lane_of")
 def _lane_of(s: Any, static: Sequence[Any]) -> Array:
@@ -131,6 +136,13 @@ def _lane_of(s: Any, static: Sequence[Any]) -> Array:
 @instruction("__shfl_xor_sync")
 def _shuffle(s: Any, static: Sequence[Any], mask: int, x: Any, distance: int) -> Number:
     return s.shuffle(x, s.thread % 32 ^ distance)  # type: ignore[no-any-return]
+
+
+def over_lanes(s: Any, kind: Any, x: Any, lanes: int) -> Number:
+    """A reduction over so many neighbouring lanes, each of which gets it."""
+    a = s.wide(x)
+    joined = registry.type_of(kind).all(s.arithmetic, a.reshape(a.shape[0], -1, lanes), 2)
+    return Number(np.repeat(joined, lanes, axis=1))
 
 
 @instruction("__any_sync")
@@ -182,6 +194,17 @@ def _in_block(s: Any, static: Sequence[Any], p: Pointer, rank: Any) -> Pointer:
     return Pointer(p.memory, p.at, p.type, first + rank, p.null)
 
 
+# --- asynchronous copies ------------------------------------------------------------------------------------------------
+@instruction("copy_commit")
+def _copy_commit(s: Any, static: Sequence[Any]) -> None:
+    s.commit()
+
+
+@instruction("copy_wait")
+def _copy_wait(s: Any, static: Sequence[Any]) -> None:
+    s.wait_copies(static[0])
+
+
 # --- chunks of memory ---------------------------------------------------------------------------------------------------
 def vector(s: Any, p: Pointer, count: int) -> Array:
     """`count` neighbours from a pointer, moved as a vector: [fields, count, lanes]."""
@@ -204,7 +227,7 @@ def cells_of(values: Array, type_: str = "float") -> Cells:
 def stacked(s: Any, cells: Cells) -> Array:
     """Registers as [fields, count, lanes]."""
     return np.stack(
-        [s.wide(v if v is not None else Number(s.arithmetic.arbitrary((s.count,)))) for v in cells.all()], 1
+        [s.wide(v if v is not None else unknown(s)) for v in cells.all()], 1
     )
 
 

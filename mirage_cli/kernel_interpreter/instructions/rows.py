@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import registry
-from mirage_cli.kernel_interpreter.instructions.common import cells_of, put_vector, stacked, vector
+from mirage_cli.kernel_interpreter.instructions.common import cells_of, over_lanes, put_vector, stacked, vector
 from mirage_cli.kernel_interpreter.instructions.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.memory import Cells, Pointer
 from mirage_cli.kernel_interpreter.numbers import Number
@@ -39,9 +39,7 @@ def _join_parts(s: Any, static: Sequence[Any], x: Cells) -> Number:
 @instruction("join_lanes")
 def _join_lanes(s: Any, static: Sequence[Any], x: Any) -> Number:
     """Over neighbouring lanes."""
-    lanes, a = static[1], s.wide(x)
-    joined = type_of(static[0]).all(s.arithmetic, a.reshape(a.shape[0], -1, lanes), 2)
-    return Number(np.repeat(joined, lanes, axis=1))
+    return over_lanes(s, static[0], x, static[1])
 
 
 @instruction("show")
