@@ -218,6 +218,9 @@ class Expressions:
                 return x.plus(y if op == "+" else -y)
             if hasattr(y, "plus") and op == "+":
                 return y.plus(x)
+            if isinstance(x, Pointer) and y is None and op in ("==", "!="):
+                null = np.False_ if x.null is None else x.null
+                return null if op == "==" else ~null
             if x is None or y is None or hasattr(x, "plus"):
                 raise Fault(f"operator {op} on a variable without a value")
             return integer(x, y)
@@ -366,7 +369,8 @@ class Expressions:
             return lambda s: s.arithmetic.apply(op, *(v(s) for v in values))
         if len(path) > 1:
             owner = self.owner(ir.Name(path, (), f.owner))
-            args = [self.expression(a) for a in given]
+            places = registry.PLACES.get(name, ())
+            args = [self.place(a) if k in places else self.expression(a) for k, a in enumerate(given)]
             return lambda s: registry.member_of(owner(s), name)(s, [t(s) for t in static], *(a(s) for a in args))
         known = registry.find(name)
         if known is None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instructions register themselves
     common,
+    cpu,
     registry,
     rows,
     tile,
@@ -31,6 +32,7 @@ _HOST = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 Choice = Callable[[int, int], Sequence[int]]  #: of so many blocks in clusters of so many, those that are run
+TASKS_AT_ONCE = 64  #: blocks of kernels for CPUs that run side by side
 MOST_AT_ONCE = 4096  #: threads that run side by side
 
 
@@ -169,6 +171,11 @@ class Run:
         kernel, body = self.source.kernels[name], self.source.compiled[name]
         self.launched.append((name, launch))
         chosen = list(self.choose(launch.grid, launch.cluster))
+        if not kernel.bounds:
+            for first in range(0, len(chosen), TASKS_AT_ONCE):
+                tasks = chosen[first : first + TASKS_AT_ONCE]
+                run_tasks(self.arithmetic, body, tasks, launch.grid, parameters, self.granule)
+            return
         if _waits_for_all(kernel):
             chosen = list(range(launch.grid))
         at_once = max(launch.cluster, MOST_AT_ONCE // launch.threads // launch.cluster * launch.cluster)
@@ -178,6 +185,16 @@ class Run:
                 chosen[first : first + at_once], launch.threads, launch.shared_bytes, launch.grid, launch.cluster
             )
             run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule)
+
+
+def run_tasks(arithmetic: Arithmetic, body: Compiled, tasks: Sequence[int], count: int, parameters: Any, granule: int) -> None:
+    """Run some of a CPU kernel's `count` tasks side by side. Raises Fault."""
+    n = len(tasks)
+    clocks = Clocks(2 * n)  # an agent for each and, as in blocks of threads, one that copies for it
+    shared = Shared(arithmetic, n, 0, clocks, 2 * n, granule)
+    world = World(arithmetic, Launch(tasks, cpu.LANES, 0, count), shared, clocks, Turns(), array=cpu.array)
+    s = Strand(world, 0, np.arange(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
+    body.start(s, data=parameters, block=s.blocks_of_grid)
 
 
 def run_blocks(
@@ -229,6 +246,12 @@ def _launch(s: Any, static: Sequence[Any], kernel: str, admitted: Any, blocks: A
     return 0
 
 
+@registry.instruction("mirage_parallel")
+def _parallel(s: Any, static: Sequence[Any], pool: Any, kernel: str, blocks: Any, parameters: Any) -> None:
+    run: Run = s.world.barriers["run"]
+    run.launch(kernel, Launch([], 1, 0, int(blocks)), parameters)
+
+
 @registry.instruction("cudaMemsetAsync")
 def _memset(s: Any, static: Sequence[Any], p: Pointer, value: int, count: int, stream: Any) -> int:
     """Bytes of a workspace, all of which become 0."""
@@ -243,7 +266,15 @@ def _memset(s: Any, static: Sequence[Any], p: Pointer, value: int, count: int, s
 
 
 class Parameters(SimpleNamespace):
-    """The members of a kernel's parameters."""
+    """The members of a kernel's parameters; a pointer to them is they."""
+
+    def of(self, type_: str) -> Parameters:
+        """As their type."""
+        return self
+
+    def element(self, s: Any, k: int) -> Parameters:
+        """What a pointer to them points to."""
+        return self
 
 
 registry.STRUCTS["Parameters"] = lambda s, static: Parameters()

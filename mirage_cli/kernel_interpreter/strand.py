@@ -37,6 +37,7 @@ class World:
     clocks: Clocks
     turns: Turns
     barriers: dict[Any, Any] = field(default_factory=dict)  #: named barriers and what else instructions keep for all
+    array: Callable[..., Any] | None = None  #: how arrays are made that kernels declare (None: of registers)
     sees_all: Array = field(init=False)  #: which blocks have waited for what others write to global memory
 
     def __post_init__(self) -> None:

@@ -46,6 +46,11 @@ class Sum:
         return s.arithmetic.apply("add", x, y)  # type: ignore[no-any-return]
 
     @staticmethod
+    def take(s: Any, static: Sequence[Any], x: Any, y: Any) -> None:
+        """One more, for a place."""
+        x.set(s.arithmetic.apply("add", x.get(), y))
+
+    @staticmethod
     def all(arithmetic: Any, values: Array, axis: int) -> Array:
         """Over an axis of [fields, ...]."""
         return arithmetic.total(values, axis)  # type: ignore[no-any-return]
@@ -63,6 +68,11 @@ class Max:
     def join(s: Any, static: Sequence[Any], x: Any, y: Any) -> Number:
         """Of two."""
         return s.arithmetic.maximum(x, y)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def take(s: Any, static: Sequence[Any], x: Any, y: Any) -> None:
+        """One more, for a place."""
+        x.set(s.arithmetic.maximum(x.get(), y))
 
     @staticmethod
     def all(arithmetic: Any, values: Array, axis: int) -> Array:
