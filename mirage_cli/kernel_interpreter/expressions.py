@@ -148,6 +148,10 @@ class Expressions:
             case ir.Binary(op, x, y):
                 left, right, combine = self.expression(x), self.expression(y), self.combine(op)
                 return lambda s: combine(s, left(s), right(s))
+            case ir.Select(ir.Binary("==", x, y), ir.Literal("1.0f"), ir.Literal("0.0f")):
+                return self.operator("eq", (x, y))
+            case ir.Select(ir.Binary("!=", x, ir.Literal("0.0f")), ir.Literal("1.0f"), ir.Literal("0.0f")):
+                return self.operator("nonzero", (x,))
             case ir.Select():
                 return self.select(e)
             case ir.Cast():
@@ -365,8 +369,7 @@ class Expressions:
         path = f.path[1:] if f.path[0] == "mirage" else f.path
         name, static = path[-1], [self.static(a) for a in f.args]
         if len(path) == 1 and (op := operator_of(name)) is not None and name not in registry.INSTRUCTIONS:
-            values = [self.expression(a) for a in given]
-            return lambda s: s.arithmetic.apply(op, *(v(s) for v in values))
+            return self.operator(op, given)
         if len(path) > 1:
             owner = self.owner(ir.Name(path, (), f.owner))
             places = registry.PLACES.get(name, ())
@@ -377,6 +380,11 @@ class Expressions:
             raise Fault(f"unknown instruction {name}")
         args = [self.place(a) if k in known.places else self.expression(a) for k, a in enumerate(given)]
         return lambda s: known.meaning(s, [t(s) for t in static], *(a(s) for a in args))
+
+    def operator(self, op: str, given: Sequence[ir.Expression]) -> Run:
+        """An operator of the registry."""
+        values = [self.expression(a) for a in given]
+        return lambda s: s.arithmetic.apply(op, *(v(s) for v in values))
 
     def construct(self, e: ir.Construct) -> Run:
         """A struct of its parts."""

@@ -6,7 +6,7 @@ outside of an array, a misaligned vector, and two accesses of shared memory with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ class Global:
     readable: bool = True
     writing: Any = None
     writer: Array | None = None
+    changed: Callable[[Array], None] = lambda elements: None  #: told which elements were written
 
 
 @dataclass(slots=True)
@@ -172,9 +173,10 @@ class Shared:
         """The rows of `reads` that agents have at cells."""
         own = self.warps // self.blocks - 1
         first = cells // (self.size // self.granule) // self.cluster * self.cluster
-        return np.where(
+        rows: Array = np.where(
             agents < self.blocks * own, agents - first * own, agents - self.blocks * own - first + self.cluster * own
         )
+        return rows
 
     def load(self, cells: Array, size: int, lanes: Array, agents: Array, active: Array) -> Array:
         """The values of cells: [fields, ..., lanes]. Raises Fault where another warp wrote them without a barrier since."""
@@ -238,14 +240,11 @@ class Shared:
         agents = np.broadcast_to(agents, shape).reshape(-1)[flat]
         self._after_writes(cells, np.ones(cells.shape, bool), lanes, agents)
         self._after_reads(cells, lanes, agents)
-        self.put(
-            cells,
-            size,
-            np.broadcast_to(values, (self.arithmetic.fields, *shape)).reshape(self.arithmetic.fields, -1)[:, flat],
-            lanes,
-            self.clocks.now(agents),
-            kind,
-        )
+        fields = self.arithmetic.fields
+        values = np.broadcast_to(values, (fields, *shape)).reshape(fields, -1)[:, flat]
+        self.put(cells, size, values, lanes, self.clocks.now(agents), kind)
+        if not np.array_equal(self.values[:, cells], values, equal_nan=not self.arithmetic.residues):
+            raise Fault("several threads write different values to one place of shared memory")
 
     def put(
         self, cells: Array, size: int, values: Array, writers: Array, stamps: Array, kind: int | None = None

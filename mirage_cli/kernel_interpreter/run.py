@@ -27,8 +27,8 @@ from mirage_cli.kernel_language.reader import read_kernels, read_statements
 
 HOST = ("in", "out", "workspace", "extents", "stream", "pool")  #: the host function's arguments
 _HOST = re.compile(
-    r"^(?:extern \"C\" (?:MIRAGE_EXPORT )?)?int (?P<name>mirage_\w+|run\d+|MIRAGE_CPU_NAME\(\w+\))"
-    r"\(const void\* const\* in.*?\) \{\n(?P<body>.*?)^\}$",
+    r"^(?:extern \"C\" (?:MIRAGE_EXPORT )?)?int(?:64_t)? (?P<name>mirage_\w+|run\d+|MIRAGE_CPU_\w*NAME\(\w+\))"
+    r"\(const .*?\) \{\n(?P<body>.*?)^\}$",
     re.MULTILINE | re.DOTALL,
 )
 Choice = Callable[[int, int], Sequence[int]]  #: of so many blocks in clusters of so many, those that are run
@@ -67,29 +67,43 @@ class Source:
 
     @functools.cached_property
     def hosts(self) -> list[Host]:
-        """Its host functions, the entry last."""
-        names = [m["name"] for m in _HOST.finditer(self.text)]
-        around = [*HOST, *self.kernels, *names, "cudaSuccess"]
-        return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in _HOST.finditer(self.text)]
+        """Its host functions: that of the workspace's size first, the entry last."""
+        found = sorted(_HOST.finditer(self.text), key=lambda m: "workspace" not in m["name"].lower())
+        around = [*HOST, *self.kernels, *(m["name"] for m in found), "cudaSuccess"]
+        return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in found]
 
 
 _CPU = ("data", "block")  #: the arguments of kernels for CPUs
 
 
 class Workspace:
-    """Memory for what goes from kernel to kernel: an array for each place where one begins."""
+    """Memory for what goes from kernel to kernel: an array for each place where one begins. What is written into one is gone
+    from those that lie in the same bytes."""
 
     def __init__(self, arithmetic: Arithmetic, bytes_: int) -> None:
         self.arithmetic, self.bytes = arithmetic, bytes_
-        self.parts: dict[int, Global] = {}
+        self.parts: dict[tuple[int, int], Global] = {}
 
     def part(self, at: int, type_: str) -> Global:
-        """The array at a byte."""
-        if at not in self.parts:
-            n = max(0, self.bytes - at) // SIZES[type_]
-            values = self.arithmetic.arbitrary((n,))
-            self.parts[at] = Global(f"the workspace at {at}", values, SIZES[type_], np.zeros(n, dtype=bool))
-        return self.parts[at]
+        """The array of elements of a type at a byte."""
+        size = SIZES[type_]
+        if (at, size) not in self.parts:
+            n = max(0, self.bytes - at) // size
+            made = Global(f"the workspace at {at}", self.arithmetic.arbitrary((n,)), size, np.zeros(n, dtype=bool))
+            made.changed = functools.partial(self.changed, at, size)
+            self.parts[at, size] = made
+        return self.parts[at, size]
+
+    def changed(self, at: int, size: int, elements: Array) -> None:
+        """Elements of the array at a byte were written."""
+        for (other, its), array in self.parts.items():
+            if (other, its) == (at, size) or array.written is None:
+                continue
+            first = at + elements * size - other  # bytes from where the other one begins
+            for k in range((size - 1) // its + 2):
+                place = first // its + k
+                hit = (place >= 0) & (place < len(array.written)) & (place * its < first + size)
+                array.written[place[hit]] = False
 
 
 @dataclass(slots=True)
@@ -132,19 +146,17 @@ class Run:
     granule: int = 2
     launched: list[tuple[str, Launch]] = field(default_factory=list)
 
-    def call(
-        self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = (), workspace: int = 1 << 20
-    ) -> list[Global]:
+    def call(self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = ()) -> list[Global]:
         """The outputs (so many elements each) for inputs [fields, elements]. Raises Fault."""
         given = [Pointer(Global(f"input {k}", a), 0, "char") for k, a in enumerate(inputs)]
         results = [
             Global(f"output {k}", self.arithmetic.arbitrary((n,)), 4, np.zeros(n, dtype=bool))
             for k, n in enumerate(outputs)
         ]
-        values = {
+        values: dict[str, Any] = {
             "in": Tensors(given),
             "out": Tensors([Pointer(g, 0, "char") for g in results]),
-            "workspace": Bytes(Workspace(self.arithmetic, workspace)),
+            "workspace": None,
             "extents": Tensors(list(extents)),
             "stream": None,
             "pool": None,
@@ -153,6 +165,7 @@ class Run:
         hosts = self.source.hosts
         for h in hosts:
             values[h.name] = lambda s, *args, h=h: self._host(h, values)
+        values["workspace"] = Bytes(Workspace(self.arithmetic, int(self._host(hosts[0], values))))
         status = self._host(hosts[-1], values)
         if status not in (0, None):
             raise Fault(f"the host function returns {status}")
@@ -187,7 +200,9 @@ class Run:
             run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule)
 
 
-def run_tasks(arithmetic: Arithmetic, body: Compiled, tasks: Sequence[int], count: int, parameters: Any, granule: int) -> None:
+def run_tasks(
+    arithmetic: Arithmetic, body: Compiled, tasks: Sequence[int], count: int, parameters: Any, granule: int
+) -> None:
     """Run some of a CPU kernel's `count` tasks side by side. Raises Fault."""
     n = len(tasks)
     clocks = Clocks(2 * n)  # an agent for each and, as in blocks of threads, one that copies for it
@@ -262,6 +277,7 @@ def _memset(s: Any, static: Sequence[Any], p: Pointer, value: int, count: int, s
         raise Fault(f"{count} bytes of {p.memory.name} are filled")
     p.memory.values[:, p.at : end] = 0
     p.memory.written[p.at : end] = True
+    p.memory.changed(np.arange(p.at, end))
     return 0
 
 

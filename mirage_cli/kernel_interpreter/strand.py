@@ -38,10 +38,7 @@ class World:
     turns: Turns
     barriers: dict[Any, Any] = field(default_factory=dict)  #: named barriers and what else instructions keep for all
     array: Callable[..., Any] | None = None  #: how arrays are made that kernels declare (None: of registers)
-    sees_all: Array = field(init=False)  #: which blocks have waited for what others write to global memory
-
-    def __post_init__(self) -> None:
-        self.sees_all = np.zeros(len(self.launch.blocks), dtype=bool)
+    sees: Array | None = None  #: [block, block]: whether it has waited for what the other one writes to global memory
 
 
 class Turns:
@@ -138,8 +135,12 @@ class Strand:
     # --- values ---------------------------------------------------------------------------------------------------------
     def merge(self, old: Any, new: Any) -> Any:
         """What a variable is when the active lanes have given it a new value."""
-        if old is None or old is new or self.active.all():
+        if old is new or self.active.all():
             return new
+        if old is None:
+            if not isinstance(new, Number):
+                return new
+            old = Number(self.arithmetic.arbitrary((self.count,)))
         if isinstance(new, Number) or isinstance(old, Number):
             a, b = self.arithmetic.number(old).a, self.arithmetic.number(new).a
             return Number(np.where(self.active, b, a))
@@ -170,7 +171,10 @@ class Strand:
         if active.all():
             cells = shared.cells(p, index, self.block, active)
             return shared.load(cells, p.bytes, self.lanes, self.warps, active)
-        here, every = np.broadcast_to(np.arange(self.count), index.shape)[active], np.ones(int(active.sum()), dtype=bool)
+        here, every = (
+            np.broadcast_to(np.arange(self.count), index.shape)[active],
+            np.ones(int(active.sum()), dtype=bool),
+        )
         at = replace(p, at=0, block=None if p.block is None else np.broadcast_to(p.block, index.shape)[active])
         cells = shared.cells(at, (index + p.at)[active], self.block[here], every)
         found = np.zeros((self.arithmetic.fields, *index.shape), dtype=self.arithmetic.dtype)
@@ -195,7 +199,8 @@ class Strand:
         if memory.writer is None or memory.writing is not self.world:
             return np.zeros(at.shape, dtype=bool)
         writer = memory.writer[np.where(active, at, 0)] if at.size else at
-        return active & (writer >= 0) & (writer != self.block) & ~self.world.sees_all[self.block]
+        foreign: Array = active & (writer >= 0) & (writer != self.block)
+        return foreign if self.world.sees is None else foreign & ~self.world.sees[self.block, writer]
 
     def _inside(self, memory: Global, at: Array, active: Array, what: str) -> None:
         outside = ((at < 0) | (at >= memory.values.shape[1])) & active
@@ -235,6 +240,7 @@ class Strand:
         ):
             raise Fault(f"several threads write different values to one element of {memory.name}")
         memory.written[at] = True
+        memory.changed(at)
         if memory.writer is None or memory.writing is not self.world:
             memory.writing, memory.writer = self.world, np.full(memory.values.shape[1], -1, dtype=np.int32)
         memory.writer[at] = block

@@ -236,9 +236,7 @@ def cells_of(values: Array, type_: str = "float") -> Cells:
 
 def stacked(s: Any, cells: Cells) -> Array:
     """Registers as [fields, count, lanes]."""
-    return np.stack(
-        [s.wide(v if v is not None else unknown(s)) for v in cells.all()], 1
-    )
+    return np.stack([s.wide(v if v is not None else unknown(s)) for v in cells.all()], 1)
 
 
 def fill(s: Any, cells: Cells, value: Any) -> None:

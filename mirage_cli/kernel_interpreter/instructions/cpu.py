@@ -1,6 +1,5 @@
-"""Instructions of kernels for CPUs (`tile.hpp`, `contract.hpp`). A lane is the one thread of a block, scratch memory its shared
-memory. Loops that are said to be vector loops, and have no loop in them, are run with a lane for each iteration: none may need what another
-one does."""
+"""Instructions of kernels for CPUs (`tile.hpp`, `contract.hpp`). A lane is the one thread of a block, scratch memory its
+shared memory. Vector loops without loops in them run with a lane for each iteration: none may need what another one does."""
 
 from __future__ import annotations
 
@@ -209,20 +208,11 @@ def _contract(
     s.store(out, place, values, there)
 
 
-def _check(
-    s: Any, known: Sequence[Any], rows: Any, cols: Any, depth: Any, a: Operand, b: Operand, add: bool
-) -> None:
+def _check(s: Any, known: Sequence[Any], rows: Any, cols: Any, depth: Any, a: Operand, b: Operand, add: bool) -> None:
     """Raises Fault where a contraction is not what is known of it."""
     least, most, columns, terms, a_depth, b_row, b_depth, adds = known
-    holds = [
-        least == 0 or rows >= least,
-        most == 0 or rows <= most,
-        columns == 0 or cols == columns,
-        terms == 0 or depth <= terms,
-        a_depth in (0, a.depth),
-        b_row in (0, b.row),
-        b_depth in (0, b.depth),
-        adds or not add,
-    ]
+    same = ((columns, cols), (a_depth, a.depth), (b_row, b.row), (b_depth, b.depth))
+    holds = [adds or not add, rows >= least, *(not k or x == k for k, x in same)]
+    holds += [not k or x <= k for k, x in ((most, rows), (terms, depth))]
     if not all(np.broadcast_to(h, s.count)[s.active].all() for h in holds):
         raise Fault("a contraction is not what it is said to be")

@@ -29,12 +29,12 @@ class Fragment:
     WN: int
 
     @property
-    def MT(self) -> int:  # noqa: N802 - as the header spells it
+    def MT(self) -> int:
         """Matrices of a warp, one below the other."""
         return self.M // (16 * self.WM)
 
     @property
-    def NT(self) -> int:  # noqa: N802
+    def NT(self) -> int:
         """Matrices of a warp, side by side."""
         return self.N // (8 * self.WN)
 
@@ -52,11 +52,11 @@ class Fragment:
 
     def row(self, s: Any, static: Sequence[Any], m: Any, i: Any) -> Array:
         """Of register i of matrix m."""
-        return self.first_row(s) + m * 16 + s.thread % 32 // 4 + i // 2 * 8
+        return np.asarray(self.first_row(s) + m * 16 + s.thread % 32 // 4 + i // 2 * 8)
 
     def col(self, s: Any, static: Sequence[Any], n: Any, i: Any) -> Array:
         """Of register i of matrix n."""
-        return self.first_col(s) + n * 8 + s.thread % 4 * 2 + i % 2
+        return np.asarray(self.first_col(s) + n * 8 + s.thread % 4 * 2 + i % 2)
 
 
 class Registers(Cells):
@@ -289,15 +289,17 @@ registry.GRID.add("last_to_arrive")
 def _last_to_arrive(s: Any, static: Sequence[Any], arrivals: Pointer, count: Any) -> Array:
     """Whether a lane's block is the last one of `count`. Blocks come in another order than that of their numbers."""
     s.together(s.block, "last_to_arrive")
+    world, blocks = s.world, s.count // s.world.launch.threads
     counters, first = np.broadcast_to(arrivals.at, (s.count,)), s.active & (s.thread == 0)
-    seen, s.world.sees_all = s.world.sees_all, np.ones_like(s.world.sees_all)  # as atomics are
-    before = s.load(arrivals, 0, first)
-    last = np.zeros(s.count // s.world.launch.threads, dtype=bool)
+    seen, world.sees = world.sees, np.ones((blocks, blocks), dtype=bool)  # counters are atomic
+    before, last = s.load(arrivals, 0, first), np.zeros(blocks, dtype=bool)
+    seen = np.eye(blocks, dtype=bool) if seen is None else seen
     for counter in np.unique(counters[first]):
         lanes = np.roll(np.flatnonzero(first & (counters == counter)), -1)
-        old, there = before[:, lanes[0]], np.arange(len(lanes))
-        last[s.block[lanes]] = ((old[:, None] + there) == np.asarray(count) - 1).all(axis=0)
+        old, order = before[:, lanes[0]], np.arange(len(lanes))
+        last[s.block[lanes]] = ((old[:, None] + order) == np.asarray(count) - 1).all(axis=0)
+        seen[np.ix_(s.block[lanes], s.block[lanes])] |= order[:, None] > order
         s.store(arrivals, 0, s.wide(Number(old[:, None] + len(lanes))), first & (counters == counter))
-    s.world.sees_all = seen | last
+    world.sees = seen
     s.together(s.block, "last_to_arrive")
     return last[s.block]  # type: ignore[no-any-return]
