@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import registry
-from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
+from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.numbers import Number, operator_of
 from mirage_cli.kernel_interpreter.places import (
     Closure,
@@ -133,6 +133,10 @@ class Expressions:
                 return _once(lambda s: s.arithmetic.literal(text, True))
             case ir.Unary("&", ir.Index(of, at)):
                 return self.address(of, at)
+            case ir.Unary("&", ir.Name() as whole):
+                return self.expression(whole)
+            case ir.Call(ir.Name(("sizeof",)), (ir.Name((type_,)),)):
+                return lambda s: SIZES[type_]
             case ir.Unary("*", p):
                 return self.element(p, ir.Literal("0"))
             case ir.Unary("(void)", _):
@@ -144,6 +148,10 @@ class Expressions:
             case ir.Binary(op, x, y):
                 left, right, combine = self.expression(x), self.expression(y), self.combine(op)
                 return lambda s: combine(s, left(s), right(s))
+            case ir.Select(ir.Binary("==", x, y), ir.Literal("1.0f"), ir.Literal("0.0f")):
+                return self.operator("eq", (x, y))
+            case ir.Select(ir.Binary("!=", x, ir.Literal("0.0f")), ir.Literal("1.0f"), ir.Literal("0.0f")):
+                return self.operator("nonzero", (x,))
             case ir.Select():
                 return self.select(e)
             case ir.Cast():
@@ -158,7 +166,7 @@ class Expressions:
                 return self.construct(e)
             case ir.Lambda():
                 return self.function(e)
-        raise Fault(f"no meaning for {type(e).__name__}")
+        raise Unknown(f"no meaning for {type(e).__name__}")
 
     def read(self, slot: Slot) -> Run:
         """The value of a variable."""
@@ -179,7 +187,7 @@ class Expressions:
         else:
             of = self.owner(e)
             return lambda s: registry.constant(of(s), e.path[-1])
-        raise Fault(f"unknown name {'::'.join(e.path)}")
+        raise Unknown(f"unknown name {'::'.join(e.path)}")
 
     def owner(self, e: ir.Name) -> Callable[[Strand], TypeValue]:
         """The type in front of a member's name."""
@@ -214,6 +222,9 @@ class Expressions:
                 return x.plus(y if op == "+" else -y)
             if hasattr(y, "plus") and op == "+":
                 return y.plus(x)
+            if isinstance(x, Pointer) and y is None and op in ("==", "!="):
+                null = np.False_ if x.null is None else x.null
+                return null if op == "==" else ~null
             if x is None or y is None or hasattr(x, "plus"):
                 raise Fault(f"operator {op} on a variable without a value")
             return integer(x, y)
@@ -258,7 +269,7 @@ class Expressions:
         known = self.alias(t.name)
         convert = registry.CONVERSIONS.get(known.name if known is not None else t.name)
         if convert is None:
-            raise Fault(f"no conversion to {t.name}")
+            raise Unknown(f"no conversion to {t.name}")
         return lambda s: convert(s, value(s))
 
     def address(self, of: ir.Expression, at: ir.Expression) -> Run:
@@ -358,17 +369,22 @@ class Expressions:
         path = f.path[1:] if f.path[0] == "mirage" else f.path
         name, static = path[-1], [self.static(a) for a in f.args]
         if len(path) == 1 and (op := operator_of(name)) is not None and name not in registry.INSTRUCTIONS:
-            values = [self.expression(a) for a in given]
-            return lambda s: s.arithmetic.apply(op, *(v(s) for v in values))
+            return self.operator(op, given)
         if len(path) > 1:
             owner = self.owner(ir.Name(path, (), f.owner))
-            args = [self.expression(a) for a in given]
+            places = registry.PLACES.get(name, ())
+            args = [self.place(a) if k in places else self.expression(a) for k, a in enumerate(given)]
             return lambda s: registry.member_of(owner(s), name)(s, [t(s) for t in static], *(a(s) for a in args))
         known = registry.find(name)
         if known is None:
-            raise Fault(f"unknown instruction {name}")
+            raise Unknown(f"unknown instruction {name}")
         args = [self.place(a) if k in known.places else self.expression(a) for k, a in enumerate(given)]
         return lambda s: known.meaning(s, [t(s) for t in static], *(a(s) for a in args))
+
+    def operator(self, op: str, given: Sequence[ir.Expression]) -> Run:
+        """An operator of the registry."""
+        values = [self.expression(a) for a in given]
+        return lambda s: s.arithmetic.apply(op, *(v(s) for v in values))
 
     def construct(self, e: ir.Construct) -> Run:
         """A struct of its parts."""
@@ -380,7 +396,7 @@ class Expressions:
                 return registry.CONVERSIONS[known.name](s, args[0](s))
             make = registry.struct(known.name)
             if make is None:
-                raise Fault(f"nothing is known of the type {known.name}")
+                raise Unknown(f"nothing is known of the type {known.name}")
             return make(s, known.args, *(a(s) for a in args))
 
         return run

@@ -6,7 +6,7 @@ outside of an array, a misaligned vector, and two accesses of shared memory with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,13 +46,17 @@ class Unknown(Exception):
 
 @dataclass(slots=True)
 class Global:
-    """A tensor or workspace: [fields, elements], and which elements were written (None: all, before the kernel)."""
+    """A tensor or workspace: [fields, elements], which elements were written (None: all, before the kernel), and by which
+    blocks (-1: none) of those that run side by side in `writing`."""
 
     name: str
     values: Array
     bytes: int = 4
     written: Array | None = None
     constant: bool = False  #: of the model: nothing that was launched before writes it
+    writing: Any = None
+    writer: Array | None = None
+    changed: Callable[[Array], None] = lambda elements: None  #: told which elements were written
 
 
 @dataclass(slots=True)

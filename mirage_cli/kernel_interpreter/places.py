@@ -88,7 +88,13 @@ def element_of(s: Strand, array: Any, k: Any) -> Place:
             lambda: part, lambda v: part.set_all([s.merge(a, b) for a, b in zip(part.all(), v.all(), strict=True)])
         )
     at = array.place(int(k))
-    return Place(lambda: array.values[at], lambda v: array.values.__setitem__(at, s.merge(array.values[at], v)))
+    return Place(lambda: _held(s, array, at), lambda v: array.values.__setitem__(at, s.merge(array.values[at], v)))
+
+
+def _held(s: Strand, array: Cells, at: int) -> Any:
+    """What a register holds: nobody knows what, where nothing was put into it."""
+    value = array.values[at]
+    return Number(s.arithmetic.arbitrary((s.count,))) if value is None else value
 
 
 def _scattered(s: Strand, array: Cells, k: Any, ks: Sequence[int]) -> Place:
@@ -99,7 +105,7 @@ def _scattered(s: Strand, array: Cells, k: Any, ks: Sequence[int]) -> Place:
         value = None
         for at, mine in places:
             with s.only(s.active & mine):
-                value = s.merge(value, array.values[at])
+                value = s.merge(value, _held(s, array, at))
         return value
 
     def put(v: Any) -> None:

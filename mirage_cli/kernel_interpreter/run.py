@@ -13,10 +13,12 @@ import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instructions register themselves
     common,
+    cpu,
     registry,
     rows,
     strip,
     sync,
+    tile,
 )
 from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
@@ -27,11 +29,12 @@ from mirage_cli.kernel_language.reader import read_kernels, read_statements
 
 HOST = ("in", "out", "workspace", "extents", "stream", "pool")  #: the host function's arguments
 _HOST = re.compile(
-    r"^(?:extern \"C\" (?:MIRAGE_EXPORT )?)?int (?P<name>mirage_\w+|run\d+|MIRAGE_CPU_NAME\(\w+\))"
-    r"\(const void\* const\* in.*?\) \{\n(?P<body>.*?)^\}$",
+    r"^(?:extern \"C\" (?:MIRAGE_EXPORT )?)?int(?:64_t)? (?P<name>mirage_\w+|run\d+|MIRAGE_CPU_\w*NAME\(\w+\))"
+    r"\(const .*?\) \{\n(?P<body>.*?)^\}$",
     re.MULTILINE | re.DOTALL,
 )
 Choice = Callable[[int, int], Sequence[int]]  #: of so many blocks in clusters of so many, those that are run
+TASKS_AT_ONCE = 64  #: blocks of kernels for CPUs that run side by side
 MOST_AT_ONCE = 4096  #: threads that run side by side
 
 
@@ -66,29 +69,43 @@ class Source:
 
     @functools.cached_property
     def hosts(self) -> list[Host]:
-        """Its host functions, the entry last."""
-        names = [m["name"] for m in _HOST.finditer(self.text)]
-        around = [*HOST, *self.kernels, *names, "cudaSuccess"]
-        return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in _HOST.finditer(self.text)]
+        """Its host functions: that of the workspace's size first, the entry last."""
+        found = sorted(_HOST.finditer(self.text), key=lambda m: "workspace" not in m["name"].lower())
+        around = [*HOST, *self.kernels, *(m["name"] for m in found), "cudaSuccess"]
+        return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in found]
 
 
 _CPU = ("data", "block")  #: the arguments of kernels for CPUs
 
 
 class Workspace:
-    """Memory for what goes from kernel to kernel: an array for each place where one begins."""
+    """Memory for what goes from kernel to kernel: an array for each place where one begins. What is written into one is gone
+    from those that lie in the same bytes."""
 
     def __init__(self, arithmetic: Arithmetic, bytes_: int) -> None:
         self.arithmetic, self.bytes = arithmetic, bytes_
-        self.parts: dict[int, Global] = {}
+        self.parts: dict[tuple[int, int], Global] = {}
 
     def part(self, at: int, type_: str) -> Global:
-        """The array at a byte."""
-        if at not in self.parts:
-            n = max(0, self.bytes - at) // SIZES[type_]
-            values = self.arithmetic.arbitrary((n,))
-            self.parts[at] = Global(f"the workspace at {at}", values, SIZES[type_], np.zeros(n, dtype=bool))
-        return self.parts[at]
+        """The array of elements of a type at a byte."""
+        size = SIZES[type_]
+        if (at, size) not in self.parts:
+            n = max(0, self.bytes - at) // size
+            made = Global(f"the workspace at {at}", self.arithmetic.arbitrary((n,)), size, np.zeros(n, dtype=bool))
+            made.changed = functools.partial(self.changed, at, size)
+            self.parts[at, size] = made
+        return self.parts[at, size]
+
+    def changed(self, at: int, size: int, elements: Array) -> None:
+        """Elements of the array at a byte were written."""
+        for (other, its), array in self.parts.items():
+            if (other, its) == (at, size) or array.written is None:
+                continue
+            first = at + elements * size - other  # bytes from where the other one begins
+            for k in range((size - 1) // its + 2):
+                place = first // its + k
+                hit = (place >= 0) & (place < len(array.written)) & (place * its < first + size)
+                array.written[place[hit]] = False
 
 
 @dataclass(slots=True)
@@ -132,9 +149,7 @@ class Run:
     constants: frozenset[int] = frozenset()  #: numbers of inputs that are the model's
     launched: list[tuple[str, Launch]] = field(default_factory=list)
 
-    def call(
-        self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = (), workspace: int = 1 << 20
-    ) -> list[Global]:
+    def call(self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = ()) -> list[Global]:
         """The outputs (so many elements each) for inputs [fields, elements]. Raises Fault."""
         given = [
             Pointer(Global(f"input {k}", a, constant=k in self.constants), 0, "char") for k, a in enumerate(inputs)
@@ -143,10 +158,10 @@ class Run:
             Global(f"output {k}", self.arithmetic.arbitrary((n,)), 4, np.zeros(n, dtype=bool))
             for k, n in enumerate(outputs)
         ]
-        values = {
+        values: dict[str, Any] = {
             "in": Tensors(given),
             "out": Tensors([Pointer(g, 0, "char") for g in results]),
-            "workspace": Bytes(Workspace(self.arithmetic, workspace)),
+            "workspace": None,
             "extents": Tensors(list(extents)),
             "stream": None,
             "pool": None,
@@ -155,6 +170,7 @@ class Run:
         hosts = self.source.hosts
         for h in hosts:
             values[h.name] = lambda s, *args, h=h: self._host(h, values)
+        values["workspace"] = Bytes(Workspace(self.arithmetic, int(self._host(hosts[0], values))))
         status = self._host(hosts[-1], values)
         if status not in (0, None):
             raise Fault(f"the host function returns {status}")
@@ -173,6 +189,11 @@ class Run:
         kernel, body = self.source.kernels[name], self.source.compiled[name]
         self.launched.append((name, launch))
         chosen = list(self.choose(launch.grid, launch.cluster))
+        if not kernel.bounds:
+            for first in range(0, len(chosen), TASKS_AT_ONCE):
+                tasks = chosen[first : first + TASKS_AT_ONCE]
+                run_tasks(self.arithmetic, body, tasks, launch.grid, parameters, self.granule)
+            return
         if _waits_for_all(kernel):
             chosen = list(range(launch.grid))
         at_once = max(launch.cluster, MOST_AT_ONCE // launch.threads // launch.cluster * launch.cluster)
@@ -180,6 +201,18 @@ class Run:
         for first in range(0, len(chosen), at_once):
             part = replace(launch, blocks=chosen[first : first + at_once])
             run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule)
+
+
+def run_tasks(
+    arithmetic: Arithmetic, body: Compiled, tasks: Sequence[int], count: int, parameters: Any, granule: int
+) -> None:
+    """Run some of a CPU kernel's `count` tasks side by side. Raises Fault."""
+    n = len(tasks)
+    clocks = Clocks(2 * n)  # an agent for each and, as in blocks of threads, one that copies for it
+    shared = Shared(arithmetic, n, 0, clocks, 2 * n, granule)
+    world = World(arithmetic, Launch(tasks, cpu.LANES, 0, count), shared, clocks, Turns(), array=cpu.array)
+    s = Strand(world, 0, np.arange(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
+    body.start(s, data=parameters, block=s.blocks_of_grid)
 
 
 def run_blocks(
@@ -233,10 +266,39 @@ def _launch(s: Any, static: Sequence[Any], kernel: str, admitted: Any, blocks: A
     return 0
 
 
+@registry.instruction("mirage_parallel")
+def _parallel(s: Any, static: Sequence[Any], pool: Any, kernel: str, blocks: Any, parameters: Any) -> None:
+    run: Run = s.world.barriers["run"]
+    run.launch(kernel, Launch([], 1, 0, int(blocks)), parameters)
+
+
+@registry.instruction("cudaMemsetAsync")
+def _memset(s: Any, static: Sequence[Any], p: Pointer, value: int, count: int, stream: Any) -> int:
+    """Bytes of a workspace, all of which become 0."""
+    if value != 0 or p.memory.written is None:
+        raise Fault(f"{p.memory.name} is filled with {value}")
+    end = p.at + count // p.bytes
+    if end > len(p.memory.written):
+        raise Fault(f"{count} bytes of {p.memory.name} are filled")
+    p.memory.values[:, p.at : end] = 0
+    p.memory.written[p.at : end] = True
+    p.memory.changed(np.arange(p.at, end))
+    return 0
+
+
 class Parameters(SimpleNamespace):
-    """The members of a kernel's parameters."""
+    """The members of a kernel's parameters; a pointer to them is they."""
+
+    def of(self, type_: str) -> Parameters:
+        """As their type."""
+        return self
+
+    def element(self, s: Any, k: int) -> Parameters:
+        """What a pointer to them points to."""
+        return self
 
 
 registry.STRUCTS["Parameters"] = lambda s, static: Parameters()
 registry.STRUCTS["std::atomic"] = lambda s, static, *parts: None
+registry.CONVERSIONS["cudaStream_t"] = lambda s, x: x
 registry.CONVERSIONS["std::atomic"] = lambda s, x: None

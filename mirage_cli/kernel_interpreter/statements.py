@@ -5,15 +5,16 @@ A condition that lanes do not agree on runs both sides, each for its lanes; loop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from mirage_cli.kernel_interpreter.expressions import Expressions
 from mirage_cli.kernel_interpreter.instructions import registry
-from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
+from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.places import Run, constant_place, element_of
 from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.kernel_language import ir
@@ -78,7 +79,7 @@ class Statements(Expressions):
                 return self.leave(st)
             case ir.Break():
                 return _break
-        raise Fault(f"no meaning for {type(st).__name__}")
+        raise Unknown(f"no meaning for {type(st).__name__}")
 
     def variable(self, t: ir.Type, v: ir.Variable, storage: str) -> Run:
         """Declare a variable."""
@@ -110,6 +111,11 @@ class Statements(Expressions):
             sizes = [*(int(d(s)) for d in dims), *registry.dims(known.name, known.args)]
             if not sizes:
                 s.env[slot.number] = None
+                return
+            if s.world.array is not None:
+                s.env[slot.number] = s.world.array(
+                    s, known.name, math.prod(sizes), [x(s) for x in listed] if items is not None else None
+                )
                 return
             cells = Cells(sizes, type_=known.name)
             if items is not None:
@@ -158,6 +164,8 @@ class Statements(Expressions):
         self.scopes.append({})
         start, condition, step = self.statement(st.start), self.expression(st.condition), self.statement(st.step)
         body, _ = self.inner(st.body)
+        flat = st.unroll in registry.LOOPS and not any(isinstance(x, ir.For) for x in st.body)
+        spread = self.iterations(st) if flat else None
         self.scopes.pop()
         own = isinstance(st.start, ir.Declare)  # nobody but the lanes in the loop has the variable, so all may step
 
@@ -183,7 +191,16 @@ class Statements(Expressions):
             s.left_loop = left
             s.active = before & ~left & ~s.left_call & ~s.exited
 
-        return run
+        return run if spread is None else registry.LOOPS[st.unroll](start, *spread, body)
+
+    def iterations(self, st: ir.For) -> tuple[Run, int, list[int]]:
+        """Of a loop that counts up by one: where it ends, its variable, and the variables around it that its body mentions."""
+        match st:
+            case ir.For(ir.Declare(_, (ir.Variable(name),)), ir.Binary("<", ir.Name((known,)), bound), ir.Step("++")):
+                own, mentioned = self.slot(name), [self.slot(n) for n in sorted(set(_names(st.body)))]
+                if own is not None and known == name:
+                    return self.expression(bound), own.number, [m.number for m in mentioned if m not in (None, own)]
+        raise Unknown(f"no meaning for {st.unroll} in front of this loop")
 
     def over_elements(self, st: ir.ForEach) -> Run:
         """A loop over the places of an array in registers."""
@@ -203,16 +220,17 @@ class Statements(Expressions):
 
     def each(self, st: ir.Each) -> Run:
         """Every lane visits its elements of a value in registers."""
-        names, ranges = registry.EACH[st.macro]
+        (names, ranges), lanes = registry.EACH[st.macro], registry.LANES.get(st.macro)
         body, slots = self.inner(st.body, names)
         of = self.type(st.type)
 
         def run(s: Strand) -> None:
             known = of(s)
-            for at in np.ndindex(*ranges(known.args)):
-                for slot, k in zip(slots, at, strict=True):
-                    s.env[slot.number] = int(k)
-                body(s)
+            with s.only(s.active & lanes(s, known.args) if lanes is not None else s.active):
+                for at in np.ndindex(*ranges(known.args)):
+                    for slot, k in zip(slots, at, strict=True):
+                        s.env[slot.number] = int(k)
+                    body(s)
 
         return run
 
@@ -258,6 +276,18 @@ class Statements(Expressions):
 def _break(s: Strand) -> None:
     s.left_loop = s.left_loop | s.active
     s.active = np.zeros_like(s.active)
+
+
+def _names(part: Any) -> Iterator[str]:
+    """The names that a part of a kernel mentions."""
+    if isinstance(part, ir.Name):
+        yield part.path[0]
+    if isinstance(part, tuple):
+        for x in part:
+            yield from _names(x)
+    elif is_dataclass(part):
+        for f in fields(part):
+            yield from _names(getattr(part, f.name))
 
 
 def _flat(items: ir.Expression) -> list[ir.Expression]:

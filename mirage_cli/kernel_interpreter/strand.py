@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ class World:
     clocks: Clocks
     turns: Turns
     barriers: dict[Any, Any] = field(default_factory=dict)  #: named barriers and what else instructions keep for all
+    array: Callable[..., Any] | None = None  #: how arrays are made that kernels declare (None: of registers)
+    sees: Array | None = None  #: [block, block]: whether it has waited for what the other one writes to global memory
 
 
 @dataclass(slots=True)
@@ -155,11 +157,19 @@ class Strand:
         finally:
             self.active = before & ~self.exited
 
+    def part(self, some: Array) -> Strand:
+        """Lanes in these places as a strand of their own, with nothing but what it needs for memory."""
+        return Strand(self.world, self.number, self.block[some], self.thread[some])
+
     # --- values ---------------------------------------------------------------------------------------------------------
     def merge(self, old: Any, new: Any) -> Any:
         """What a variable is when the active lanes have given it a new value."""
-        if old is new or self.active.all() or (old is None and not isinstance(new, Number)):
+        if old is new or self.active.all():
             return new
+        if old is None:
+            if not isinstance(new, Number):
+                return new
+            old = Number(self.arithmetic.arbitrary((self.count,)))
         if isinstance(new, Number) or isinstance(old, Number):
             a, b = self.arithmetic.number(old).a, self.arithmetic.number(new).a
             return Number(np.where(self.active, b, a))
@@ -190,12 +200,24 @@ class Strand:
                 return values
             return np.where(self.waited, values, self.arithmetic.arbitrary(values.shape[1:]))
         shared: Shared = p.memory
-        cells = shared.cells(p, index, self.block, active)
-        return shared.load(cells, p.bytes, self.lanes, self.warps, active)
+        if active.all():
+            cells = shared.cells(p, index, self.block, active)
+            return shared.load(cells, p.bytes, self.lanes, self.warps, active)
+        here, every = (
+            np.broadcast_to(np.arange(self.count), index.shape)[active],
+            np.ones(int(active.sum()), dtype=bool),
+        )
+        at = replace(p, at=0, block=None if p.block is None else np.broadcast_to(p.block, index.shape)[active])
+        cells = shared.cells(at, (index + p.at)[active], self.block[here], every)
+        found = np.zeros((self.arithmetic.fields, *index.shape), dtype=self.arithmetic.dtype)
+        found[:, active] = shared.load(cells, p.bytes, self.lanes[here], self.warps[here], every)
+        return found
 
     def _load_global(self, p: Pointer, at: Array, active: Array) -> Array:
         memory: Global = p.memory
         self._inside(memory, at, active, "reads")
+        if self._foreign(memory, at, active).any():
+            raise Fault(f"a block reads what another one writes to {memory.name}, and has not waited for it")
         at = np.where(active, at, 0) if at.size else at
         if not memory.values.shape[1]:
             return np.zeros((self.arithmetic.fields, *at.shape), dtype=self.arithmetic.dtype)
@@ -203,6 +225,14 @@ class Strand:
         if memory.written is not None and not memory.written[at].all():
             values = np.where(memory.written[at], values, self.arithmetic.arbitrary(at.shape))
         return values
+
+    def _foreign(self, memory: Global, at: Array, active: Array) -> Array:
+        """Which elements a lane may find as they were before another block's write, or after it."""
+        if memory.writer is None or memory.writing is not self.world:
+            return np.zeros(at.shape, dtype=bool)
+        writer = memory.writer[np.where(active, at, 0)] if at.size else at
+        foreign: Array = active & (writer >= 0) & (writer != self.block)
+        return foreign if self.world.sees is None else foreign & ~self.world.sees[self.block, writer]
 
     def _inside(self, memory: Global, at: Array, active: Array, what: str) -> None:
         outside = ((at < 0) | (at >= memory.values.shape[1])) & active
@@ -233,11 +263,21 @@ class Strand:
         if memory.written is None:
             raise Fault(f"a kernel writes {memory.name}, which is not its result")
         self._inside(memory, at, active, "writes")
+        foreign = self._foreign(memory, at, active)[active]
         values = np.broadcast_to(values, (values.shape[0], *at.shape))[:, active]
-        memory.values[:, at[active]] = values
-        if not np.array_equal(memory.values[:, at[active]], values, equal_nan=not self.arithmetic.residues):
+        at, block = at[active], np.broadcast_to(self.block, at.shape)[active]
+        old = memory.values[:, at[foreign]]
+        memory.values[:, at] = values
+        now = np.concatenate([memory.values[:, at], old], axis=1)
+        if not np.array_equal(
+            now, np.concatenate([values, values[:, foreign]], axis=1), equal_nan=not self.arithmetic.residues
+        ):
             raise Fault(f"several threads write different values to one element of {memory.name}")
-        memory.written[at[active]] = True
+        memory.written[at] = True
+        memory.changed(at)
+        if memory.writer is None or memory.writing is not self.world:
+            memory.writing, memory.writer = self.world, np.full(memory.values.shape[1], -1, dtype=np.int32)
+        memory.writer[at] = block
 
     def aligned(self, p: Pointer, bytes_: int, active: Array | None = None) -> None:
         """Raises Fault unless a pointer of the active lanes is a multiple of so many bytes."""

@@ -26,7 +26,8 @@ from .programs import NAMED, ROWS, normed_keys, program, random_build
 RANDOM = 12
 
 
-def _cases() -> list[Case]:
+def every_case() -> list[Case]:
+    """Kernels of all named programs and of random ones."""
     found: list[Case] = []
     for k, (name, build) in enumerate(NAMED.items()):
         for dtype in (F16, (F32, BF16)[k // 2 % 2]):
@@ -39,7 +40,7 @@ def _cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def every() -> list[Case]:
-    return _cases()
+    return every_case()
 
 
 def test_sanitizers_have_nothing_to_report(every: list[Case], tmp_path: Path) -> None:

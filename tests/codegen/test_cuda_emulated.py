@@ -23,8 +23,8 @@ EDGES = 9  #: inputs at the edges of numbers for each of some kernels
 PHASES = ("prologue", "body", "epilogue")
 
 
-@pytest.fixture(scope="module")
-def all_cases() -> list[Case]:
+def every_case() -> list[Case]:
+    """Kernels of all named programs, of loops split over blocks, and of random programs."""
     found: list[Case] = []
     for k, (name, build) in enumerate(NAMED.items()):
         dtype = (F16, F32, BF16)[k % 3]
@@ -37,6 +37,11 @@ def all_cases() -> list[Case]:
         build, dtype = random_build(seed)
         found += kernels.cases(f"random{seed}", program(build, dtype), "sm_80", 1, seed=seed)
     return found
+
+
+@pytest.fixture(scope="module")
+def all_cases() -> list[Case]:
+    return every_case()
 
 
 def test_every_program_has_a_kernel(all_cases: list[Case]) -> None:

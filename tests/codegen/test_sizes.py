@@ -32,7 +32,7 @@ SIZES = (0, 1, 7, 129)
 KEYS = Symbolic(1, ("keys",))
 
 
-def _attention(g: Graph, t: DType, queries: str = "") -> Sequence[int]:
+def attention(g: Graph, t: DType, queries: str = "") -> Sequence[int]:
     """Few queries of two heads on a number of keys that is known at run time only."""
     rows = symbol(queries) if queries else 3
     q, k, v = (g.input(n, (2, e, 16), t) for n, e in (("q", rows), ("k", symbol("keys")), ("v", symbol("keys"))))
@@ -51,7 +51,7 @@ def _norm_linear(g: Graph, t: DType) -> Sequence[int]:
     return [compose.linear(g, x, g.input("w", (136, 56), t, constant=True))]
 
 
-def _best(name: str, p: Program, target: str, engine: str, parts: int = 0) -> Case:
+def best(name: str, p: Program, target: str, engine: str, parts: int = 0) -> Case:
     """The first kernel of an engine that renders; with `parts`, one whose blocks share a loop of unknown length."""
     machine = load_target(target)
     for block in Searcher(SearchOptions()).blocks(p)[0]:
@@ -72,14 +72,14 @@ def _both(name: str, low: Case, high: Case, most: int) -> Case:
 
 def _cuda() -> Iterator[Case]:
     for dtype in (F16, F32):
-        p = program(_attention, dtype)
-        block, strip = (_best(f"{e}{dtype.name}", p, "sm_90a", e) for e in ("block", "strip"))
-        shared = [_best(f"parts{n}{dtype.name}", p, "sm_90a", "strip", n) for n in ((2, 8) if dtype is F16 else (4,))]
+        p = program(attention, dtype)
+        block, strip = (best(f"{e}{dtype.name}", p, "sm_90a", e) for e in ("block", "strip"))
+        shared = [best(f"parts{n}{dtype.name}", p, "sm_90a", "strip", n) for n in ((2, 8) if dtype is F16 else (4,))]
         yield from (block, *shared)
         yield _both(f"both{dtype.name}", strip, shared[-1], 7)
-    yield _best("rowsf16", program(_norm, F16), "sm_90a", "rows")
+    yield best("rowsf16", program(_norm, F16), "sm_90a", "rows")
     for engine in ("block", "strip"):
-        yield _best(f"linear{engine}", program(_norm_linear, F16), "sm_90a", engine)
+        yield best(f"linear{engine}", program(_norm_linear, F16), "sm_90a", engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ def test_cuda_kernels_at_odd_sizes(on_gpu: list[Case], tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def on_cpu() -> list[Case]:
     """Kernels for few queries, two of them in one source, and for any number of queries."""
-    first, second, *_ = found = list(kernels.cases("cpu", program(_attention, F32), "cpu", 3, 1))
-    linear = _best("linear", program(_norm_linear, F32), "cpu", "block")
-    any_number = program(lambda g, t: _attention(g, t, "rows"), F32)
+    first, second, *_ = found = list(kernels.cases("cpu", program(attention, F32), "cpu", 3, 1))
+    linear = best("linear", program(_norm_linear, F32), "cpu", "block")
+    any_number = program(lambda g, t: attention(g, t, "rows"), F32)
     low, high = kernels.cases("any", any_number, "cpu", 2, 3)
     return [*found, _both("both", first, second, 7), linear, _both("drawn", low, high, 20)]
 
@@ -146,7 +146,7 @@ def test_cpu_kernels_at_drawn_sizes(on_cpu: list[Case], harness: Path, rows: int
 
 @pytest.mark.parametrize("dtype", [F16, F32])
 def test_blocks_share_a_loop_of_unknown_length(dtype: DType) -> None:
-    case = _best("t", program(_attention, dtype), "sm_90a", "strip", 4)
+    case = best("t", program(attention, dtype), "sm_90a", "strip", 4)
     (schedule,) = case.schedules
     assert schedule.tile(case.graph.kernels[0].block.loop or "") == 2 * schedule.loop
     text = case.render().text

@@ -10,7 +10,7 @@ import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import registry
 from mirage_cli.kernel_interpreter.instructions.registry import instruction
-from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer
+from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 
 CHUNK = 16  #: bytes that are moved at a time, at most
@@ -46,6 +46,11 @@ class Sum:
         return s.arithmetic.apply("add", x, y)  # type: ignore[no-any-return]
 
     @staticmethod
+    def take(s: Any, static: Sequence[Any], x: Any, y: Any) -> None:
+        """One more, for a place."""
+        x.set(s.arithmetic.apply("add", x.get(), y))
+
+    @staticmethod
     def all(arithmetic: Any, values: Array, axis: int) -> Array:
         """Over an axis of [fields, ...]."""
         return arithmetic.total(values, axis)  # type: ignore[no-any-return]
@@ -63,6 +68,11 @@ class Max:
     def join(s: Any, static: Sequence[Any], x: Any, y: Any) -> Number:
         """Of two."""
         return s.arithmetic.maximum(x, y)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def take(s: Any, static: Sequence[Any], x: Any, y: Any) -> None:
+        """One more, for a place."""
+        x.set(s.arithmetic.maximum(x.get(), y))
 
     @staticmethod
     def all(arithmetic: Any, values: Array, axis: int) -> Array:
@@ -120,6 +130,11 @@ instruction("quick_sigmoid")(lambda s, static, x: s.arithmetic.apply("sigmoid", 
 def _share(s: Any, static: Sequence[Any], q: Any, x: Any, inverse: Any) -> Number:
     """x / y by the inverse of y, 0 where that is no number."""
     return s.arithmetic.apply("div0", x, s.arithmetic.apply("recip", inverse))  # type: ignore[no-any-return]
+
+
+def unknown(s: Any) -> Number:
+    """A number of each lane that nobody knows."""
+    return Number(s.arithmetic.arbitrary((s.count,)))
 
 
 # --- lanes and barriers -------------------------------------------------------------------------------------------------
@@ -201,9 +216,7 @@ def cells_of(values: Array, type_: str = "float") -> Cells:
 
 def stacked(s: Any, cells: Cells) -> Array:
     """Registers as [fields, count, lanes]."""
-    return np.stack(
-        [s.wide(v if v is not None else Number(s.arithmetic.arbitrary((s.count,)))) for v in cells.all()], 1
-    )
+    return np.stack([s.wide(v if v is not None else unknown(s)) for v in cells.all()], 1)
 
 
 def fill(s: Any, cells: Cells, value: Any) -> None:
@@ -218,5 +231,5 @@ registry.METHODS["fill"] = fill
 def bytes_of(name: str) -> int:
     """Of an element of a type."""
     if name not in SIZES:
-        raise Fault(f"nothing is known of elements of {name}")
+        raise Unknown(f"nothing is known of elements of {name}")
     return SIZES[name]

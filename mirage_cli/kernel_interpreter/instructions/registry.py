@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mirage_cli.kernel_interpreter.memory import Fault
+from mirage_cli.kernel_interpreter.memory import Unknown
 
 Meaning = Callable[..., Any]  #: (strand, static arguments, *arguments)
 
@@ -21,12 +21,16 @@ class Instruction:
 
 
 INSTRUCTIONS: dict[str, Instruction] = {}
+OVERLOADS: dict[str, dict[int, Meaning]] = {}  #: instructions of one name by how many static arguments they have
 PREFIXES: dict[str, Callable[[str], Instruction]] = {}  #: instructions that are made for one kernel, by how names begin
 TYPES: dict[str, Any] = {}  #: types with functions or constants of their own, made of static arguments
 STRUCTS: dict[str, Callable[..., Any]] = {}  #: values of several parts: made of (strand, static arguments, *parts)
 ARRAYS: dict[str, Callable[[Sequence[Any]], Sequence[int]]] = {}  #: types that are registers, with their dimensions
 METHODS: dict[str, Meaning] = {}  #: member functions of registers: (strand, cells, *arguments)
 EACH: dict[str, tuple[Sequence[str], Callable[[Sequence[Any]], Sequence[int]]]] = {}  #: loops over registers
+LANES: dict[str, Callable[[Any, Sequence[Any]], Any]] = {}  #: which lanes have elements in loops over registers
+LOOPS: dict[str, Callable[..., Any]] = {}  #: how loops run that have a macro in front: see `cpu.VectorLoop`
+PLACES: dict[str, frozenset[int]] = {}  #: arguments of functions of types that are handed on as places
 CONVERSIONS: dict[str, Callable[[Any, Any], Any]] = {}  #: what a value is as one of another type
 POINTERS: dict[str, Callable[[Any, Any], Any]] = {}  #: what a place in memory is as one of a type that is no number
 ROLES: set[str] = set()  #: names that tell that a kernel's warps have roles of their own and wait for one another
@@ -34,11 +38,14 @@ GRID: set[str] = set()  #: names of instructions with which all blocks of a kern
 CONSTANTS: dict[str, str] = {}  #: names of numbers in the headers
 
 
-def instruction(name: str, places: Sequence[int] = ()) -> Callable[[Meaning], Meaning]:
-    """Register the meaning of an instruction."""
+def instruction(name: str, places: Sequence[int] = (), statics: Sequence[int] = ()) -> Callable[[Meaning], Meaning]:
+    """Register the meaning of an instruction; with `statics` that of calls with so many static arguments."""
 
     def register(meaning: Meaning) -> Meaning:
-        INSTRUCTIONS[name] = Instruction(meaning, frozenset(places))
+        known = OVERLOADS.setdefault(name, {})
+        known.update(dict.fromkeys(statics, meaning))
+        chosen = (lambda s, static, *args: known[len(static)](s, static, *args)) if statics else meaning
+        INSTRUCTIONS[name] = Instruction(chosen, frozenset(places))
         return meaning
 
     return register
@@ -66,7 +73,7 @@ def dims(name: str, args: Sequence[Any]) -> Sequence[int]:
 def type_of(value: Any) -> Any:
     """What is known of a type."""
     if value.name not in TYPES:
-        raise Fault(f"nothing is known of the type {value.name}")
+        raise Unknown(f"nothing is known of the type {value.name}")
     return TYPES[value.name](*value.args)
 
 

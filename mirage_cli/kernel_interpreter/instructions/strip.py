@@ -311,25 +311,6 @@ def _show_products(s: Any, static: Sequence[Any]) -> None:
 
 
 # --- reductions and vectors ---------------------------------------------------------------------------------------------
-@instruction("reduce")
-def _reduce(s: Any, static: Sequence[Any], value: Any, put: Any) -> None:
-    """For each of so many results a sum or maximum over `value(o, k)`, then `put(o, result)`."""
-    kind, results, over, threads = static[:4]
-    lanes = next(n for n in (32, 16, 8, 4, 2, 1) if over >= n)
-    lane, before = s.thread % lanes, s.active
-    s.whole_warps("reduce")
-    for first in range(0, results, threads // lanes):
-        o = first + s.thread // lanes
-        x = type_of(kind).none(s, ())
-        for start in range(0, over, lanes):
-            k = start + lane
-            with s.only(before & (o < results) & (k < over)):
-                x = s.merge(x, type_of(kind).join(s, (), x, value(s, o, k)))
-        x = over_lanes(s, kind, x, lanes)
-        with s.only(before & (o < results) & (lane == 0)):
-            put(s, o, x)
-
-
 @instruction("chunk_floats")
 def _chunk_floats(s: Any, static: Sequence[Any], x: Cells, at: Pointer) -> None:
     if x.size * at.bytes != CHUNK:

@@ -60,7 +60,7 @@ def _shared() -> Iterator[Case]:
         yield Case(f"{name}turns", p, single(p, whole_graph(p)), (schedule,), HOPPER)
 
 
-def _combined() -> Iterator[Case]:
+def combined() -> Iterator[Case]:
     """Both kernels of a reduction in parts; the second one of this engine."""
     p = program(CONTRACTIONS["deep_attention"], F16)
     for block in Searcher(SearchOptions()).blocks(p)[0]:
@@ -80,7 +80,7 @@ def _combined() -> Iterator[Case]:
 
 @pytest.fixture(scope="module")
 def all_cases() -> list[Case]:
-    found = [*_shared(), *_combined()]
+    found = [*_shared(), *combined()]
     for k, (name, build) in enumerate(NAMED.items()):
         dtype = (F16, F32, BF16)[k % 3]
         made, target = program(build, dtype), ("sm_80", "sm_90a")[k % 2]

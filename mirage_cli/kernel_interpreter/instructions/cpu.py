@@ -1,0 +1,218 @@
+"""Instructions of kernels for CPUs (`tile.hpp`, `contract.hpp`). A lane is the one thread of a block, scratch memory its
+shared memory. Vector loops without loops in them run with a lane for each iteration: none may need what another one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter.instructions.registry import instruction, type_of
+from mirage_cli.kernel_interpreter.memory import SIZES, Fault, Pointer, Shared
+from mirage_cli.kernel_interpreter.numbers import Array, Number
+from mirage_cli.kernel_interpreter.strand import Strand
+
+LANES = 32  #: numbers of lanes that a block has: iterations of vector loops take them in turns
+for _name in ("Sum::Wide", "Max::Wide"):
+    registry.CONVERSIONS[_name] = lambda s, x: s.arithmetic.number(x)
+registry.PLACES["take"] = frozenset({0})
+registry.CONSTANTS |= {"MIRAGE_OK": "0", "MIRAGE_OUT_OF_MEMORY": "1"}
+
+
+def memory(s: Any, size: int) -> Shared:
+    """So many bytes for each block."""
+    w = s.world
+    return Shared(s.arithmetic, len(w.launch.blocks), size, w.clocks, len(w.clocks.known), w.shared.granule)
+
+
+def array(s: Any, type_: str, size: int, values: Sequence[Any] | None) -> Pointer:
+    """An array that a kernel declares, with the first of its values and zeros behind them, or (None) with nothing in it."""
+    if s.count != len(s.world.launch.blocks):
+        raise Fault("iterations of a vector loop declare an array")
+    type_ = {"Sum::Wide": "double", "Max::Wide": "float"}.get(type_, type_)
+    p = Pointer(memory(s, size * SIZES[type_]), 0, type_)
+    if values is not None:
+        k, _ = _positions(s, size)
+        s.store(p, k, np.zeros((s.arithmetic.fields, *k.shape), dtype=s.arithmetic.dtype))
+        for n, x in enumerate(values):
+            s.store(p, n, s.arithmetic.number(x))
+    return p
+
+
+@instruction("scratch")
+def _scratch(s: Any, static: Sequence[Any], size: int) -> Pointer:
+    """So many bytes of memory for each block."""
+    return Pointer(memory(s, -(-size // 16) * 16), 0, "char")
+
+
+@instruction("smaller")
+def _smaller(s: Any, static: Sequence[Any], x: Any, y: Any) -> Any:
+    return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
+
+
+# --- iterations as lanes ------------------------------------------------------------------------------------------------
+def spread(s: Any, count: int, names: Sequence[int] | None = None) -> tuple[Any, Array]:
+    """A strand with `count` lanes for each lane, and the number of each among those of one. Variables (those in `names`, or
+    all) are what they were."""
+    wide, k = Strand(s.world, s.number, np.repeat(s.block, count), np.tile(np.arange(count) % LANES, s.count)), count
+    wide.active, wide.exited = np.repeat(s.active, count), np.repeat(s.exited, count)
+    wide.calls, wide.env = s.calls, list(s.env)
+    for n in range(len(s.env)) if names is None else names:
+        wide.env[n] = _repeated(s.env[n], s.count, k)
+    joined(s)
+    return wide, np.tile(np.arange(count), s.count)
+
+
+def joined(s: Any) -> None:
+    """What lanes do from now on comes after what all lanes of their blocks did."""
+    s.world.clocks.tick(np.unique(s.warps))
+
+
+def _repeated(x: Any, lanes: int, count: int) -> Any:
+    """A variable's value, `count` times for each lane."""
+    if isinstance(x, Number) and x.a.shape[1] == lanes:
+        return Number(np.repeat(x.a, count, axis=1))
+    if isinstance(x, Pointer):
+        return replace(x, at=_repeated(x.at, lanes, count), null=_repeated(x.null, lanes, count))
+    if isinstance(x, np.ndarray) and x.shape == (lanes,):
+        return np.repeat(x, count)
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class VectorLoop:
+    """for (int variable = ...; variable < bound; ++variable) body, in which variables number `outer` (of those around it) are
+    read."""
+
+    start: Callable[[Any], Any]
+    bound: Callable[[Any], Any]
+    variable: int
+    outer: Sequence[int]
+    body: Callable[[Any], Any]
+
+    def __call__(self, s: Any) -> None:
+        """All iterations side by side."""
+        self.start(s)
+        first, bound = np.broadcast_to(s.env[self.variable], s.count), np.broadcast_to(self.bound(s), s.count)
+        count = int((bound - first)[s.active].max(initial=0))
+        if count <= 0:
+            return
+        wide, k = spread(s, count, self.outer)
+        wide.env[self.variable] = np.repeat(first, count) + k
+        wide.active &= wide.env[self.variable] < np.repeat(bound, count)
+        before = [wide.env[n] for n in self.outer]
+        self.body(wide)
+        if any(wide.env[n] is not x for n, x in zip(self.outer, before, strict=True)):
+            raise Fault("iterations of a vector loop give one variable values")
+        joined(s)
+
+
+registry.LOOPS["MIRAGE_VECTOR_LOOP"] = VectorLoop
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------------
+def _positions(s: Any, n: Any) -> tuple[Array, Array]:
+    """The numbers up to n, a lane's own one, and which of them are below it: [numbers, lanes]."""
+    own = np.broadcast_to(n, s.count)
+    k = np.arange(max(0, int(own[s.active].max(initial=0))))[:, None] + np.zeros(s.count, dtype=np.int64)
+    return k, (k < own) & s.active
+
+
+@instruction("load_row")
+@instruction("store_row")
+def _copy_row(s: Any, static: Sequence[Any], to: Pointer, source: Pointer, n: Any) -> None:
+    """n neighbours, converted."""
+    k, there = _positions(s, n)
+    if there.any():
+        s.store(to, k, s.load(source, k, there), there)
+
+
+def _reduced(s: Any, kind: Any, values: Array, there: Array) -> Number:
+    """A reduction of [fields, numbers, lanes] over the numbers that are there."""
+    of = type_of(kind)
+    none = of.none(s, ()).a[:, :, None]
+    values = np.concatenate([np.where(there, values, none), np.broadcast_to(none, (*values.shape[:1], 1, s.count))], 1)
+    return Number(of.all(s.arithmetic, values, 1))
+
+
+@instruction("reduce_row")
+def _reduce_row(s: Any, static: Sequence[Any], p: Pointer, n: Any) -> Number:
+    """Over n neighbours."""
+    k, there = _positions(s, n)
+    return _reduced(s, static[0], s.load(p, k, there), there)
+
+
+@instruction("reduce", statics=(1,))
+def _reduce(s: Any, static: Sequence[Any], n: Any, value: Callable[..., Any]) -> Number:
+    """Over value(0) ... value(n - 1)."""
+    k, there = _positions(s, n)
+    if not len(k):
+        return type_of(static[0]).none(s, ())  # type: ignore[no-any-return]
+    wide, number = spread(s, len(k))
+    wide.active = wide.active & there.T.reshape(-1)
+    found = wide.wide(value(wide, number)).reshape(s.arithmetic.fields, s.count, len(k))
+    joined(s)
+    return _reduced(s, static[0], np.swapaxes(found, 1, 2), there)
+
+
+# --- matrix products ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Element (i, k) lies at data[i * row + k * depth]."""
+
+    data: Pointer
+    row: Any
+    depth: Any
+
+    def read(self, s: Any, i: Array, k: Array, there: Array) -> Array:
+        """Elements of lanes, the last dimension: [fields * lanes, rows, depth]; 0 where they are not there."""
+        values = np.where(there, s.load(self.data, i * self.row + k * self.depth, there), 0)
+        return np.moveaxis(values, 3, 1).reshape(-1, *values.shape[1:3])
+
+
+@instruction("operand")
+def _operand(s: Any, static: Sequence[Any], data: Pointer, row: Any, depth: Any) -> Operand:
+    return Operand(data, row, depth)
+
+
+@instruction("contract", statics=(1,))
+def _contract(
+    s: Any,
+    static: Sequence[Any],
+    out: Pointer,
+    stride: Any,
+    rows: Any,
+    cols: Any,
+    depth: Any,
+    a: Operand,
+    b: Operand,
+    add: bool,
+) -> None:
+    """out[i * stride + j] += (or = without `add`) the sum over k of a(i, k) * b(j, k)."""
+    _check(s, static[0].args, rows, cols, depth, a, b, add)
+    (i, own), (j, other), (k, deep) = (_positions(s, n) for n in (rows, cols, depth))
+    if not len(i) or not len(j):
+        return
+    x = a.read(s, i[:, None], k[None], own[:, None] & deep[None])
+    y = b.read(s, j[:, None], k[None], other[:, None] & deep[None])
+    product = s.arithmetic.product(x, np.swapaxes(y, 1, 2))
+    values = np.moveaxis(product.reshape(s.arithmetic.fields, s.count, len(i), len(j)), 1, 3)
+    place, there = i[:, None] * stride + j[None], own[:, None] & other[None]
+    if add:
+        shape = values.shape
+        before = Number(s.load(out, place, there).reshape(shape[0], -1))
+        values = s.arithmetic.apply("add", before, Number(values.reshape(shape[0], -1))).a.reshape(shape)
+    s.store(out, place, values, there)
+
+
+def _check(s: Any, known: Sequence[Any], rows: Any, cols: Any, depth: Any, a: Operand, b: Operand, add: bool) -> None:
+    """Raises Fault where a contraction is not what is known of it."""
+    least, most, columns, terms, a_depth, b_row, b_depth, adds = known
+    same = ((columns, cols), (a_depth, a.depth), (b_row, b.row), (b_depth, b.depth))
+    holds = [adds or not add, rows >= least, *(not k or x == k for k, x in same)]
+    holds += [not k or x <= k for k, x in ((most, rows), (terms, depth))]
+    if not all(np.broadcast_to(h, s.count)[s.active].all() for h in holds):
+        raise Fault("a contraction is not what it is said to be")

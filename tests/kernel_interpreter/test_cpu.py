@@ -1,0 +1,93 @@
+"""Kernels for CPUs, run as they are printed: they are their programs, and what is broken is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from mirage_cli.kernel_proof.compare import Finding, compare
+from mirage_cli.lax.dtypes import F16, F32
+from tests.codegen import kernels
+from tests.codegen.kernels import Case
+from tests.codegen.programs import NAMED, normed_keys, program
+from tests.codegen.test_cpu_kernels import every_case
+from tests.codegen.test_two_kernels import cases as two_kernels
+from tests.search.programs import normed
+
+TASKS = 12  #: of a kernel that are run
+
+
+def some(tasks: int, cluster: int) -> Sequence[int]:
+    """Tasks from the first one to the last one."""
+    return sorted({k * (tasks - 1) // (TASKS - 1) for k in range(TASKS)}) if tasks > TASKS else range(tasks)
+
+
+def found(case: Case, text: str) -> Finding:
+    """What comes of running a source for a case."""
+    return compare(text, case.program, case.graph, case.symbols, choose=some)
+
+
+def test_kernels_are_their_programs() -> None:
+    cases = [*every_case()[::2], *kernels.cases("keys", program(normed_keys, F32), "cpu", 2)]
+    assert [(c.name, f.reason) for c in cases if not (f := found(c, c.render().text)).passed] == []
+
+
+def test_two_kernels_that_share_a_workspace() -> None:
+    for case in two_kernels("n", normed(8))[:2]:
+        text = case.render().text
+        front, _, size = text.rpartition("return ")
+        assert compare(text, case.program, case.graph).passed
+        assert (
+            "of the workspace" in compare(f"{front}return {size.replace('256', '8')}", case.program, case.graph).reason
+        )
+        together = text.replace("(workspace) + 256", "(workspace) + 4")
+        assert "differs" in compare(together, case.program, case.graph).reason
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    """A normalised row times a matrix, for a number of rows that is known at run time only."""
+    return next(kernels.cases("symbolic", program(NAMED["symbolic"], F16), "cpu", 1, 19))
+
+
+def test_sizes_that_are_known_at_run_time_only(case: Case) -> None:
+    text = case.render().text
+    assert all(found(replace(case, sizes=(("rows", n),)), text).passed for n in (1, 7, 16, 17))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("scratch(2560 + 128)", "scratch(2048)", "of 2048 bytes of shared memory"),
+        ("smaller(16, (s_0) - a_at)", "16", "of input 0"),
+        ("smaller(4, 18LL - b_at)", "4", "of input 1"),
+        ("smaller(32, 33LL - c_step)", "32", "of input 1"),
+        ("(memory + 2432)", "(memory + 2180)", "of shared memory"),
+        ("load_row(t1 + i_a * 33", "load_row(t1 + i_a * 32", "of shared memory"),
+        ("(a_at + i_a) * 33LL, 33", "(a_at + i_a) * 33LL, 34", "of input 0"),
+        ("reduce<Sum>(33,", "reduce<Sum>(32,", "differs"),
+        ("steps = 2", "steps = 1", "differs"),
+        ("t6[i] = 0x0p+0f", "(void)i", "differs"),
+        ("i < 64; ++i", "i < 63; ++i", "differs"),
+        ("Known<0, 16,", "Known<0, 3,", "not what it is said to be"),
+        ("0, 0, true>>(", "0, 0, false>>(", "not what it is said to be"),
+        ("operand(t1 + c_step * 1, 33, 1)", "operand(t1 + 0, 33, 1)", "differs"),
+        ("18LL), true)", "18LL), false)", "differs"),
+        ("+ b_at, row, n_b)", "+ b_at, row, 4)", "output 0"),
+        ("row[i_b] = e0;", "row[0] = e0;", "of shared memory"),
+        ("t10[i_a] = e2;", "t10[0] = e2;", "of shared memory"),
+        ("size_t>((((s_0) + 15) / 16))", "size_t>(1)", "is not written"),
+        ("t6, 4, n_a, n_b", "t6, 4, n_b, n_a", "of shared memory"),
+    ],
+)
+def test_a_broken_kernel_is_refuted(case: Case, before: str, after: str, why: str) -> None:
+    text = case.render().text
+    assert text.count(before)
+    assert why in found(case, text.replace(before, after, 1)).reason
+
+
+def test_iterations_of_a_vector_loop_that_need_one_another_are_found(case: Case) -> None:
+    text = case.render().text
+    assert "no barrier" in found(case, text.replace("t10[i_a] = e2;", "t10[i_a] = e2 + t10[0];")).reason
