@@ -28,7 +28,7 @@ VECTOR_LOOP = "MIRAGE_VECTOR_LOOP"
 EACH = frozenset(("MIRAGE_STRIP", "MIRAGE_STRIP_ROWS", "MIRAGE_EACH"))
 STORAGE = frozenset(("constexpr", "static", "extern", "__shared__"))
 _OWN = "for if else return break using typedef const auto __restrict__"
-_FOREIGN = """while do switch case default continue goto asm volatile new delete sizeof struct class union enum
+_FOREIGN = """while do switch case default continue goto asm volatile new delete struct class union enum
 template typename try catch throw namespace operator this static_assert const_cast dynamic_cast inline alignas thread_local
 and or not"""
 #: what stands where neither a name nor a type may; words of C++ that the language has not

@@ -12,6 +12,7 @@ import numpy as np
 from mirage_cli.kernel_interpreter.memory import Fault
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
 from mirage_cli.kernel_interpreter.run import Choice, Run, Source, all_blocks
+from mirage_cli.kernel_language.printer import text as printed
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Float64
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
@@ -134,7 +135,6 @@ def _same(right: Array, left: Array, tolerance: float, residues: bool) -> Array:
 
 
 def _told(e: Fault) -> str:
-    """A fault with its statement."""
-    if len(e.args) > 1:
-        return f"{e.args[0]}, in {e.args[1]}"
-    return str(e.args[0])
+    """A fault with the first line of its statement."""
+    statement = printed(e.args[1]).strip().splitlines()[0] if len(e.args) > 1 else ""
+    return f"{e.args[0]}, in `{statement}`" if statement else str(e.args[0])
