@@ -88,6 +88,7 @@ def schema(form: Any, kinds: Mapping[str, Any], title: str, open: Collection[str
     the order of `kinds` (the forms of objects by name), needed ones first; those that are `open` may have others."""
     document = msgspec.json.schema(form)
     for name, part in document["$defs"].items():
+        del part["title"]  # its name
         order = sorted(kinds[name].__annotations__, key=lambda k: k not in part.get("required", ()))
         part |= {"properties": {k: part["properties"][k] for k in order}, "additionalProperties": name in open}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **_short(document)}

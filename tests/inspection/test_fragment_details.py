@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,8 @@ def test_what_was_not_replaced_has_no_tree_but_all_else(tmp_path: Path) -> None:
 
 
 def test_fragments_that_are_not_there(tmp_path: Path) -> None:
-    other = reports.replaced()
-    other.id, other.mugraph = "a7", {**other.mugraph, "file": "mugraphs/a7.json"}
+    mugraph = {**reports.replaced().mugraph, "file": "mugraphs/a7.json"}
+    other = replace(reports.replaced(), id="a7", mugraph=mugraph)
     folder = written(tmp_path, reports.report(reports.replaced(), other, reports.kept()))
     with pytest.raises(UsageError, match=r"no fragment of .* is called 'zzz'"):
         show(folder, "zzz")
@@ -117,8 +118,8 @@ def test_folders_that_are_no_output(tmp_path: Path) -> None:
 
 
 def test_a_time_that_could_not_be_measured_is_a_dash(tmp_path: Path) -> None:
-    kept = reports.kept()
-    kept.measured = [{"device": "a GPU", "original_us": 3.0, "mirage_us": None, "peers": {"torch.compile": None}}]
+    row = {"device": "a GPU", "original_us": 3.0, "mirage_us": None, "peers": {"torch.compile": None}}
+    kept = replace(reports.kept(), measured=[row])
     text = checked(show(written(tmp_path, reports.report(kept)), "b6"))
     assert "measured on a GPU  original 3.00 us  mirage -" in text
     assert "torch.compile -" in text
@@ -126,9 +127,8 @@ def test_a_time_that_could_not_be_measured_is_a_dash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names(tmp_path: Path, name: str) -> None:
-    kept = reports.kept(name)
-    kept.name, kept.nodes = name, [[name]]
-    kept.measured = [{"device": name, "original_us": 1.0, "mirage_us": 2.0, "peers": {name: 3.0}}]
+    times = [{"device": name, "original_us": 1.0, "mirage_us": 2.0, "peers": {name: 3.0}}]
+    kept = replace(reports.kept(name), name=name, nodes=[[name]], measured=times)
     folder = written(tmp_path, reports.report(kept, path=name))
     checked(show(folder, None))
     text = "".join(checked(show(folder, "b6")).split())

@@ -123,7 +123,7 @@ def test_folders_that_are_no_output(tmp_path: Path, optimized: Optimized) -> Non
     with pytest.raises(ModelError, match="cannot be read"):
         inspect(str(tmp_path), Options())
     (tmp_path / "report.json").write_text("[]")
-    with pytest.raises(ModelError, match="found a list"):
+    with pytest.raises(ModelError, match="Expected `object`, got `array`"):
         inspect(str(tmp_path), Options())
     report = json.loads((optimized("rmsnorm_linear_fp32") / "report.json").read_text())
     for key in ("fragments", "model", "unchanged"):
