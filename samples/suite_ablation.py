@@ -104,7 +104,7 @@ def build(name: str, variant: int, dtype: str, folder: Path, arch: str) -> str:
         return "-"
     options = Options(target=("cuda",), arch=(arch,), force=True, jobs=1, without=VARIANTS[variant].without)
     suite_build.make(changed, dtype, folder, options)
-    return suite_build.left(folder)
+    return suite_build.reasons_left(folder)
 
 
 def times(asked: Asked, name: str, dtype: str, rows: Sequence[suite_build.Row]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.fragments.symbols import together
+from mirage_cli.lax.fragments.symbols import with_merged_symbols
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, Source
 from mirage_cli.lax.normal.identify import tidy
@@ -56,7 +56,7 @@ def instantiate(graph: g.Graph, outputs: Sequence[int], boundary: Iterable[int],
     `names` gives boundary and output values the names that the program's sources and outputs carry. Raises Refused when
     a view inside cannot be expressed on axes, or when an operator inside is not read.
     """
-    return together(tidy(untidied(graph, outputs, boundary, names)))
+    return with_merged_symbols(tidy(untidied(graph, outputs, boundary, names)))
 
 
 def untidied(graph: g.Graph, outputs: Sequence[int], boundary: Iterable[int], names: dict[int, str]) -> Program:

@@ -66,10 +66,10 @@ def power(g: Graph, x: int, exponent: Number) -> int:
 
 def converted(g: Graph, x: int, to: DType) -> int:
     """A value in a float type; in a wider one, what is left of it."""
-    return g.cast(left(g, x) if to.bytes > g.dtype(x).bytes else x, to)
+    return g.cast(rounded_to_type(g, x) if to.bytes > g.dtype(x).bytes else x, to)
 
 
-def left(g: Graph, x: int) -> int:
+def rounded_to_type(g: Graph, x: int) -> int:
     """The numbers of a value of 16 bits whose steps do not say that they were rounded to it."""
     return g.map(f"round_{g.dtype(x)}", x) if narrowed(g, x) else x
 

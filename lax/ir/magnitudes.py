@@ -66,11 +66,11 @@ def _whole_range(g: Graph, v: int, depth: int, seen: dict[int, Range | None]) ->
     if v not in seen:
         computed = _computed_range(g, v, depth, seen) if depth and len(seen) < MOST else None
         known = computed is not None and -LARGEST <= computed[0] <= computed[1] <= LARGEST
-        seen[v] = computed if known else integers(g.dtype(v))
+        seen[v] = computed if known else integer_range(g.dtype(v))
     return seen[v]
 
 
-def integers(dtype: DType) -> Range | None:
+def integer_range(dtype: DType) -> Range | None:
     """The numbers of an integer type, truth values among them; None for floats."""
     if dtype == BOOL:
         return 0, 1

@@ -273,12 +273,12 @@ def number_to_json(v: Fraction | float) -> str:
 def divisor(v: Fraction | float | None) -> Fraction | None:
     """The number by which to divide where the model's arithmetic divides: for a constant that float32 lacks and whose
     reciprocal it holds, such as the 1/90 of a mean over 90 elements. A product with the rounded constant rounds twice."""
-    if not isinstance(v, Fraction) or v == 0 or _held(v):
+    if not isinstance(v, Fraction) or v == 0 or _fits_float32(v):
         return None
-    return 1 / v if _held(1 / v) else None
+    return 1 / v if _fits_float32(1 / v) else None
 
 
-def _held(v: Fraction) -> bool:
+def _fits_float32(v: Fraction) -> bool:
     """True if float32 holds a number, far from its limits."""
     mantissa, power = abs(v.numerator), v.denominator
     return mantissa < 1 << 24 and power < 1 << 100 and not power & (power - 1)

@@ -45,7 +45,7 @@ class Drawn:
     most: float | None = None
 
 
-def works(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float, float]]:
+def work_of_operators(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float, float]]:
     """The multiply-adds of each operator, and the elements of its value."""
     size = {a.name: ex.value(a.extent, symbols) for a in program.axes}
     for n in program.nodes:
@@ -56,7 +56,7 @@ def works(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float,
 
 def edge_count(program: Program, symbols: Mapping[str, int]) -> int:
     """Number of cases at the edges of numbers, by what they cost."""
-    work = sum(w for w, _ in works(program, symbols))
+    work = sum(w for w, _ in work_of_operators(program, symbols))
     return max(LEAST_EDGES, min(EDGES, int(EDGE_WORK // max(work, 1.0))))
 
 
@@ -93,7 +93,7 @@ def inputs(
     }
 
 
-def usual(
+def usual_case(
     program: Program, constants: Mapping[int, NDArray[Any]], seed: int, limits: Limits | None, names: Sequence[str]
 ) -> Drawn:
     """The case of random inputs at usual sizes."""
@@ -128,7 +128,7 @@ def draws(
         yield _case(program, constants, seed, case, case, symbol_values(names, case, limits))
     for name, extents in _limits_of_sizes(program, names, limits):
         yield _case(program, constants, seed, name, "random", extents, WINDOW)
-    plain = usual(program, constants, seed, limits, names)
+    plain = usual_case(program, constants, seed, limits, names)
     for edge in islice(_edges(program, plain, seed), edge_count(program, plain.symbols)):
         yield Drawn(edge.kind, edge.arrays, plain.symbols, WINDOW)
     turns = turning() if turning is not None else None
@@ -167,4 +167,4 @@ def _limits_of_sizes(
 
 
 def _beyond(program: Program, symbols: Mapping[str, int]) -> bool:
-    return any(work > LONG_WORK for work, _ in works(program, symbols))
+    return any(work > LONG_WORK for work, _ in work_of_operators(program, symbols))

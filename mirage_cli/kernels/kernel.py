@@ -251,7 +251,7 @@ class Kernel:
     # --- what does not fit --------------------------------------------------------------------------------------------
     def _foreign(self, inputs: Sequence[Any]) -> tuple[list[Any], Framework]:
         """Tensors of libraries that only DLPack makes known, as arrays of one that is."""
-        arrays = [tensors.known(t) for t in inputs]
+        arrays = [tensors.as_known_tensor(t) for t in inputs]
         framework = tensors.framework_of(arrays[0]) if arrays else None
         if framework is None:
             raise self._mixed(())

@@ -239,7 +239,7 @@ def _largest(source: Source, imported: Imported) -> float | None:
     return None
 
 
-def group(
+def group_fragments(
     fragments: Sequence[LaxFragment], imported: Imported, wanted: Callable[[list[str]], bool] = lambda names: True
 ) -> list[Work]:
     """Distinct fragments in order of their first occurrence; only places whose nodes (by name) are `wanted`.

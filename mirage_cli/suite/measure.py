@@ -87,10 +87,10 @@ def _ceilings(asked: Asked, dtype: str) -> dict[str, Any]:
     kind = getattr(torch, element_name(cases.DTYPES[dtype]))
     state = timer.state() | ({"onnxruntime": version()} if "ort" in asked.peers else {})
     big = torch.empty(READ_BYTES // 2, dtype=torch.float16, device=backend.device).normal_()
-    read = timer.times({"read": peers.over(torch.sum, [[big]])}, 1, asked.effort)["read"].samples
+    read = timer.times({"read": peers.cycling_call(torch.sum, [[big]])}, 1, asked.effort)["read"].samples
     del big
     pairs = [torch.empty(2, MATRIX, MATRIX, dtype=kind, device=backend.device).normal_() for _ in range(2)]
-    product = timer.times({"product": peers.over(torch.matmul, pairs)}, 2, asked.effort)["product"].samples
+    product = timer.times({"product": peers.cycling_call(torch.matmul, pairs)}, 2, asked.effort)["product"].samples
     launch = timer.times({"launch": lambda k, stream: backend.spacer(stream)}, 1, asked.effort)["launch"].median
     return {
         "bandwidth": READ_BYTES / min(read) * 1e6,

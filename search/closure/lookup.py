@@ -31,7 +31,7 @@ COMMUTATIVE = ("mul", "add", "contract")  #: ways whose operands are in order of
 Numbers: TypeAlias = tuple[int, ...]
 
 
-def represented(closure: Closure, block: BlockGraph) -> None:
+def check_represented(closure: Closure, block: BlockGraph) -> None:
     """Check that a closure holds a block graph for its program. Raises Refused, saying what is missing and why."""
     walk = _Walk(closure, block)
     for o in block.ops:

@@ -64,7 +64,7 @@ def free_axes(graph: BlockGraph, axes: Mapping[str, frozenset[str]]) -> list[str
     return [a for a in graph.grid if a not in taken and all(a in own for own in maxima)]
 
 
-def together(
+def positions_at_once(
     graph: BlockGraph, axes: Mapping[str, frozenset[str]], tiles: Tiles, extents: Mapping[str, int]
 ) -> dict[str, int]:
     """For each grid axis how many positions are evaluated at once: several whole tiles along a free one."""
@@ -95,7 +95,7 @@ class BlockRun:
         self.order = [a.name for a in program.axes]
         self.extents = {a.name: ex.value(a.extent, symbols) for a in program.axes}
         self.axes = graph.axes_of(program)
-        self.steps = dict(tiles) if alone else together(graph, self.axes, tiles, self.extents)
+        self.steps = dict(tiles) if alone else positions_at_once(graph, self.axes, tiles, self.extents)
         self.stored = {i.name: read(program, i.access, arrays[i.source], domain.lead, symbols) for i in program.inputs}
         self.results: list[Array | None] = [None] * len(graph.outputs)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program, last_uses
 from mirage_cli.lax.ops import OPS
-from mirage_cli.search.mugraph.evaluate import Tiles, together
+from mirage_cli.search.mugraph.evaluate import Tiles, positions_at_once
 from mirage_cli.search.mugraph.mugraph import BODY, BlockOp, CustomKernel, KernelGraph
 
 _DRAW, _ELEMENT, _CALL, _INVERSE = 3.0, 5.0, 25.0, 25.0  #: nanoseconds for an element in one field
@@ -81,7 +81,7 @@ def _parts(
     """Positions of each axis in what is evaluated at once, in an iteration of it, the number of such parts and of
     iterations."""
     g, size = kernel.block, _sizes(kernel.program, symbols)
-    part = size | together(g, g.axes_of(kernel.program), tile, size)
+    part = size | positions_at_once(g, g.axes_of(kernel.program), tile, size)
     count = math.prod(-(-size[a] // max(part[a], 1)) for a in g.grid)
     if g.loop is None:
         return part, part, count, 1

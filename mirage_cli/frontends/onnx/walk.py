@@ -241,13 +241,13 @@ class _Walk:
 
     def learn(self, a: Extent, b: Extent) -> None:
         """Two extents are equal in every run that does not fail: a window is full."""
-        bound = sizes.full(sizes.from_extent(a), sizes.from_extent(b))
+        bound = sizes.equality_bound(sizes.from_extent(a), sizes.from_extent(b))
         if bound is not None:
             self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
 
     def need(self, extent: Extent, size: int) -> None:
         """A dimension has so many positions in every run that does not fail. That it has one says nothing."""
-        bound = sizes.reached(sizes.from_extent(extent), size) if size > 1 else None
+        bound = sizes.size_bound(sizes.from_extent(extent), size) if size > 1 else None
         if bound is not None:
             self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
 

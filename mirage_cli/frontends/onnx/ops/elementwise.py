@@ -12,7 +12,7 @@ from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, READERS, Call, Rea
 from mirage_cli.lax.dtypes import BOOL, F32, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
-from mirage_cli.lax.ir.magnitudes import integers, whole_range
+from mirage_cli.lax.ir.magnitudes import integer_range, whole_range
 from mirage_cli.lax.ops import OPS
 
 #: results that are exact for integers of any width; others may wrap around
@@ -267,11 +267,11 @@ def convert(g: Graph, x: int, to: DType) -> int:
         return g.cast(x, to)
     if to.is_float:
         return compose.converted(g, x, to)
-    numbers, room = whole_range(g, x), integers(to)
+    numbers, room = whole_range(g, x), integer_range(to)
     if numbers is not None and room is not None and room[0] <= numbers[0] and numbers[1] <= room[1]:
         return g.cast(x, to)
     if source.is_float and f"to_{to}" in OPS:
-        return g.cast(g.map(f"to_{to}", compose.left(g, x)), to)
+        return g.cast(g.map(f"to_{to}", compose.rounded_to_type(g, x)), to)
     unsigned, from_unsigned = to.name.startswith("u"), source.name.startswith("u")
     wide = to.bytes >= 4 and not unsigned and not source.is_float
     fits = source.kind == "int" and (

@@ -53,7 +53,7 @@ def weighted(g: Graph, weights: int, v: int) -> int:
     return g.contract(weights, v, [b, h, m, n], [b, h, n, d], [b, h, m, d])
 
 
-def behind(g: Graph, queries: Extent, keys: Extent, past: Extent) -> tuple[int, int]:
+def query_and_key_positions(g: Graph, queries: Extent, keys: Extent, past: Extent) -> tuple[int, int]:
     """Positions of the queries [1, 1, q, 1], which begin at `past`, and of the keys [1, 1, 1, k]."""
     rows, columns = g.iota(queries, 2, 4, I64), g.iota(keys, 3, 4, I64)
     return (rows if past == 0 else g.map("add", rows, counted(g, past))), columns

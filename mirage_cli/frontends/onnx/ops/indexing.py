@@ -15,7 +15,7 @@ from mirage_cli.lax.ir.graph import Dims, Graph
 _UNKNOWN = "its indices are not known when the model is read"
 
 
-def _known(given: list[Walk | None]) -> list[Walk]:
+def _known_walks(given: list[Walk | None]) -> list[Walk]:
     """All of the walks. Raises Refused when one is not known."""
     known = [w for w in given if w is not None]
     if len(known) != len(given):
@@ -31,7 +31,7 @@ def _gather_nd(call: Call) -> int:
     x, out = call.arg(0), call.dims(1)[:-1]
     if call.graph.fill_value(x) is not None:
         return _same(call.graph, x, (*out, *call.dims(0)[_count(call) :]))
-    return _view(call.graph, x, _known(walks(call, 1)), out)
+    return _view(call.graph, x, _known_walks(walks(call, 1)), out)
 
 
 def _count(call: Call) -> int:
@@ -71,7 +71,7 @@ def _gather_elements(call: Call) -> int:
     if g.fill_value(x) is not None:
         return _same(g, x, out)
     axis = call.axis(0, len(out))
-    (taken,) = _known([walk(call, 1)])
+    (taken,) = _known_walks([walk(call, 1)])
     if taken.dim not in (None, axis):
         raise Refused("indices along a diagonal")
     x = along(g, x, axis, taken, out[axis])
@@ -89,7 +89,7 @@ def _scatter_nd(call: Call) -> int:
         raise Refused(f"reduction {call.text('reduction', 'none')!r}")
     if len(call.dims(1)) != 2 or _count(call) != 1:
         raise Refused("updates along several dimensions")
-    (taken,) = _known(walks(call, 1))
+    (taken,) = _known_walks(walks(call, 1))
     return _scattered(g, x, updates, taken)
 
 

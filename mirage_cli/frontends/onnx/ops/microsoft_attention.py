@@ -84,7 +84,7 @@ def _padding(call: Call, hidden: float) -> int:
 
 def _causal(g: Graph, q: int, k: int, past: Extent) -> int:
     """Which keys each query sees: those up to its own position."""
-    rows, columns = heads.behind(g, g.dims(q)[2], g.dims(k)[2], past)
+    rows, columns = heads.query_and_key_positions(g, g.dims(q)[2], g.dims(k)[2], past)
     return g.map("le", columns, rows)
 
 
@@ -116,7 +116,7 @@ def _group_query_attention(call: Call) -> list[int | None]:
         rows, columns = filled, g.iota(g.dims(k)[2], 3, 4, I64)
     else:
         k, v = (joined(g, [call.arg(i), x], 2) if past != 0 else x for i, x in ((3, k), (4, v)))
-        rows, columns = heads.behind(g, g.dims(q)[2], g.dims(k)[2], known)
+        rows, columns = heads.query_and_key_positions(g, g.dims(q)[2], g.dims(k)[2], known)
     wide = [heads.repeated(g, x, g.dims(q)[1]) for x in (k, v)]
     raw = heads.scores(g, q, wide[0], call.real("scale", 0.0))
     cap = call.real("softcap", 0.0)

@@ -267,7 +267,7 @@ def _last(size: Size, end: Size, count: int, least: Mapping[str, int]) -> Extent
         kept = sizes.at_most(size, count)
     except ValueError as error:
         raise Refused(str(error)) from None
-    filled = sizes.full(kept, count)
+    filled = sizes.equality_bound(kept, count)
     return count if filled is not None and least.get(filled[0], 0) >= filled[1] else _extent(kept)
 
 
