@@ -208,12 +208,12 @@ class _Walk:
 
     def count(self, extent: Extent, dtype: DType) -> int:
         """An extent as a scalar: symbols are counted by summing ones along dimensions of these extents."""
-        g = self.graph
+        graph = self.graph
         names = extent.names if isinstance(extent, Symbolic) else ()
         dims = [Symbolic(1, (n,)) for n in names]
-        ones = g.expand(g.fill(1, dtype, (1,) * len(dims)), dims)
-        total = g.reshape(g.reduce("sum", ones, range(len(dims))), ())
-        return compose.scale(g, total, extent.factor if isinstance(extent, Symbolic) else extent)
+        ones = graph.expand(graph.fill(1, dtype, (1,) * len(dims)), dims)
+        total = graph.reshape(graph.reduce("sum", ones, range(len(dims))), ())
+        return compose.scale(graph, total, extent.factor if isinstance(extent, Symbolic) else extent)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
     def node(self, node: ir.Node) -> None:
