@@ -63,12 +63,12 @@ def reassociated(program: Program, graph: BlockGraph) -> Program:
     return replace(program, nodes=tuple(nodes), outputs=outputs, _axes_of={}).validate()
 
 
-def _spell(o: BlockOp, args: list[str], add: Callable[[Node], str]) -> str:
+def _spell(operator: BlockOp, args: list[str], add: Callable[[Node], str]) -> str:
     """The nodes of one operator; the name of the last."""
-    if o.thread is None:
-        return add(Node("", o.op, tuple(args), o.over, axis=o.axis, dtype=o.dtype))
+    if operator.thread is None:
+        return add(Node("", operator.op, tuple(args), operator.over, axis=operator.axis, dtype=operator.dtype))
     values = list(args)
-    for n in o.thread.nodes:
+    for n in operator.thread.nodes:
         values.append(add(Node("", n.op, tuple(values[i] for i in n.inputs), value=n.value)))
     return values[-1]
 

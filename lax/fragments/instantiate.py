@@ -377,14 +377,14 @@ class _Builder:
 
     def align(self, access: tuple[Slot, ...], joints: set[Extent]) -> None:
         inner: Extent = 1
-        for s in reversed(access):
-            outer = ex.product([inner, s.extent])
+        for slot in reversed(access):
+            outer = ex.product([inner, slot.extent])
             for j in sorted((j for j in joints if j not in (inner, outer)), key=str):
                 low = ex.quotient(j, inner)
-                if low is None or low == 1 or ex.quotient(s.extent, low) is None or s.axis is None:
+                if low is None or low == 1 or ex.quotient(slot.extent, low) is None or slot.axis is None:
                     continue
-                if s.offset == 0 and self.extents[s.axis] == s.extent:
-                    raise _Split(s.axis, ex.quotient(s.extent, low) or 1, low)
+                if slot.offset == 0 and self.extents[slot.axis] == slot.extent:
+                    raise _Split(slot.axis, ex.quotient(slot.extent, low) or 1, low)
             inner = outer
 
 

@@ -311,13 +311,13 @@ def cases(
             wide.update({k: _as_float64(a) for k, a in constants.items()})
         return case_of(program, d.name, d.arrays, d.symbols, original, d.most, wide, reference)
 
-    for number, d in enumerate(drawn(seed)):
-        reason = too_large(program, d.symbols) if d.name in CASES else ""
-        if reason and not (parts and windows.free_axes(program, d.symbols)):
+    for number, case_inputs in enumerate(drawn(seed)):
+        reason = too_large(program, case_inputs.symbols) if case_inputs.name in CASES else ""
+        if reason and not (parts and windows.free_axes(program, case_inputs.symbols)):
             yield reason
             return
         try:
-            case = made(d)
+            case = made(case_inputs)
         except Unknown as error:
             unknown = str(error)
             continue
@@ -333,8 +333,8 @@ def cases(
 
         none = False
         parted = ""
-        if reference is not None and d.name in PLAIN and not case.windows:
-            parted = reference.parts(d.arrays, d.symbols, case.original, case.wanted)
+        if reference is not None and case_inputs.name in PLAIN and not case.windows:
+            parted = reference.parts(case_inputs.arrays, case_inputs.symbols, case.original, case.wanted)
         yield replace(case, number=number, again=again, parted=parted)
     if none and unknown:
         yield unknown

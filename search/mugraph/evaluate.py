@@ -206,11 +206,11 @@ class BlockRun:
         tile: Array = a[tuple(index)]
         return tile
 
-    def spread(self, a: Array, o: BlockOp, at: Mapping[str, Range], part: Range | None) -> Array:
+    def spread(self, a: Array, operator: BlockOp, at: Mapping[str, Range], part: Range | None) -> Array:
         """A sum over an axis that the operand lacks counts every position of the tile."""
         shape = list(a.shape)
-        for axis in o.over:
-            if axis not in self.axes[o.inputs[0]]:
+        for axis in operator.over:
+            if axis not in self.axes[operator.inputs[0]]:
                 where = part if axis == self.g.loop and part is not None else at.get(axis, (0, self.extents[axis]))
                 shape[self.d.lead + self.order.index(axis)] = where[1] - where[0]
         return np.broadcast_to(a, shape)
