@@ -31,7 +31,7 @@ from mirage_cli.checks.random_inputs import (
     PLAIN,
     TYPICAL,
     Arrays,
-    Drawn,
+    DrawnInputs,
     Limits,
     draws,
     inputs,
@@ -69,7 +69,7 @@ __all__ = [
     "Arrays",
     "Case",
     "CheckJob",
-    "Drawn",
+    "DrawnInputs",
     "Limits",
     "Nodes",
     "Runner",
@@ -199,10 +199,10 @@ def cases_of(job: CheckJob) -> Iterator[Case | str]:
     )
 
 
-def _given_inputs(job: CheckJob, arrays: Sequence[NDArray[Any]]) -> Drawn:
+def _given_inputs(job: CheckJob, arrays: Sequence[NDArray[Any]]) -> DrawnInputs:
     """The case of inputs that somebody gives."""
     symbols = job.spec.solve([a.shape for a in arrays])
-    return Drawn(GIVEN, tuple(arrays[: len(job.program.sources)]), symbols)
+    return DrawnInputs(GIVEN, tuple(arrays[: len(job.program.sources)]), symbols)
 
 
 def exact_runner(program: Program) -> Runner:
@@ -292,7 +292,7 @@ def cases(
     symbols: Sequence[str] | None = None,
     parts: bool = False,
     nodes: Nodes | None = None,
-    given: Sequence[Drawn] = (),
+    given: Sequence[DrawnInputs] = (),
 ) -> Iterator[Case | str]:
     """The cases of a check; a text in their place says why there is no float64 value. With `parts` a program that
     is too large is compared in parts, where it has independent ones. Sizes that the original refuses have no answer: raises
@@ -303,10 +303,10 @@ def cases(
     turning = _turning(program, nodes, constants, seed, limits, names)
     none, refusal, unknown = True, MirageError("no inputs were drawn"), ""
 
-    def drawn(start: int) -> Iterator[Drawn]:
+    def drawn(start: int) -> Iterator[DrawnInputs]:
         return chain(given, draws(program, constants, start, limits, names, turning))
 
-    def made(d: Drawn) -> Case:
+    def made(d: DrawnInputs) -> Case:
         if not wide:
             wide.update({k: _as_float64(a) for k, a in constants.items()})
         return case_of(program, d.name, d.arrays, d.symbols, original, d.most, wide, reference)

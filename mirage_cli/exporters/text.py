@@ -109,7 +109,7 @@ def _seconds(seconds: Mapping[str, float]) -> list[str]:
 
 
 def _known_searches(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Number of searches and proofs that are those of earlier runs."""
+    """A line that counts the searches and proofs of earlier runs; none without any."""
     known = sum(bool(f["search"].get("cached")) for f in entries)
     return [f"{known} of {counted(len(entries), 'fragment')} searched and proved by earlier runs"] if known else []
 

@@ -135,8 +135,8 @@ def sources_digest() -> str:
 
 
 def read(row: Row) -> Built:
-    """The folder that was built for a row. Raises MirageError where nothing was, ModelError where original nodes are
-    left."""
+    """The content of the folder that was built for a row. Raises MirageError where nothing was, ModelError where
+    original nodes are left."""
     if row.problem:
         raise MirageError(row.problem)
     out = row.folder / _OUT
