@@ -195,7 +195,7 @@ def _sizes(
 
 
 def _reads_and_writes(p: Program) -> list[tuple[Slot, ...]]:
-    """How a program reads its inputs and writes its outputs."""
+    """The accesses with which a program reads its inputs and writes its outputs."""
     ways = [i.access for i in p.inputs] + [o.access for o in p.outputs]
     return [tuple(s for s in access if s.extent != 1) for access in ways]
 
