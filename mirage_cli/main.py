@@ -174,7 +174,7 @@ def _forget_lost_output() -> None:
 def cli() -> None:
     """Superoptimizer for exported models: finds the parts of an ONNX model that can be computed better, searches and
     proves GPU and CPU kernels for them, and writes the model patched to use them in ONNX Runtime."""
-    debug.asked()
+    debug.requested_stages()
 
 
 def main() -> NoReturn:

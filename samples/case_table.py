@@ -90,8 +90,8 @@ def measured(case: Case) -> Row:
 
 
 def contained(searcher: Searcher, p: Program, golden: Golden, target: Target) -> str:
-    """ "yes" with what the model predicts for its best schedules where the search covers a golden muGraph, else why
-    not."""
+    """The answer whether the search covers a golden muGraph: "yes" with what the model predicts for its best
+    schedules, or why not."""
     if golden.draw is None:
         return f"outside: {golden.outside}"
     graph = golden.build(p)

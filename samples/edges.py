@@ -52,16 +52,16 @@ def on_gpu(job: CheckJob, gpu: int) -> str:
         bench = Measured(BenchJob(job, symbols, gpu))
     except MirageError:
         bench = Measured(BenchJob(job, symbols, gpu, "cpu"))
-    return said(bench.checked(job.library))
+    return verdict_line(bench.checked(job.library))
 
 
 def on_cpu(job: CheckJob) -> str:
     """The verdict on a CPU kernel."""
     check = kernel_check.run_job(job)
-    return "no CPU kernel" if check is None else said(check)
+    return "no CPU kernel" if check is None else verdict_line(check)
 
 
-def said(check: FloatCheck) -> str:
+def verdict_line(check: FloatCheck) -> str:
     """A verdict in one line."""
     if not check.passed:
         return f"FAILED on {check.case}: {check.worst}"

@@ -24,7 +24,7 @@ from mirage_cli.processes import isolation
 from mirage_cli.search.schedules.tiling import ENGINES
 from mirage_cli.suite import build as suite_build
 from mirage_cli.suite.cases import DTYPES, Case, Net, chosen
-from mirage_cli.suite.measure import Asked, Measurement, opened
+from mirage_cli.suite.measure import Measurement, MeasureOptions, opened
 from mirage_cli.suite.report import between
 
 DOCS = Path(__file__).resolve().parents[1] / "docs/reference/measurements.md"
@@ -104,10 +104,10 @@ def build(name: str, variant: int, dtype: str, folder: Path, arch: str) -> str:
         return "-"
     options = Options(target=("cuda",), arch=(arch,), force=True, jobs=1, without=VARIANTS[variant].without)
     suite_build.make(changed, dtype, folder, options)
-    return suite_build.left(folder)
+    return suite_build.reasons_left(folder)
 
 
-def times(asked: Asked, name: str, dtype: str, rows: Sequence[suite_build.Row]) -> dict[str, Any]:
+def times(asked: MeasureOptions, name: str, dtype: str, rows: Sequence[suite_build.Row]) -> dict[str, Any]:
     """Microseconds of each variant of a case, or why there are none; all variants take turns."""
     timer, backend = opened(asked)
     (case,) = chosen("paper", [name])
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             outcome = built[job]
             problem = outcome.reason if isinstance(outcome, isolation.Lost) else outcome
             rows[n].append(suite_build.Row(n, given.dtype, folder, problem))
-        asked = Asked(given.gpu, (), seconds=2.0)
+        asked = MeasureOptions(given.gpu, (), seconds=2.0)
         us_of = {}
         timing = [(asked, n, given.dtype, rows[n]) for n in names]
         for k, result in isolation.each(times, timing, 1, apart=True):

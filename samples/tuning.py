@@ -80,7 +80,7 @@ def planned(case: Case, dtype: str, plans: PlanOptions, seed: int) -> tuple[Impo
     """A case's model and its fragments with the candidates of their plans."""
     imported = from_proto(case.model(DTYPES[dtype], seed), Reading(), case.name)
     parts = partition(imported.graph, works.tensor_names(imported))
-    work = works.group(parts.fragments, imported)
+    work = works.group_fragments(parts.fragments, imported)
     jobs = [(w.id, w.name, w.program, w.operators, plans) for w in work]
     for k, plan in isolation.each(plan_fragment, jobs, 1):
         if isinstance(plan, isolation.Lost):

@@ -22,7 +22,7 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.closure.closure import closure_of
 from mirage_cli.search.closure.form import search_form
-from mirage_cli.search.closure.lookup import represented
+from mirage_cli.search.closure.lookup import check_represented
 from mirage_cli.search.closure.mapping import Mapping, mappings
 from mirage_cli.search.cuts import partitions, stored_sets
 from mirage_cli.search.finish.fuse import fuse
@@ -106,7 +106,7 @@ def _units(program: Program, kernels: Sequence[CustomKernel]) -> list[Unit]:
     return units
 
 
-def _makes(unit: Unit) -> dict[int, str]:
+def _stored_tensors(unit: Unit) -> dict[int, str]:
     """The tensors that a unit stores for others, with the names of what they hold."""
     shares = {t for k in unit[1:] for t in k.inputs} & set(unit[0].outputs)
     tensors = {t: o.name for k in unit for t, o in zip(k.outputs, k.program.outputs, strict=True)}
@@ -120,7 +120,7 @@ def _parts(program: Program, graph: KernelGraph, units: Sequence[Unit]) -> list[
     groups: list[tuple[str, ...]] = []
     shares: list[list[int]] = []
     for unit in units:
-        makes = _makes(unit)
+        makes = _stored_tensors(unit)
         between = {name: t for t, name in makes.items() if t >= given}
         results = sorted(t - first for t in makes if t < given)
         if between and results:
@@ -149,7 +149,7 @@ def _parts(program: Program, graph: KernelGraph, units: Sequence[Unit]) -> list[
 
 def _check_unit(unit: Unit, parts: Sequence[_Part]) -> None:
     """Check that a unit computes a part of the program in a way that is searched. Raises Refused."""
-    makes = set(_makes(unit))
+    makes = set(_stored_tensors(unit))
     part = next((p for p in parts if set(p.makes) == makes), None)
     if part is None:
         raise Refused(f"a kernel makes tensors {sorted(makes)}, which the search does not make in one")
@@ -196,4 +196,4 @@ def check_block(program: Program, block: BlockGraph) -> None:
     mapping = Mapping(block.loop, *block.split)
     if mapping not in mappings(search_form(program)):
         raise Refused(f"the mapping {mapping} is not searched")
-    represented(cached_closure(program, mapping), bare(block, program))
+    check_represented(cached_closure(program, mapping), bare(block, program))

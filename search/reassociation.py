@@ -35,7 +35,7 @@ def variants(program: Program) -> tuple[Program, ...]:
         graphs = block_graphs(closure, 1, WholePrices(closure))
     except Refused:
         return (program,)
-    others = [settled(normalise(regrouped(program, g))) for g in graphs[:1]]
+    others = [divisions_pushed_inward(normalise(reassociated(program, g))) for g in graphs[:1]]
     return (program, *(p for p in others if multiply_adds(p) < CHEAPER * multiply_adds(program)))
 
 
@@ -44,7 +44,7 @@ def multiply_adds(program: Program) -> float:
     return sum(products(program).values())
 
 
-def regrouped(program: Program, graph: BlockGraph) -> Program:
+def reassociated(program: Program, graph: BlockGraph) -> Program:
     """The program whose operators are those of a block graph without loop, grid and stabilisers, on the same axes, sources
     and outputs."""
     names = {operator.name: operator.source_value or "" for operator in graph.ops if operator.op == "load"}
@@ -63,18 +63,18 @@ def regrouped(program: Program, graph: BlockGraph) -> Program:
     return replace(program, nodes=tuple(nodes), outputs=outputs, _axes_of={}).validate()
 
 
-def _spell(o: BlockOp, args: list[str], add: Callable[[Node], str]) -> str:
+def _spell(operator: BlockOp, args: list[str], add: Callable[[Node], str]) -> str:
     """The nodes of one operator; the name of the last."""
-    if o.thread is None:
-        return add(Node("", o.op, tuple(args), o.over, axis=o.axis, dtype=o.dtype))
+    if operator.thread is None:
+        return add(Node("", operator.op, tuple(args), operator.over, axis=operator.axis, dtype=operator.dtype))
     values = list(args)
-    for n in o.thread.nodes:
+    for n in operator.thread.nodes:
         values.append(add(Node("", n.op, tuple(values[i] for i in n.inputs), value=n.value)))
     return values[-1]
 
 
 # --- where a softmax divides ---------------------------------------------------------------------------------------------
-def settled(program: Program) -> Program:
+def divisions_pushed_inward(program: Program) -> Program:
     """The program with the quotients of its softmaxes as far inside as they go, the way a softmax is written: what is stored
     behind them has no arbitrary factor any more."""
     while (move := _movable_division(program)) is not None:

@@ -389,7 +389,9 @@ class Searcher:
                 continue
             if not kernels[1] or kernels[1][0].score > 2 * (target.launch_us + kernels[1][0].prediction.floor_us):
                 graph, kernels[1] = self._second(graph, target, kernels[1])
-            for places in _together([len(ranks) for ranks in kernels], self.options.apart) if all(kernels) else ():
+            for places in (
+                _best_combinations([len(ranks) for ranks in kernels], self.options.apart) if all(kernels) else ()
+            ):
                 yield _Option(graph, tuple(ranks[k] for k, ranks in zip(places, kernels, strict=True)))
 
     def _second(self, graph: KernelGraph, target: Target, known: list[Ranked]) -> tuple[KernelGraph, list[Ranked]]:
@@ -417,15 +419,15 @@ class Searcher:
         if not all(ways):
             return
         count = self.options.schedules
-        for places in _together([min(count, len(w)) for w in ways], self.options.apart, count):
-            chosen = _fitting([w[k:] for k, w in zip(places, ways, strict=True)], self.options.max_kernels)
+        for places in _best_combinations([min(count, len(w)) for w in ways], self.options.apart, count):
+            chosen = _fitting_options([w[k:] for k, w in zip(places, ways, strict=True)], self.options.max_kernels)
             if chosen is None:
                 return
             graph = link(program, parts, [o.graph for o in chosen])
             yield _Option(graph, tuple(r for o in chosen for r in o.ranks))
 
 
-def _together(lengths: Sequence[int], apart: bool, count: int = 0) -> Iterator[tuple[int, ...]]:
+def _best_combinations(lengths: Sequence[int], apart: bool, count: int = 0) -> Iterator[tuple[int, ...]]:
     """Which of the ranked ways of several parts to take together: the k-th of all, for the longest of them (or `count`
     times); with `apart` the k-th of one beside the best of the others."""
     if not apart:
@@ -436,7 +438,7 @@ def _together(lengths: Sequence[int], apart: bool, count: int = 0) -> Iterator[t
         yield from (tuple(k if p == part else 0 for p in range(len(lengths))) for k in range(1, n))
 
 
-def _fitting(ways: Sequence[Sequence[_Option]], max_kernels: int) -> tuple[_Option, ...] | None:
+def _fitting_options(ways: Sequence[Sequence[_Option]], max_kernels: int) -> tuple[_Option, ...] | None:
     """A way for each part, the best together, with no more kernels than allowed."""
     firsts = []
     for own in ways:

@@ -25,7 +25,7 @@ from mirage_cli.lax.bounds.bound import (
     log2,
     log_pairs,
 )
-from mirage_cli.lax.bounds.homomorphic import PAIRS, beyond
+from mirage_cli.lax.bounds.homomorphic import PAIRS, refusal
 from mirage_cli.lax.domains.domain import Axes, Number
 from mirage_cli.lax.ops import OPS
 
@@ -147,7 +147,7 @@ class Exponentials:
 
 def _plain(name: str, x: Exponential) -> Exponential:
     if not x.plain:
-        raise Refused(beyond(name))
+        raise Refused(refusal(name))
     return x
 
 

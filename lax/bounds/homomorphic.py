@@ -121,10 +121,10 @@ def _marked(result: Residue, *operands: Residue) -> Residue:
 
 def _check(x: Residue, name: str) -> None:
     if _undefined(x):
-        raise Refused(beyond(name))
+        raise Refused(refusal(name))
 
 
-def beyond(name: str) -> str:
+def refusal(name: str) -> str:
     """The reason why `name` of a value with an exponential is refused."""
     if name == "exp":
         return "an exponential lies under another one, and exp(a) exp(b) = exp(a + b) is tested for one on a path"

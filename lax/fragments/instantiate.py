@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.fragments.symbols import together
+from mirage_cli.lax.fragments.symbols import with_merged_symbols
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, Source
 from mirage_cli.lax.normal.identify import tidy
@@ -56,7 +56,7 @@ def instantiate(graph: g.Graph, outputs: Sequence[int], boundary: Iterable[int],
     `names` gives boundary and output values the names that the program's sources and outputs carry. Raises Refused when
     a view inside cannot be expressed on axes, or when an operator inside is not read.
     """
-    return together(tidy(untidied(graph, outputs, boundary, names)))
+    return with_merged_symbols(tidy(untidied(graph, outputs, boundary, names)))
 
 
 def untidied(graph: g.Graph, outputs: Sequence[int], boundary: Iterable[int], names: dict[int, str]) -> Program:
@@ -377,14 +377,14 @@ class _Builder:
 
     def align(self, access: tuple[Slot, ...], joints: set[Extent]) -> None:
         inner: Extent = 1
-        for s in reversed(access):
-            outer = ex.product([inner, s.extent])
+        for slot in reversed(access):
+            outer = ex.product([inner, slot.extent])
             for j in sorted((j for j in joints if j not in (inner, outer)), key=str):
                 low = ex.quotient(j, inner)
-                if low is None or low == 1 or ex.quotient(s.extent, low) is None or s.axis is None:
+                if low is None or low == 1 or ex.quotient(slot.extent, low) is None or slot.axis is None:
                     continue
-                if s.offset == 0 and self.extents[s.axis] == s.extent:
-                    raise _Split(s.axis, ex.quotient(s.extent, low) or 1, low)
+                if slot.offset == 0 and self.extents[slot.axis] == slot.extent:
+                    raise _Split(slot.axis, ex.quotient(slot.extent, low) or 1, low)
             inner = outer
 
 

@@ -32,7 +32,7 @@ def one_spelling(graph: Graph) -> tuple[Graph, list[int]]:
     return third, [to_third[to_second[v]] for v in to_first]
 
 
-def _again(graph: Graph, v: int, inputs: Sequence[int], into: Graph) -> int:
+def _recorded_again(graph: Graph, v: int, inputs: Sequence[int], into: Graph) -> int:
     """Step `v` recorded in another graph."""
     tensor = graph.tensors[v]
     return into.record(graph.steps[v], inputs, tensor.dims, tensor.dtype)
@@ -62,7 +62,7 @@ def _softmaxes(graph: Graph) -> tuple[Graph, list[int]]:
             x = graph.inputs[inputs[0]][0]
             new.append(into.stable_exp(new[x], chosen[v]))
         else:
-            new.append(_again(graph, v, [new[i] for i in inputs], into))
+            new.append(_recorded_again(graph, v, [new[i] for i in inputs], into))
     into.outputs = [new[v] for v in graph.outputs]
     return into, new
 
@@ -158,10 +158,10 @@ def _scales(graph: Graph) -> tuple[Graph, list[int]]:
     into, new, base = Graph(), list[int](), dict[int, int]()
     for v, inputs in enumerate(graph.inputs):
         if v in moved:
-            product = _again(graph, v, [base.get(i, new[i]) for i in inputs], into)
+            product = _recorded_again(graph, v, [base.get(i, new[i]) for i in inputs], into)
             new.append(compose.scale(into, product, _moved(graph, v, factor)))
         else:
-            new.append(_again(graph, v, [new[i] for i in inputs], into))
+            new.append(_recorded_again(graph, v, [new[i] for i in inputs], into))
         if v in bare:
             base[v] = _base(graph, v, factor, new, base, into)
     into.outputs = [new[v] for v in graph.outputs]
@@ -257,7 +257,7 @@ def _base(graph: Graph, v: int, factor: list[Fraction], new: list[int], base: di
         return base.get(scale[0], new[scale[0]])
     if isinstance(graph.steps[v], g.Input | g.Fill | g.Opaque):
         return new[v]
-    return _again(graph, v, [base.get(i, new[i]) for i in graph.inputs[v]], into)
+    return _recorded_again(graph, v, [base.get(i, new[i]) for i in graph.inputs[v]], into)
 
 
 # --- 3. sums ----------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def _sums(graph: Graph) -> tuple[Graph, list[int]]:
         terms = _terms(graph, v, inner) if _is_sum(graph, v) and v not in inner else []
         first = [t for t in terms if isinstance(graph.steps[_base_of(graph, t)], g.Contract)]
         if len(terms) < 3 or len(first) != 1 or graph.dims(first[0]) != graph.dims(v):
-            new.append(_again(graph, v, [new[i] for i in inputs], into))
+            new.append(_recorded_again(graph, v, [new[i] for i in inputs], into))
             continue
         rest = sorted((t for t in terms if t != first[0]), key=lambda t: (not _is_constant(graph, t), t))
         total = new[first[0]]

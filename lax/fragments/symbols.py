@@ -13,7 +13,7 @@ from mirage_cli.lax.ir.program import Program, Slot
 _TIMES = "·"  #: between the symbols in the name of their product, as in the names of sums
 
 
-def together(program: Program) -> Program:
+def with_merged_symbols(program: Program) -> Program:
     """The program with one symbol, such as `(batch·sequence)`, for symbols that no shape of a source tells apart and that
     the program only has as this product."""
     lost = program.unknown_symbols

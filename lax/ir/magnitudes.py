@@ -22,20 +22,20 @@ _POSITIVE = ("exp", "sigmoid", "abs")
 _KEEP_SIGN = ("add", "mul", "div", "sqrt", "rsqrt", "recip", "where", "round_f16", "round_bf16")
 
 
-def never_negative(g: Graph, v: int) -> bool:
+def never_negative(graph: Graph, v: int) -> bool:
     """True if no number of a value has a sign, that of -0 among them."""
-    return _never_negative(g, v, DEEPEST, {})
+    return _never_negative(graph, v, DEEPEST, {})
 
 
-def _never_negative(g: Graph, v: int, depth: int, seen: dict[int, bool]) -> bool:
+def _never_negative(graph: Graph, v: int, depth: int, seen: dict[int, bool]) -> bool:
     if v not in seen:
-        seen[v] = depth > 0 and len(seen) < MOST and _has_no_sign(g, v, depth, seen)
+        seen[v] = depth > 0 and len(seen) < MOST and _has_no_sign(graph, v, depth, seen)
     return seen[v]
 
 
-def _has_no_sign(g: Graph, v: int, depth: int, seen: dict[int, bool]) -> bool:
-    step, inputs = g.steps[v], g.inputs[v]
-    if g.dtype(v) == BOOL:
+def _has_no_sign(graph: Graph, v: int, depth: int, seen: dict[int, bool]) -> bool:
+    step, inputs = graph.steps[v], graph.inputs[v]
+    if graph.dtype(v) == BOOL:
         return True
     match step:
         case Fill(value):
@@ -54,23 +54,23 @@ def _has_no_sign(g: Graph, v: int, depth: int, seen: dict[int, bool]) -> bool:
             pass
         case _ if not isinstance(step, VIEWS):
             return False
-    return all(_never_negative(g, i, depth - 1, seen) for i in inputs)
+    return all(_never_negative(graph, i, depth - 1, seen) for i in inputs)
 
 
-def whole_range(g: Graph, v: int) -> Range | None:
+def whole_range(graph: Graph, v: int) -> Range | None:
     """(least, largest) of a value that holds whole numbers only; None where that is not known."""
-    return _whole_range(g, v, DEEPEST, {})
+    return _whole_range(graph, v, DEEPEST, {})
 
 
-def _whole_range(g: Graph, v: int, depth: int, seen: dict[int, Range | None]) -> Range | None:
+def _whole_range(graph: Graph, v: int, depth: int, seen: dict[int, Range | None]) -> Range | None:
     if v not in seen:
-        computed = _computed_range(g, v, depth, seen) if depth and len(seen) < MOST else None
+        computed = _computed_range(graph, v, depth, seen) if depth and len(seen) < MOST else None
         known = computed is not None and -LARGEST <= computed[0] <= computed[1] <= LARGEST
-        seen[v] = computed if known else integers(g.dtype(v))
+        seen[v] = computed if known else integer_range(graph.dtype(v))
     return seen[v]
 
 
-def integers(dtype: DType) -> Range | None:
+def integer_range(dtype: DType) -> Range | None:
     """The numbers of an integer type, truth values among them; None for floats."""
     if dtype == BOOL:
         return 0, 1
@@ -80,23 +80,23 @@ def integers(dtype: DType) -> Range | None:
     return (0, (1 << bits) - 1) if dtype.name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
-def _computed_range(g: Graph, v: int, depth: int, seen: dict[int, Range | None]) -> Range | None:
-    step, inputs = g.steps[v], g.inputs[v]
+def _computed_range(graph: Graph, v: int, depth: int, seen: dict[int, Range | None]) -> Range | None:
+    step, inputs = graph.steps[v], graph.inputs[v]
     match step:
         case Fill(Fraction() as value):
             return (int(value), int(value)) if value.denominator == 1 else None
         case Iota(dim):
-            extent = g.dims(v)[dim]
+            extent = graph.dims(v)[dim]
             return (0, max(extent - 1, 0)) if isinstance(extent, int) else None
         case Map("where"):
             inputs = inputs[1:]
         case Map() | Cast() | Concat():
             pass
-        case Reduce("max" | "min") if math.prod(e if isinstance(e, int) else 0 for e in g.dims(inputs[0])):
+        case Reduce("max" | "min") if math.prod(e if isinstance(e, int) else 0 for e in graph.dims(inputs[0])):
             pass
         case _ if not isinstance(step, VIEWS):
             return None
-    ranges = [r for i in inputs if (r := _whole_range(g, i, depth - 1, seen)) is not None]
+    ranges = [r for i in inputs if (r := _whole_range(graph, i, depth - 1, seen)) is not None]
     if len(ranges) != len(inputs):
         return None
     return _of_map(step.op, ranges) if isinstance(step, Map) else _hull(ranges)
@@ -129,32 +129,32 @@ def _of_map(op: str, ranges: Sequence[Range]) -> Range | None:
 
 
 # --- narrowing --------------------------------------------------------------------------------------------------------
-def narrowed(g: Graph, v: int) -> bool:
+def narrowed(graph: Graph, v: int) -> bool:
     """True if numbers of a wider type were rounded to the type of `v`, a float of 16 bits, and only moved since then."""
-    if not g.dtype(v).is_float or g.dtype(v).bytes > 2:
+    if not graph.dtype(v).is_float or graph.dtype(v).bytes > 2:
         return False
     waiting, seen = [v], {v}
     while waiting:
         w = waiting.pop()
-        if isinstance(g.steps[w], Cast) and not _fits(g, g.inputs[w][0], g.dtype(w)):
+        if isinstance(graph.steps[w], Cast) and not _fits(graph, graph.inputs[w][0], graph.dtype(w)):
             return True
-        if isinstance(g.steps[w], (*VIEWS, Concat)):
-            waiting += [i for i in g.inputs[w] if i not in seen]
-            seen.update(g.inputs[w])
+        if isinstance(graph.steps[w], (*VIEWS, Concat)):
+            waiting += [i for i in graph.inputs[w] if i not in seen]
+            seen.update(graph.inputs[w])
         if len(seen) > MOST:
             return True
     return False
 
 
-def _fits(g: Graph, v: int, to: DType) -> bool:
+def _fits(graph: Graph, v: int, to: DType) -> bool:
     """True if a narrower type holds all numbers of a value."""
-    dtype = g.dtype(v)
+    dtype = graph.dtype(v)
     if not dtype.is_float:
-        known = whole_range(g, v)
+        known = whole_range(graph, v)
         return known is not None and max(-known[0], known[1]) <= 2 ** (to.mantissa + 1)
     if dtype.mantissa <= to.mantissa and dtype.exponent <= to.exponent:
         return True
-    while isinstance(g.steps[v], VIEWS):
-        (v,) = g.inputs[v]
-    widened = isinstance(g.steps[v], Cast) and g.dtype(g.inputs[v][0]) == to
-    return widened or g.steps[v] == Map(f"round_{to}")
+    while isinstance(graph.steps[v], VIEWS):
+        (v,) = graph.inputs[v]
+    widened = isinstance(graph.steps[v], Cast) and graph.dtype(graph.inputs[v][0]) == to
+    return widened or graph.steps[v] == Map(f"round_{to}")

@@ -190,15 +190,19 @@ class Program:
         return self
 
     def _check_access(self, name: str, access: tuple[Slot, ...], dims: tuple[Extent, ...], known: set[str]) -> None:
-        if ex.product(s.extent for s in access) != ex.product(dims):
+        if ex.product(slot.extent for slot in access) != ex.product(dims):
             raise InvalidGraph(f"{name}: slots [{', '.join(map(str, access))}] do not cover dimensions {dims}")
-        for s in access:
-            if s.axis is not None and s.axis not in known:
-                raise InvalidGraph(f"{name}: unknown axis {s.axis!r}")
-            walked = 1 if s.axis is None else self.extent(s.axis)
-            inside = not isinstance(walked, int) or not isinstance(s.extent, int) or s.offset + walked <= s.extent
-            if s.offset < 0 or not inside:
-                raise InvalidGraph(f"{name}: {walked} positions from {s.offset} on, of {s.extent} that are stored")
+        for slot in access:
+            if slot.axis is not None and slot.axis not in known:
+                raise InvalidGraph(f"{name}: unknown axis {slot.axis!r}")
+            walked = 1 if slot.axis is None else self.extent(slot.axis)
+            inside = (
+                not isinstance(walked, int) or not isinstance(slot.extent, int) or slot.offset + walked <= slot.extent
+            )
+            if slot.offset < 0 or not inside:
+                raise InvalidGraph(
+                    f"{name}: {walked} positions from {slot.offset} on, of {slot.extent} that are stored"
+                )
 
     def _check_node(self, n: Node, seen: set[str], known: set[str]) -> None:
         for i in n.inputs:
@@ -273,12 +277,12 @@ def number_to_json(v: Fraction | float) -> str:
 def divisor(v: Fraction | float | None) -> Fraction | None:
     """The number by which to divide where the model's arithmetic divides: for a constant that float32 lacks and whose
     reciprocal it holds, such as the 1/90 of a mean over 90 elements. A product with the rounded constant rounds twice."""
-    if not isinstance(v, Fraction) or v == 0 or _held(v):
+    if not isinstance(v, Fraction) or v == 0 or _fits_float32(v):
         return None
-    return 1 / v if _held(1 / v) else None
+    return 1 / v if _fits_float32(1 / v) else None
 
 
-def _held(v: Fraction) -> bool:
+def _fits_float32(v: Fraction) -> bool:
     """True if float32 holds a number, far from its limits."""
     mantissa, power = abs(v.numerator), v.denominator
     return mantissa < 1 << 24 and power < 1 << 100 and not power & (power - 1)
@@ -447,15 +451,15 @@ def read(p: Program, access: tuple[Slot, ...], a: Array, lead: int, symbols: Map
     return a.reshape(a.shape[:lead] + tuple(sizes.get(n, 1) for n in order))
 
 
-def write(p: Program, o: Output, a: Array, lead: int, symbols: Mapping[str, int]) -> Array:
+def write(p: Program, output: Output, a: Array, lead: int, symbols: Mapping[str, int]) -> Array:
     """A value as the stored tensor of an output."""
     order = [x.name for x in p.axes]
-    names = [s.axis for s in o.access if s.axis is not None]
+    names = [s.axis for s in output.access if s.axis is not None]
     a = a.reshape(a.shape[:lead] + (1,) * (len(order) - (a.ndim - lead)) + a.shape[lead:])
     target = [ex.value(p.extent(n), symbols) if n in names else 1 for n in order]
     a = broadcast_to(a, target, lead)
     rest = [i for i, n in enumerate(order) if n not in names]
     perm = [order.index(n) for n in names] + rest
     a = a.transpose([*range(lead), *[i + lead for i in perm]])
-    stored: Array = a.reshape(a.shape[:lead] + tuple(ex.value(e, symbols) for e in o.dims))
+    stored: Array = a.reshape(a.shape[:lead] + tuple(ex.value(e, symbols) for e in output.dims))
     return stored

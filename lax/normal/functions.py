@@ -116,7 +116,7 @@ def _spelled(n: Node, spelling: Spelling, constants: Sequence[Fraction]) -> Iter
 
 # --- finding them -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Match:
     """`node` is `factor` times the function of value `x`."""
 
     node: Node
@@ -153,7 +153,7 @@ class _Place:
         self.order = {n.name: k for k, n in enumerate(p.nodes)}
         self.tolerance = _tolerance(p)
 
-    def find(self) -> _Found | None:
+    def find(self) -> _Match | None:
         """The largest value that is the function, or None."""
         for x in self.candidates():
             atoms = self.atoms(x)
@@ -207,11 +207,11 @@ class _Place:
 
     def around(
         self, x: str, value: Polynomial, atoms: frozenset[str], constants: tuple[Fraction, ...]
-    ) -> _Found | None:
+    ) -> _Match | None:
         """The largest node that is a multiple of x (1 + inner)."""
         wanted = _product(value, {ONE: Fraction(1), ((self.inner.name, 1),): Fraction(1)})
         behind = {self.inner.name}
-        best: _Found | None = None
+        best: _Match | None = None
         for n in self.p.nodes[self.order[self.inner.name] + 1 :]:
             if not behind.intersection(n.inputs) or n.op not in ("mul", "div", "add", "sub", "neg"):
                 continue
@@ -221,7 +221,7 @@ class _Place:
             behind.add(n.name)
             factor = _ratio(polynomial, wanted)
             if factor and not _sum(polynomial, wanted, -factor):
-                best = _Found(n, self.spelling.function, x, factor / HALF, constants)
+                best = _Match(n, self.spelling.function, x, factor / HALF, constants)
         return best
 
     def polynomial(self, v: str, atoms: frozenset[str]) -> Polynomial | None:

@@ -68,7 +68,7 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
     rows = Resident(rows_of, (folder.absolute(), options, place), options.timeout, options.max_memory)
     rows.begin()
     from mirage_cli.benchmark.report import BenchReport  # noqa: PLC0415 - the process that was begun does so meanwhile
-    from mirage_cli.optimization.fragment_times import lost  # noqa: PLC0415
+    from mirage_cli.optimization.fragment_times import lost_comparison  # noqa: PLC0415
     from mirage_cli.report.stages import Silent  # noqa: PLC0415
 
     progress = shown or Silent()
@@ -95,16 +95,16 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
         "inputs": prepared.inputs,
         "gpu_state": devices.state(place.device) if place.provider == "cuda" else {},
     }
-    model = lost(whole) if isinstance(whole, Lost) else whole
+    model = lost_comparison(whole) if isinstance(whole, Lost) else whole
     return BenchReport(device, settings, prepared.note, tuple(fragments), model, prepared.absent)
 
 
 def unmeasured(fragment: Mapping[str, Any], reason: Lost) -> FragmentRow:
     """The row of a fragment, told by its part of the report of `optimize`, that ended the process that measured it."""
     from mirage_cli.benchmark.report import FragmentRow  # noqa: PLC0415
-    from mirage_cli.optimization.fragment_times import lost  # noqa: PLC0415
+    from mirage_cli.optimization.fragment_times import lost_comparison  # noqa: PLC0415
 
-    return FragmentRow(fragment["id"], fragment["name"], fragment["occurrences"], (), lost(reason))
+    return FragmentRow(fragment["id"], fragment["name"], fragment["occurrences"], (), lost_comparison(reason))
 
 
 # ---- where -----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _SOFTMAX = "softmax"  #: a node that only this module makes
 
 def functions(torch: Any) -> dict[str, Callable[..., Any]]:
     """The torch function of every operator of the registry; of truth values they take and make booleans."""
-    f = torch.nn.functional
+    functional = torch.nn.functional
 
     def guarded(x: Any, y: Any) -> Any:
         quotient = x / y
@@ -51,12 +51,12 @@ def functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "div0": guarded,
         "recip": torch.reciprocal,
         "where": lambda c, x, y: torch.where(c if c.dtype == torch.bool else c != 0, x, y),
-        "silu": f.silu,
-        "gelu": f.gelu,
-        "gelu_tanh": lambda x: f.gelu(x, approximate="tanh"),
-        "softsign": f.softsign,
-        "softplus": f.softplus,
-        "log1p_exp": f.softplus,
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "softsign": functional.softsign,
+        "softplus": functional.softplus,
+        "log1p_exp": functional.softplus,
         "max": torch.maximum,
         "min": torch.minimum,
         "nonzero": lambda x: x != 0,

@@ -188,19 +188,19 @@ class BenchFragment:
 
     def row(self, comparison: Comparison) -> FragmentRow:
         """Its row in the report, with the predictions where they are for this target and these sizes."""
-        d, spec = self.data, self.models.spec
-        applies = ("cuda" if "cuda" in d["schedule"] else "cpu") == self.provider and not spec.symbols
+        data, spec = self.data, self.models.spec
+        applies = ("cuda" if "cuda" in data["schedule"] else "cpu") == self.provider and not spec.symbols
         inputs = tuple(
             f"{t.dtype}[{', '.join(map(str, s))}]" for t, s in zip(spec.inputs, self.models.shapes, strict=True)
         )
         return FragmentRow(
-            d["id"],
-            d["name"],
-            d["occurrences"],
+            data["id"],
+            data["name"],
+            data["occurrences"],
             inputs,
             comparison,
-            d["predicted_us"] if applies else None,
-            d["floor_us"] if applies else None,
+            data["predicted_us"] if applies else None,
+            data["floor_us"] if applies else None,
         )
 
 

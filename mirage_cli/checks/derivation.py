@@ -15,7 +15,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical, order
 
 
-def stated(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+def derived_program(imported: Imported, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
     """The program, in normal form, that computes tensors of a model from others; its sources are in the order of `inputs`.
 
     Raises InvalidGraph or Refused, naming the tensor, when the model does not state one.

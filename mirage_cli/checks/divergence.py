@@ -40,7 +40,9 @@ def unit(model: onnx.ModelProto) -> float:
     return sessions.coarsest_unit(tensors, nodes)
 
 
-def explained(own: Array, exact: Array, coarsest: float, terms: int, scale: float = 0.0, rounded: float = 0.0) -> bool:
+def within_rounding(
+    own: Array, exact: Array, coarsest: float, terms: int, scale: float = 0.0, rounded: float = 0.0
+) -> bool:
     """True if a result is as near to the exact one as types with this coarsest unit, and sums of so many terms,
     allow. `scale` is the size of what was summed, where that is more than the result's, `rounded` the error of
     rounding alone."""
@@ -63,7 +65,7 @@ def rms(x: Array) -> float:
     return top * float(np.sqrt(np.mean((x / top) ** 2))) if 0 < top < np.inf else top
 
 
-def longest(arrays: Mapping[str, Array]) -> int:
+def longest_dimension(arrays: Mapping[str, Array]) -> int:
     """The longest dimension of some tensors: about how many terms are summed."""
     return max((n for a in arrays.values() for n in a.shape), default=1)
 
@@ -83,12 +85,12 @@ def showing_all(model: onnx.ModelProto) -> onnx.ModelProto:
     return probe
 
 
-def parted(model: onnx.ModelProto, values: Mapping[str, Array], load: Load | None = None) -> str:
+def first_divergence(model: onnx.ModelProto, values: Mapping[str, Array], load: Load | None = None) -> str:
     """The first node of a model's main graph that makes something else of its inputs than it means, in words, or nothing.
     `values` are the inputs and all that a runtime made of them; `load` reads weights that are outside of the file."""
     weights = {t.name: t for t in model.graph.initializer}
     for node in model.graph.node:
-        names = [n for n in dict.fromkeys(read(node)) if n]
+        names = [n for n in dict.fromkeys(tensors_read(node)) if n]
         if any(n not in values and n not in weights for n in names) or any(o not in values for o in node.output if o):
             continue
         given = {n: values[n] if n in values else _stored(weights[n], load) for n in names}
@@ -97,13 +99,13 @@ def parted(model: onnx.ModelProto, values: Mapping[str, Array], load: Load | Non
     return ""
 
 
-def read(node: onnx.NodeProto) -> Iterator[str]:
+def tensors_read(node: onnx.NodeProto) -> Iterator[str]:
     """The tensors that a node reads, those of its sub-graphs included that come from around them."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
             own = {v.name for v in (*graph.input, *graph.initializer)} | {o for n in graph.node for o in n.output}
-            yield from (n for inner in graph.node for n in read(inner) if n not in own)
+            yield from (n for inner in graph.node for n in tensors_read(inner) if n not in own)
             yield from (o.name for o in graph.output if o.name not in own)
 
 
@@ -128,7 +130,7 @@ def _parts(
         floats = [a.dtype for a in (own, *given.values()) if a.dtype.kind not in "biuOSU"]
         coarsest = max((float(_epsilon(t)) for t in floats), default=F32.epsilon)
         off = _apart(rounded[name], exact[name])
-        if not explained(own, exact[name], coarsest, longest(given), scales.get(name, 0.0), off):
+        if not within_rounding(own, exact[name], coarsest, longest_dimension(given), scales.get(name, 0.0), off):
             return _difference(own, exact[name])
     return ""
 

@@ -31,13 +31,13 @@ from mirage_cli.checks.random_inputs import (
     PLAIN,
     TYPICAL,
     Arrays,
-    Drawn,
+    DrawnInputs,
     Limits,
     draws,
     inputs,
     symbol_values,
-    usual,
-    works,
+    usual_case,
+    work_of_operators,
 )
 from mirage_cli.checks.reference import Nodes, Reference, Unknown, of_program
 from mirage_cli.checks.threshold_inputs import Turning
@@ -46,7 +46,7 @@ from mirage_cli.kernels.kernel import Kernel
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.numerics import windows
-from mirage_cli.numerics.accuracy import DRAWS, Accuracy, told
+from mirage_cli.numerics.accuracy import DRAWS, Accuracy, rounded_figure
 from mirage_cli.numerics.edges import draw
 from mirage_cli.processes import isolation
 from mirage_cli.runtime import sessions
@@ -69,7 +69,7 @@ __all__ = [
     "Arrays",
     "Case",
     "CheckJob",
-    "Drawn",
+    "DrawnInputs",
     "Limits",
     "Nodes",
     "Runner",
@@ -97,8 +97,8 @@ class Edges:
         return {
             "kinds": list(self.kinds),
             "worst": self.worst,
-            "error": told(self.accuracy.rmse),
-            "original_error": told(self.accuracy.original_rmse),
+            "error": rounded_figure(self.accuracy.rmse),
+            "original_error": rounded_figure(self.accuracy.original_rmse),
             "better": list(self.better),
         }
 
@@ -131,10 +131,10 @@ class FloatCheck:
             "target": "cpu",
             "passed": self.passed,
             "case": self.case,
-            "error": told(self.worst.rmse),
-            "original_error": told(self.worst.original_rmse),
-            "max_error": told(self.worst.max_error),
-            "original_max_error": told(self.worst.original_max_error),
+            "error": rounded_figure(self.worst.rmse),
+            "original_error": rounded_figure(self.worst.original_rmse),
+            "max_error": rounded_figure(self.worst.max_error),
+            "original_max_error": rounded_figure(self.worst.original_max_error),
             "note": self.worst.note,
         } | ({"edges": self.edges.to_json()} if self.edges is not None else {})
 
@@ -142,7 +142,7 @@ class FloatCheck:
 def too_large(program: Program, symbols: Mapping[str, int], most: float | None = None) -> str:
     """Why a program is not evaluated in float64, or nothing; `most` (by default `MAX_WORK`) bounds the multiply-adds of an
     operator."""
-    for work, held in works(program, symbols):
+    for work, held in work_of_operators(program, symbols):
         if work > (most or MAX_WORK) or held > MAX_ELEMENTS:
             return f"a value of {held:.1e} elements ({work:.1e} multiply-adds) is too large for a float64 run"
     return ""
@@ -173,7 +173,7 @@ def run_job(job: CheckJob) -> FloatCheck | None:
         warnings.simplefilter("ignore")
         kernel = Kernel(job.library, job.spec)
     if not kernel.has("cpu"):
-        alone = judge(job.program, meant(job.program), cases_of(job))
+        alone = judge(job.program, exact_runner(job.program), cases_of(job))
         return None if alone.passed else alone
 
     def called(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
@@ -186,7 +186,7 @@ def run_job(job: CheckJob) -> FloatCheck | None:
 
 def cases_of(job: CheckJob) -> Iterator[Case | str]:
     """The cases of a job."""
-    given = [_given(job, arrays) for arrays in job.given]
+    given = [_given_inputs(job, arrays) for arrays in job.given]
     return cases(
         job.program,
         original_runner(job),
@@ -199,13 +199,13 @@ def cases_of(job: CheckJob) -> Iterator[Case | str]:
     )
 
 
-def _given(job: CheckJob, arrays: Sequence[NDArray[Any]]) -> Drawn:
+def _given_inputs(job: CheckJob, arrays: Sequence[NDArray[Any]]) -> DrawnInputs:
     """The case of inputs that somebody gives."""
     symbols = job.spec.solve([a.shape for a in arrays])
-    return Drawn(GIVEN, tuple(arrays[: len(job.program.sources)]), symbols)
+    return DrawnInputs(GIVEN, tuple(arrays[: len(job.program.sources)]), symbols)
 
 
-def meant(program: Program) -> Runner:
+def exact_runner(program: Program) -> Runner:
     """The most accurate kernel of a program: its own values, rounded to the types of its outputs."""
 
     def run(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
@@ -236,7 +236,7 @@ def failing_inputs(job: CheckJob, failed: FloatCheck) -> Arrays:
         names,
         _turning(job.program, nodes, job.constants, job.seed, job.limits, names),
     )
-    given = (_given(job, arrays) for arrays in job.given)
+    given = (_given_inputs(job, arrays) for arrays in job.given)
     return dict(enumerate(next(islice(chain(given, drawn), failed.number, None)).arrays))
 
 
@@ -292,7 +292,7 @@ def cases(
     symbols: Sequence[str] | None = None,
     parts: bool = False,
     nodes: Nodes | None = None,
-    given: Sequence[Drawn] = (),
+    given: Sequence[DrawnInputs] = (),
 ) -> Iterator[Case | str]:
     """The cases of a check; a text in their place says why there is no float64 value. With `parts` a program that
     is too large is compared in parts, where it has independent ones. Sizes that the original refuses have no answer: raises
@@ -303,21 +303,21 @@ def cases(
     turning = _turning(program, nodes, constants, seed, limits, names)
     none, refusal, unknown = True, MirageError("no inputs were drawn"), ""
 
-    def drawn(start: int) -> Iterator[Drawn]:
+    def drawn(start: int) -> Iterator[DrawnInputs]:
         return chain(given, draws(program, constants, start, limits, names, turning))
 
-    def made(d: Drawn) -> Case:
+    def made(d: DrawnInputs) -> Case:
         if not wide:
             wide.update({k: _as_float64(a) for k, a in constants.items()})
         return case_of(program, d.name, d.arrays, d.symbols, original, d.most, wide, reference)
 
-    for number, d in enumerate(drawn(seed)):
-        reason = too_large(program, d.symbols) if d.name in CASES else ""
-        if reason and not (parts and windows.free_axes(program, d.symbols)):
+    for number, case_inputs in enumerate(drawn(seed)):
+        reason = too_large(program, case_inputs.symbols) if case_inputs.name in CASES else ""
+        if reason and not (parts and windows.free_axes(program, case_inputs.symbols)):
             yield reason
             return
         try:
-            case = made(d)
+            case = made(case_inputs)
         except Unknown as error:
             unknown = str(error)
             continue
@@ -333,8 +333,8 @@ def cases(
 
         none = False
         parted = ""
-        if reference is not None and d.name in PLAIN and not case.windows:
-            parted = reference.parts(d.arrays, d.symbols, case.original, case.wanted)
+        if reference is not None and case_inputs.name in PLAIN and not case.windows:
+            parted = reference.parts(case_inputs.arrays, case_inputs.symbols, case.original, case.wanted)
         yield replace(case, number=number, again=again, parted=parted)
     if none and unknown:
         yield unknown
@@ -362,8 +362,8 @@ def _turning(
     def found() -> Turning | None:
         if nodes is None:
             return None
-        plain = usual(program, constants, seed, limits, names)
-        dear = sum(w for w, _ in works(program, plain.symbols)) > DEAR
+        plain = usual_case(program, constants, seed, limits, names)
+        dear = sum(w for w, _ in work_of_operators(program, plain.symbols)) > DEAR
         count = DEAR_NODE_EDGES if dear else NODE_EDGES
         return threshold_inputs.turning(nodes, program, plain.arrays, plain.symbols, count, dear)
 

@@ -35,7 +35,7 @@ WINDOW = 2e7  #: multiply-adds above which a part of a result is compared, where
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnInputs:
     """Inputs of a case, what its symbols are, and the multiply-adds of an operator above which parts of the program's results
     are compared."""
 
@@ -45,7 +45,7 @@ class Drawn:
     most: float | None = None
 
 
-def works(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float, float]]:
+def work_of_operators(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float, float]]:
     """The multiply-adds of each operator, and the elements of its value."""
     size = {a.name: ex.value(a.extent, symbols) for a in program.axes}
     for n in program.nodes:
@@ -56,7 +56,7 @@ def works(program: Program, symbols: Mapping[str, int]) -> Iterator[tuple[float,
 
 def edge_count(program: Program, symbols: Mapping[str, int]) -> int:
     """Number of cases at the edges of numbers, by what they cost."""
-    work = sum(w for w, _ in works(program, symbols))
+    work = sum(w for w, _ in work_of_operators(program, symbols))
     return max(LEAST_EDGES, min(EDGES, int(EDGE_WORK // max(work, 1.0))))
 
 
@@ -93,9 +93,9 @@ def inputs(
     }
 
 
-def usual(
+def usual_case(
     program: Program, constants: Mapping[int, NDArray[Any]], seed: int, limits: Limits | None, names: Sequence[str]
-) -> Drawn:
+) -> DrawnInputs:
     """The case of random inputs at usual sizes."""
     return _case(program, constants, seed, "random", "random", symbol_values(names, "random", limits))
 
@@ -108,9 +108,9 @@ def _case(
     case: str,
     extents: Mapping[str, int],
     most: float | None = None,
-) -> Drawn:
+) -> DrawnInputs:
     arrays = inputs(program, case, seed, constants, extents)
-    return Drawn(name, tuple(arrays[k] for k in range(len(program.sources))), extents, most)
+    return DrawnInputs(name, tuple(arrays[k] for k in range(len(program.sources))), extents, most)
 
 
 def draws(
@@ -120,7 +120,7 @@ def draws(
     limits: Limits | None = None,
     symbols: Sequence[str] | None = None,
     turning: Callable[[], Turning | None] | None = None,
-) -> Iterator[Drawn]:
+) -> Iterator[DrawnInputs]:
     """The inputs of all cases of a check; how many there are, and of what kinds, does not depend on the seed. `turning` says
     what the edges of the original nodes call for, when it is needed."""
     names = program.symbols if symbols is None else symbols
@@ -128,15 +128,15 @@ def draws(
         yield _case(program, constants, seed, case, case, symbol_values(names, case, limits))
     for name, extents in _limits_of_sizes(program, names, limits):
         yield _case(program, constants, seed, name, "random", extents, WINDOW)
-    plain = usual(program, constants, seed, limits, names)
+    plain = usual_case(program, constants, seed, limits, names)
     for edge in islice(_edges(program, plain, seed), edge_count(program, plain.symbols)):
-        yield Drawn(edge.kind, edge.arrays, plain.symbols, WINDOW)
+        yield DrawnInputs(edge.kind, edge.arrays, plain.symbols, WINDOW)
     turns = turning() if turning is not None else None
     for edge in turns.edges(plain.arrays, seed) if turns is not None else ():
-        yield Drawn(edge.kind, edge.arrays, plain.symbols, WINDOW)
+        yield DrawnInputs(edge.kind, edge.arrays, plain.symbols, WINDOW)
 
 
-def _edges(program: Program, plain: Drawn, seed: int) -> Iterator[Any]:
+def _edges(program: Program, plain: DrawnInputs, seed: int) -> Iterator[Any]:
     """The cases that the operators of a program call for, as far as the program reads its inputs at these sizes."""
     try:
         yield from edges(program, plain.arrays, plain.symbols, seed)
@@ -167,4 +167,4 @@ def _limits_of_sizes(
 
 
 def _beyond(program: Program, symbols: Mapping[str, int]) -> bool:
-    return any(work > LONG_WORK for work, _ in works(program, symbols))
+    return any(work > LONG_WORK for work, _ in work_of_operators(program, symbols))

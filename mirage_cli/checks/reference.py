@@ -128,14 +128,14 @@ class Reference:
     ) -> tuple[Array, ...] | None:
         """The values without the roundings of casts, where these change no more than that: what computes in wider types than
         the nodes say is nearer to these. None where there are no such casts, or where a cast's rounding is what counts."""
-        if not narrows(self.nodes.model):
+        if not has_narrowing_casts(self.nodes.model):
             return None
         try:
             unrounded = self.nodes.exact(arrays, symbols, casts=False)
         except Unknown:
             return None
         unit = divergence.unit(self.nodes.model)
-        return unrounded if all(near(t, f, unit) for t, f in zip(exact, unrounded, strict=True)) else None
+        return unrounded if all(nearly_equal(t, f, unit) for t, f in zip(exact, unrounded, strict=True)) else None
 
     def agrees(self) -> bool:
         """True if the program was seen to be equal to its nodes."""
@@ -144,7 +144,7 @@ class Reference:
             try:
                 exact = self.nodes.exact(arrays, symbols, casts=False)
                 own = of_program(self.program, arrays, symbols)
-                self.same = all(near(t, p, SAME) for t, p in zip(exact, own, strict=True))
+                self.same = all(nearly_equal(t, p, SAME) for t, p in zip(exact, own, strict=True))
             except Refused:
                 self.same = False
         return bool(self.same)
@@ -155,13 +155,13 @@ class Reference:
         """At which node what onnxruntime made of the nodes (`own`) parts from what they mean; nothing where rounding explains
         it."""
         model = self.nodes.model
-        unit, terms = divergence.unit(model), divergence.longest(dict(enumerate(map(np.asarray, arrays))))  # type: ignore[arg-type]
-        if all(divergence.explained(o, t, unit, terms) for o, t in zip(own, exact, strict=True)):
+        unit, terms = divergence.unit(model), divergence.longest_dimension(dict(enumerate(map(np.asarray, arrays))))  # type: ignore[arg-type]
+        if all(divergence.within_rounding(o, t, unit, terms) for o, t in zip(own, exact, strict=True)):
             return ""
         try:
             session = sessions.session(divergence.showing_all(model).SerializeToString(), optimize=False)
             feeds = dict(zip(self.nodes.names, [*arrays, *self.nodes.extra(symbols)], strict=True))
-            return divergence.parted(model, feeds | sessions.run(session, feeds))
+            return divergence.first_divergence(model, feeds | sessions.run(session, feeds))
         except MirageError:
             return ""
 
@@ -178,14 +178,14 @@ def of_program(
         raise Unknown(f"the program has no value at these sizes: {error}") from None
 
 
-def narrows(model: onnx.ModelProto) -> bool:
+def has_narrowing_casts(model: onnx.ModelProto) -> bool:
     """True if some node casts to a floating-point type that may be narrower than what it is given."""
     nodes = (*model.graph.node, *(n for f in model.functions for n in f.node))
     casts = (n for n in nodes if n.op_type in ("Cast", "CastLike"))
     return any(n.op_type == "CastLike" or any(a.i in _NARROW for a in n.attribute) for n in casts)
 
 
-def near(exact: Array, other: Array, unit: float) -> bool:
+def nearly_equal(exact: Array, other: Array, unit: float) -> bool:
     """True if numbers are the same but for a few such parts of their size, where both are finite."""
     if exact.shape != other.shape:
         return False

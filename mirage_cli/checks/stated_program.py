@@ -13,7 +13,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.instantiate import untidied
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.proof.statement import CONFIDENCE, Statement, states
+from mirage_cli.search.proof.statement import CONFIDENCE, Statement, prove_statement
 
 SMALL, STEP = 3, 2  #: what symbols are where they differ: 3, 5, 7, ...
 
@@ -22,7 +22,7 @@ def statement(imported: Imported, program: Program, key: str, confidence: int = 
     """The proof for a program between tensors of a model, which its sources and outputs name."""
     try:
         stated = stated_program(imported, [s.name for s in program.sources], [o.name for o in program.outputs])
-        return states(
+        return prove_statement(
             stated, program, key, confidence, assignments((*stated.symbols, *program.symbols), imported.least)
         )
     except (Refused, InvalidGraph) as reason:

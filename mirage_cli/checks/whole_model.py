@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from mirage_cli.checks import divergence
-from mirage_cli.checks.reference import narrows, near
+from mirage_cli.checks.reference import has_narrowing_casts, nearly_equal
 from mirage_cli.checks.sequences import unboxed
 from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.frontends.imported import Imported
@@ -69,12 +69,12 @@ class Stated:
     def parted(self, inputs: Mapping[str, Array], own: Arrays, exact: Arrays, shown: Callable[[bytes], Arrays]) -> str:
         """The node at which what a runtime makes of the model (`own`) parts from what it means, in words; nothing where
         rounding explains the difference. `shown` runs a model that has other outputs."""
-        unit, terms = divergence.unit(self.model), divergence.longest(inputs)
-        if all(divergence.explained(own[n], exact[n], unit, terms) for n in own.keys() & exact.keys()):
+        unit, terms = divergence.unit(self.model), divergence.longest_dimension(inputs)
+        if all(divergence.within_rounding(own[n], exact[n], unit, terms) for n in own.keys() & exact.keys()):
             return ""
         plain = divergence.inlined(self.model)
         try:
-            return divergence.parted(
+            return divergence.first_divergence(
                 plain, {**inputs} | shown(divergence.showing_all(plain).SerializeToString()), self.load
             )
         except MirageError:
@@ -125,7 +125,7 @@ def rounded_run(of: Stated, inputs: Mapping[str, Array], seconds: float = 0) -> 
 def unrounded_run(of: Stated, inputs: Mapping[str, Array], seconds: float = 0) -> Arrays | None:
     """The outputs without the roundings of casts; none where there are no such casts, or for lack of memory or of
     `seconds`."""
-    if not narrows(of.model):
+    if not has_narrowing_casts(of.model):
         return None
     try:
         return of.run(inputs, seconds, casts=False)
@@ -191,7 +191,7 @@ def compare_outputs(
                 beside = compare(computed[name], typed[name], exact[name], dtype)
                 accuracy = replace(beside, note=AS_TYPED) if beside.passed else accuracy
             loose = None if accuracy.passed or unrounded is None else unrounded()
-            if loose is not None and near(exact[name], loose[name], F16.epsilon):
+            if loose is not None and nearly_equal(exact[name], loose[name], F16.epsilon):
                 beside = compare(computed[name], own, loose[name], dtype)
                 accuracy = replace(beside, note=UNROUNDED) if beside.passed else accuracy
             result.append(Compared(name, accuracy, "float64"))
@@ -235,7 +235,7 @@ def _apart(computed: Array, original: Array, dtype: DType) -> Accuracy:
 _INLINE = "_original"  #: what is appended to an operator's name so that no library knows it
 
 
-def keep(model: onnx.ModelProto, kept: Sequence[str], domain: str) -> onnx.ModelProto:
+def with_kernels_of(model: onnx.ModelProto, kept: Sequence[str], domain: str) -> onnx.ModelProto:
     """A copy of a patched model in which only the nodes called `kept` use the library: the others have a name of which the
     library knows nothing, so that onnxruntime takes their functions."""
     copy = onnx.ModelProto()
@@ -251,7 +251,7 @@ def keep(model: onnx.ModelProto, kept: Sequence[str], domain: str) -> onnx.Model
     return copy
 
 
-def single(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> onnx.ModelProto:
+def single_operator(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> onnx.ModelProto:
     """A model of one operator with its function; `values` are examples of its tensors that tell their types and ranks."""
 
     def info(name: str) -> onnx.ValueInfoProto:

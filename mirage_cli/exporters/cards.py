@@ -66,37 +66,41 @@ class Card:
 
 
 def card(
-    number: int, f: Mapping[str, Any], mugraph: Mapping[str, Any], pictures: Sequence[Picture], files: Sequence[str]
+    number: int,
+    fragment: Mapping[str, Any],
+    mugraph: Mapping[str, Any],
+    pictures: Sequence[Picture],
+    files: Sequence[str],
 ) -> Card:
     """The card of one fragment, from its muGraph file (empty when there is none), its drawings and the files of the
     output folder that belong to it. All texts in `f` and `mugraph` are visible on one line."""
-    v = f["verification"]
-    before = original.drawing(f.get("original", {}))
-    first = f" at the first of {wording.places(f)}" if f["occurrences"] > 1 else ""
+    v = fragment["verification"]
+    before = original.drawing(fragment.get("original", {}))
+    first = f" at the first of {wording.places(fragment)}" if fragment["occurrences"] > 1 else ""
     drawn = [_drawing(f"The model's operators{first}", before)] if before else []
     drawn += [_drawing(p.caption, p.svg) for p in pictures[:1]]
     return Card(
         number=number,
-        anchor=fragment_anchor(f["id"]),
-        id=f["id"],
-        name=f["name"],
-        status=f["status"],
-        reason=f.get("reason", ""),
-        places=f["occurrences"],
-        gain=wording.gain(f),
+        anchor=fragment_anchor(fragment["id"]),
+        id=fragment["id"],
+        name=fragment["name"],
+        status=fragment["status"],
+        reason=fragment.get("reason", ""),
+        places=fragment["occurrences"],
+        gain=wording.gain(fragment),
         bound=wording.bound(v),
         accuracy=wording.accuracy(v["float"]),
-        lead=wording.lead(f),
-        facts=_facts(f),
+        lead=wording.lead(fragment),
+        facts=_facts(fragment),
         drawings=drawn,
         more=[_drawing(p.caption, p.svg) for p in pictures[1:]],
-        folds=_folds(f, mugraph),
+        folds=_folds(fragment, mugraph),
         proved=wording.proved(v),
         proof=wording.proof(v),
         verdicts=verdicts(v),
         rounding=wording.rounding(v["float"]),
-        schedule=schedules(f["schedule"]),
-        bars=_bars(f),
+        schedule=schedules(fragment["schedule"]),
+        bars=_bars(fragment),
         files=list(files),
     )
 
@@ -150,14 +154,19 @@ def schedules(schedule: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple
     rows: list[tuple[str, ...]] = []
     for target, kernels in schedule.items():
         numbered: dict[str, int] = {}
-        for s in kernels:
-            place = target + _when(s)
+        for kernel in kernels:
+            place = target + _when(kernel)
             n = numbered.get(place, 0)
             numbered[place] = n + 1
-            tiles = ", ".join(f"{axis} {size}" for axis, size in s["tiles"].items()) or "–"
-            engine = s.get("engine", "block") if target == "cuda" else "loops"
-            memory = byte_count(s["shared_bytes"]) if "shared_bytes" in s else "–"
-            numbers = (str(s["loop"] or "–"), str(s["warps"]), str(s["stages"]), memory)
+            tiles = ", ".join(f"{axis} {size}" for axis, size in kernel["tiles"].items()) or "–"
+            engine = kernel.get("engine", "block") if target == "cuda" else "loops"
+            memory = byte_count(kernel["shared_bytes"]) if "shared_bytes" in kernel else "–"
+            numbers = (
+                str(kernel["loop"] or "–"),
+                str(kernel["warps"]),
+                str(kernel["stages"]),
+                memory,
+            )
             rows.append((place, str(n), engine, tiles, *numbers))
     return rows
 

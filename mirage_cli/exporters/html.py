@@ -70,7 +70,7 @@ def frame(
         fragments=fragments,
         schedule_head=cards.SCHEDULE_HEAD,
         proof_head=cards.PROOF_HEAD,
-        unchanged=_left(shown["unchanged"]),
+        unchanged=_left_alone(shown["unchanged"]),
         notes=shown["notes"],
         seconds=[(stage, f"{slots.seconds(k, 2)} s") for k, stage in enumerate(shown["seconds"])],
         commands=_commands(report),
@@ -115,7 +115,7 @@ def _files(report: Mapping[str, Any], identifier: str) -> list[str]:
     return own + [name.removesuffix(".json") + ".svg" for name in own if name.startswith("mugraphs/")]
 
 
-def _left(unchanged: Iterable[Mapping[str, Any]]) -> list[Left]:
+def _left_alone(unchanged: Iterable[Mapping[str, Any]]) -> list[Left]:
     """The reasons for which nodes stay, those of most nodes first."""
     groups = sorted(enumerate(unchanged), key=lambda item: (-len(item[1]["nodes"]), item[0]))
     total = sum(len(u["nodes"]) for _, u in groups)

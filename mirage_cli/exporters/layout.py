@@ -190,15 +190,15 @@ def _wish(k: int, slots: list[_Slot], down: bool, one_sided: bool) -> float:
 def _place(row: list[int], slots: list[_Slot], wishes: Sequence[float], across: float) -> None:
     """The positions of least squared distance to the wishes with the minimum distances between neighbours."""
     shift, shifts = 0.0, []
-    for k, s in enumerate(row):
+    for k, slot in enumerate(row):
         if k:
-            thin = slots[s].box is None and slots[row[k - 1]].box is None
-            shift += (slots[s].width + slots[row[k - 1]].width) / 2 + (across / 2 if thin else across)
+            thin = slots[slot].box is None and slots[row[k - 1]].box is None
+            shift += (slots[slot].width + slots[row[k - 1]].width) / 2 + (across / 2 if thin else across)
         shifts.append(shift)
-    weights = [4.0 if slots[s].box is None else 1.0 for s in row]
+    weights = [4.0 if slots[slot].box is None else 1.0 for slot in row]
     places = _increasing([wish - moved for wish, moved in zip(wishes, shifts, strict=True)], weights)
-    for s, place, moved in zip(row, places, shifts, strict=True):
-        slots[s].x = place + moved
+    for slot, place, moved in zip(row, places, shifts, strict=True):
+        slots[slot].x = place + moved
 
 
 def _increasing(wishes: Sequence[float], weights: Sequence[float]) -> list[float]:

@@ -71,14 +71,14 @@ def _times(f: Mapping[str, Any], p: Mapping[str, Any], kind: str) -> tuple[tuple
     marks = [("floor", "floor", p["floor_us"]), ("was", "original, predicted", p["original_us"])]
     marks.append(("ours", "mirage, predicted", p["predicted_us"]))
     fixed = all(isinstance(e, int) for e in f["program"]["axes"].values())
-    for m in f["measured"]:
-        if m.get("target", "cuda") != kind or ("inputs" in m and not fixed):
+    for measured in f["measured"]:
+        if measured.get("target", "cuda") != kind or ("inputs" in measured and not fixed):
             continue  # at other sizes there are other bytes and operations
-        marks.append(("was timed", f"original, measured on {m['device']}", m["original_us"]))
-        marks.append(("ours timed", f"mirage, measured on {m['device']}", m["mirage_us"]))
+        marks.append(("was timed", f"original, measured on {measured['device']}", measured["original_us"]))
+        marks.append(("ours timed", f"mirage, measured on {measured['device']}", measured["mirage_us"]))
         marks += [
-            ("kernel" if name == KERNEL else "peer", f"{name}, measured on {m['device']}", us)
-            for name, us in m.get("peers", {}).items()
+            ("kernel" if name == KERNEL else "peer", f"{name}, measured on {measured['device']}", us)
+            for name, us in measured.get("peers", {}).items()
             if name != ISOLATED  # so near to the kernel's that neither could be told
         ]
     return tuple((mark, what, us) for mark, what, us in marks if us)

@@ -47,12 +47,14 @@ def drawing(graph: KernelGraph, program: Program) -> str:
 def _kernel_graph(graph: KernelGraph, program: Program) -> Figure:
     """Tensors and kernels."""
     labels = [(s.name, f"{s.dtype}{_dims(s.dims)}", "weight" if s.constant else "input") for s in program.sources]
-    labels += [(o.name or o.value, f"{o.dtype}{_dims(o.dims)}", "output") for o in program.outputs]
+    labels += [
+        (output.name or output.value, f"{output.dtype}{_dims(output.dims)}", "output") for output in program.outputs
+    ]
     labels += [(f"intermediate {k}", "", "") for k in range(graph.tensors - len(labels))]
     for k in graph.kernels:
-        for t, o in zip(k.outputs, k.program.outputs, strict=True):
+        for t, output in zip(k.outputs, k.program.outputs, strict=True):
             if t >= graph.sources + graph.outputs:
-                labels[t] = (labels[t][0], f"{o.dtype}{_dims(o.dims)}", "stored")
+                labels[t] = (labels[t][0], f"{output.dtype}{_dims(output.dims)}", "stored")
     figures: list[Figure] = []
     edges: list[tuple[int, int]] = []
     place: dict[int, int] = {}
@@ -68,7 +70,7 @@ def _kernel_graph(graph: KernelGraph, program: Program) -> Figure:
         own = len(figures)
         figures.append(_kernel(n, k, [labels[i][0] for i in k.inputs], [labels[i][0] for i in k.outputs]))
         edges += [(i, own) for i in readers]
-        edges += [(own, tensor(o)) for o in k.outputs]
+        edges += [(own, tensor(output)) for output in k.outputs]
     return assembled(figures, edges, KERNEL)
 
 
@@ -80,26 +82,26 @@ def _kernel(n: int, k: CustomKernel, inputs: Sequence[str], outputs: Sequence[st
 # --- block level --------------------------------------------------------------------------------------------------------
 def _block(k: CustomKernel, inputs: Sequence[str], outputs: Sequence[str]) -> Figure:
     """The block graph of a kernel: a band for each phase, then the stores."""
-    g, p = k.block, k.program
-    axes = g.axes_of(p)
-    order = [o for phase in PHASES for o in g.ops if o.phase == phase]
+    block, p = k.block, k.program
+    axes = block.axes_of(p)
+    order = [o for phase in PHASES for o in block.ops if o.phase == phase]
     place = {o.name: n for n, o in enumerate(order)}
     edges = [(place[i], place[o.name]) for o in order for i in dict.fromkeys(o.inputs)]
     figures = [_tile(o, k, inputs, sorted(axes[o.name])) for o in order]
-    for value, out, name in zip(g.outputs, p.outputs, outputs, strict=True):
+    for value, out, name in zip(block.outputs, p.outputs, outputs, strict=True):
         own = {s.axis for s in out.access}
-        omap = "omap {" + ", ".join(a for a in g.grid if a in own) + "}"
+        omap = "omap {" + ", ".join(a for a in block.grid if a in own) + "}"
         lines = [f"store {value} in {short(name, NAME)}", omap]
         edges.append((place[value], len(figures)))
         figures.append(replace(node(lines, "load", tip=f"store {value} in {name}"), band=STORES))
     bands = sorted({f.band for f in figures})
-    titles = [_phase(band, g) for band in bands]
+    titles = [_phase(band, block) for band in bands]
     margin = max(canvas.width_of(*lines) for lines in titles) + 2 * PAD
     inner = assembled(figures, edges, BLOCK, titles, margin, [band == PHASES.index(BODY) for band in bands])
-    head = ["block graph", f"grid  {' × '.join(g.grid) or 'one block'}"]
-    if g.split:
-        head.append(f"split  {' × '.join(g.split)}, summed over blocks")
-    head.append(f"loop  over {g.loop}" if g.loop else "loop  none")
+    head = ["block graph", f"grid  {' × '.join(block.grid) or 'one block'}"]
+    if block.split:
+        head.append(f"split  {' × '.join(block.split)}, summed over blocks")
+    head.append(f"loop  over {block.loop}" if block.loop else "loop  none")
     return framed(inner, head, "block")
 
 
@@ -111,44 +113,44 @@ def _phase(band: int, g: BlockGraph) -> list[str]:
     return names.get(PHASES[band], ["body", f"for {g.loop}"])
 
 
-def _tile(o: BlockOp, k: CustomKernel, inputs: Sequence[str], axes: Sequence[str]) -> Figure:
+def _tile(operator: BlockOp, k: CustomKernel, inputs: Sequence[str], axes: Sequence[str]) -> Figure:
     """An operator on tiles."""
-    band = PHASES.index(o.phase)
-    head = f"{o.name} [{' '.join(axes)}]"
-    if o.thread is not None:
-        return replace(_thread(o, head), band=band)
-    if o.op == "load":
-        return replace(_load(o, k, inputs, head), band=band)
-    lines = [f"{head} = {o.op}"]
-    detail = [f"over {' '.join(o.over)}"] if o.over else []
-    detail += [f"along {o.axis}"] if o.axis else []
-    detail += [f"in {o.dtype}"] if o.dtype else []
+    band = PHASES.index(operator.phase)
+    head = f"{operator.name} [{' '.join(axes)}]"
+    if operator.thread is not None:
+        return replace(_thread(operator, head), band=band)
+    if operator.op == "load":
+        return replace(_load(operator, k, inputs, head), band=band)
+    lines = [f"{head} = {operator.op}"]
+    detail = [f"over {' '.join(operator.over)}"] if operator.over else []
+    detail += [f"along {operator.axis}"] if operator.axis else []
+    detail += [f"in {operator.dtype}"] if operator.dtype else []
     lines += ["  ".join(detail)] if detail else []
-    return replace(node(lines, "carry" if o.op in CARRIES else "tile"), band=band)
+    return replace(node(lines, "carry" if operator.op in CARRIES else "tile"), band=band)
 
 
-def _load(o: BlockOp, k: CustomKernel, inputs: Sequence[str], head: str) -> Figure:
-    source = next(i for i in k.program.inputs if i.name == o.source_value)
+def _load(operator: BlockOp, k: CustomKernel, inputs: Sequence[str], head: str) -> Figure:
+    source = next(i for i in k.program.inputs if i.name == operator.source_value)
     name = inputs[source.source]
     own = {s.axis for s in source.access}
     imap = "  ".join(f"{a}↔{a}" if a in own else f"{a}↔φ" for a in k.block.grid)
-    walked = o.phase == BODY and k.block.loop in own
+    walked = operator.phase == BODY and k.block.loop in own
     fmap = f"{k.block.loop}↔{k.block.loop}" if walked else f"{k.block.loop}↔φ" if k.block.loop else ""
     lines = [f"{head} = load {short(name, NAME)}", f"reads [{', '.join(map(str, source.access))}]"]
     lines += [f"imap {{{imap}}}"] if imap else []
     lines += [f"fmap {{{fmap}}}"] if fmap else []
-    return node(lines, "load", tip=f"{o.name} = load {name}")
+    return node(lines, "load", tip=f"{operator.name} = load {name}")
 
 
 # --- thread level -------------------------------------------------------------------------------------------------------
-def _thread(o: BlockOp, head: str) -> Figure:
+def _thread(operator: BlockOp, head: str) -> Figure:
     """A thread graph: the operators inside, each operand entering at a port of the box."""
-    assert o.thread is not None
-    names = list(dict.fromkeys(o.inputs))
+    assert operator.thread is not None
+    names = list(dict.fromkeys(operator.inputs))
     figures = [Figure(4.0, 4.0, ('<circle class="tip" cx="2" cy="2" r="2"/>',)) for _ in names]  # a band of their own
-    value = [names.index(i) for i in o.inputs]
+    value = [names.index(i) for i in operator.inputs]
     edges: list[tuple[int, int]] = []
-    for n in o.thread.nodes:
+    for n in operator.thread.nodes:
         text = number(n.value) if n.op == "const" and n.value is not None else n.op
         edges += [(value[i], len(figures)) for i in n.inputs]
         value.append(len(figures))

@@ -26,7 +26,7 @@ def summary(report: Report, folder: str = "DIR") -> str:
         fragments(data["fragments"]),
         reasons(data["fragments"]),
         ["Coverage", *(f"  {line}" for line in wording.covered(data["coverage"]))],
-        left(data["unchanged"]),
+        left_alone(data["unchanged"]),
         notes(data["notes"]),
         _seconds(data["seconds"]) + _known_searches(data["fragments"]),
         _next(data, folder),
@@ -73,7 +73,7 @@ def reasons(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
+def left_alone(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
     """The reasons for which most nodes were left alone, with examples."""
     groups = sorted(unchanged, key=lambda u: -len(u["nodes"]))
     if not groups:
@@ -109,7 +109,7 @@ def _seconds(seconds: Mapping[str, float]) -> list[str]:
 
 
 def _known_searches(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Number of searches and proofs that are those of earlier runs."""
+    """A line that counts the searches and proofs of earlier runs; none without any."""
     known = sum(bool(f["search"].get("cached")) for f in entries)
     return [f"{known} of {counted(len(entries), 'fragment')} searched and proved by earlier runs"] if known else []
 

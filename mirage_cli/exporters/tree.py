@@ -48,20 +48,24 @@ def _kernel(n: int, k: CustomKernel, names: Sequence[str]) -> Branch:
 
 
 def _block(k: CustomKernel) -> Branch:
-    g = k.block
-    axes = g.axes_of(k.program)
+    block = k.block
+    axes = block.axes_of(k.program)
     phases = []
     for phase in PHASES:
-        tiles = tuple(_tile(o, k, sorted(axes[o.name])) for o in g.ops if o.phase == phase)
+        tiles = tuple(_tile(o, k, sorted(axes[o.name])) for o in block.ops if o.phase == phase)
         title = (
-            f"body, for each step of {g.loop}" if phase == BODY else "grid epilogue" if phase == PHASES[-1] else phase
+            f"body, for each step of {block.loop}"
+            if phase == BODY
+            else "grid epilogue"
+            if phase == PHASES[-1]
+            else phase
         )
         phases += [Branch(title, PHASE, tiles)] if tiles else []
     stores = []
-    for value, out in zip(g.outputs, k.program.outputs, strict=True):
+    for value, out in zip(block.outputs, k.program.outputs, strict=True):
         own = {s.axis for s in out.access}
-        stores.append(Branch(f"store {value}  omap {{{', '.join(a for a in g.grid if a in own)}}}", TILE))
-    return Branch(_head(g), BLOCK, (*phases, *stores))
+        stores.append(Branch(f"store {value}  omap {{{', '.join(a for a in block.grid if a in own)}}}", TILE))
+    return Branch(_head(block), BLOCK, (*phases, *stores))
 
 
 def _head(g: BlockGraph) -> str:
@@ -70,25 +74,27 @@ def _head(g: BlockGraph) -> str:
     return f"{grid}{split}  " + (f"loop over {g.loop}" if g.loop else "no loop")
 
 
-def _tile(o: BlockOp, k: CustomKernel, axes: Sequence[str]) -> Branch:
+def _tile(operator: BlockOp, k: CustomKernel, axes: Sequence[str]) -> Branch:
     """An operator on tiles; a thread graph's operators are below it."""
-    head = f"{o.name} [{' '.join(axes)}] = "
-    if o.thread is not None:
-        arguments = f"({', '.join(o.inputs)})"
-        return Branch(f"{head}thread graph{arguments}", TILE, tuple(_thread(o.thread, o.inputs)))
-    if o.op == "load":
-        return Branch(f"{head}load {o.source_value}  {_maps(o, k)}", TILE)
-    operands = [*o.inputs, *([o.axis] if o.axis else [])]
-    over = f" over {' '.join(o.over)}" if o.over else ""
-    return Branch(f"{head}{o.op}({', '.join(operands)}){over}" + (f" in {o.dtype}" if o.dtype else ""), TILE)
+    head = f"{operator.name} [{' '.join(axes)}] = "
+    if operator.thread is not None:
+        arguments = f"({', '.join(operator.inputs)})"
+        return Branch(f"{head}thread graph{arguments}", TILE, tuple(_thread(operator.thread, operator.inputs)))
+    if operator.op == "load":
+        return Branch(f"{head}load {operator.source_value}  {_maps(operator, k)}", TILE)
+    operands = [*operator.inputs, *([operator.axis] if operator.axis else [])]
+    over = f" over {' '.join(operator.over)}" if operator.over else ""
+    return Branch(
+        f"{head}{operator.op}({', '.join(operands)}){over}" + (f" in {operator.dtype}" if operator.dtype else ""), TILE
+    )
 
 
-def _maps(o: BlockOp, k: CustomKernel) -> str:
+def _maps(operator: BlockOp, k: CustomKernel) -> str:
     """imap and fmap of a load."""
     g = k.block
-    own = k.program.axes_of(o.source_value or "")
+    own = k.program.axes_of(operator.source_value or "")
     imap = ", ".join(f"{a}<->{a if a in own else 'φ'}" for a in g.grid)
-    walked = g.loop if g.loop in own and o.phase == BODY else "φ"
+    walked = g.loop if g.loop in own and operator.phase == BODY else "φ"
     return f"imap {{{imap}}}" + (f" fmap {{{g.loop}<->{walked}}}" if g.loop else "")
 
 

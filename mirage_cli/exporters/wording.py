@@ -167,7 +167,7 @@ def times(ratio: float) -> str:
 
 
 def factor(ratio: float) -> str:
-    """A number of times as fast: `14.3`, `0.74`."""
+    """A speed-up as a factor: `14.3`, `0.74`."""
     return f"{ratio:.1f}" if ratio >= 1.05 else f"{ratio:.2g}"
 
 

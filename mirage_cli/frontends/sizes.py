@@ -144,7 +144,7 @@ def _substituted(name: str, numbers: Mapping[str, int]) -> Size:
     return named(name) if limited is None else at_most(substitute(limited[0], numbers), limited[1])
 
 
-def full(a: Size, b: Size) -> tuple[str, int] | None:
+def equality_bound(a: Size, b: Size) -> tuple[str, int] | None:
     """(symbol, number) where `a` and `b` are equal if and only if the symbol is at least the number, as `min[past,7]+1`
     and 8 are from 7 on; None where that is not known."""
     terms = _terms(a - b)
@@ -161,7 +161,7 @@ def full(a: Size, b: Size) -> tuple[str, int] | None:
     return (symbol, limit - more) if isinstance(more, int) else None
 
 
-def reached(size: Size, number: int) -> tuple[str, int] | None:
+def size_bound(size: Size, number: int) -> tuple[str, int] | None:
     """(symbol, number) where a size is `number` or more if and only if the symbol is, as `past+1` and 3 are from 2 on; None
     for sizes of another form."""
     terms = _terms(size)

@@ -124,15 +124,15 @@ def _row(key: str, old: Fragment | None, new: Fragment | None) -> dict[str, Any]
         "name": known["name"],
         "change": change,
         "differs": differs,
-        "status": [_of(f, "status") for f in (old, new)],
-        "occurrences": [_of(f, "occurrences") for f in (old, new)],
-        "original_us": [_of(f, "original_us") for f in (old, new)],
-        "predicted_us": [_of(f, "predicted_us") for f in (old, new)],
+        "status": [_figure(f, "status") for f in (old, new)],
+        "occurrences": [_figure(f, "occurrences") for f in (old, new)],
+        "original_us": [_figure(f, "original_us") for f in (old, new)],
+        "predicted_us": [_figure(f, "predicted_us") for f in (old, new)],
         "measured_us": {d: [_time(f, d) for f in (old, new)] for d in devices},
     }
 
 
-def _of(fragment: Fragment | None, key: str) -> Any:
+def _figure(fragment: Fragment | None, key: str) -> Any:
     return None if fragment is None else fragment[key]
 
 

@@ -124,19 +124,19 @@ def _list(report: Mapping[str, Any]) -> Shown:
     rows = Table(box=None, pad_edge=False, show_edge=False)
     for column in ("id", "fragment", "places", "status", "predicted", "proof", "error (original's)"):
         rows.add_column(column, justify="right" if column == "places" else "left", no_wrap=True)
-    for f in report["fragments"]:
+    for fragment in report["fragments"]:
         rows.add_row(
-            escaped(f["id"]),
-            short(f["name"], NAME),
-            str(f["occurrences"]),
-            Text(f["status"], _STATUS.get(f["status"], "")),
-            wording.gain(f) or "-",
-            wording.bound(f["verification"]) or "-",
-            wording.accuracy(f["verification"]["float"]) or "-",
+            escaped(fragment["id"]),
+            short(fragment["name"], NAME),
+            str(fragment["occurrences"]),
+            Text(fragment["status"], _STATUS.get(fragment["status"], "")),
+            wording.gain(fragment) or "-",
+            wording.bound(fragment["verification"]) or "-",
+            wording.accuracy(fragment["verification"]["float"]) or "-",
         )
     told: list[RenderableType] = [Text(escaped(s)) for s in wording.outcomes(report)]
     tail: list[RenderableType] = [Text(), rows] if report["fragments"] else []
-    document = {"model": report["model"], "fragments": [_brief(f) for f in report["fragments"]]}
+    document = {"model": report["model"], "fragments": [_brief(fragment) for fragment in report["fragments"]]}
     return Shown(document, Group(*told, *tail))
 
 
@@ -145,9 +145,9 @@ def _brief(f: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- one fragment -------------------------------------------------------------------------------------------------------
-def _fragment(report: Mapping[str, Any], folder: Path, f: dict[str, Any]) -> Shown:
-    plan = _plan(folder, f)
-    shown = clean(f)
+def _fragment(report: Mapping[str, Any], folder: Path, fragment: dict[str, Any]) -> Shown:
+    plan = _plan(folder, fragment)
+    shown = clean(fragment)
     parts: list[RenderableType] = [
         _head(shown),
         Text(),
@@ -163,11 +163,15 @@ def _fragment(report: Mapping[str, Any], folder: Path, f: dict[str, Any]) -> Sho
         parts += [Text(), Text(title, "bold"), _table(head, rows)] if rows else []
     parts += [Text(), Text(wording.proved(shown["verification"]) or wording.proof(shown["verification"])[0])]
     parts.append(Text(wording.rounding(shown["verification"]["float"])))
-    files = [name for name in report.get("files", {}) if name.startswith((f"src/{f['id']}.", f"{MUGRAPHS}/{f['id']}."))]
+    files = [
+        name
+        for name in report.get("files", {})
+        if name.startswith((f"src/{fragment['id']}.", f"{MUGRAPHS}/{fragment['id']}."))
+    ]
     parts += (
         [Text(), Text("Files", "bold"), _indented([escaped(str(folder / name)) for name in files])] if files else []
     )
-    return Shown(f | {"files": files, "mugraphs": _stored(plan)}, Group(*parts))
+    return Shown(fragment | {"files": files, "mugraphs": _stored(plan)}, Group(*parts))
 
 
 def _plan(folder: Path, f: Mapping[str, Any]) -> StoredPlan | None:

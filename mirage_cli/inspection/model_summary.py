@@ -31,8 +31,8 @@ def inspect(path: str, options: Options) -> tuple[dict[str, Any], list[str]]:
     symbols = pipeline.symbols_of(imported)
     dims.check_known({n: r for n, r in dims.parse(options.dim).items() if not r.fixed}, symbols)
     parts = partition(imported.graph, works.tensor_names(imported))
-    work = works.group(parts.fragments, imported)
-    chosen = works.group(parts.fragments, imported, lambda names: pipeline.select(names, options))
+    work = works.group_fragments(parts.fragments, imported)
+    chosen = works.group_fragments(parts.fragments, imported, lambda names: pipeline.selected(names, options))
     for w in chosen:
         w.replace = not w.failed  # the question is what is left when everything that can be replaced is
     report = assembly.report(path, imported, parts, chosen, options, {}).to_json()
@@ -95,7 +95,7 @@ def _model_lines(d: Mapping[str, Any]) -> list[str]:
     lines.append(f"{counted(len(d['fragments']), 'distinct fragment')} at {counted(places, 'place')}")
     lines += _fragment_table(d["fragments"])
     lines += ["", "Coverage if all of them are replaced", *(f"  {line}" for line in wording.covered(d["coverage"]))]
-    for block in (_left(d["unchanged"]), text.notes(d["notes"])):
+    for block in (_left_alone(d["unchanged"]), text.notes(d["notes"])):
         lines += ["", *block] if block else []
     return lines
 
@@ -133,7 +133,7 @@ def _fragment_table(fragments: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines_of_fragments
 
 
-def _left(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
+def _left_alone(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every reason with the names of its nodes."""
     if not unchanged:
         return [f"{text.LEFT}: nothing"]

@@ -66,7 +66,7 @@ def _folder(folder: Path) -> Inspection:
         text.fragments(report["fragments"]),
         text.reasons(report["fragments"]),
         ["Coverage", *(f"  {line}" for line in wording.covered(report["coverage"]))],
-        text.left(report["unchanged"]),
+        text.left_alone(report["unchanged"]),
     ]
     return Inspection(document, tuple("\n\n".join("\n".join(b) for b in blocks if b).splitlines()))
 

@@ -87,7 +87,7 @@ class GraphKernel:
         if out is not None and len(out) != len(self._results):
             raise WrongTensor(f"{len(out)} outputs, expected {len(self._results)}")
         given = dict(zip(self._results, out or (), strict=False))
-        values = [*map(tensors.known, inputs), *([None] * (self._size - self._count))]
+        values = [*map(tensors.as_known_tensor, inputs), *([None] * (self._size - self._count))]
         if self._weights:
             values[self._count : self._count + len(self._weights)] = self._weights_like(values)
         for kernel, reads, writes in self._calls:

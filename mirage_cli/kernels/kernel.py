@@ -197,11 +197,11 @@ class Kernel:
 
     def _plan(self, inputs: Sequence[Any], framework: Framework) -> _Plan:
         spec, described = self.spec, [framework.describe(t) for t in inputs]
-        if len({f.place for f in described}) != 1:
+        if len({description.place for description in described}) != 1:
             raise self._mixed(inputs)
-        symbols = spec.solve([f.shape for f in described])
-        for tensor, f in zip(spec.inputs, described, strict=True):
-            problem = _unfit(f, element_name(tensor.dtype))
+        symbols = spec.solve([description.shape for description in described])
+        for tensor, description in zip(spec.inputs, described, strict=True):
+            problem = _unfit(description, element_name(tensor.dtype))
             if problem is not None:
                 raise WrongTensor(f"{spec.op_type}: input '{tensor.name}' {problem}")
         like, on_host = inputs[0], described[0].place == "cpu"
@@ -218,7 +218,10 @@ class Kernel:
         if count < 0:
             raise WrongTensor(f"{spec.op_type}: the kernel refused these shapes")
         scratch, scratch_address = framework.scratch(like, count) if count else (None, place.address)
-        dense = [*zip(spec.inputs, (f.shape for f in described), strict=True), *zip(spec.outputs, shapes, strict=True)]
+        dense = [
+            *zip(spec.inputs, (description.shape for description in described), strict=True),
+            *zip(spec.outputs, shapes, strict=True),
+        ]
         return _Plan(
             entry=entry,
             framework=framework,
@@ -251,7 +254,7 @@ class Kernel:
     # --- what does not fit --------------------------------------------------------------------------------------------
     def _foreign(self, inputs: Sequence[Any]) -> tuple[list[Any], Framework]:
         """Tensors of libraries that only DLPack makes known, as arrays of one that is."""
-        arrays = [tensors.known(t) for t in inputs]
+        arrays = [tensors.as_known_tensor(t) for t in inputs]
         framework = tensors.framework_of(arrays[0]) if arrays else None
         if framework is None:
             raise self._mixed(())

@@ -257,7 +257,7 @@ def _framework(kind: type) -> Framework | None:
     return _FRAMEWORKS[kind]
 
 
-def known(tensor: Any) -> Any:
+def as_known_tensor(tensor: Any) -> Any:
     """The tensor itself, or for one of another library a numpy or cupy array of the same memory.
 
     Raises WrongTensor for what is no tensor, or is on a device that kernels do not run on; ToolMissing without cupy.

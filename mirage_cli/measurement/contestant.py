@@ -78,7 +78,7 @@ class OrtContestant:
             binding.bind_ortvalue_input(name, value)
         names = [o.name for o in self._session.get_outputs()]
         shapes = _output_shapes(self._session, inputs, self._place)
-        outputs = [(n, to_device(broken(*shapes[n]), self._place)) for n in names]
+        outputs = [(n, to_device(poisoned_array(*shapes[n]), self._place)) for n in names]
         for name, value in outputs:
             binding.bind_ortvalue_output(name, value)
         self._outputs.append(outputs)
@@ -131,7 +131,7 @@ def _output_shapes(
     }
 
 
-def broken(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def poisoned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """An array whose elements are hardly a right answer: NaN, or one unusual integer."""
     return np.full(shape, _BROKEN if dtype.kind in "iub" else np.nan, dtype)
 

@@ -40,7 +40,7 @@ def groups(text: str) -> tuple[str, ...]:
     return tuple(name for name in GROUPS if name in asked)
 
 
-def over(function: Callable[..., Any], arguments: Arguments) -> Call:
+def cycling_call(function: Callable[..., Any], arguments: Arguments) -> Call:
     """A call of a torch function on the tensors of a set; torch's current stream is the one to be timed."""
     return lambda number, stream: function(*arguments[number])
 
@@ -142,7 +142,7 @@ def torch_maker(
         answers: list[Any] = []
         timer.backend.run(lambda stream: answers.append(function(*arguments[0])))
         check_close(answers[0], right)
-        return timer.prepare(over(function, arguments), len(arguments), effort)
+        return timer.prepare(cycling_call(function, arguments), len(arguments), effort)
 
     return prepared
 

@@ -61,7 +61,7 @@ class Accuracy:
         return f"{text}: {self.note}" if self.note else text
 
 
-def told(error: float) -> float:
+def rounded_figure(error: float) -> float:
     """An error as reports tell it, to `DIGITS` digits: what follows depends on how numpy rounds on a processor."""
     return float(f"{error:.{DIGITS - 1}e}")
 
@@ -87,9 +87,9 @@ def judged(
             draws.append(s)
             if len(draws) == IN_A_ROW and not any(compare(*d, dtype, factor, mixed, spoiled).passed for d in draws):
                 return first
-    over = compare(*together(draws, dtype), dtype, factor, mixed, spoiled)
+    over = compare(*joined_draws(draws, dtype), dtype, factor, mixed, spoiled)
     if not over.passed and first.used <= ONCE and len(draws) == DRAWS:
-        over = compare(*together(draws[1:], dtype), dtype, factor, mixed, spoiled)
+        over = compare(*joined_draws(draws[1:], dtype), dtype, factor, mixed, spoiled)
     if not over.passed:
         return first
     unit = (
@@ -104,7 +104,7 @@ def judged(
     )
 
 
-def together(draws: Sequence[Sample], dtype: DType) -> Sample:
+def joined_draws(draws: Sequence[Sample], dtype: DType) -> Sample:
     """Draws as one sample, in which each counts as much as the others where none has numbers that are too large or small to
     be scaled."""
     if all(_ordinary(d, dtype) for d in draws):

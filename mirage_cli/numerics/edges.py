@@ -22,7 +22,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F32, DType, from_numpy
 from mirage_cli.lax.ir.program import Program, Source, read
 from mirage_cli.lax.ops.registry import OPS
-from mirage_cli.numerics.epsilons import showing
+from mirage_cli.numerics.epsilons import inputs_showing_constants
 from mirage_cli.runtime import sessions
 
 Array: TypeAlias = NDArray[Any]
@@ -237,7 +237,7 @@ def _showing_constants(
         for k, s in enumerate(facts.program.sources)
         if s.constant
     }
-    for numbers in showing(facts.program, weights, symbols):
+    for numbers in inputs_showing_constants(facts.program, weights, symbols):
         changed = list(arrays)
         for k, pair in numbers.items():
             rows = facts.rows(k, symbols)

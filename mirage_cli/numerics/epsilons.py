@@ -32,7 +32,9 @@ LEAST = 2.0**-12  #: the largest result at least: smaller ones lose bits in floa
 ENOUGH = 0.5  #: of the largest change; the numbers that show it best are the smallest, and lost in other ways
 
 
-def showing(program: Program, weights: Mapping[int, float], symbols: Mapping[str, int]) -> list[dict[int, Pair]]:
+def inputs_showing_constants(
+    program: Program, weights: Mapping[int, float], symbols: Mapping[str, int]
+) -> list[dict[int, Pair]]:
     """For each small constant that is added, as far as it shows, the two numbers of every row of each source that is not among
     the `weights`, which are given by a usual size: the largest ones that show it well."""
     given = [k for k, s in enumerate(program.sources) if k not in weights and s.dtype.is_float]

@@ -17,7 +17,7 @@ import numpy as np
 from mirage_cli.lax.domains.domain import Float64
 from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.numerics.edges import Edge, not_finite
-from mirage_cli.numerics.rounding import drawn
+from mirage_cli.numerics.rounding import drawn_inputs
 from mirage_cli.search.mugraph.evaluate import Tiles, evaluate_kernels
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.proof.evaluation_cost import cost
@@ -29,7 +29,7 @@ TOGETHER = 1e8  #: nanoseconds of all evaluations, above which no more inputs ar
 LEAST = 6
 
 
-def changed(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], seed: int) -> str:
+def changed_finiteness(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], seed: int) -> str:
     """On which inputs values of a muGraph are finite where its program's are not, or the reverse, in words; or nothing. Which
     of NaN and infinity a value is, is not compared: the order of a sum decides that."""
     point = shortest(program, graph, tiles)
@@ -53,7 +53,7 @@ def changed(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], seed: 
 def _edges(point: Point, seed: int) -> Iterator[Edge]:
     """The inputs of all draws."""
     for k in range(DRAWS):
-        usual = drawn(point.program, point.symbols, {}, seed + k)
+        usual = drawn_inputs(point.program, point.symbols, {}, seed + k)
         yield from not_finite(point.program, usual, point.symbols, seed + k)
 
 

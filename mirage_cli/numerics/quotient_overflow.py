@@ -16,7 +16,7 @@ from mirage_cli.lax.domains.domain import Array, Float64
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.numerics.edges import large
-from mirage_cli.numerics.rounding import MOST, drawn
+from mirage_cli.numerics.rounding import MOST, drawn_inputs
 from mirage_cli.search.mugraph.evaluate import Tiles, evaluate_kernels
 from mirage_cli.search.mugraph.mugraph import CustomKernel, KernelGraph
 from mirage_cli.search.proof.evaluation_cost import cost
@@ -66,7 +66,7 @@ def overflow(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], growt
     point = shortest(program, graph, tiles)
     if cost(point.program, point.graph, tiles, point.symbols) > MOST:
         return ""
-    usual = drawn(point.program, point.symbols, {}, seed)
+    usual = drawn_inputs(point.program, point.symbols, {}, seed)
     for edge in large(point.program, usual, point.symbols, seed):
         domains: list[_Divided] = []
 

@@ -73,7 +73,7 @@ def overflow(
     point = shortest(program, graph, tiles)
     if cost(point.program, point.graph, tiles, point.symbols) > MOST:
         return ""
-    arrays = drawn(point.program, point.symbols, largest, seed)
+    arrays = drawn_inputs(point.program, point.symbols, largest, seed)
     cases = [("random", arrays)]
     cases += [(e.kind, e.arrays) for e in large(point.program, arrays, point.symbols, seed)]
     for kind, inputs in cases:
@@ -84,7 +84,7 @@ def overflow(
     return ""
 
 
-def drawn(
+def drawn_inputs(
     program: Program, symbols: Mapping[str, int], largest: Mapping[int, float], seed: int
 ) -> tuple[NDArray[Any], ...]:
     """Random arrays for the sources; all numbers of weights that are known as large as they may be."""

@@ -178,7 +178,7 @@ def report(
         [fragment_report(w, dims.parse(options.dim)) for w in work],
         coverage.unchanged(imported, parts, work),
         covered,
-        [*imported.notes, *_idle(imported, options), *_untuned(work)],
+        [*imported.notes, *_unmatched_patterns(imported, options), *_untuned(work)],
         {},
         {n.name or "": n.op_type for n in imported.model.graph},
         {},
@@ -190,7 +190,7 @@ def _untuned(work: Sequence[Work]) -> list[str]:
     return [f"{w.name}: not tuned: {w.tuning['problem']}" for w in work if w.tuning.get("problem")]
 
 
-def _idle(imported: Imported, options: Options) -> list[str]:
+def _unmatched_patterns(imported: Imported, options: Options) -> list[str]:
     """The patterns of `--only` and `--skip` that fit no node at all, which may be misspelt."""
     names = [n.name or "" for n in imported.model.graph]
     asked = [("only", pattern) for pattern in options.only] + [("skip", pattern) for pattern in options.skip]

@@ -123,7 +123,7 @@ def compare(
     return Comparison(tuple(entries.values()), calls)
 
 
-def lost(reason: Lost) -> Comparison:
+def lost_comparison(reason: Lost) -> Comparison:
     """The comparison where the process that measured has ended."""
     return Comparison(tuple(Entry(name, problem=f"{CRASHED}: {reason.reason}") for name in (ORIGINAL, MIRAGE)))
 
@@ -192,6 +192,6 @@ def measure_fragments(
     names = list(fragments)
     jobs = [(fragments[name], library, place, effort or Effort(), seed) for name in names]
     for k, outcome in isolation.each(measure_fragment, jobs, 1, max_memory, apart=True):
-        comparisons[names[k]] = lost(outcome) if isinstance(outcome, Lost) else outcome
+        comparisons[names[k]] = lost_comparison(outcome) if isinstance(outcome, Lost) else outcome
         step(fragments[names[k]].spec.op_type)
     return comparisons

@@ -41,10 +41,10 @@ def check_complete(imported: Imported, parts: Partition, work: Sequence[Work]) -
 def write(imported: Imported, parts: Partition, work: Sequence[Work], identifier: str, draft: Path) -> None:
     """Write the steps of a graph, before its model is patched. Raises Refused as `check_complete` does."""
     check_complete(imported, parts, work)
-    write_text(draft / FILE, steps(imported, work, identifier).text())
+    write_text(draft / FILE, ordered_steps(imported, work, identifier).text())
 
 
-def steps(imported: Imported, work: Sequence[Work], identifier: str) -> Steps:
+def ordered_steps(imported: Imported, work: Sequence[Work], identifier: str) -> Steps:
     """The calls of the kernels that were built, in order; they are complete."""
     graph = _Graph(imported, [w for w in work if w.replace])
     model = imported.model.graph

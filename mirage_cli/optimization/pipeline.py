@@ -85,7 +85,9 @@ class Run:
             self.progress.step(self.model)
         with self.clock.measure("partition"):
             self.parts = partition(self.imported.graph, works.tensor_names(self.imported), bool(self.complete))
-            self.work = works.group(self.parts.fragments, self.imported, lambda names: select(names, self.options))
+            self.work = works.group_fragments(
+                self.parts.fragments, self.imported, lambda names: selected(names, self.options)
+            )
             if self.complete:
                 kernels_only.check_complete(self.imported, self.parts, self.work)
             self.imported.forget()
@@ -311,7 +313,7 @@ def symbols_of(imported: Imported) -> set[str]:
     }
 
 
-def select(names: Sequence[str], options: Options) -> bool:
+def selected(names: Sequence[str], options: Options) -> bool:
     """True if `--only` and `--skip` admit one place of a fragment, by the names of its nodes."""
     wanted = not options.only or any(fnmatch.fnmatch(n, g) for n in names for g in options.only)
     return wanted and not any(fnmatch.fnmatch(n, g) for n in names for g in options.skip)

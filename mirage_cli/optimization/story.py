@@ -35,16 +35,16 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
         tools = environment.toolchain(options)
         known = None if complete else run_cache.find(model, options, tools)
         if known is not None:
-            report = _again(known, model, out, progress, start)
+            report = _written_again(known, model, out, progress, start)
         else:
             from mirage_cli.optimization.pipeline import Run  # noqa: PLC0415 - it takes seconds
 
-            report = _made(Run(model, options, tools, progress, complete, clock=Clock(start=start)), out)
+            report = _run_stages(Run(model, options, tools, progress, complete, clock=Clock(start=start)), out)
     enforce(report, options)
     return report
 
 
-def _made(run: Run, out: Path) -> Report:
+def _run_stages(run: Run, out: Path) -> Report:
     """The stages of a run, each once; fragments that one of them leaves are built without."""
     run.read()
     run.plan()
@@ -60,7 +60,7 @@ def _made(run: Run, out: Path) -> Report:
         return run.write(draft, out)
 
 
-def _again(known: run_cache.Answer, model: str, out: Path, progress: Progress, start: float) -> Report:
+def _written_again(known: run_cache.Answer, model: str, out: Path, progress: Progress, start: float) -> Report:
     """The report of an earlier run, whose folder is written again."""
     progress.stage("read", 1)
     with replaced(out) as draft:

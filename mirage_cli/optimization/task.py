@@ -239,7 +239,7 @@ def _largest(source: Source, imported: Imported) -> float | None:
     return None
 
 
-def group(
+def group_fragments(
     fragments: Sequence[LaxFragment], imported: Imported, wanted: Callable[[list[str]], bool] = lambda names: True
 ) -> list[Work]:
     """Distinct fragments in order of their first occurrence; only places whose nodes (by name) are `wanted`.
@@ -251,24 +251,26 @@ def group(
     distinct: dict[str, Work] = {}
     kinds: dict[str, list[str]] = {}
     regions = regions_of(imported)
-    for f in fragments:
-        region = region_of(regions, f)
+    for fragment in fragments:
+        region = region_of(regions, fragment)
         if not wanted(region.node_names):
             continue
-        dims = {s.name: s.dims for s in f.program.sources} | {o.name: o.dims for o in f.program.outputs}
+        dims = {s.name: s.dims for s in fragment.program.sources} | {o.name: o.dims for o in fragment.program.outputs}
         # a product of symbols may be one symbol in the program
         specs_of_both = [[spec_of(v, imported) for v in values] for values in (region.inputs, region.outputs)]
         inputs, outputs = (tuple(replace(t, dims=dims.get(t.name, t.dims)) for t in specs) for specs in specs_of_both)
         shapes = [[(t.dtype.name, t.dims) for t in tensors] for tensors in (inputs, outputs)]
-        known, signature = kinds.setdefault(f.key, []), f"{f.program.key()} {shapes} {region.signature()}"
+        known, signature = kinds.setdefault(fragment.key, []), f"{fragment.program.key()} {shapes} {region.signature()}"
         if signature not in known:
             known.append(signature)
         number = known.index(signature)
-        identifier = f"{f.key}v{number}" if number else f.key
+        identifier = f"{fragment.key}v{number}" if number else fragment.key
         if identifier in distinct:
-            distinct[identifier].occurrences.append(Occurrence(f, region))
+            distinct[identifier].occurrences.append(Occurrence(fragment, region))
             continue
-        distinct[identifier] = Work(identifier, f.name, f.program, [Occurrence(f, region)], inputs, outputs)
+        distinct[identifier] = Work(
+            identifier, fragment.name, fragment.program, [Occurrence(fragment, region)], inputs, outputs
+        )
         distinct[identifier].check_function(imported)
         if region.recomputed is not None:
             distinct[identifier].fail(f"it reads {region.recomputed.name}, which its original nodes compute themselves")

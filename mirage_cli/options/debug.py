@@ -23,7 +23,7 @@ STAGES = {
 }
 
 
-def asked() -> frozenset[str]:
+def requested_stages() -> frozenset[str]:
     """The stages that are to be shown. Raises UsageError for a word that is none of theirs."""
     words = [w.strip() for w in os.environ.get(VARIABLE, "").split(",")]
     stages = frozenset(w for w in words if w)
@@ -36,6 +36,6 @@ def asked() -> frozenset[str]:
 
 def show(stage: str, title: str, text: Callable[[], str]) -> None:
     """Print a stage's text under a line that names it, where it is asked for."""
-    if stage in asked():
+    if stage in requested_stages():
         lines = [f"--- {stage}: {title} ---", *text().rstrip("\n").splitlines()]
         print("\n".join(lines), file=sys.stderr, flush=True)

@@ -103,7 +103,7 @@ def check_known(names: Iterable[str], known: Iterable[str]) -> None:
     for name in sorted(set(names) - set(symbols)):
         raise UsageError(
             f"--dim {name}: the inputs have no such symbol; they have {', '.join(symbols) or 'none'}",
-            _meant(name, symbols),
+            _suggestion(name, symbols),
         )
 
 
@@ -113,7 +113,8 @@ def check_inputs(names: Iterable[str], inputs: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise UsageError(
-                f"--shape {name}: the model has no such input; it has {', '.join(known) or 'none'}", _meant(name, known)
+                f"--shape {name}: the model has no such input; it has {', '.join(known) or 'none'}",
+                _suggestion(name, known),
             )
 
 
@@ -126,7 +127,7 @@ def check_rank(name: str, declared: Sequence[object], given: Sequence[int]) -> N
         )
 
 
-def _meant(name: str, known: list[str]) -> str | None:
+def _suggestion(name: str, known: list[str]) -> str | None:
     close = difflib.get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else None
 

@@ -177,15 +177,15 @@ class _Patch:
     def replace(self, replacements: Sequence[Replacement]) -> None:
         """Make all changes to the graph's nodes, weights and declarations."""
         apart = self.apart(replacements)
-        read = [v.name or "" for r in replacements for v in r.region.inputs]
+        read = [v.name or "" for replacement in replacements for v in replacement.region.inputs]
         read += [part.tensor.name or "" for grown in apart.values() for part in grown.parts]
-        written = [v.name or "" for r in replacements for v in r.region.outputs]
+        written = [v.name or "" for replacement in replacements for v in replacement.region.outputs]
         out = written_out(self.model, self.results, self.known, read, [*written, *apart], self.again)
         self.stay(out)
         for k, (name, grown) in enumerate(apart.items()):
             self.compute_apart(name, grown, self.place(name, out), k)
-        for k, r in enumerate(replacements):
-            self.operator(r, out, k)
+        for k, replacement in enumerate(replacements):
+            self.operator(replacement, out, k)
         others = [
             n for own in out.nodes.values() for node in own for v in node.inputs if v is not None and (n := v.name)
         ]

@@ -369,16 +369,16 @@ class _Copy:
             self.add("ConstantOfShape", [dims], result, value=ir.tensor(tensor.numpy().reshape(-1)[:1], tensor.dtype))
         self.values[v] = result
 
-    def stretch(self, v: ir.Value, s: Stretch) -> None:
+    def stretch(self, v: ir.Value, stretch: Stretch) -> None:
         """A part of an input as nodes, in its own layout."""
-        part, end = s.part, np.iinfo(np.int64).max
-        limits = [part.start, end if part.stop is None else part.stop, s.axis]
+        part, end = stretch.part, np.iinfo(np.int64).max
+        limits = [part.start, end if part.stop is None else part.stop, stretch.axis]
         if self.opset < SLICE_BY_INPUTS:
             told = {k: [n] for k, n in zip(("starts", "ends", "axes"), limits, strict=True)}
-            part_of_input = self.add("Slice", [self.values[s.of]], self.fresh("stretch", v), **told)
+            part_of_input = self.add("Slice", [self.values[stretch.of]], self.fresh("stretch", v), **told)
         else:
             bounds = [self.integers([n], what, v) for n, what in zip(limits, ("start", "stop", "axis"), strict=True)]
-            part_of_input = self.add("Slice", [self.values[s.of], *bounds], self.fresh("stretch", v))
+            part_of_input = self.add("Slice", [self.values[stretch.of], *bounds], self.fresh("stretch", v))
         if part.perm:
             back = [part.perm.index(d) for d in range(len(part.perm))]
             part_of_input = self.add("Transpose", [part_of_input], self.fresh("turned", v), perm=back)

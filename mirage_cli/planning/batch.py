@@ -28,7 +28,7 @@ def each(
 ) -> Iterator[tuple[int, FragmentPlan | Lost]]:
     """(number of the job, its plan or why there is none), known ones first, the others as they end. New ones are kept; `told`
     hears how far searches are, with the job's number."""
-    store = kept if fragment_cache.lasting(options) and not debug.asked() else None
+    store = kept if fragment_cache.lasting(options) and not debug.requested_stages() else None
     names = [fragment_cache.plan_key(*job[:4], _own(options, job)) if store is not None else "" for job in jobs]
     missing = []
     for k, (name, job) in enumerate(zip(names, jobs, strict=True)):

@@ -362,7 +362,7 @@ def planned(
     verdict = verify(program, graph, tiles, options.seed, bits, entropy=options.entropy)
     if not verdict.passed:
         raise CheckFailed(f"the proof failed: {verdict.reason}")
-    problem = infinities.changed(program, graph, tiles, options.seed)
+    problem = infinities.changed_finiteness(program, graph, tiles, options.seed)
     if problem:
         raise AnyTiles(problem)
     kernels = prove_kernels(program, graph, candidate.schedules, target, options.passes, options.seed, options.entropy)

@@ -1,5 +1,4 @@
-"""Trials whether onnxruntime loads and runs a patched model, without its library and with it, tried in a process of
-its own.
+"""Trials of a patched model in onnxruntime: loaded and run without its library and with it, in a process of its own.
 
 onnxruntime inlines the functions of operators that it has no library for, and may end the process where it cannot; what their
 nodes refuse shows when they run. What is to blame is found by trying parts of the operators.

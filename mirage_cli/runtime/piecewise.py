@@ -48,7 +48,7 @@ def size_of(tensor: onnx.TensorProto) -> int:
     return size
 
 
-def pieces(model: onnx.ModelProto, limit: int = PIECE) -> list[Piece]:
+def split_model(model: onnx.ModelProto, limit: int = PIECE) -> list[Piece]:
     """The pieces of a model, in order."""
     graph = model.graph
     weights = {t.name: t for t in graph.initializer}
@@ -97,7 +97,7 @@ def run(
     """The outputs of a model, whose external data lie in `folder`, on the CPU, `seconds` for each piece at most (0: no
     limit), with onnxruntime's optimizations or without. Raises ModelError, MirageError."""
     outputs = [o.name for o in model.graph.output]
-    parts = pieces(model, limit)
+    parts = split_model(model, limit)
     last = {name: k for k, part in enumerate(parts) for name in part.inputs}
     values: Arrays = dict(inputs)
     for k, part in enumerate(parts):

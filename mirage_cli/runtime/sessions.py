@@ -133,14 +133,14 @@ def _session(
     options.log_severity_level = 4
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if data is not None:
-        folder = opened.enter_context(_spelled(data.absolute()))
+        folder = opened.enter_context(_utf8_path(data.absolute()))
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     if threads is not None:
         options.intra_op_num_threads = threads
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if library is not None:
-        options.register_custom_ops_library(opened.enter_context(_spelled(check_library(library))))
+        options.register_custom_ops_library(opened.enter_context(_utf8_path(check_library(library))))
     if provider == "cuda" and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
     wanted: list[Any] = [_PROVIDERS["cpu"]]
@@ -148,7 +148,7 @@ def _session(
         settings = {"device_id": device, "use_tf32": int(not exact), "enable_cuda_graph": int(graph)}
         settings |= {"user_compute_stream": stream} if stream else {}
         wanted.insert(0, (_PROVIDERS["cuda"], {name: str(value) for name, value in settings.items()}))
-    source = model if isinstance(model, bytes) else opened.enter_context(_spelled(Path(model)))
+    source = model if isinstance(model, bytes) else opened.enter_context(_utf8_path(Path(model)))
     session_of_model = _loaded(
         source, options, wanted, _in_float32(source, library is not None) if provider == "cpu" else None
     )
@@ -161,7 +161,7 @@ def _session(
 
 
 @contextlib.contextmanager
-def _spelled(path: Path) -> Iterator[str]:
+def _utf8_path(path: Path) -> Iterator[str]:
     """A path as onnxruntime takes it, in UTF-8: one of other bytes by way of its folder, or itself, opened."""
     try:
         str(path).encode()
@@ -192,7 +192,7 @@ def _cuda_code(error: Exception) -> int | None:
     return 2 if "cudaErrorMemoryAllocation" in str(error) else None
 
 
-def _first(error: Exception) -> str:
+def _first_message(error: Exception) -> str:
     """The message of onnxruntime on a CUDA failure, without the places in its own sources."""
     return re.sub(r"(?s)^.*?(CUDA failure \d+: [^;\n]*?)\s*(;.*)?$", r"\1", str(error))
 
@@ -221,7 +221,9 @@ def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Call
         if other is None:
             name = "the model" if isinstance(source, bytes) else source
             if (code := _cuda_code(error)) is not None:
-                raise _cuda_error(f"onnxruntime cannot start its provider for cuda: {_first(error)}", code) from error
+                raise _cuda_error(
+                    f"onnxruntime cannot start its provider for cuda: {_first_message(error)}", code
+                ) from error
             raise ModelError(f"onnxruntime {onnxruntime.__version__} cannot load {name}: {error}") from error
     if isinstance(source, str):
         folder = str(Path(source).absolute().parent)

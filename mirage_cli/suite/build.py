@@ -97,7 +97,7 @@ def build_row(suite: str, name: str, dtype: str, folder: Path, options: Options)
     if not _is_made(folder, key):
         make(case, dtype, folder, options)
         (folder / _KEY).write_text(json.dumps(key), encoding="utf-8")
-    return left(folder)
+    return reasons_left(folder)
 
 
 def make(case: suite_cases.Case, dtype: str, folder: Path, options: Options) -> None:
@@ -110,7 +110,7 @@ def make(case: suite_cases.Case, dtype: str, folder: Path, options: Options) -> 
     optimize(str(path), folder / _OUT, options)
 
 
-def left(folder: Path) -> str:
+def reasons_left(folder: Path) -> str:
     """Why fragments of a row's folder were left, or nothing."""
     report = reader.read(folder / _OUT)
     return "; ".join(f"{f['name']}: {f['reason']}" for f in report["fragments"] if f["status"] != "replaced")
@@ -135,8 +135,8 @@ def sources_digest() -> str:
 
 
 def read(row: Row) -> Built:
-    """The folder that was built for a row. Raises MirageError where nothing was, ModelError where original nodes are
-    left."""
+    """The content of the folder that was built for a row. Raises MirageError where nothing was, ModelError where
+    original nodes are left."""
     if row.problem:
         raise MirageError(row.problem)
     out = row.folder / _OUT

@@ -35,7 +35,7 @@ BROKEN = 86  #: exit code of a process whose GPU does not work any more
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MeasureOptions:
     """Options of a measurement: the GPU, the groups of peers, whether float32 products may be TF32, how long, the
     seed."""
 
@@ -60,7 +60,7 @@ def _timer(gpu: int, tf32: bool) -> GpuTimer:
     return GpuTimer(gpu, backend)
 
 
-def opened(asked: Asked) -> tuple[GpuTimer, TorchBackend]:
+def opened(asked: MeasureOptions) -> tuple[GpuTimer, TorchBackend]:
     """The timer and its torch. Raises ToolMissing with the command that installs torch."""
     try:
         timer = _timer(asked.gpu, asked.tf32)
@@ -79,7 +79,7 @@ def perform(kind: str, *arguments: Any) -> dict[str, Any]:
 # ---- limits of the device --------------------------------------------------------------------------------------------
 
 
-def _ceilings(asked: Asked, dtype: str) -> dict[str, Any]:
+def _ceilings(asked: MeasureOptions, dtype: str) -> dict[str, Any]:
     """The best that the device can do, measured now: read bandwidth in bytes a second, matrix rate of a type in
     operations a second, microseconds of an empty kernel in a graph; and its state."""
     timer, backend = opened(asked)
@@ -87,10 +87,10 @@ def _ceilings(asked: Asked, dtype: str) -> dict[str, Any]:
     kind = getattr(torch, element_name(cases.DTYPES[dtype]))
     state = timer.state() | ({"onnxruntime": version()} if "ort" in asked.peers else {})
     big = torch.empty(READ_BYTES // 2, dtype=torch.float16, device=backend.device).normal_()
-    read = timer.times({"read": peers.over(torch.sum, [[big]])}, 1, asked.effort)["read"].samples
+    read = timer.times({"read": peers.cycling_call(torch.sum, [[big]])}, 1, asked.effort)["read"].samples
     del big
     pairs = [torch.empty(2, MATRIX, MATRIX, dtype=kind, device=backend.device).normal_() for _ in range(2)]
-    product = timer.times({"product": peers.over(torch.matmul, pairs)}, 2, asked.effort)["product"].samples
+    product = timer.times({"product": peers.cycling_call(torch.matmul, pairs)}, 2, asked.effort)["product"].samples
     launch = timer.times({"launch": lambda k, stream: backend.spacer(stream)}, 1, asked.effort)["launch"].median
     return {
         "bandwidth": READ_BYTES / min(read) * 1e6,
@@ -104,7 +104,7 @@ def _ceilings(asked: Asked, dtype: str) -> dict[str, Any]:
 # ---- a row -----------------------------------------------------------------------------------------------------------
 
 
-def _row(asked: Asked, suite: str, row: Row) -> dict[str, Any]:
+def _row(asked: MeasureOptions, suite: str, row: Row) -> dict[str, Any]:
     """Everything measured of a row, as JSON. A GPU that a kernel has broken ends this process."""
     case = next(c for c in cases.SUITES[suite]() if c.name == row.case)
     timer, backend = opened(asked)
@@ -121,7 +121,7 @@ def _row(asked: Asked, suite: str, row: Row) -> dict[str, Any]:
 class Measurement:
     """The tensors of a case, and what is to be compared."""
 
-    def __init__(self, case: Case, dtype: DType, timer: GpuTimer, backend: TorchBackend, asked: Asked) -> None:
+    def __init__(self, case: Case, dtype: DType, timer: GpuTimer, backend: TorchBackend, asked: MeasureOptions) -> None:
         self.case, self.dtype, self.timer, self.backend, self.asked = case, dtype, timer, backend, asked
         self.torch = backend.torch
         self.sets = sets_for(case.bytes(dtype), backend.cache)

@@ -143,15 +143,15 @@ class SuiteReport:
 
     def table(self) -> list[list[str]]:
         """Head and rows."""
-        names = list(dict.fromkeys(n for r in self.rows for n in r.peers))
+        names = list(dict.fromkeys(n for row in self.rows for n in row.peers))
         head = ["us for one call", "floor", "mirage", "isolated", "x best", "floor/us", "predicted", "engine", *names]
         rows = [head]
-        for r in self.rows:
-            ours = "WRONG" if r.problem.startswith(WRONG) else "-" if r.us is None else _us(r.us)
-            share = r.floor(self.limits) / r.us if r.us else None
-            known = [_us(r.floor(self.limits)), ours, _us(r.isolated_us), _times(r.ratio), _percent(share)]
-            predicted = r.figures.get("predicted_us")
-            rows.append([r.name, *known, _us(predicted), r.engines, *(self._peer(r, n) for n in names)])
+        for row in self.rows:
+            ours = "WRONG" if row.problem.startswith(WRONG) else "-" if row.us is None else _us(row.us)
+            share = row.floor(self.limits) / row.us if row.us else None
+            known = [_us(row.floor(self.limits)), ours, _us(row.isolated_us), _times(row.ratio), _percent(share)]
+            predicted = row.figures.get("predicted_us")
+            rows.append([row.name, *known, _us(predicted), row.engines, *(self._peer(row, n) for n in names)])
         return rows
 
     def _peer(self, r: SuiteRow, name: str) -> str:

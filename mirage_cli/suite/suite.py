@@ -20,7 +20,7 @@ from mirage_cli.report.stages import Progress, Silent
 from mirage_cli.suite import build as suite_build
 from mirage_cli.suite import cases as suite_cases
 from mirage_cli.suite.cases import Case
-from mirage_cli.suite.measure import BROKEN, Asked, perform
+from mirage_cli.suite.measure import BROKEN, MeasureOptions, perform
 from mirage_cli.suite.report import SuiteReport, SuiteRow
 
 _BROKEN = f"exit code {BROKEN}"
@@ -69,7 +69,7 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
         rows = [suite_build.Row(c.name, options.dtype, folder, "not asked for") for c in cases]
         if not options.peers_only:
             rows = suite_build.build(options.suite, cases, options.dtype, folder, built, progress)
-        asked = Asked(options.gpu, options.peers, options.tf32, options.seconds, options.seed)
+        asked = MeasureOptions(options.gpu, options.peers, options.tf32, options.seconds, options.seed)
         progress.stage("measure", len(rows) + 1)
         limits, figures = _measured(options, rows, asked, progress)
     reported = [_row(c, options, f, earlier.get(c.name, {})) for c, f in zip(cases, figures, strict=True)]
@@ -87,7 +87,7 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
 
 
 def _measured(
-    options: SuiteOptions, rows: list[suite_build.Row], asked: Asked, progress: Progress
+    options: SuiteOptions, rows: list[suite_build.Row], asked: MeasureOptions, progress: Progress
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The limits of the device, and what was measured of each row, in a process that a broken GPU costs one row."""
     jobs: list[tuple[Any, ...]] = [("ceilings", asked, options.dtype)]

@@ -23,7 +23,7 @@ from mirage_cli.truth.calls.values import rounded as rounded_to
 
 from .bodies import schema_body
 from .plan import Plan, Step, describe, of_function, of_graph
-from .table import meant
+from .table import meaning_of
 
 #: how deep functions may call functions
 DEEPEST = 40
@@ -245,7 +245,7 @@ def _evaluated(step: Step, values: Mapping[str, Value], frame: Frame) -> list[Va
     if function is not None:
         return _function(function, step, inputs, frame)
     version = frame.opsets.get(domain, onnx.defs.onnx_opset_version() if not domain else 1)
-    meaning = meant(domain, node.op_type, version)
+    meaning = meaning_of(domain, node.op_type, version)
     if meaning is None:
         body = schema_body(domain, node, version, inputs, step.attributes)
         return _function(body, step, inputs, frame)

@@ -64,7 +64,7 @@ def _collected() -> dict[tuple[str, str], tuple[Meaning, int]]:
 MEANINGS: Mapping[tuple[str, str], tuple[Meaning, int]] = MappingProxyType(_collected())
 
 
-def meant(domain: str, name: str, version: int) -> Meaning | None:
+def meaning_of(domain: str, name: str, version: int) -> Meaning | None:
     """The meaning of an operator in a version of its domain's opset, None where the table has none.
 
     Refused for a version that is too old or too new, and an operator that the version does not have.

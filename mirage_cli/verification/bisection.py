@@ -84,7 +84,7 @@ class Case:
 
     def differs(self, kept: Sequence[str], run: Runner) -> bool:
         """Whether the outputs differ when the library computes only the nodes called `kept`."""
-        variant = whole_model.keep(self.model, kept, patch.DOMAIN).SerializeToString()
+        variant = whole_model.with_kernels_of(self.model, kept, patch.DOMAIN).SerializeToString()
 
         def outputs(inputs: Arrays) -> Arrays:
             return run(Job(variant, inputs, self.library, self.path.parent))
@@ -172,7 +172,7 @@ def _outputs(name: str, job: Job, run: Runner) -> dict[str, Arrays]:
 def _operator(case: Case, node: onnx.NodeProto, shown: Arrays, folder: Path, run: Runner) -> dict[str, Arrays]:
     """The operator as a model of its own, with the tensors that it gets in the whole one or that are `shown`."""
     values = tensors(case, [*node.input, *node.output], run) | shown
-    model = whole_model.single(case.model, node, values)
+    model = whole_model.single_operator(case.model, node, values)
     onnx.save(model, folder / "operator.onnx")
     read = {n: values[n] for n in node.input if n}
     made = {"operator_inputs.npz": read}

@@ -186,7 +186,7 @@ def against_original(f: Fragment, original: Imported) -> str:
     """Why the original model states another program at some place, or nothing."""
     for n in f.nodes:
         try:
-            program = derivation.stated(original, f.sources(n), n.output)
+            program = derivation.derived_program(original, f.sources(n), n.output)
         except MirageError as error:
             return f"the original model states no such program at node {n.name}: {error}"
         if program.key() != f.stored.program.key():

@@ -162,7 +162,7 @@ class Recheck:
         """The programs that the model states at every place of every fragment, against the muGraph files' programs."""
         for f in self.fragments:
             try:
-                programs = [derivation.stated(imported, f.sources(n), n.output) for n in f.nodes]
+                programs = [derivation.derived_program(imported, f.sources(n), n.output) for n in f.nodes]
             except MirageError as error:
                 self.result.add("function", f.op_type, f"the function states no such program: {error}")
                 continue

@@ -20,10 +20,10 @@ def line(record: Record) -> str:
         return f"{record['name']}: {record['problem']}"
     shares = ", ".join(f"{v:.1%} of {k.replace('_', ' ')}" for k, v in record["coverage"].items())
     kinds = ", ".join(f"{n} {k}" for k, n in record["kinds"].items())
-    return f"{record['name']}: {shares}; {kinds}{told(record)}"
+    return f"{record['name']}: {shares}; {kinds}{agreement_text(record)}"
 
 
-def told(record: Record) -> str:
+def agreement_text(record: Record) -> str:
     """The agreement in words, if it was looked at."""
     agreement = record.get("agreement")
     if agreement is None:

@@ -25,18 +25,18 @@ def export(cell: Cell, folder: Path, fresh: bool = False) -> Path:
     if path.is_file() and not fresh:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(made(cell))
+    path.write_bytes(exported_model(cell))
     return path
 
 
 def store(cell: Cell, folder: Path) -> Path:
     """Write a cell of `STORED` where tests find it."""
     path = folder / cell.file
-    path.write_bytes(made(cell))
+    path.write_bytes(exported_model(cell))
     return path
 
 
-def made(cell: Cell) -> bytes:
+def exported_model(cell: Cell) -> bytes:
     """The exported model. Raises whatever the exporter raises."""
     case = cast(ARCHITECTURES[cell.architecture].build(cell.form), cell.dtype)
     return written(case, cell.exporter, cell.opset, cell.name.replace("/", "_"))

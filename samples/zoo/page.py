@@ -114,18 +114,18 @@ def _named(names: Iterable[str]) -> str:
 
 def _misses(records: Sequence[Record]) -> Iterator[str]:
     """Cells below the goal, or with fewer attentions or MLPs than the model has, and the operators that are not read."""
-    for r in records:
-        if "problem" in r:
+    for record in records:
+        if "problem" in record:
             continue
-        a, lacking = ARCHITECTURES[r["name"].split("/")[0]], []
-        if r["coverage"]["flops"] < GOAL:
-            lacking.append(f"{r['coverage']['flops']:.1%} of the flops")
-        for what, count, wanted in (("attentions", attentions(r), a.attentions), ("MLPs", mlps(r), a.mlps)):
-            if count < wanted and not (a.encoder and "-cache" in r["name"]):
+        a, lacking = ARCHITECTURES[record["name"].split("/")[0]], []
+        if record["coverage"]["flops"] < GOAL:
+            lacking.append(f"{record['coverage']['flops']:.1%} of the flops")
+        for what, count, wanted in (("attentions", attentions(record), a.attentions), ("MLPs", mlps(record), a.mlps)):
+            if count < wanted and not (a.encoder and "-cache" in record["name"]):
                 lacking.append(f"{count} of {wanted} {what}")
         if lacking:
-            stopped = [_reason(why) for why in r["left"] if _OPERATOR.match(why)] or list(r["left"])[:SHOWN]
-            yield f"- `{r['name']}`: {', '.join(lacking)}; stopped by {'; '.join(dict.fromkeys(stopped))}"
+            stopped = [_reason(why) for why in record["left"] if _OPERATOR.match(why)] or list(record["left"])[:SHOWN]
+            yield f"- `{record['name']}`: {', '.join(lacking)}; stopped by {'; '.join(dict.fromkeys(stopped))}"
 
 
 def _reason(why: str) -> str:

@@ -138,7 +138,7 @@ def block_graphs(
     seen: set[tuple[BlockOp, ...]] = set()
     for goals in itertools.product(*closure.outputs):
         for choice in itertools.islice(choices(ways, goals, until), count):
-            graph = build(closure, choice, goals)
+            graph = build_block_graph(closure, choice, goals)
             if graph.ops not in seen:
                 seen.add(graph.ops)
                 graphs.append(graph)
@@ -247,7 +247,7 @@ def _sorted(chosen: Mapping[int, Derivation]) -> list[int] | None:
 _BINARY = ("mul", "div", "div0", "add")
 
 
-def build(closure: Closure, chosen: Mapping[int, Derivation], goals: tuple[int, ...]) -> BlockGraph:
+def build_block_graph(closure: Closure, chosen: Mapping[int, Derivation], goals: tuple[int, ...]) -> BlockGraph:
     """The block graph of a complete choice; its grid holds every axis that no reduction touches, and the split one."""
     names = {v: f"t{k}" for k, v in enumerate(_sorted(chosen) or [])}
     ops = [_op(closure, closure.values[v], chosen[v], names) for v in names]

@@ -31,7 +31,7 @@ COMMUTATIVE = ("mul", "add", "contract")  #: ways whose operands are in order of
 Numbers: TypeAlias = tuple[int, ...]
 
 
-def represented(closure: Closure, block: BlockGraph) -> None:
+def check_represented(closure: Closure, block: BlockGraph) -> None:
     """Check that a closure holds a block graph for its program. Raises Refused, saying what is missing and why."""
     walk = _Walk(closure, block)
     for o in block.ops:
@@ -141,12 +141,14 @@ class _Walk:
         return op == "fn" and isinstance(self.closure.form.terms[term], Fn)
 
     def derived_by(
-        self, o: BlockOp, result: _BlockValue, op: str, args: Numbers, over: frozenset[str] = frozenset()
+        self, operator: BlockOp, result: _BlockValue, op: str, args: Numbers, over: frozenset[str] = frozenset()
     ) -> _BlockValue:
         """`result`, if the closure computes it by `op` of `args`, among other ways."""
-        number = self.need(result, f"{o.name} = {o.op}({', '.join(o.inputs)})")
+        number = self.need(result, f"{operator.name} = {operator.op}({', '.join(operator.inputs)})")
         if not self.has_way(number, op, args, over):
-            raise Refused(f"{o.name} is a value of the search, but not by {o.op} of {', '.join(o.inputs)}")
+            raise Refused(
+                f"{operator.name} is a value of the search, but not by {operator.op} of {', '.join(operator.inputs)}"
+            )
         return result
 
     def has_way(self, number: int | None, op: str, args: Numbers, over: frozenset[str] = frozenset()) -> bool:
@@ -155,26 +157,35 @@ class _Walk:
         return any((w.op, w.args, frozenset(w.over)) == (op, args, over) for w in ways)
 
     # --- operators ------------------------------------------------------------------------------------------------------
-    def load(self, o: BlockOp) -> _BlockValue:
+    def load(self, operator: BlockOp) -> _BlockValue:
         """An input, or what is known of an axis."""
         for number, t in enumerate(self.closure.form.terms):
             if not isinstance(t, Leaf):
                 continue
-            if (t.value == o.source_value) if o.op == "load" else ((t.known, t.axis) == (o.op, o.axis)):
-                phase = BODY if o.phase == IN_BODY and self.block.loop in t.axes else BEFORE
+            if (
+                (t.value == operator.source_value)
+                if operator.op == "load"
+                else ((t.known, t.axis) == (operator.op, operator.axis))
+            ):
+                phase = BODY if operator.phase == IN_BODY and self.block.loop in t.axes else BEFORE
                 return self.value(phase, t.axes, self.target.arrays[number], self.closure.pruning.exprs[number])
-        raise Refused(f"{o.name} reads {o.source_value or f'{o.op} {o.axis}'}, which the fragment does not need")
+        read = operator.source_value or f"{operator.op} {operator.axis}"
+        raise Refused(f"{operator.name} reads {read}, which the fragment does not need")
 
-    def phase(self, o: BlockOp, args: list[_BlockValue]) -> int:
+    def phase(self, operator: BlockOp, args: list[_BlockValue]) -> int:
         """Where a reduction belongs: with the latest of its operands, in the body where it takes a part of the loop axis."""
         latest = max(a.phase for a in args)
-        return BODY if latest == BEFORE and o.phase == IN_BODY and self.block.loop in o.over else latest
+        return BODY if latest == BEFORE and operator.phase == IN_BODY and self.block.loop in operator.over else latest
 
-    def contract(self, o: BlockOp, args: list[_BlockValue]) -> _BlockValue:
+    def contract(self, operator: BlockOp, args: list[_BlockValue]) -> _BlockValue:
         """A contraction; of values with the same axes it is a sum of products."""
         x, y = args
-        numbers = tuple(sorted(self.need(a, f"operand {i} of {o.name}") for a, i in zip((x, y), o.inputs, strict=True)))
-        over, phase, live = frozenset(o.over), self.phase(o, [x, y]), x.live | y.live
+        numbers = tuple(
+            sorted(
+                self.need(a, f"operand {i} of {operator.name}") for a, i in zip((x, y), operator.inputs, strict=True)
+            )
+        )
+        over, phase, live = frozenset(operator.over), self.phase(operator, [x, y]), x.live | y.live
         e = None if x.expr is None or y.expr is None else self.expressions.mul(x.expr, y.expr)
         product = self.value(phase, live, x.array * y.array % P, e)
         result = self.summed(product, over)
@@ -182,14 +193,14 @@ class _Walk:
             result.number, "sum", (product.number or 0,), over
         ):
             return result
-        return self.derived_by(o, result, "contract", numbers, over)
+        return self.derived_by(operator, result, "contract", numbers, over)
 
-    def sum(self, o: BlockOp, x: _BlockValue) -> _BlockValue:
+    def sum(self, operator: BlockOp, x: _BlockValue) -> _BlockValue:
         """A sum within a tile."""
-        number = self.need(x, f"operand {o.inputs[0]} of {o.name}")
-        over = frozenset(o.over)
-        x = _BlockValue(self.phase(o, [x]), x.live, x.array, x.expr, x.number)
-        return self.derived_by(o, self.summed(x, over), "sum", (number,), over)
+        number = self.need(x, f"operand {operator.inputs[0]} of {operator.name}")
+        over = frozenset(operator.over)
+        x = _BlockValue(self.phase(operator, [x]), x.live, x.array, x.expr, x.number)
+        return self.derived_by(operator, self.summed(x, over), "sum", (number,), over)
 
     def summed(self, x: _BlockValue, over: frozenset[str]) -> _BlockValue:
         """The sum of a value over the tile parts of axes. Raises Refused for axes that the fragment does not reduce."""
@@ -198,28 +209,27 @@ class _Walk:
         expr = None if x.expr is None else self.expressions.sum(x.expr, self.space.tile_factors(over, x.phase))
         return self.value(x.phase, x.live - over, self.space.sum(x.array, over, x.phase), expr)
 
-    def cross(self, o: BlockOp, x: _BlockValue) -> _BlockValue:
+    def cross(self, operator: BlockOp, x: _BlockValue) -> _BlockValue:
         """Accumulation over the loop, and sums over blocks."""
-        number = self.need(x, f"operand {o.inputs[0]} of {o.name}")
-        kind, phase = ("l", AFTER) if o.op == "accum" else ("g", GRID)
-        axis = self.block.loop if o.op == "accum" else next(iter(self.block.split), None)
+        number = self.need(x, f"operand {operator.inputs[0]} of {operator.name}")
+        kind, phase = ("l", AFTER) if operator.op == "accum" else ("g", GRID)
+        axis = self.block.loop if operator.op == "accum" else next(iter(self.block.split), None)
         if axis is None or not self.space.depends(x.array, axis, kind):
-            raise Refused(
-                f"{o.name} sums {o.inputs[0]}, which is the same in every {'iteration' if kind == 'l' else 'block'}"
-            )
+            place = "iteration" if kind == "l" else "block"
+            raise Refused(f"{operator.name} sums {operator.inputs[0]}, which is the same in every {place}")
         expr = None if x.expr is None else self.expressions.sum(x.expr, [(axis, kind)])
         return self.derived_by(
-            o, self.value(phase, x.live, self.space.total(x.array, axis, kind), expr), o.op, (number,)
+            operator, self.value(phase, x.live, self.space.total(x.array, axis, kind), expr), operator.op, (number,)
         )
 
-    def exponential(self, o: BlockOp, x: _BlockValue) -> _BlockValue:
+    def exponential(self, operator: BlockOp, x: _BlockValue) -> _BlockValue:
         """A stabilised exponential."""
-        number = self.need(x, f"exponent in {o.name}")
+        number = self.need(x, f"exponent in {operator.name}")
         array = self.target.exponential(x.array)
         expr = None if x.expr is None else self.expressions.call("stable", x.expr)
         value = self.value(x.phase, x.live, array, expr)
-        if not self.is_stable(self.need(value, f"exponential in {o.name}"), number):
-            raise Refused(f"{o.name} takes a maximum from an exponential that has none in the fragment")
+        if not self.is_stable(self.need(value, f"exponential in {operator.name}"), number):
+            raise Refused(f"{operator.name} takes a maximum from an exponential that has none in the fragment")
         return value
 
     def is_stable(self, value: int, argument: int) -> bool:
@@ -228,17 +238,17 @@ class _Walk:
         return any(isinstance(self.closure.form.terms[w.term], StableExp) for w in ways)
 
     # --- elementwise ----------------------------------------------------------------------------------------------------
-    def thread(self, o: BlockOp, args: list[_BlockValue]) -> _BlockValue:
+    def thread(self, operator: BlockOp, args: list[_BlockValue]) -> _BlockValue:
         """The value of an elementwise operator."""
-        assert o.thread is not None
-        (node,) = o.thread.nodes
+        assert operator.thread is not None
+        (node,) = operator.thread.nodes
         live = frozenset[str]().union(*(a.live for a in args))
-        array = self.target.function(o.thread, [a.array for a in args])
+        array = self.target.function(operator.thread, [a.array for a in args])
         value = self.value(
             max((a.phase for a in args), default=BEFORE), live, array, self.combined(node, args), self.reads(args)
         )
         if node.op == "exp" and value.number is not None and self.is_only_stable(value.number):
-            raise Refused(f"{o.name} takes the exponential of a softmax without its maximum")
+            raise Refused(f"{operator.name} takes the exponential of a softmax without its maximum")
         return value
 
     def is_only_stable(self, number: int) -> bool:

@@ -96,16 +96,16 @@ class Pruning:
             case Reduction():
                 return self._reduction(term)
 
-    def _reduction(self, t: Reduction) -> Expr:
+    def _reduction(self, term: Reduction) -> Expr:
         e = self.expressions
-        if not t.num:
+        if not term.num:
             raise Refused("a reduction of a quotient without a numerator")
-        expr = self.exprs[t.num[0]]
-        for a in t.num[1:]:
+        expr = self.exprs[term.num[0]]
+        for a in term.num[1:]:
             expr = e.mul(expr, self.exprs[a])
-        for a, guard in t.den:
+        for a, guard in term.den:
             expr = e.div(expr, self.exprs[a], _tag(guard))
-        return e.sum(expr, [(a, k) for a in sorted(t.over) for k in KINDS])
+        return e.sum(expr, [(a, k) for a in sorted(term.over) for k in KINDS])
 
     def _reduced_groups(self) -> list[tuple[Axes, DType | None]]:
         """The sets of axes that reductions of the form consume together, and parts of these, with the type of the

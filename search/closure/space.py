@@ -146,12 +146,12 @@ class Arrays:
         guarded: Residue = product * self.guard_factor % P
         return guarded if guard else product
 
-    def _reduction(self, t: Reduction) -> Residue:
-        if not t.num:
+    def _reduction(self, term: Reduction) -> Residue:
+        if not term.num:
             raise Refused("a reduction of a quotient without a numerator")
         array: Residue = np.ones([1] * len(self.space.shape), dtype=np.int64)
-        for a in t.num:
+        for a in term.num:
             array = array * self.arrays[a] % P
-        for a, guard in t.den:
+        for a, guard in term.den:
             array = self.quotient(array, self.inverse(self.arrays[a]), guard)
-        return self.space.whole_sum(array, t.over)
+        return self.space.whole_sum(array, term.over)

@@ -64,7 +64,7 @@ def free_axes(graph: BlockGraph, axes: Mapping[str, frozenset[str]]) -> list[str
     return [a for a in graph.grid if a not in taken and all(a in own for own in maxima)]
 
 
-def together(
+def positions_at_once(
     graph: BlockGraph, axes: Mapping[str, frozenset[str]], tiles: Tiles, extents: Mapping[str, int]
 ) -> dict[str, int]:
     """For each grid axis how many positions are evaluated at once: several whole tiles along a free one."""
@@ -95,7 +95,7 @@ class BlockRun:
         self.order = [a.name for a in program.axes]
         self.extents = {a.name: ex.value(a.extent, symbols) for a in program.axes}
         self.axes = graph.axes_of(program)
-        self.steps = dict(tiles) if alone else together(graph, self.axes, tiles, self.extents)
+        self.steps = dict(tiles) if alone else positions_at_once(graph, self.axes, tiles, self.extents)
         self.stored = {i.name: read(program, i.access, arrays[i.source], domain.lead, symbols) for i in program.inputs}
         self.results: list[Array | None] = [None] * len(graph.outputs)
 
@@ -206,11 +206,11 @@ class BlockRun:
         tile: Array = a[tuple(index)]
         return tile
 
-    def spread(self, a: Array, o: BlockOp, at: Mapping[str, Range], part: Range | None) -> Array:
+    def spread(self, a: Array, operator: BlockOp, at: Mapping[str, Range], part: Range | None) -> Array:
         """A sum over an axis that the operand lacks counts every position of the tile."""
         shape = list(a.shape)
-        for axis in o.over:
-            if axis not in self.axes[o.inputs[0]]:
+        for axis in operator.over:
+            if axis not in self.axes[operator.inputs[0]]:
                 where = part if axis == self.g.loop and part is not None else at.get(axis, (0, self.extents[axis]))
                 shape[self.d.lead + self.order.index(axis)] = where[1] - where[0]
         return np.broadcast_to(a, shape)

@@ -172,11 +172,19 @@ class BlockGraph:
         return "\n".join([*lines, "  store " + ", ".join(self.outputs)])
 
 
-def _op_text(o: BlockOp) -> str:
-    if o.thread is not None:
-        return o.thread.text(list(o.inputs))
-    inner = ", ".join([*o.inputs, *([o.source_value] if o.source_value else []), *([o.axis] if o.axis else [])])
-    return f"{o.op}({inner}{'; ' + ' '.join(o.over) if o.over else ''})" + (f" in {o.dtype}" if o.dtype else "")
+def _op_text(operator: BlockOp) -> str:
+    if operator.thread is not None:
+        return operator.thread.text(list(operator.inputs))
+    inner = ", ".join(
+        [
+            *operator.inputs,
+            *([operator.source_value] if operator.source_value else []),
+            *([operator.axis] if operator.axis else []),
+        ]
+    )
+    return f"{operator.op}({inner}{'; ' + ' '.join(operator.over) if operator.over else ''})" + (
+        f" in {operator.dtype}" if operator.dtype else ""
+    )
 
 
 def _short(v: Fraction | float | None) -> Any:
@@ -221,14 +229,14 @@ def _validate(b: BlockGraph, p: Program, maxima: Collection[str] | None) -> None
     if len(b.outputs) != len(p.outputs):
         raise InvalidGraph(f"block graph: {len(b.outputs)} outputs, its program has {len(p.outputs)}")
     seen: dict[str, BlockOp] = {}
-    for o in b.ops:
-        _validate_op(o, b, seen)
-        _validate_reading(o, p, known)
-        _validate_maxima(o, seen, maxima)
-        seen[o.name] = o
+    for operator in b.ops:
+        _validate_op(operator, b, seen)
+        _validate_reading(operator, p, known)
+        _validate_maxima(operator, seen, maxima)
+        seen[operator.name] = operator
     axes = b.axes_of(p)
-    for o in b.ops:
-        _validate_axes(o, b, axes)
+    for operator in b.ops:
+        _validate_axes(operator, b, axes)
     if b.loop in set(b.grid) - set(b.split):
         raise InvalidGraph(f"block graph: the loop walks {b.loop}, of which a block holds a part")
     partial = _partial(b, axes)
@@ -244,23 +252,27 @@ def _validate(b: BlockGraph, p: Program, maxima: Collection[str] | None) -> None
             raise InvalidGraph(f"output {value} is a partial result of the split axis {', '.join(b.split)}")
 
 
-def _validate_reading(o: BlockOp, p: Program, known: set[str]) -> None:
+def _validate_reading(operator: BlockOp, p: Program, known: set[str]) -> None:
     """Check that what an operator names of the program exists."""
-    if o.op == "load" and o.source_value not in {i.name for i in p.inputs}:
-        raise InvalidGraph(f"{o.name}: loads {o.source_value!r}, which is no input of the program")
-    if o.op in ("iota", "extent") and o.axis not in known:
-        raise InvalidGraph(f"{o.name}: unknown axis {o.axis!r}")
+    if operator.op == "load" and operator.source_value not in {i.name for i in p.inputs}:
+        raise InvalidGraph(f"{operator.name}: loads {operator.source_value!r}, which is no input of the program")
+    if operator.op in ("iota", "extent") and operator.axis not in known:
+        raise InvalidGraph(f"{operator.name}: unknown axis {operator.axis!r}")
 
 
-def _validate_axes(o: BlockOp, b: BlockGraph, axes: Mapping[str, frozenset[str]]) -> None:
+def _validate_axes(operator: BlockOp, b: BlockGraph, axes: Mapping[str, frozenset[str]]) -> None:
     """Reductions take axes that their operands have and blocks hold; accumulators take no part of an iteration."""
-    own = frozenset[str]().union(*(axes[i] for i in o.inputs))
-    if o.op in REDUCING and not set(o.over) <= own:
-        raise InvalidGraph(f"{o.name}: {o.op} over {', '.join(sorted(set(o.over) - own))}, which its operands lack")
-    if o.op in REDUCING and (parts := set(o.over) & set(b.grid) - set(b.split)):
-        raise InvalidGraph(f"{o.name}: {o.op} over {', '.join(sorted(parts))}, of which a block holds a part")
-    if o.op in ("accum", "running") and b.loop in own:
-        raise InvalidGraph(f"{o.name}: accumulates a value along the loop axis {b.loop} itself")
+    own = frozenset[str]().union(*(axes[i] for i in operator.inputs))
+    if operator.op in REDUCING and not set(operator.over) <= own:
+        raise InvalidGraph(
+            f"{operator.name}: {operator.op} over {', '.join(sorted(set(operator.over) - own))}, which its operands lack"
+        )
+    if operator.op in REDUCING and (parts := set(operator.over) & set(b.grid) - set(b.split)):
+        raise InvalidGraph(
+            f"{operator.name}: {operator.op} over {', '.join(sorted(parts))}, of which a block holds a part"
+        )
+    if operator.op in ("accum", "running") and b.loop in own:
+        raise InvalidGraph(f"{operator.name}: accumulates a value along the loop axis {b.loop} itself")
 
 
 def _validate_op(operator: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) -> None:

@@ -88,11 +88,11 @@ class _Kernel:
             values[o.name] = self.op(o, domain, [values[i] for i in o.inputs], tensors)
         return [values[v] for v in self.g.outputs]
 
-    def own(self, o: BlockOp) -> frozenset[Hashable]:
+    def own(self, operator: BlockOp) -> frozenset[Hashable]:
         """The axes along which a tile varies: within it, between iterations and between blocks."""
-        varying: set[Hashable] = set(self.axes[o.name])
-        fresh = o.op in ("top", "running", "shrink", "grid_top")
-        if o.phase == BODY and (fresh or self.g.loop in varying):
+        varying: set[Hashable] = set(self.axes[operator.name])
+        fresh = operator.op in ("top", "running", "shrink", "grid_top")
+        if operator.phase == BODY and (fresh or self.g.loop in varying):
             varying.add(_STEP)
         if self.g.split and (fresh or varying & set(self.g.split)):
             varying.add(_BLOCK)

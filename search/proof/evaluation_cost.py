@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program, last_uses
 from mirage_cli.lax.ops import OPS
-from mirage_cli.search.mugraph.evaluate import Tiles, together
+from mirage_cli.search.mugraph.evaluate import Tiles, positions_at_once
 from mirage_cli.search.mugraph.mugraph import BODY, BlockOp, CustomKernel, KernelGraph
 
 _DRAW, _ELEMENT, _CALL, _INVERSE = 3.0, 5.0, 25.0, 25.0  #: nanoseconds for an element in one field
@@ -80,33 +80,33 @@ def _parts(
 ) -> tuple[dict[str, int], dict[str, int], int, int]:
     """Positions of each axis in what is evaluated at once, in an iteration of it, the number of such parts and of
     iterations."""
-    g, size = kernel.block, _sizes(kernel.program, symbols)
-    part = size | together(g, g.axes_of(kernel.program), tile, size)
-    count = math.prod(-(-size[a] // max(part[a], 1)) for a in g.grid)
-    if g.loop is None:
+    block, size = kernel.block, _sizes(kernel.program, symbols)
+    part = size | positions_at_once(block, block.axes_of(kernel.program), tile, size)
+    count = math.prod(-(-size[a] // max(part[a], 1)) for a in block.grid)
+    if block.loop is None:
         return part, part, count, 1
-    walked = part[g.loop]
+    walked = part[block.loop]
     inner = max(1, min(tile.get("loop", walked), walked))
-    return part, part | {g.loop: inner}, count, -(-walked // inner)
+    return part, part | {block.loop: inner}, count, -(-walked // inner)
 
 
 def _kernel_work(kernel: CustomKernel, tile: Tiles, symbols: Mapping[str, int]) -> Iterable[float]:
     axes = kernel.block.axes_of(kernel.program)
     part, body, count, iterations = _parts(kernel, tile, symbols)
-    for o in kernel.block.ops:
-        if o.op == "load":
+    for operator in kernel.block.ops:
+        if operator.op == "load":
             continue
-        looped = o.phase == BODY or o.op == "accum"
+        looped = operator.phase == BODY or operator.op == "accum"
         own, times = (body, count * iterations) if looped else (part, count)
-        operands = [_volume(axes[i], own) for i in o.inputs]
-        inside = _volume(frozenset(o.over).union(axes[o.name], *(axes[i] for i in o.inputs)), own)
-        yield times * _block_operator(o, operands, inside, _volume(axes[o.name], own))
+        operands = [_volume(axes[i], own) for i in operator.inputs]
+        inside = _volume(frozenset(operator.over).union(axes[operator.name], *(axes[i] for i in operator.inputs)), own)
+        yield times * _block_operator(operator, operands, inside, _volume(axes[operator.name], own))
 
 
-def _block_operator(o: BlockOp, operands: list[float], inside: float, result: float) -> float:
-    if o.thread is None:
-        return _operator(o.op, operands, inside, result)
-    return sum(_operator(n.op, [inside] * max(1, len(n.inputs)), inside, result) for n in o.thread.nodes)
+def _block_operator(operator: BlockOp, operands: list[float], inside: float, result: float) -> float:
+    if operator.thread is None:
+        return _operator(operator.op, operands, inside, result)
+    return sum(_operator(n.op, [inside] * max(1, len(n.inputs)), inside, result) for n in operator.thread.nodes)
 
 
 def _held(kernel: CustomKernel, tile: Tiles, symbols: Mapping[str, int]) -> list[float]:

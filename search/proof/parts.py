@@ -70,14 +70,14 @@ def independent_axes(program: Program, graph: KernelGraph) -> list[str]:
     for p in _programs(program, graph):
         for n in p.nodes:
             dependent.update((*n.over, n.axis))
-        for access in [i.access for i in p.inputs] + [o.access for o in p.outputs]:
+        for access in [i.access for i in p.inputs] + [output.access for output in p.outputs]:
             dependent.update(_not_whole(p, access))
     for kernel in graph.kernels:
         axes = kernel.block.axes_of(kernel.program)
         dependent.update((*kernel.block.split, kernel.block.loop))
-        for o in kernel.block.ops:
-            dependent.update((*o.over, o.axis))
-            dependent.update(set(kernel.block.grid) - axes[o.name] if o.op in MAXIMA else ())
+        for output in kernel.block.ops:
+            dependent.update((*output.over, output.axis))
+            dependent.update(set(kernel.block.grid) - axes[output.name] if output.op in MAXIMA else ())
     for ways in accesses(program, graph).values():
         dependent.update(_in_several_places(ways))
     return [a.name for a in program.axes if a.name not in dependent]

@@ -53,7 +53,7 @@ def points(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], real: b
     """
     values = assignments(program, graph, tiles) if program.symbols else [{}]
     if real:
-        return [_fewer(Point(program, graph, s, not s), tiles, PATIENT, PATIENT) for s in values]
+        return [_shortened(Point(program, graph, s, not s), tiles, PATIENT, PATIENT) for s in values]
     return [replace(p, real=p.real and not p.symbols) for p in (_point(program, graph, tiles, s) for s in values)]
 
 
@@ -106,12 +106,14 @@ def _step(axis: str, kernel: CustomKernel, tile: Tiles) -> int:
 
 
 def _point(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: dict[str, int]) -> Point:
-    point = _fewer(Point(program, graph, symbols, True), tiles, AFFORDABLE, ENOUGH * AFFORDABLE)
+    point = _shortened(Point(program, graph, symbols, True), tiles, AFFORDABLE, ENOUGH * AFFORDABLE)
     for whole in (2, 1):
         if cost(point.program, point.graph, tiles, symbols) <= AFFORDABLE:
             return point
         sizes = _sizes(program, graph, tiles, symbols, whole)
-        point = _fewer(Point(*resized(program, graph, sizes), symbols, False), tiles, AFFORDABLE, ENOUGH * AFFORDABLE)
+        point = _shortened(
+            Point(*resized(program, graph, sizes), symbols, False), tiles, AFFORDABLE, ENOUGH * AFFORDABLE
+        )
     work = cost(point.program, point.graph, tiles, symbols)
     if work > HOPELESS * AFFORDABLE:
         raise Refused(
@@ -120,7 +122,7 @@ def _point(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols
     return point
 
 
-def _fewer(point: Point, tiles: Sequence[Tiles], most: float, enough: float) -> Point:
+def _shortened(point: Point, tiles: Sequence[Tiles], most: float, enough: float) -> Point:
     """A point as it is if it takes at most so many nanoseconds; else with so many positions of independent axes as are
     enough (at least one): the formulas of all are the same, see `search.parts`."""
     program, graph, symbols = point.program, point.graph, point.symbols
@@ -193,7 +195,7 @@ def _sizes(
 
 
 def _reads_and_writes(p: Program) -> list[tuple[Slot, ...]]:
-    """How a program reads its inputs and writes its outputs."""
+    """The accesses with which a program reads its inputs and writes its outputs."""
     ways = [i.access for i in p.inputs] + [o.access for o in p.outputs]
     return [tuple(s for s in access if s.extent != 1) for access in ways]
 

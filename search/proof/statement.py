@@ -77,7 +77,7 @@ class Statement:
         } | ({"reason": self.reason} if self.reason else {})
 
 
-def states(
+def prove_statement(
     stated: Program,
     program: Program,
     key: str = "",
@@ -98,13 +98,13 @@ def states(
         not reason,
         bound,
         reason,
-        (*functions.described(stands), *assumed(program)),
+        (*functions.described(stands), *assumptions_of(program)),
         primes,
         time.perf_counter() - start,
     )
 
 
-def assumed(program: Program) -> list[str]:
+def assumptions_of(program: Program) -> list[str]:
     """The assumptions of proofs about a program, in words."""
     ops = {n.op for n in program.nodes}
     inf = any(isinstance(n.value, float) for n in program.nodes)

@@ -351,7 +351,7 @@ def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) 
             f"the program has {len(program.sources)} and {len(program.outputs)}, the schedule {len(tiles)}"
         )
     tensors: dict[int, tuple[Extent, DType]] = {k: (ex.product(s.dims), s.dtype) for k, s in enumerate(program.sources)}
-    wanted = {graph.sources + k: (ex.product(o.dims), o.dtype) for k, o in enumerate(program.outputs)}
+    wanted = {graph.sources + k: (ex.product(output.dims), output.dtype) for k, output in enumerate(program.outputs)}
     extents = {a.name: a.extent for a in program.axes}
     for number, kernel in enumerate(graph.kernels):
         for a in kernel.program.axes:
@@ -360,8 +360,8 @@ def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) 
             if extents.get(a.name) != a.extent:
                 raise InvalidGraph(f"kernel {number}: axis {a.name} = {a.extent}, elsewhere {extents.get(a.name)}")
         _check_kernel(number, kernel, tensors)
-        for t, o in zip(kernel.outputs, kernel.program.outputs, strict=True):
-            stored = (ex.product(o.dims), o.dtype)
+        for t, output in zip(kernel.outputs, kernel.program.outputs, strict=True):
+            stored = (ex.product(output.dims), output.dtype)
             if t in tensors or wanted.get(t, stored) != stored:
                 raise InvalidGraph(f"kernel {number} writes {stored[0]} x {stored[1]} to tensor {t}")
             tensors[t] = stored

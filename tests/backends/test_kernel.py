@@ -270,9 +270,9 @@ class Played:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     played = Played()
     monkeypatch.setitem(sys.modules, "cupy", played)
-    monkeypatch.setattr(tensors, "_MADE", dict(tensors._MADE))
+    monkeypatch.setattr(tensors, "_FRAMEWORKS", dict(tensors._FRAMEWORKS))
     with contextlib.suppress(KeyError):
-        del tensors._MADE[played.ndarray]
+        del tensors._FRAMEWORKS[played.ndarray]
     yield played
 
 

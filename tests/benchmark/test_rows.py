@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError
-from mirage_cli.measurement.contestant import Arrays, Contestant, OrtContestant, Place, agreement, broken
+from mirage_cli.measurement.contestant import Arrays, Contestant, OrtContestant, Place, agreement, poisoned_array
 from mirage_cli.measurement.timing import Effort
 from mirage_cli.optimization import fragment_models, fragment_times
 from mirage_cli.optimization.fragment_models import MAX_BYTES, MAX_CALLS, FragmentModel
@@ -197,7 +197,7 @@ def test_inputs_that_do_not_fit_are_errors_of_ours() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int8, np.uint64, np.bool_])
 def test_broken_arrays(dtype: Any) -> None:
-    found = broken((2, 3), np.dtype(dtype))
+    found = poisoned_array((2, 3), np.dtype(dtype))
     assert (found.dtype, found.shape) == (np.dtype(dtype), (2, 3))
     assert found.all() if np.dtype(dtype).kind in "iub" else np.isnan(found.astype(np.float64)).all()
 

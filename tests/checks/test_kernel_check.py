@@ -24,7 +24,7 @@ from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program, Source
-from mirage_cli.numerics.accuracy import told
+from mirage_cli.numerics.accuracy import rounded_figure
 from mirage_cli.runtime import sessions
 from tests.codegen.programs import NAMED, program
 
@@ -54,8 +54,8 @@ def test_a_right_kernel_passes(norm: Program) -> None:
     assert found.worst is not None
     assert 0 < found.worst.rmse < 1e-6
     assert found.case in checks.PLAIN
-    assert found.to_json()["error"] == told(found.worst.rmse)
-    assert found.to_json()["original_error"] == told(found.worst.original_rmse)
+    assert found.to_json()["error"] == rounded_figure(found.worst.rmse)
+    assert found.to_json()["original_error"] == rounded_figure(found.worst.original_rmse)
 
 
 def test_every_case_is_tried(norm: Program) -> None:

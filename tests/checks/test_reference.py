@@ -54,7 +54,7 @@ def one_map(op: str, dtype: DType = F32) -> Program:
 
 def judged(nodes: Nodes, p: Program, kernel: Runner | None = None) -> FloatCheck:
     """The check of a kernel, by default of what the program says, against nodes."""
-    return check(p, kernel or checks.meant(p), in_float32(nodes), {}, 1, nodes=nodes)
+    return check(p, kernel or checks.exact_runner(p), in_float32(nodes), {}, 1, nodes=nodes)
 
 
 _ERF = (
@@ -176,12 +176,12 @@ def test_rounding_parts_nowhere() -> None:
         exact = rng.standard_normal((64, 64))
         own = exact.astype(dtype)
         unit = float(np.finfo(dtype).eps)
-        assert divergence.explained(own, exact, unit, 64)
-        assert not divergence.explained((exact * 1.5).astype(dtype), exact, unit, 64)
+        assert divergence.within_rounding(own, exact, unit, 64)
+        assert not divergence.within_rounding((exact * 1.5).astype(dtype), exact, unit, 64)
     flags = rng.random(1000) < 0.5
-    assert divergence.explained(flags, flags, 1e-7, 1)
-    assert not divergence.explained(~flags, flags, 1e-7, 1)
-    assert not divergence.explained(own[:3], exact, unit, 64)
+    assert divergence.within_rounding(flags, flags, 1e-7, 1)
+    assert not divergence.within_rounding(~flags, flags, 1e-7, 1)
+    assert not divergence.within_rounding(own[:3], exact, unit, 64)
 
 
 def test_sums_that_cancel_part_nowhere() -> None:
@@ -192,8 +192,8 @@ def test_sums_that_cancel_part_nowhere() -> None:
     values = sessions.run(
         sessions.session(divergence.showing_all(nodes.model).SerializeToString(), optimize=False), {"u": u}
     )
-    assert not divergence.explained(values["y"], nodes.exact([u], {})[0], F32.epsilon, 45)
-    assert divergence.parted(nodes.model, {"u": u} | values) == ""
+    assert not divergence.within_rounding(values["y"], nodes.exact([u], {})[0], F32.epsilon, 45)
+    assert divergence.first_divergence(nodes.model, {"u": u} | values) == ""
 
 
 # --- without a value ------------------------------------------------------------------------------------------------------
@@ -224,7 +224,9 @@ def test_the_program_stands_in_where_it_was_seen_to_be_right(monkeypatch: pytest
 def test_without_any_value_the_check_is_skipped_with_the_reason() -> None:
     nodes = nodes_of("y = Tanh (u)")
     nodes.model.graph.node[0].op_type = "Unheard"
-    found = check(one_map("tanh"), checks.meant(one_map("tanh")), lambda a, s: [np.tanh(a[0])], {}, 1, nodes=nodes)
+    found = check(
+        one_map("tanh"), checks.exact_runner(one_map("tanh")), lambda a, s: [np.tanh(a[0])], {}, 1, nodes=nodes
+    )
     assert found.passed
     assert found.worst is None
     assert "Unheard" in found.skipped
@@ -308,7 +310,7 @@ def test_turns_are_found_in_nodes(name: str) -> None:
 
 def test_what_turns_ask_for_does_not_depend_on_the_seed() -> None:
     nodes, p = nodes_of(WRONG["a clip at 50 before gelu"][0]), one_map("gelu")
-    usual = random_inputs.usual(p, {}, 1, None, ())
+    usual = random_inputs.usual_case(p, {}, 1, None, ())
     asked = threshold_inputs.turning(nodes, p, usual.arrays, {}, 50)
     kinds = [[e.kind for e in asked.edges(usual.arrays, seed)] for seed in (1, 2)]
     assert kinds[0] == kinds[1]

@@ -211,7 +211,7 @@ def test_only_some_operators_use_the_library(optimized: Optimized) -> None:
     names = [n.name for n in model.graph.node if n.domain == "mirage"]
     plain = run_job(Job(str(folder / "model.onnx"), inputs))
     kept = {
-        k: run_job(Job(whole_model.keep(model, names[:k], "mirage").SerializeToString(), inputs, library))
+        k: run_job(Job(whole_model.with_kernels_of(model, names[:k], "mirage").SerializeToString(), inputs, library))
         for k in (0, 1, len(names))
     }
     assert np.array_equal(kept[0]["logits"], plain["logits"])

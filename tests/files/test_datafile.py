@@ -102,7 +102,7 @@ def test_tied_weights_are_stored_once(name: str, external: bool, tmp_path: Path)
     run = pipeline.Run(str(source), Options(), environment.toolchain(Options()))
     run.imported = imported
     run.parts = pipeline.partition(imported.graph, pipeline.works.tensor_names(imported))
-    work = pipeline.works.group(run.parts.fragments, imported)
+    work = pipeline.works.group_fragments(run.parts.fragments, imported)
     replacements = [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences]
     assert imported.original is not None
     made = patch.patched(imported, replacements, {})

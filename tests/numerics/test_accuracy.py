@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mirage_cli.lax.dtypes import BF16, F16, F32, I64, DType
-from mirage_cli.numerics.accuracy import ILL_CONDITIONED, SMALL, Sample, compare, judged, told
+from mirage_cli.numerics.accuracy import ILL_CONDITIONED, SMALL, Sample, compare, judged, rounded_figure
 
 Floats = NDArray[np.float64]
 NAN, INF = float("nan"), float("inf")
@@ -247,5 +247,5 @@ def test_what_the_original_lacks_is_within_some_units() -> None:
 
 def test_errors_are_told_to_three_digits() -> None:
     just_above = float(np.nextafter(1.23456e-8, 1.0))
-    assert [told(x) for x in (0.0, 1.23456e-8, just_above, 9.996, INF)] == [0.0, 1.23e-8, 1.23e-8, 10.0, INF]
-    assert np.isnan(told(NAN))
+    assert [rounded_figure(x) for x in (0.0, 1.23456e-8, just_above, 9.996, INF)] == [0.0, 1.23e-8, 1.23e-8, 10.0, INF]
+    assert np.isnan(rounded_figure(NAN))

@@ -17,7 +17,7 @@ from mirage_cli.lax.fragments.fragment import partition
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.numerics import infinities
 from mirage_cli.numerics.edges import not_finite
-from mirage_cli.numerics.rounding import drawn
+from mirage_cli.numerics.rounding import drawn_inputs
 from mirage_cli.optimization import task as works
 from mirage_cli.optimization.task import Work
 from mirage_cli.planning import plan as plans
@@ -71,7 +71,7 @@ TARGETS = {"cuda": "sm_90a", "cpu": "cpu"}
 def fragment(text: str) -> Work:
     """The one fragment of a model."""
     imported = from_proto(onnx.parser.parse_model(text), frontends.Options())
-    (work,) = works.group(partition(imported.graph, works.tensor_names(imported)).fragments, imported)
+    (work,) = works.group_fragments(partition(imported.graph, works.tensor_names(imported)).fragments, imported)
     return work
 
 
@@ -85,7 +85,7 @@ def differing(text: str, w: Work, plan: TargetPlan) -> int:
     p, found = w.program, 0
     session = sessions.session(onnx.parser.parse_model(text).SerializeToString(), optimize=False)
     tiles = [s.as_tiles() for s in plan.schedules]
-    for edge in not_finite(p, drawn(p, {}, {}, 7), {}, 7):
+    for edge in not_finite(p, drawn_inputs(p, {}, {}, 7), {}, 7):
         (wanted,) = sessions.run(session, {s.name: a for s, a in zip(p.sources, edge.arrays, strict=True)}).values()
         arrays = {k: a.astype(np.float64) for k, a in enumerate(edge.arrays)}
         (ours,) = evaluate_kernels(plan.graph, tiles, lambda q: Float64([a.name for a in q.axes]), arrays)
@@ -97,7 +97,9 @@ def all_changed(p: Any, target: str) -> list[str]:
     """What is said of each muGraph that a search finds."""
     found = Searcher(SearchOptions()).search(p, load_target(target)).candidates
     first = {c.graph: c for c in reversed(found)}
-    return [infinities.changed(p, graph, [s.as_tiles() for s in c.schedules], 0) for graph, c in first.items()]
+    return [
+        infinities.changed_finiteness(p, graph, [s.as_tiles() for s in c.schedules], 0) for graph, c in first.items()
+    ]
 
 
 @pytest.mark.parametrize("kind", TARGETS)
@@ -107,7 +109,7 @@ def test_another_mugraph_takes_the_place_of_one_that_infinities_break(
 ) -> None:
     w = fragment(text)
     assert differing(text, w, planned(w, kind).plans[kind]) == 0
-    monkeypatch.setattr(infinities, "changed", lambda *_: "")
+    monkeypatch.setattr(infinities, "changed_finiteness", lambda *_: "")
     assert differing(text, w, planned(w, kind).plans[kind]) > 0
 
 
@@ -119,7 +121,7 @@ def test_a_fragment_without_a_right_mugraph_is_left_with_the_reason(kind: str, m
     assert found.reasons[kind].startswith(
         "NaN and infinities differ (not finite inputs): 0 values are not finite where"
     )
-    monkeypatch.setattr(infinities, "changed", lambda *_: "")
+    monkeypatch.setattr(infinities, "changed_finiteness", lambda *_: "")
     assert differing(SHIFTED, w, planned(w, kind).plans[kind]) > 0
 
 
@@ -144,7 +146,10 @@ def test_numbers_beside_infinity_are_drawn_several_times() -> None:
     p = made(build)
     first = {c.graph: c for c in Searcher(SearchOptions()).search(p, load_target("cpu")).candidates}.values()
     found = {
-        tuple(bool(infinities.changed(p, c.graph, [s.as_tiles() for s in c.schedules], seed)) for seed in range(12))
+        tuple(
+            bool(infinities.changed_finiteness(p, c.graph, [s.as_tiles() for s in c.schedules], seed))
+            for seed in range(12)
+        )
         for c in first
     }
     assert found == {(True,) * 12, (False,) * 12}

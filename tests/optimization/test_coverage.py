@@ -22,7 +22,7 @@ from tests.optimized import sample
 def read(path: Path) -> tuple[Imported, Partition, list[Work]]:
     imported = frontends.load(str(path))
     parts = partition(imported.graph, works.tensor_names(imported))
-    work = works.group(parts.fragments, imported)
+    work = works.group_fragments(parts.fragments, imported)
     for w in work:
         w.replace = True
     return imported, parts, work

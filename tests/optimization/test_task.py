@@ -23,7 +23,7 @@ def _largest(dtype: DType, gain: list[float], folder: Path) -> list[tuple[tuple[
     stored.CopyFrom(numpy_helper.from_array(np.resize(gain, 8).astype(numpy_helper.to_array(stored).dtype), "g"))
     onnx.save(model, folder / "m.onnx")
     imported = frontends.load(str(folder / "m.onnx"))
-    work = works.group(partition(imported.graph, works.tensor_names(imported)).fragments, imported)[0]
+    work = works.group_fragments(partition(imported.graph, works.tensor_names(imported)).fragments, imported)[0]
     return [(work.program.sources[k].dims, top) for k, top in work.largest(imported)]
 
 
@@ -63,7 +63,7 @@ def test_float32_that_holds_float16_is_in_its_range(tmp_path: Path) -> None:
     graph.output.add().CopyFrom(helper.make_tensor_value_info("wide", TensorProto.FLOAT, (2, 8)))
     onnx.save(model, tmp_path / "m.onnx")
     imported = frontends.load(str(tmp_path / "m.onnx"))
-    found = works.group(partition(imported.graph, works.tensor_names(imported)).fragments, imported)
+    found = works.group_fragments(partition(imported.graph, works.tensor_names(imported)).fragments, imported)
     work = next(w for w in found if any(n.op == "contract" for n in w.program.nodes) and len(w.program.sources) == 4)
     tops = {work.program.sources[k].dtype: top for k, top in work.largest(imported)}
     assert tops == {F32: F16.largest, F16: 2.0}

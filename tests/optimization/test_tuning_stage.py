@@ -98,7 +98,7 @@ def planned() -> tuple[Any, Work, PlanOptions]:
     """A sample's fragment, planned for CUDA with its pool."""
     imported = frontends.load(str(sample("rmsnorm_linear_fp16")), frontends.Options({}, {}))
     parts = partition(imported.graph, works.tensor_names(imported))
-    (work,) = works.group(parts.fragments, imported)
+    (work,) = works.group_fragments(parts.fragments, imported)
     sizes = tuple((s, 8) for s in work.program.symbols)
     options = PlanOptions({"cuda": ("sm_90a",)}, SearchOptions(sizes=sizes), pool=80)
     work.plan = plan_fragment(work.id, work.name, work.program, work.operators, options)

@@ -74,7 +74,7 @@ def test_kept_plans_are_not_taken(
 def test_unknown_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(debug.VARIABLE, "program,sorce")
     with pytest.raises(UsageError, match="MIRAGE_DEBUG: unknown stage 'sorce'") as error:
-        debug.asked()
+        debug.requested_stages()
     assert error.value.hint == "did you mean source? stages are program, search, tile, source"
     assert cli.run(["cache", "dir", "-q"]) == 2
     assert cli.run(["--version"]) == 0

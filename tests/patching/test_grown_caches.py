@@ -12,7 +12,7 @@ import pytest
 from mirage_cli.checks import derivation, stated_program
 from mirage_cli.lax.fragments.fragment import partition
 from mirage_cli.optimization import coverage
-from mirage_cli.optimization.task import group, regions_of, tensor_names
+from mirage_cli.optimization.task import group_fragments, regions_of, tensor_names
 from mirage_cli.options.options import Options
 from mirage_cli.patching import patch
 from tests.frontends.models import parsed, read, run
@@ -54,7 +54,7 @@ def replaced(before: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, float]
     """The model with its fragments as operators, without a library: shares covered, and reasons for what is left."""
     imported = read(before)
     parts = partition(imported.graph, tensor_names(imported))
-    work = group(parts.fragments, imported)
+    work = group_fragments(parts.fragments, imported)
     assert {w.name for w in work} == {"attention"} and not any(w.failed for w in work)
     places = [o for w in work for o in w.occurrences]
     for w in work:
@@ -98,7 +98,7 @@ STAYS = {
 @pytest.mark.parametrize("case", STAYS)
 def test_these_stay(case: str) -> None:
     imported = read(model(*STAYS[case]))
-    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    (work,) = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     assert work.failed and "computes the fragment and tensors that it reads" in work.reason
 
 
@@ -160,12 +160,12 @@ def test_the_patched_model_states_the_program(case: str) -> None:
     head, given, results, call = STATED[case]
     names = "y, ck, cv, qk" if case == "scores" else "y, ck, cv"
     imported = read(parsed(f"{head} g ({given}) => ({results}) {{ {names} = {call} }}"))
-    works = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    works = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     work = next(w for w in works if not w.failed)
     made = patch.patched(imported, [patch.Replacement(work.op_type, work.occurrences[0].region)], {})
     node = next(n for n in made.graph.node if n.domain == patch.DOMAIN)
     inputs = list(node.input)[: len(work.program.sources)]
-    program = derivation.stated(read(made), inputs, node.output)
+    program = derivation.derived_program(read(made), inputs, node.output)
     assert program.key() == work.program.key()
     said = stated_program.statement(read(made), program, "key")
     assert said.passed, said.reason
@@ -176,7 +176,7 @@ def test_the_function_states_what_the_fragment_computes(case: str) -> None:
     """Read back from the patched model's function, as `mirage verify` reads it, the fragment is the same."""
     before = model(*MODELS[case])
     imported = read(before)
-    work = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    work = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     (place,) = work[0].occurrences
     alone = read(ir.to_proto(patch.model_of(imported.model, place.region, "alone")))
     found = partition(alone.graph, tensor_names(alone))

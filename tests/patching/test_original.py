@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from mirage_cli import frontends
 from mirage_cli.errors import Refused
 from mirage_cli.lax.fragments.fragment import partition
-from mirage_cli.optimization.task import group, regions_of, tensor_names
+from mirage_cli.optimization.task import group_fragments, regions_of, tensor_names
 from mirage_cli.options.options import Options
 from mirage_cli.patching import patch, stand_ins
 from mirage_cli.verification.findings import VerifyOptions
@@ -56,7 +56,7 @@ def untouched(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
 def test_samples(name: str) -> None:
     before = onnx.load(sample(name))
     imported = frontends.load(str(sample(name)))
-    work = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    work = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     places = [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences]
     untouched(before, patch.patched(imported, places, {"mirage.version": "test"}))
 

@@ -13,7 +13,7 @@ from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx import front_end
 from mirage_cli.lax.fragments.fragment import partition
-from mirage_cli.optimization.task import group, regions_of, tensor_names
+from mirage_cli.optimization.task import group_fragments, regions_of, tensor_names
 from mirage_cli.patching import patch, saving
 from mirage_cli.patching.regions import Regions
 from tests import alone
@@ -330,7 +330,7 @@ def test_a_tensor_that_the_original_nodes_compute_themselves() -> None:
             ir_version=10,
         )
     )
-    found = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    found = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     assert [w.reason for w in found if w.failed] == ["it reads s, which its original nodes compute themselves"]
 
 

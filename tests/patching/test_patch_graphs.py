@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.lax.fragments.fragment import partition
-from mirage_cli.optimization.task import group, tensor_names
+from mirage_cli.optimization.task import group_fragments, tensor_names
 from mirage_cli.patching import patch
 from tests.frontends.models import noise, read
 from tests.patched_models import operators, patched, run
@@ -114,7 +114,7 @@ def layers(count: int) -> onnx.ModelProto:
 def test_many_layers_share_their_functions() -> None:
     model = layers(20)
     imported = read(model)
-    work = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    work = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     assert sum(len(w.occurrences) for w in work) >= 20
     assert len(work) <= 4
     made = patch.patched(imported, [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences], {})
@@ -133,7 +133,7 @@ def test_the_model_is_not_searched_for_every_fragment(monkeypatch: pytest.Monkey
         imported = read(layers(count))
         fragments = partition(imported.graph, tensor_names(imported)).fragments
         walks.clear()
-        work = group(fragments, imported)
+        work = group_fragments(fragments, imported)
         replacements = [patch.Replacement(w.op_type, o.region) for w in work for o in w.occurrences]
         patch.patched(imported, replacements, {})
         counts.append(len(walks))

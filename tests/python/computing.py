@@ -33,11 +33,11 @@ def computed(graph: KernelGraph, arrays: Sequence[Array]) -> tuple[list[Array], 
     """The outputs of a graph, and its fragments. Raises Refused where not everything is a fragment."""
     imported = front_end.from_proto(ir.to_proto(graph.model()), Options())
     parts = partition(imported.graph, works.tensor_names(imported), complete=True)
-    work = works.group(parts.fragments, imported)
+    work = works.group_fragments(parts.fragments, imported)
     kernels_only.check_complete(imported, parts, work)
     for w in work:
         w.replace = True
-    found = kernels_only.steps(imported, work, "0")
+    found = kernels_only.ordered_steps(imported, work, "0")
     values: dict[str, Any] = dict(zip((t.name for t in found.spec.inputs), arrays, strict=True))
     values |= {name: imported.constant(name) for name in found.weights}
     programs = {w.id: w.program for w in work}

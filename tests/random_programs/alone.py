@@ -61,7 +61,7 @@ def cases(number: int, seed: int, target: str) -> list[Case]:
     imported = front_end.from_proto(model({"p": drawn(number, seed, dtype)[0]}), Options())
     parts = partition(imported.graph, works.tensor_names(imported))
     random, machine, found = Random(f"{seed} {number} schedule"), load_target(target), list[Case]()
-    for k, w in enumerate(works.group(parts.fragments, imported)):
+    for k, w in enumerate(works.group_fragments(parts.fragments, imported)):
         if w.failed or any(a.extent == 0 for a in w.program.axes):
             continue
         candidates = list(Searcher(SearchOptions()).with_schedules(12).search(w.program, machine).candidates)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mirage_cli.errors import ModelError
 from mirage_cli.files.output import MARK
 from mirage_cli.lax.dtypes import from_numpy
-from mirage_cli.numerics.accuracy import ILL_CONDITIONED, compare, together
+from mirage_cli.numerics.accuracy import ILL_CONDITIONED, compare, joined_draws
 from mirage_cli.optimization import story
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
@@ -280,6 +280,8 @@ def compared(v: Value, results: Sequence[Result], rule: Rule = Rule()) -> str:
             return f"shape {list(found.shape)}, the original's is {list(original.shape)}, expected {list(wanted.shape)}"
     dtype = from_numpy(sessions.numpy_dtype(v.dtype))
     assert dtype is not None
-    found, original, wanted = together([(f.astype(np.float64), o.astype(np.float64), w) for f, o, w in results], dtype)
+    found, original, wanted = joined_draws(
+        [(f.astype(np.float64), o.astype(np.float64), w) for f, o, w in results], dtype
+    )
     accuracy = compare(found, original, wanted, dtype, rule.factor, rule.either)
     return "" if accuracy.passed else str(accuracy)

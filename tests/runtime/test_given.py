@@ -152,7 +152,7 @@ def test_tensors_of_fragments_are_what_the_model_makes_of_its_inputs() -> None:
 def test_given_tensors_are_the_first_case_of_a_check() -> None:
     p = program(lambda g, t: [_tanh(g, t)], F32)
     u = np.full((3, 4), 0.5, np.float32)
-    drawn = kernel_check.Drawn("given", (u,), {})
+    drawn = kernel_check.DrawnInputs("given", (u,), {})
     text = '<ir_version: 9, opset_import: ["" : 20]> g (float[3,4] u) => (float[3,4] y) { y = Tanh (u) }'
     nodes = Nodes(onnx.parser.parse_model(text), ("u",), ("y",))
     cases = kernel_check.cases(p, lambda a, s: [np.tanh(a[0])], {}, 1, nodes=nodes, given=[drawn])

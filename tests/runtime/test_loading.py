@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from mirage_cli.checks import derivation
 from mirage_cli.lax.fragments.fragment import partition
-from mirage_cli.optimization.task import group, tensor_names
+from mirage_cli.optimization.task import group_fragments, tensor_names
 from mirage_cli.options.options import Options
 from mirage_cli.patching import patch
 from mirage_cli.runtime import loading, sessions
@@ -95,18 +95,18 @@ def test_a_stand_in_says_what_its_operator_does(op: str, opset: int) -> None:
     """Without attributes too, whose defaults are float32 as those that are stored are."""
     before = parsed(f"g (float16[2,4] x, float16[4] w) => (float16[2,4] y) {{ y = {op}(x, w) }}", opset=opset)
     imported = read(before)
-    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    (work,) = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     made = patch.patched(imported, [patch.Replacement("f_1", work.occurrences[0].region)], {})
     assert op not in {n.op_type for n in made.functions[0].node}
     (node,) = made.graph.node
-    assert derivation.stated(read(made), list(node.input), node.output).key() == work.program.key()
+    assert derivation.derived_program(read(made), list(node.input), node.output).key() == work.program.key()
 
 
 @pytest.mark.parametrize(("kind", "axes"), [("bfloat16", ""), ("float16", "<axes = [1, 3]>"), ("float", "")])
 def test_mean_variance_normalization_has_one_type_and_axes_in_functions(kind: str, axes: str) -> None:
     before = parsed(f"g ({kind}[2,3,4,5] x) => ({kind}[2,3,4,5] y) {{ y = MeanVarianceNormalization{axes}(x) }}")
     imported = read(before)
-    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    (work,) = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     made = patch.patched(imported, [patch.Replacement("f_1", work.occurrences[0].region)], {})
     assert loading.problems([Trial(made.SerializeToString())], 0) == [""]
 
@@ -120,7 +120,7 @@ def test_one_query_sees_all_of_a_grown_cache(queries: int, loads: bool) -> None:
             y, nk, nv = com.microsoft.MultiHeadAttention <num_heads = 2, unidirectional = 1> (q, k, v, , , , pk, pv)
         }}""")
     imported = read(before)
-    (work,) = group(partition(imported.graph, tensor_names(imported)).fragments, imported)
+    (work,) = group_fragments(partition(imported.graph, tensor_names(imported)).fragments, imported)
     assert not {n.op for n in work.program.nodes} & {"le", "where"} or not loads
     made = patch.patched(imported, [patch.Replacement("f_1", work.occurrences[0].region)], {})
     assert (loading.problems([Trial(made.SerializeToString())], 0) == [""]) is loads

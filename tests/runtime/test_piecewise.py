@@ -45,11 +45,11 @@ def test_the_same_answers(limit: int, condition: bool) -> None:
 
 
 def test_pieces_hold_no_more_weights_than_they_may() -> None:
-    found = piecewise.pieces(chain(), SQUARE)
+    found = piecewise.split_model(chain(), SQUARE)
     assert [[n.op_type for n in part.nodes] for part in found] == [["MatMul"], ["MatMul"], ["If"], ["MatMul", "Add"]]
     assert all(sum(map(piecewise.size_of, part.weights)) <= SQUARE for part in found)
     assert found[2].inputs == ("c", "a", "b") and found[2].outputs == ("d",)
-    assert len(piecewise.pieces(chain(), 1 << 20)) == 1
+    assert len(piecewise.split_model(chain(), 1 << 20)) == 1
 
 
 def test_sessions_hold_one_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.search.proof.verify import verify
-from mirage_cli.search.reassociation import multiply_adds, settled, variants
+from mirage_cli.search.reassociation import divisions_pushed_inward, multiply_adds, variants
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.search.programs import attention, built, normed
@@ -71,7 +71,7 @@ def test_a_softmax_divides_where_it_is_written() -> None:
         weights = compose.softmax(g, g.input("x", (3, 7), F32), [-1])
         return compose.matmul(g, compose.matmul(g, weights, g.input("v", (7, 5), F32)), g.input("w", (5, 2), F32))
 
-    p = settled(built(build))
+    p = divisions_pushed_inward(built(build))
     (exponential,) = (n for n in p.nodes if n.op == "stable_exp")
     (quotient,) = (n for n in p.nodes if n.op == "div")
     assert quotient.inputs[0] == exponential.name

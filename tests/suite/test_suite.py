@@ -24,7 +24,7 @@ from mirage_cli.suite import cases as suite_cases
 from mirage_cli.suite import measure, suite
 from mirage_cli.suite.build import Built, Operator, Row
 from mirage_cli.suite.cases import Case, Tensor
-from mirage_cli.suite.measure import Asked
+from mirage_cli.suite.measure import MeasureOptions
 from mirage_cli.suite.report import SuiteReport, SuiteRow, write_markdown
 from mirage_cli.suite.suite import SuiteOptions
 
@@ -239,7 +239,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, factor: str, case: C
     monkeypatch.setattr(measure, "read", lambda row: built)
     monkeypatch.setattr(measure.peers, "fused", lambda torch, column, function: function)
     backend = CpuTorch()
-    asked = Asked(0, ("eager", "sdpa"), seconds=0.001)
+    asked = MeasureOptions(0, ("eager", "sdpa"), seconds=0.001)
     timer = GpuTimer(backend=backend)
     return measure.Measurement(case, F32, timer, backend, asked).run(Row("twice", "fp32", folder))
 
@@ -283,7 +283,7 @@ def test_reference_and_original_are_those_of_a_half_precision_model() -> None:
 
     backend = CpuTorch()
     case = suite_cases.rmsnorm_linear("small", 3, 32, 24)
-    made = measure.Measurement(case, F16, GpuTimer(backend=backend), backend, Asked(0, ()))
+    made = measure.Measurement(case, F16, GpuTimer(backend=backend), backend, MeasureOptions(0, ()))
     ((own, exact),) = made.wanted(1)
     assert own.dtype == np.float16 and exact.dtype == np.float64
     assert 0 < np.abs(own - exact).max() < 0.02

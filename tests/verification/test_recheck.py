@@ -138,10 +138,10 @@ def test_nodes_that_read_more_than_their_result_depends_on() -> None:
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(4, dtype=np.float32), "w"))
     imported = from_proto(proto, frontends.Options({}, {}))
-    program = derivation.stated(imported, ["x"], ["z"])
+    program = derivation.derived_program(imported, ["x"], ["z"])
     assert [n.op for n in program.nodes] == ["exp"]
     with pytest.raises(InvalidGraph, match="the nodes read"):
-        derivation.stated(imported, ["x"], ["b"])
+        derivation.derived_program(imported, ["x"], ["b"])
 
 
 def test_without_the_original_the_functions_take_its_place(copied: Optimized) -> None:

@@ -49,16 +49,16 @@ FOLDED = frozenset(
 )
 
 
-def fold(model: ir.Model, notes: list[str], shown: Callable[[], bool]) -> None:
+def fold_constants(model: ir.Model, notes: list[str], shown: Callable[[], bool]) -> None:
     """Fold, in place, and again while `shown` finds nodes that may be folded by what is known then."""
-    _fold(model, notes)
+    _fold_once(model, notes)
     for _ in range(AGAIN):
         if not shown():
             return
-        _fold(model, notes)
+        _fold_once(model, notes)
 
 
-def _fold(model: ir.Model, notes: list[str]) -> None:
+def _fold_once(model: ir.Model, notes: list[str]) -> None:
     try:
         optimizer.fold_constants(
             model,

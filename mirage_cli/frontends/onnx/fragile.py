@@ -49,18 +49,18 @@ def check(model: ir.Model, path: str) -> None:
         given = {name: attribute.value for name, attribute in node.attributes.items()}
         told = given.get("num_outputs")
         if node.op_type == "Split" and told is not None and told != len(node.outputs):
-            raise ModelError(f"{path}: {called(node)} splits into {told} outputs and has {len(node.outputs)}")
+            raise ModelError(f"{path}: {label_of(node)} splits into {told} outputs and has {len(node.outputs)}")
         equation = str(given.get("equation", ""))
         if node.op_type == "Einsum" and not _EQUATION.fullmatch(equation.replace(" ", "")):
             wanted = "expected letters, `...`, commas and one `->`"
-            raise ModelError(f"{path}: {called(node)} has the equation {equation!r}, which is none: {wanted}")
+            raise ModelError(f"{path}: {label_of(node)} has the equation {equation!r}, which is none: {wanted}")
         for name, value in given.items():
             low, high = _DIMENSIONS.get((node.op_type, name), _ANY)
             if isinstance(value, int) and not low <= value < high:
-                raise ModelError(f"{path}: {called(node)} has {name} = {value}, which is no dimension")
+                raise ModelError(f"{path}: {label_of(node)} has {name} = {value}, which is no dimension")
 
 
-def called(node: ir.Node) -> str:
+def label_of(node: ir.Node) -> str:
     """The words of a message for a node: its name, or what it computes."""
     if node.name:
         return f"node {node.name!r}"
@@ -109,7 +109,7 @@ def _results(node: ir.Node) -> int | None:
 
 
 @contextlib.contextmanager
-def hidden(model: ir.Model) -> Iterator[Callable[[], bool]]:
+def hidden_nodes(model: ir.Model) -> Iterator[Callable[[], bool]]:
     """Cases 1 and 7: keep such nodes from inference, in case 1 where the model does not say their operand's type. Case 6:
     keep such nodes from folding until what is called here finds, by what is known then, how few results they make; it says
     whether it found any."""

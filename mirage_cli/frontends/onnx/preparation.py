@@ -270,9 +270,9 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
         _inline(model, path)
         _check_attributes(model, path)
         fragile.check(model, path)
-        with fragile.hidden(model) as shown:
+        with fragile.hidden_nodes(model) as shown:
             if opset >= OLDEST_OPSET:
-                folding.fold(model, notes, shown)
+                folding.fold_constants(model, notes, shown)
             _lift_and_infer(model, path)
         if opset >= OLDEST_OPSET:
             store_what_is_cut_at(model, opset)
@@ -337,7 +337,7 @@ def _check_attributes(model: ir.Model, path: str) -> None:
         for name, attribute in node.attributes.items():
             kind = ir.AttributeType(attribute.type).name
             if wanted.get(name, kind) != kind:
-                where = f"{fragile.called(node)} ({node.op_type})"
+                where = f"{fragile.label_of(node)} ({node.op_type})"
                 raise ModelError(f"{path}: {where}: expected {wanted[name]} as attribute {name!r}, found {kind}")
 
 

@@ -208,12 +208,12 @@ class _Walk:
 
     def count(self, extent: Extent, dtype: DType) -> int:
         """An extent as a scalar: symbols are counted by summing ones along dimensions of these extents."""
-        g = self.graph
+        graph = self.graph
         names = extent.names if isinstance(extent, Symbolic) else ()
         dims = [Symbolic(1, (n,)) for n in names]
-        ones = g.expand(g.fill(1, dtype, (1,) * len(dims)), dims)
-        total = g.reshape(g.reduce("sum", ones, range(len(dims))), ())
-        return compose.scale(g, total, extent.factor if isinstance(extent, Symbolic) else extent)
+        ones = graph.expand(graph.fill(1, dtype, (1,) * len(dims)), dims)
+        total = graph.reshape(graph.reduce("sum", ones, range(len(dims))), ())
+        return compose.scale(graph, total, extent.factor if isinstance(extent, Symbolic) else extent)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
     def node(self, node: ir.Node) -> None:
@@ -241,13 +241,13 @@ class _Walk:
 
     def learn(self, a: Extent, b: Extent) -> None:
         """Two extents are equal in every run that does not fail: a window is full."""
-        bound = sizes.full(sizes.from_extent(a), sizes.from_extent(b))
+        bound = sizes.equality_bound(sizes.from_extent(a), sizes.from_extent(b))
         if bound is not None:
             self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
 
     def need(self, extent: Extent, size: int) -> None:
         """A dimension has so many positions in every run that does not fail. That it has one says nothing."""
-        bound = sizes.reached(sizes.from_extent(extent), size) if size > 1 else None
+        bound = sizes.size_bound(sizes.from_extent(extent), size) if size > 1 else None
         if bound is not None:
             self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
 

@@ -84,10 +84,10 @@ class Reading:
         torch = import_torch()
         isolation.doing(f"torch loaded {path}")
         module = open_module(torch, path)
-        inputs = graph.example_inputs(torch, module, *_asked(path, module, options))
+        inputs = graph.example_inputs(torch, module, *_input_shapes_and_types(path, module, options))
         marked = graph.Marked(torch, module)
         isolation.doing(f"torch ran {path}")
-        seen = _seen(torch, path, module, marked, inputs)
+        seen = _observed_tensors(torch, path, module, marked, inputs)
         isolation.doing(f"torch exported {path}")
         proto = _export(torch, path, marked, inputs, seen, file)
         names = graph.take_marks(proto)
@@ -118,7 +118,9 @@ def _imported(path: str, proto: onnx.ModelProto, options: Options, file: Path) -
     return imported
 
 
-def _asked(path: str, module: Any, options: Options) -> tuple[Mapping[str, Sequence[int]], Mapping[str, str]]:
+def _input_shapes_and_types(
+    path: str, module: Any, options: Options
+) -> tuple[Mapping[str, Sequence[int]], Mapping[str, str]]:
     """The shapes and torch's names of the types of a module's inputs. Raises UsageError where they do not fit."""
     names = input_names(path, module)
     check_inputs(options.shapes, names)
@@ -139,7 +141,7 @@ def _silent(torch: Any) -> Iterator[None]:
         yield
 
 
-def _seen(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str, Any]) -> dict[int, Any]:
+def _observed_tensors(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str, Any]) -> dict[int, Any]:
     """Run a module and then its marked form, which tells the types and shapes of its tensors. Raises ModelError for inputs
     that do not fit: torch can tell them of the module itself only."""
     given = ", ".join(f"{n}={graph.described(t)}" for n, t in inputs.items())

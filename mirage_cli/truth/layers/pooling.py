@@ -43,7 +43,9 @@ def window(call: Call, lengths: Sequence[int], sizes: Sequence[int]) -> Window:
     spans = [d * (k - 1) + 1 for k, d in zip(sizes, dilations, strict=True)]
     auto = call.text("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        totals = [max((-(-n // s) - 1) * s + e - n, 0) for n, s, e in zip(lengths, strides, spans, strict=True)]
+        totals = [
+            max((-(-n // stride) - 1) * stride + e - n, 0) for n, stride, e in zip(lengths, strides, spans, strict=True)
+        ]
         begins = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in totals]
         ends = [t - b for t, b in zip(totals, begins, strict=True)]
     else:
@@ -51,11 +53,11 @@ def window(call: Call, lengths: Sequence[int], sizes: Sequence[int]) -> Window:
         begins, ends = pads[:rank], pads[rank:]
     over = [0] * rank
     if call.integer("ceil_mode", 0):
-        for i, (n, s, e) in enumerate(zip(lengths, strides, spans, strict=True)):
+        for i, (n, stride, e) in enumerate(zip(lengths, strides, spans, strict=True)):
             rest = n + begins[i] + ends[i] - e
-            count = -(-rest // s) + 1
-            count -= (count - 1) * s >= n + begins[i]  # no window starts behind the end
-            over[i] = max((count - 1) * s - rest, 0)
+            count = -(-rest // stride) + 1
+            count -= (count - 1) * stride >= n + begins[i]  # no window starts behind the end
+            over[i] = max((count - 1) * stride - rest, 0)
     return Window(tuple(sizes), strides, dilations, tuple(begins), tuple(ends), tuple(over))
 
 

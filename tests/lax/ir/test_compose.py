@@ -190,7 +190,7 @@ def test_what_is_left_of_rounded_numbers() -> None:
     again = compose.converted(g, g.cast(wide, F16), F32)
     assert g.steps[g.inputs[again][0]] == Cast()
     stored, sums = g.input("h", (2,), F16), g.map("add", half, half)
-    assert compose.converted(g, stored, F32) == g.cast(stored, F32) and compose.left(g, sums) == sums
-    assert compose.left(g, g.cast(g.iota(9, 0, 1, I64), F16)) == g.cast(g.iota(9, 0, 1, I64), F16)
+    assert compose.converted(g, stored, F32) == g.cast(stored, F32) and compose.rounded_to_type(g, sums) == sums
+    assert compose.rounded_to_type(g, g.cast(g.iota(9, 0, 1, I64), F16)) == g.cast(g.iota(9, 0, 1, I64), F16)
     far = g.cast(g.iota(9999, 0, 1, I64), F16)
-    assert g.steps[compose.left(g, far)] == Map("round_f16")
+    assert g.steps[compose.rounded_to_type(g, far)] == Map("round_f16")

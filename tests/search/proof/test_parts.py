@@ -142,7 +142,7 @@ def test_as_many_blocks_together_as_fit(monkeypatch: pytest.MonkeyPatch) -> None
     assert free
     for limit in (1, 16, 64, 256, 1 << 20):
         monkeypatch.setattr(evaluate, "TOGETHER", limit)
-        steps = evaluate.together(block, axes, tiles, size)
+        steps = evaluate.positions_at_once(block, axes, tiles, size)
         assert all(steps[a] == 2 for a in block.grid if a not in free)
         assert all(steps[a] % 2 == 0 or steps[a] == size[a] for a in free)
         if limit == 1 << 20:

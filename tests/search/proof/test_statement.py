@@ -21,7 +21,7 @@ from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.lax.normal.canonical import canonical
 from mirage_cli.lax.ops import OPS
 from mirage_cli.search.proof.shrink import numbered, shrunk
-from mirage_cli.search.proof.statement import states
+from mirage_cli.search.proof.statement import prove_statement
 from tests.lax.programs import graphs
 
 Pair = tuple[Program, Program]
@@ -42,7 +42,7 @@ def _untidied(g: Graph, out: int) -> Program:
 @given(graphs())
 def test_normal_forms_are_what_their_steps_state(drawn: tuple[Graph, int]) -> None:
     stated, program = pair(*drawn)
-    found = states(stated, program, "a")
+    found = prove_statement(stated, program, "a")
     assert found.passed or "division by zero" in found.reason, found.reason
     assert found.log2_bound <= -40 or not found.passed
 
@@ -73,7 +73,7 @@ def test_what_differs_is_refuted(drawn: tuple[Graph, int]) -> None:
     for other in changes(program):
         found = value(other, arrays)
         if np.isfinite(found).all() and np.abs(found - wanted).max() > 1e-6 * np.abs(wanted).max():
-            assert not states(stated, other, "a").passed
+            assert not prove_statement(stated, other, "a").passed
 
 
 def value(p: Program, arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -146,7 +146,7 @@ def test_functions_that_differ_on_a_stretch_are_told_apart_at_every_scale(seed: 
         g, plain = Graph(), Graph()
         out = twist(g, g.input("x", (6, 6), F32), activation, low, high)
         stated, program = pair(g, out)
-        found = states(stated, program, str(seed))
+        found = prove_statement(stated, program, str(seed))
         assert found.passed, found.reason
         x = random.uniform(middle - 3 * width, middle + 3 * width, (6, 6))
         with np.errstate(all="ignore"):
@@ -154,7 +154,7 @@ def test_functions_that_differ_on_a_stretch_are_told_apart_at_every_scale(seed: 
         atol = 1e-7 * np.abs(x).max()  # what the rounded root of a GELU makes
         np.testing.assert_allclose(value(program, {"x": x}), wanted, rtol=1e-6, atol=atol)
         _, other = pair(plain, activation(plain, plain.input("x", (6, 6), F32)))
-        assert not states(stated, other, str(seed)).passed
+        assert not prove_statement(stated, other, str(seed)).passed
 
 
 def replaced(g: Graph, out: int) -> Graph:
@@ -175,11 +175,11 @@ def test_what_takes_too_long_is_compared_on_shorter_axes() -> None:
     normed = compose.rms_norm(g, x, [-1], 1e-6)
     hidden = g.map("mul", ACTIVATIONS["silu"](g, compose.linear(g, normed, gate)), compose.linear(g, normed, up))
     stated, program = pair(g, compose.linear(g, hidden, down))
-    assert states(stated, program, "a").passed
+    assert prove_statement(stated, program, "a").passed
     short = shrunk([stated, program])
     assert short is not None and max(int(str(a.extent)) for p in short for a in p.axes) <= 4
     wrong = next(c for c in changes(program) if c.nodes != program.nodes)
-    assert not states(stated, wrong, "a").passed
+    assert not prove_statement(stated, wrong, "a").passed
 
 
 def test_symbols_are_numbers_that_fit() -> None:
@@ -189,8 +189,8 @@ def test_symbols_are_numbers_that_fit() -> None:
     x = g.input("x", (ex.symbol("rows"), 8), F32)
     stated, program = pair(g, compose.softmax(g, compose.scale(g, x, 0.5), [-1]))
     sizes = [{"rows": 1}, {"rows": 3}]
-    assert states(stated, program, "a", sizes=sizes).passed
-    assert not states(stated, numbered_softly(program), "a", sizes=sizes).passed
+    assert prove_statement(stated, program, "a", sizes=sizes).passed
+    assert not prove_statement(stated, numbered_softly(program), "a", sizes=sizes).passed
 
 
 def numbered_softly(p: Program) -> Program:
@@ -222,4 +222,4 @@ def test_comparisons_of_positions_that_all_decide_alike(op: str, offset: int, de
     keep = g.map(op, g.iota(8, 1, 2, F32), rows)
     stated, program = pair(g, g.map("where", keep, x, g.map("mul", x, x)))
     assert any(n.op == op for n in program.nodes) is not decided
-    assert states(stated, program).passed
+    assert prove_statement(stated, program).passed

@@ -94,29 +94,29 @@ def _extent(size: Size) -> Extent:
         raise Refused(str(error)) from None
 
 
-def below_diagonal(g: Graph, dims: tuple[Extent, ...], k: int, strict: bool) -> int:
+def below_diagonal(graph: Graph, dims: tuple[Extent, ...], k: int, strict: bool) -> int:
     """Truth values of the last two dimensions: column <= row + k, or < when `strict`."""
     rank = len(dims)
-    rows, columns = g.iota(dims[-2], rank - 2, rank, I64), g.iota(dims[-1], rank - 1, rank, I64)
-    return g.map("lt" if strict else "le", columns, compose.shift(g, rows, k))
+    rows, columns = graph.iota(dims[-2], rank - 2, rank, I64), graph.iota(dims[-1], rank - 1, rank, I64)
+    return graph.map("lt" if strict else "le", columns, compose.shift(graph, rows, k))
 
 
 @reads("Trilu")
 def _trilu(call: Call) -> int:
     """`where` on a comparison of `Iota`s."""
-    g, x = call.graph, call.arg(0)
+    graph, x = call.graph, call.arg(0)
     (k,) = call.ints(1) if call.has(1) else (0,)
-    zero = g.fill(0, g.dtype(x))
+    zero = graph.fill(0, graph.dtype(x))
     if call.integer("upper", 1):
-        return g.map("where", below_diagonal(g, g.dims(x), k, strict=True), zero, x)
-    return g.map("where", below_diagonal(g, g.dims(x), k, strict=False), x, zero)
+        return graph.map("where", below_diagonal(graph, graph.dims(x), k, strict=True), zero, x)
+    return graph.map("where", below_diagonal(graph, graph.dims(x), k, strict=False), x, zero)
 
 
 @reads("EyeLike")
 def _eye_like(call: Call) -> int:
     """Equality of `Iota`s."""
-    g = call.graph
+    graph = call.graph
     rows, columns = call.dims(0)
     dtype: DType = element_type(call.integer("dtype", 0)) if "dtype" in call.node.attributes else call.dtype(0)
-    shifted = compose.shift(g, g.iota(rows, 0, 2, I64), call.integer("k", 0))
-    return g.cast(g.map("eq", shifted, g.iota(columns, 1, 2, I64)), dtype)
+    shifted = compose.shift(graph, graph.iota(rows, 0, 2, I64), call.integer("k", 0))
+    return graph.cast(graph.map("eq", shifted, graph.iota(columns, 1, 2, I64)), dtype)

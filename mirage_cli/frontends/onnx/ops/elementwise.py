@@ -12,7 +12,7 @@ from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, READERS, Call, Rea
 from mirage_cli.lax.dtypes import BOOL, F32, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
-from mirage_cli.lax.ir.magnitudes import integers, whole_range
+from mirage_cli.lax.ir.magnitudes import integer_range, whole_range
 from mirage_cli.lax.ops import OPS
 
 #: results that are exact for integers of any width; others may wrap around
@@ -74,14 +74,14 @@ def _where(call: Call) -> int:
 @reads("Pow")
 def _pow(call: Call) -> int:
     """Products, roots and quotients for small constant exponents, else `pow`; integers only to the powers 1 to 4."""
-    g, x, y = call.graph, call.arg(0), call.arg(1)
-    exponent = g.fill_value(y)
-    if not g.dtype(x).is_float and exponent not in (1, 2, 3, 4):
+    graph, x, y = call.graph, call.arg(0), call.arg(1)
+    exponent = graph.fill_value(y)
+    if not graph.dtype(x).is_float and exponent not in (1, 2, 3, 4):
         raise Refused("integer power")
     if exponent is None:
-        return g.map("pow", x, y)
-    z = compose.power(g, x, exponent)
-    return g.expand(z, g.dims(g.map("pow", x, y))) if len(g.dims(y)) else z
+        return graph.map("pow", x, y)
+    z = compose.power(graph, x, exponent)
+    return graph.expand(z, graph.dims(graph.map("pow", x, y))) if len(graph.dims(y)) else z
 
 
 def _variadic(step: Callable[[Graph, int, int], int]) -> Callable[[Call], int]:
@@ -96,24 +96,24 @@ reads("Sum", how="`add`, chained")(_variadic(lambda g, x, y: g.map("add", x, y))
 @reads("Mean")
 def _mean(call: Call) -> int:
     """The sum of the operands, divided by their number."""
-    g, args = call.graph, call.args()
-    total = reduce(lambda x, y: g.map("add", x, y), args)
-    return total if len(args) == 1 else g.map("div", total, g.fill(len(args), g.dtype(total)))
+    graph, args = call.graph, call.args()
+    total = reduce(lambda x, y: graph.map("add", x, y), args)
+    return total if len(args) == 1 else graph.map("div", total, graph.fill(len(args), graph.dtype(total)))
 
 
 @reads("Clip")
 def _clip(call: Call) -> int:
     """`max` with the lower bound, then `min` with the upper one: attributes before opset 11, the type's limits by default."""
-    g, x = call.graph, call.arg(0)
+    graph, x = call.graph, call.arg(0)
     if call.version < BOUNDS_ARE_INPUTS:
         bounds = (call.real("min", -F32.largest), call.real("max", F32.largest))
-        least, most = (g.fill(b, g.dtype(x)) for b in bounds)
-        return g.map("min", g.map("max", x, least), most)
-    dtype, low, high = g.dtype(x), call.maybe(1), call.maybe(2)
+        least, most = (graph.fill(b, graph.dtype(x)) for b in bounds)
+        return graph.map("min", graph.map("max", x, least), most)
+    dtype, low, high = graph.dtype(x), call.maybe(1), call.maybe(2)
     if dtype.is_float:
-        low, high = (g.fill(sign * dtype.largest, dtype) if b is None else b for sign, b in ((-1, low), (1, high)))
-    x = x if low is None else g.map("max", x, low)
-    return x if high is None else g.map("min", x, high)
+        low, high = (graph.fill(sign * dtype.largest, dtype) if b is None else b for sign, b in ((-1, low), (1, high)))
+    x = x if low is None else graph.map("max", x, low)
+    return x if high is None else graph.map("min", x, high)
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
@@ -143,9 +143,9 @@ def _prelu(call: Call) -> int:
 
 def _exponential_below(call: Call, alpha: float, inner: float = 1.0) -> int:
     """alpha (exp(x / inner) - 1) below 0, else x."""
-    g, x = call.graph, call.arg(0)
-    e = g.map("exp", compose.scale(g, x, 1 / Fraction(inner)))
-    return below_zero(call, x, compose.scale(g, compose.shift(g, e, -1), alpha))
+    graph, x = call.graph, call.arg(0)
+    e = graph.map("exp", compose.scale(graph, x, 1 / Fraction(inner)))
+    return below_zero(call, x, compose.scale(graph, compose.shift(graph, e, -1), alpha))
 
 
 @reads("Elu")
@@ -173,14 +173,14 @@ def _celu(call: Call) -> int:
 @reads("Mish")
 def _mish(call: Call) -> int:
     """x tanh(softplus(x))."""
-    g, x = call.graph, call.arg(0)
-    return g.map("mul", x, g.map("tanh", g.map("softplus", x)))
+    graph, x = call.graph, call.arg(0)
+    return graph.map("mul", x, graph.map("tanh", graph.map("softplus", x)))
 
 
 def _hard_sigmoid(call: Call, alpha: float, beta: float) -> int:
-    g = call.graph
-    line = compose.shift(g, compose.scale(g, call.arg(0), alpha), beta)
-    return g.map("max", g.map("min", line, _number(call, 1)), _number(call, 0))
+    graph = call.graph
+    line = compose.shift(graph, compose.scale(graph, call.arg(0), alpha), beta)
+    return graph.map("max", graph.map("min", line, _number(call, 1)), _number(call, 0))
 
 
 @reads("HardSigmoid")
@@ -198,16 +198,18 @@ def _hard_swish(call: Call) -> int:
 @reads("ThresholdedRelu")
 def _thresholded_relu(call: Call) -> int:
     """x above alpha, else 0."""
-    g, x = call.graph, call.arg(0)
-    return g.map("where", g.map("lt", _number(call, call.real("alpha", 1.0)), x), x, _number(call, 0))
+    graph, x = call.graph, call.arg(0)
+    return graph.map("where", graph.map("lt", _number(call, call.real("alpha", 1.0)), x), x, _number(call, 0))
 
 
 @reads("Shrink")
 def _shrink(call: Call) -> int:
     """x + bias below -lambd, x - bias above lambd, else 0."""
-    g, x, bias, lambd = call.graph, floating(call), call.real("bias", 0.0), call.real("lambd", 0.5)
-    above = g.map("where", g.map("lt", _number(call, lambd), x), compose.shift(g, x, -bias), _number(call, 0))
-    return g.map("where", g.map("lt", x, _number(call, -lambd)), compose.shift(g, x, bias), above)
+    graph, x, bias, lambd = call.graph, floating(call), call.real("bias", 0.0), call.real("lambd", 0.5)
+    above = graph.map(
+        "where", graph.map("lt", _number(call, lambd), x), compose.shift(graph, x, -bias), _number(call, 0)
+    )
+    return graph.map("where", graph.map("lt", x, _number(call, -lambd)), compose.shift(graph, x, bias), above)
 
 
 @reads("Softsign")
@@ -222,9 +224,13 @@ def _gelu(call: Call) -> int:
     return call.graph.map("gelu_tanh" if call.text("approximate", "none") == "tanh" else "gelu", call.arg(0))
 
 
-def swish(g: Graph, x: int, alpha: float) -> int:
+def swish(graph: Graph, x: int, alpha: float) -> int:
     """x sigmoid(alpha x)."""
-    return g.map("silu", x) if alpha == 1 else g.map("mul", x, g.map("sigmoid", compose.scale(g, x, alpha)))
+    return (
+        graph.map("silu", x)
+        if alpha == 1
+        else graph.map("mul", x, graph.map("sigmoid", compose.scale(graph, x, alpha)))
+    )
 
 
 @reads("Swish")
@@ -249,29 +255,29 @@ def _isnan(call: Call) -> int:
 @reads("IsInf")
 def _isinf(call: Call) -> int:
     """`isinf`, or equality with one infinity."""
-    g, x = call.graph, call.arg(0)
+    graph, x = call.graph, call.arg(0)
     positive, negative = call.integer("detect_positive", 1), call.integer("detect_negative", 1)
     if positive and negative:
-        return g.map("isinf", x)
+        return graph.map("isinf", x)
     if not positive and not negative:
-        return g.expand(g.fill(0, BOOL), g.dims(x))
-    return g.map("eq", x, _number(call, math.inf if positive else -math.inf))
+        return graph.expand(graph.fill(0, BOOL), graph.dims(x))
+    return graph.map("eq", x, _number(call, math.inf if positive else -math.inf))
 
 
-def convert(g: Graph, x: int, to: DType) -> int:
+def convert(graph: Graph, x: int, to: DType) -> int:
     """A value in another element type. Raises Refused where values out of range would wrap around."""
-    source = g.dtype(x)
+    source = graph.dtype(x)
     if to == BOOL:
-        return x if source == BOOL else g.map("nonzero", x)
+        return x if source == BOOL else graph.map("nonzero", x)
     if source in (to, BOOL):
-        return g.cast(x, to)
+        return graph.cast(x, to)
     if to.is_float:
-        return compose.converted(g, x, to)
-    numbers, room = whole_range(g, x), integers(to)
+        return compose.converted(graph, x, to)
+    numbers, room = whole_range(graph, x), integer_range(to)
     if numbers is not None and room is not None and room[0] <= numbers[0] and numbers[1] <= room[1]:
-        return g.cast(x, to)
+        return graph.cast(x, to)
     if source.is_float and f"to_{to}" in OPS:
-        return g.cast(g.map(f"to_{to}", compose.left(g, x)), to)
+        return graph.cast(graph.map(f"to_{to}", compose.rounded_to_type(graph, x)), to)
     unsigned, from_unsigned = to.name.startswith("u"), source.name.startswith("u")
     wide = to.bytes >= 4 and not unsigned and not source.is_float
     fits = source.kind == "int" and (
@@ -279,7 +285,7 @@ def convert(g: Graph, x: int, to: DType) -> int:
     )
     if not (wide or fits):
         raise Refused(f"conversion from {source} to {to} wraps around")
-    return g.cast(x, to)
+    return graph.cast(x, to)
 
 
 @reads("Cast")
@@ -312,8 +318,8 @@ def _bias_gelu(call: Call) -> int:
 @reads("FastGelu", domain=MICROSOFT)
 def _fast_gelu(call: Call) -> int:
     """`gelu_tanh` of the operand plus an optional bias."""
-    g, x, bias = call.graph, call.arg(0), call.maybe(1)
-    return g.map("gelu_tanh", x if bias is None else g.map("add", x, bias))
+    graph, x, bias = call.graph, call.arg(0), call.maybe(1)
+    return graph.map("gelu_tanh", x if bias is None else graph.map("add", x, bias))
 
 
 @reads("QuickGelu", domain=MICROSOFT)

@@ -15,7 +15,7 @@ from mirage_cli.lax.ir.graph import Dims, Graph
 _UNKNOWN = "its indices are not known when the model is read"
 
 
-def _known(given: list[Walk | None]) -> list[Walk]:
+def _known_walks(given: list[Walk | None]) -> list[Walk]:
     """All of the walks. Raises Refused when one is not known."""
     known = [w for w in given if w is not None]
     if len(known) != len(given):
@@ -31,7 +31,7 @@ def _gather_nd(call: Call) -> int:
     x, out = call.arg(0), call.dims(1)[:-1]
     if call.graph.fill_value(x) is not None:
         return _same(call.graph, x, (*out, *call.dims(0)[_count(call) :]))
-    return _view(call.graph, x, _known(walks(call, 1)), out)
+    return _view(call.graph, x, _known_walks(walks(call, 1)), out)
 
 
 def _count(call: Call) -> int:
@@ -42,60 +42,60 @@ def _count(call: Call) -> int:
     return count
 
 
-def _same(g: Graph, x: int, dims: Dims) -> int:
+def _same(graph: Graph, x: int, dims: Dims) -> int:
     """Elements of a tensor whose elements are all equal."""
-    value = g.fill_value(x)
+    value = graph.fill_value(x)
     assert value is not None
-    return g.fill(value, g.dtype(x), dims)
+    return graph.fill(value, graph.dtype(x), dims)
 
 
-def _view(g: Graph, x: int, taken: list[Walk], out: Dims) -> int:
+def _view(graph: Graph, x: int, taken: list[Walk], out: Dims) -> int:
     """The elements of `x` at [taken[0], taken[1], ...] for all positions of `out`, which are in front of the rest."""
     moving = [w.dim for w in taken if w.dim is not None]
     if len(set(moving)) != len(moving):
         raise Refused("indices along a diagonal")
     for dim, w in enumerate(taken):
-        x = along(g, x, dim, w, 1 if w.dim is None else out[w.dim])
-    rest = g.dims(x)[len(taken) :]
-    x = g.reshape(x, [*(out[d] for d in moving), *rest])
+        x = along(graph, x, dim, w, 1 if w.dim is None else out[w.dim])
+    rest = graph.dims(x)[len(taken) :]
+    x = graph.reshape(x, [*(out[d] for d in moving), *rest])
     order = sorted(range(len(moving)), key=moving.__getitem__)
-    x = g.transpose(x, [*order, *range(len(moving), len(moving) + len(rest))])
-    x = g.reshape(x, [*(e if d in moving else 1 for d, e in enumerate(out)), *rest])
-    return g.expand(x, [*out, *rest])
+    x = graph.transpose(x, [*order, *range(len(moving), len(moving) + len(rest))])
+    x = graph.reshape(x, [*(e if d in moving else 1 for d, e in enumerate(out)), *rest])
+    return graph.expand(x, [*out, *rest])
 
 
 @reads("GatherElements")
 def _gather_elements(call: Call) -> int:
     """`Slice`s for indices that walk along the axis or stand still; others are refused."""
-    g, x, out = call.graph, call.arg(0), call.dims(1)
-    if g.fill_value(x) is not None:
-        return _same(g, x, out)
+    graph, x, out = call.graph, call.arg(0), call.dims(1)
+    if graph.fill_value(x) is not None:
+        return _same(graph, x, out)
     axis = call.axis(0, len(out))
-    (taken,) = _known([walk(call, 1)])
+    (taken,) = _known_walks([walk(call, 1)])
     if taken.dim not in (None, axis):
         raise Refused("indices along a diagonal")
-    x = along(g, x, axis, taken, out[axis])
+    x = along(graph, x, axis, taken, out[axis])
     for dim, extent in enumerate(out):
         if dim != axis:
-            x = along(g, x, dim, Walk(0, dim, 1), extent)
-    return g.expand(x, out)
+            x = along(graph, x, dim, Walk(0, dim, 1), extent)
+    return graph.expand(x, out)
 
 
 @reads("ScatterND")
 def _scatter_nd(call: Call) -> int:
     """`Concat` of parts of the operand and of the updates, along one dimension at known positions; others are refused."""
-    g, x, updates = call.graph, call.arg(0), call.arg(2)
+    graph, x, updates = call.graph, call.arg(0), call.arg(2)
     if call.text("reduction", "none") != "none":
         raise Refused(f"reduction {call.text('reduction', 'none')!r}")
     if len(call.dims(1)) != 2 or _count(call) != 1:
         raise Refused("updates along several dimensions")
-    (taken,) = _known(walks(call, 1))
-    return _scattered(g, x, updates, taken)
+    (taken,) = _known_walks(walks(call, 1))
+    return _scattered(graph, x, updates, taken)
 
 
-def _scattered(g: Graph, x: int, updates: int, taken: Walk) -> int:
+def _scattered(graph: Graph, x: int, updates: int, taken: Walk) -> int:
     """`x` with `updates` at the positions of its first dimension that are taken."""
-    extent, count = g.dims(x)[0], g.dims(updates)[0]
+    extent, count = graph.dims(x)[0], graph.dims(updates)[0]
     if (taken, count) == (Walk(0, 0, 1), extent):
         return updates
     runs = _contiguous_runs(_places(taken, count, extent))
@@ -103,12 +103,12 @@ def _scattered(g: Graph, x: int, updates: int, taken: Walk) -> int:
         raise Refused(f"its indices make {len(runs)} runs, more than {MAX_RUNS}")
     parts, end = list[int](), 0
     for first, update, length in runs:
-        parts += [g.slice(x, 0, end, first - end)] if first > end else []
-        parts.append(g.slice(updates, 0, update, length))
+        parts += [graph.slice(x, 0, end, first - end)] if first > end else []
+        parts.append(graph.slice(updates, 0, update, length))
         end = first + length
     assert isinstance(extent, int)
-    parts += [g.slice(x, 0, end, extent - end)] if extent > end else []
-    return joined(g, parts, 0)
+    parts += [graph.slice(x, 0, end, extent - end)] if extent > end else []
+    return joined(graph, parts, 0)
 
 
 def _places(taken: Walk, count: Extent, extent: Extent) -> dict[int, int]:

@@ -20,14 +20,14 @@ def _matmul(call: Call) -> int:
 
 def gemm(call: Call) -> int:
     """alpha times a contraction plus beta times the third operand; transposed operands are other labels."""
-    g, x, y = call.graph, call.arg(0), call.arg(1)
-    whole_arithmetic(g.dtype(x))
+    graph, x, y = call.graph, call.arg(0), call.arg(1)
+    whole_arithmetic(graph.dtype(x))
     m, k, n = 0, 1, 2
     lhs = [k, m] if call.integer("transA", 0) else [m, k]
     rhs = [n, k] if call.integer("transB", 0) else [k, n]
-    z = compose.scale(g, g.contract(x, y, lhs, rhs, [m, n]), call.real("alpha", 1.0))
+    z = compose.scale(graph, graph.contract(x, y, lhs, rhs, [m, n]), call.real("alpha", 1.0))
     c, beta = call.maybe(2), call.real("beta", 1.0)
-    return z if c is None or beta == 0 else g.map("add", z, compose.scale(g, c, beta))
+    return z if c is None or beta == 0 else graph.map("add", z, compose.scale(graph, c, beta))
 
 
 reads("Gemm")(gemm)
@@ -46,43 +46,43 @@ def _fused_gemm(call: Call) -> int:
 @reads("FusedMatMul", domain=MICROSOFT)
 def _fused_matmul(call: Call) -> int:
     """alpha times a contraction of transposed operands."""
-    g = call.graph
-    x = _transposed(g, call.arg(0), call.integer("transA", 0), call.integer("transBatchA", 0))
-    y = _transposed(g, call.arg(1), call.integer("transB", 0), call.integer("transBatchB", 0))
-    return compose.scale(g, compose.matmul(g, x, y), call.real("alpha", 1.0))
+    graph = call.graph
+    x = _transposed(graph, call.arg(0), call.integer("transA", 0), call.integer("transBatchA", 0))
+    y = _transposed(graph, call.arg(1), call.integer("transB", 0), call.integer("transBatchB", 0))
+    return compose.scale(graph, compose.matmul(graph, x, y), call.real("alpha", 1.0))
 
 
-def _transposed(g: Graph, x: int, last: int, batch: int) -> int:
+def _transposed(graph: Graph, x: int, last: int, batch: int) -> int:
     """The last two dimensions exchanged, and before that the first one moved to the last place but one."""
-    rank = len(g.dims(x))
+    rank = len(graph.dims(x))
     order = list(range(rank))
     if batch and rank > 2:
         order = [*order[1:-1], order[0], order[-1]]
     if last and rank > 1:
         order[-2:] = order[:-3:-1]
-    return g.transpose(x, order)
+    return graph.transpose(x, order)
 
 
 # --- Einsum -----------------------------------------------------------------------------------------------------------
 @reads("Einsum")
 def _einsum(call: Call) -> int:
     """Contractions of two operands at a time, one after the other; a label twice in one operand is refused."""
-    g, values = call.graph, call.args()
-    whole_arithmetic(g.dtype(values[0]))
-    terms, out = einsum_labels(call.text("equation", ""), [len(g.dims(v)) for v in values])
+    graph, values = call.graph, call.args()
+    whole_arithmetic(graph.dtype(values[0]))
+    terms, out = einsum_labels(call.text("equation", ""), [len(graph.dims(v)) for v in values])
     x, labels = values[0], terms[0]
     for i in range(1, len(values)):
         later = set(out).union(*terms[i + 1 :])
         kept = [n for n in dict.fromkeys([*labels, *terms[i]]) if n in later]
         if i + 1 == len(values):
             kept = out
-        x, labels = g.contract(x, values[i], labels, terms[i], kept), kept
+        x, labels = graph.contract(x, values[i], labels, terms[i], kept), kept
     if labels != out:
         gone = [i for i, n in enumerate(labels) if n not in out]
-        x = g.reduce("sum", x, gone)
-        x = g.reshape(x, [e for i, e in enumerate(g.dims(x)) if i not in gone])
+        x = graph.reduce("sum", x, gone)
+        x = graph.reshape(x, [e for i, e in enumerate(graph.dims(x)) if i not in gone])
         left = [n for n in labels if n in out]
-        x = g.transpose(x, [left.index(n) for n in out])
+        x = graph.transpose(x, [left.index(n) for n in out])
     return x
 
 
@@ -126,10 +126,10 @@ def einsum_labels(equation: str, ranks: list[int]) -> tuple[list[list[int]], lis
 @reads("Conv")
 def _conv(call: Call) -> int:
     """A contraction over channels and kernel elements, when windows do not overlap (patches, 1x1) and nothing is padded."""
-    g, x, w = call.graph, call.arg(0), call.arg(1)
-    rank, kernel = len(g.dims(x)), g.dims(w)[2:]
-    if rank < 3 or len(g.dims(w)) != rank:
-        raise Refused(f"a kernel of rank {len(g.dims(w))} for a tensor of rank {rank}")
+    graph, x, w = call.graph, call.arg(0), call.arg(1)
+    rank, kernel = len(graph.dims(x)), graph.dims(w)[2:]
+    if rank < 3 or len(graph.dims(w)) != rank:
+        raise Refused(f"a kernel of rank {len(graph.dims(w))} for a tensor of rank {rank}")
     if call.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or any(call.integers("pads", ())):
         raise Refused("a convolution with padding")
     ones = [1] * (rank - 2)
@@ -137,34 +137,34 @@ def _conv(call: Call) -> int:
     for i, (size, stride, dilation) in enumerate(zip(kernel, strides, dilations, strict=True)):
         if not isinstance(size, int) or size > stride or (dilation != 1 and size != 1):
             raise Refused(f"a convolution whose windows overlap: {size} elements, stride {stride}, dilation {dilation}")
-        x = _windows(g, x, 2 + 2 * i, size, stride)
-    y = _over_windows(g, x, w, call.integer("group", 1))
+        x = _windows(graph, x, 2 + 2 * i, size, stride)
+    y = _over_windows(graph, x, w, call.integer("group", 1))
     bias = call.maybe(2)
-    return y if bias is None else g.map("add", y, g.reshape(bias, (1, g.dims(bias)[0], *ones)))
+    return y if bias is None else graph.map("add", y, graph.reshape(bias, (1, graph.dims(bias)[0], *ones)))
 
 
-def _windows(g: Graph, x: int, dim: int, size: int, stride: int) -> int:
+def _windows(graph: Graph, x: int, dim: int, size: int, stride: int) -> int:
     """Dimension `dim` as two: the windows, and the elements of each. Raises Refused where the windows do not fit."""
-    dims = g.dims(x)
+    dims = graph.dims(x)
     extent = dims[dim]
     count = (extent - size) // stride + 1 if isinstance(extent, int) else ex.quotient(extent, stride)
     if count is None or (size > 1 and ex.product([count, stride]) != extent):
         raise Refused(f"windows of {size} elements with stride {stride} do not fill a dimension of {extent}")
     if size == 1:
-        return g.reshape(g.slice(x, dim, 0, count, stride), [*dims[:dim], count, 1, *dims[dim + 1 :]])
-    return g.slice(g.reshape(x, [*dims[:dim], count, stride, *dims[dim + 1 :]]), dim + 1, 0, size)
+        return graph.reshape(graph.slice(x, dim, 0, count, stride), [*dims[:dim], count, 1, *dims[dim + 1 :]])
+    return graph.slice(graph.reshape(x, [*dims[:dim], count, stride, *dims[dim + 1 :]]), dim + 1, 0, size)
 
 
-def _over_windows(g: Graph, x: int, w: int, groups: int) -> int:
+def _over_windows(graph: Graph, x: int, w: int, groups: int) -> int:
     """The contraction of [batch, channels, (windows, elements) for each dimension] with a kernel. Raises Refused."""
-    batch, channels, *windows = g.dims(x)
-    features, own, *kernel = g.dims(w)
+    batch, channels, *windows = graph.dims(x)
+    features, own, *kernel = graph.dims(w)
     shares = [ex.quotient(n, groups) for n in (channels, features)]
     if shares[0] is None or shares[1] is None:
         raise Refused(f"{channels} and {features} channels do not divide into {groups} groups")
-    x = g.reshape(x, [batch, groups, shares[0], *windows])
-    w = g.reshape(w, [groups, shares[1], own, *kernel])
+    x = graph.reshape(x, [batch, groups, shares[0], *windows])
+    w = graph.reshape(w, [groups, shares[1], own, *kernel])
     n, group, c, m = range(4)
     places = [4 + i for i in range(len(windows))]
-    y = g.contract(x, w, [n, group, c, *places], [group, m, c, *places[1::2]], [n, group, m, *places[::2]])
-    return g.reshape(y, [batch, features, *windows[::2]])
+    y = graph.contract(x, w, [n, group, c, *places], [group, m, c, *places[1::2]], [n, group, m, *places[::2]])
+    return graph.reshape(y, [batch, features, *windows[::2]])

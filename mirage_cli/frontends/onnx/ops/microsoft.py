@@ -11,7 +11,7 @@ from mirage_cli.lax.ir import compose
 @reads("SimplifiedLayerNormalization", domain=MICROSOFT)
 def _simplified_layer_normalization(call: Call) -> int:
     """x / sqrt(mean(x x) + epsilon) from an axis on, times gain."""
-    g, x = call.graph, compose.converted(call.graph, call.arg(0), F32)
-    rank = len(g.dims(x))
-    y, _, _ = normalize(g, x, range(call.axis(-1, rank), rank), call.real("epsilon", EPSILON), centre=False)
-    return compose.affine(g, g.cast(y, call.dtype(0)), call.arg(1), None)
+    graph, x = call.graph, compose.converted(call.graph, call.arg(0), F32)
+    rank = len(graph.dims(x))
+    y, _, _ = normalize(graph, x, range(call.axis(-1, rank), rank), call.real("epsilon", EPSILON), centre=False)
+    return compose.affine(graph, graph.cast(y, call.dtype(0)), call.arg(1), None)

@@ -33,59 +33,59 @@ def _attention(call: Call) -> int:
 @reads("MultiHeadAttention", domain=MICROSOFT)
 def _multi_head_attention(call: Call) -> list[int | None]:
     """Contraction, scale, bias, masks, softmax, contraction; packed operands are `Slice`s, the cache is a `Concat`."""
-    g = call.graph
+    graph = call.graph
     _refuse(call, {3: "a bias", 8: "a cache of fixed size", 9: "a cache of beams"}, outputs=4)
     q, k, v = _operands(call)
-    past = g.dims(call.arg(6))[2] if call.has(6) else 0
+    past = graph.dims(call.arg(6))[2] if call.has(6) else 0
     if past != 0:
-        k, v = (joined(g, [call.arg(i), x], 2) for i, x in ((6, k), (7, v)))
-    raw = heads.scores(g, q, k, call.real("scale", 0.0))
+        k, v = (joined(graph, [call.arg(i), x], 2) for i, x in ((6, k), (7, v)))
+    raw = heads.scores(graph, q, k, call.real("scale", 0.0))
     hidden = call.real("mask_filter_value", _FILTER)
-    biased = raw if not call.has(4) else g.map("add", raw, _padding(call, hidden))
-    biased = biased if not call.has(5) else g.map("add", biased, call.arg(5))
+    biased = raw if not call.has(4) else graph.map("add", raw, _padding(call, hidden))
+    biased = biased if not call.has(5) else graph.map("add", biased, call.arg(5))
     if call.integer("unidirectional", 0):
-        biased = compose.attention_mask(g, biased, _causal(g, q, k, past))
+        biased = compose.attention_mask(graph, biased, _causal(graph, q, k, past))
         if call.wants(3):
             raise Refused("its scores are read, of which keys in the future have no number")
-    y = heads.join_heads(g, heads.weighted(g, compose.softmax(g, biased, [3]), v))
+    y = heads.join_heads(graph, heads.weighted(graph, compose.softmax(graph, biased, [3]), v))
     return [y, k, v, biased]
 
 
 def _operands(call: Call) -> tuple[int, int, int]:
     """Queries, keys and values as [batch, heads, sequence, size]."""
-    g, count = call.graph, call.integer("num_heads", 0)
+    graph, count = call.graph, call.integer("num_heads", 0)
     if len(call.dims(0)) == 5:  # [batch, sequence, heads, 3, size]
-        q, k, v = (_unpacked(g, call.arg(0), i) for i in range(3))
+        q, k, v = (_unpacked(graph, call.arg(0), i) for i in range(3))
         return q, k, v
-    q = heads.split_heads(g, call.arg(0), count)
+    q = heads.split_heads(graph, call.arg(0), count)
     if len(call.dims(1)) == 5:
-        return q, _unpacked(g, call.arg(1), 0), _unpacked(g, call.arg(1), 1)
-    k, v = (x if len(g.dims(x)) == 4 else heads.split_heads(g, x, count) for x in (call.arg(1), call.arg(2)))
+        return q, _unpacked(graph, call.arg(1), 0), _unpacked(graph, call.arg(1), 1)
+    k, v = (x if len(graph.dims(x)) == 4 else heads.split_heads(graph, x, count) for x in (call.arg(1), call.arg(2)))
     return q, k, v
 
 
-def _unpacked(g: Graph, x: int, i: int) -> int:
+def _unpacked(graph: Graph, x: int, i: int) -> int:
     """Part `i` of [batch, sequence, heads, parts, size] as [batch, heads, sequence, size]."""
-    batch, length, count, _, size = g.dims(x)
-    part = g.reshape(g.slice(x, 3, i, 1), [batch, length, count, size])
-    return g.transpose(part, [0, 2, 1, 3])
+    batch, length, count, _, size = graph.dims(x)
+    part = graph.reshape(graph.slice(x, 3, i, 1), [batch, length, count, size])
+    return graph.transpose(part, [0, 2, 1, 3])
 
 
 def _padding(call: Call, hidden: float) -> int:
     """A mask [batch, keys] as what is added to the scores."""
-    g, mask = call.graph, call.arg(4)
-    if len(g.dims(mask)) != 2:
-        raise Refused(f"a padding mask of {g.tensors[mask]}")
+    graph, mask = call.graph, call.arg(4)
+    if len(graph.dims(mask)) != 2:
+        raise Refused(f"a padding mask of {graph.tensors[mask]}")
     dtype = call.dtype(0)
-    seen = g.map("lt", g.fill(0, g.dtype(mask)), mask)
-    batch, keys = g.dims(mask)
-    return g.reshape(g.map("where", seen, g.fill(0, dtype), g.fill(hidden, dtype)), [batch, 1, 1, keys])
+    seen = graph.map("lt", graph.fill(0, graph.dtype(mask)), mask)
+    batch, keys = graph.dims(mask)
+    return graph.reshape(graph.map("where", seen, graph.fill(0, dtype), graph.fill(hidden, dtype)), [batch, 1, 1, keys])
 
 
-def _causal(g: Graph, q: int, k: int, past: Extent) -> int:
+def _causal(graph: Graph, q: int, k: int, past: Extent) -> int:
     """Which keys each query sees: those up to its own position."""
-    rows, columns = heads.behind(g, g.dims(q)[2], g.dims(k)[2], past)
-    return g.map("le", columns, rows)
+    rows, columns = heads.query_and_key_positions(graph, graph.dims(q)[2], graph.dims(k)[2], past)
+    return graph.map("le", columns, rows)
 
 
 def _refuse(call: Call, inputs: dict[int, str], outputs: int) -> None:
@@ -101,43 +101,43 @@ def _refuse(call: Call, inputs: dict[int, str], outputs: int) -> None:
 @reads("GroupQueryAttention", domain=MICROSOFT)
 def _group_query_attention(call: Call) -> list[int | None]:
     """As ONNX's Attention with a causal mask, a window, rotary embeddings and a cache, of lengths that are known or inputs."""
-    g = call.graph
+    graph = call.graph
     _refuse(call, {11: "a sink", 12: "a quantized cache", 13: "a quantized cache", 14: "norms inside"}, outputs=3)
     if call.integer("smooth_softmax", 0) == 1 or call.integer("qk_output", 0) or not call.integer("causal", 1):
         raise Refused("a softmax with a sink, scores as an output, or no causal mask")
     q, k, v = _grouped(call)
-    past = g.dims(call.arg(3))[2] if call.has(3) else 0
-    known = _known_past(call, past, g.dims(q)[2])
+    past = graph.dims(call.arg(3))[2] if call.has(3) else 0
+    known = _known_past(call, past, graph.dims(q)[2])
     if call.integer("do_rotary", 0):
         q, k = (_turned(call, x, known) for x in (q, k))
     if known is None:
-        filled = g.reshape(g.cast(call.arg(5), I64), [g.dims(q)[0], 1, 1, 1])
+        filled = graph.reshape(graph.cast(call.arg(5), I64), [graph.dims(q)[0], 1, 1, 1])
         k, v = (_inserted(call, call.arg(i), x, filled) for i, x in ((3, k), (4, v)))
-        rows, columns = filled, g.iota(g.dims(k)[2], 3, 4, I64)
+        rows, columns = filled, graph.iota(graph.dims(k)[2], 3, 4, I64)
     else:
-        k, v = (joined(g, [call.arg(i), x], 2) if past != 0 else x for i, x in ((3, k), (4, v)))
-        rows, columns = heads.behind(g, g.dims(q)[2], g.dims(k)[2], known)
-    wide = [heads.repeated(g, x, g.dims(q)[1]) for x in (k, v)]
-    raw = heads.scores(g, q, wide[0], call.real("scale", 0.0))
+        k, v = (joined(graph, [call.arg(i), x], 2) if past != 0 else x for i, x in ((3, k), (4, v)))
+        rows, columns = heads.query_and_key_positions(graph, graph.dims(q)[2], graph.dims(k)[2], known)
+    wide = [heads.repeated(graph, x, graph.dims(q)[1]) for x in (k, v)]
+    raw = heads.scores(graph, q, wide[0], call.real("scale", 0.0))
     cap = call.real("softcap", 0.0)
-    biased = compose.soft_cap(g, raw, cap) if cap > 0 else raw
-    biased = biased if not call.has(10) else g.map("add", biased, call.arg(10))
-    biased = compose.attention_mask(g, biased, g.map("le", columns, rows))
+    biased = compose.soft_cap(graph, raw, cap) if cap > 0 else raw
+    biased = biased if not call.has(10) else graph.map("add", biased, call.arg(10))
+    biased = compose.attention_mask(graph, biased, graph.map("le", columns, rows))
     window = call.integer("local_window_size", -1)
     if window >= 0:
-        biased = compose.attention_mask(g, biased, g.map("lt", compose.shift(g, rows, -window), columns))
-    y = heads.join_heads(g, heads.weighted(g, compose.softmax(g, biased, [3]), wide[1]))
+        biased = compose.attention_mask(graph, biased, graph.map("lt", compose.shift(graph, rows, -window), columns))
+    y = heads.join_heads(graph, heads.weighted(graph, compose.softmax(graph, biased, [3]), wide[1]))
     return [y, k, v]
 
 
 def _grouped(call: Call) -> tuple[int, int, int]:
     """Queries, and keys and values with heads of their own, as [batch, heads, sequence, size]."""
-    g, own, shared = call.graph, call.integer("num_heads", 0), call.integer("kv_num_heads", 0)
+    graph, own, shared = call.graph, call.integer("num_heads", 0), call.integer("kv_num_heads", 0)
     if call.has(1):
-        q, k, v = (heads.split_heads(g, call.arg(i), n) for i, n in ((0, own), (1, shared), (2, shared)))
+        q, k, v = (heads.split_heads(graph, call.arg(i), n) for i, n in ((0, own), (1, shared), (2, shared)))
         return q, k, v
-    every = heads.split_heads(g, call.arg(0), own + 2 * shared)
-    q, k, v = (g.slice(every, 1, first, n) for first, n in ((0, own), (own, shared), (own + shared, shared)))
+    every = heads.split_heads(graph, call.arg(0), own + 2 * shared)
+    q, k, v = (graph.slice(every, 1, first, n) for first, n in ((0, own), (own, shared), (own + shared, shared)))
     return q, k, v
 
 
@@ -158,26 +158,26 @@ def _known_past(call: Call, past: Extent, queries: Extent) -> int | None:
 def _inserted(call: Call, cache: int, x: int, filled: int) -> int:
     """A cache with one new element in each sequence behind the positions that are filled, and zeros behind it. Raises
     Refused where it is not known how long the result is."""
-    g, past = call.graph, call.graph.dims(cache)[2]
+    graph, past = call.graph, call.graph.dims(cache)[2]
     total = call.scope.known(call.tensor(6))
     more = total.item() - sizes.from_extent(past) if total is not None and total.size == 1 else None
     if not isinstance(more, int) or more > 1 or (more == 1 and not isinstance(past, int)):
         raise Refused(
             f"a cache of {past} positions, of which it is not known whether they hold the whole length (input 6)"
         )
-    zero = g.fill(0, g.dtype(x))
+    zero = graph.fill(0, graph.dtype(x))
     parts = []
     for start, count in ((0, past), *([(past, 1)] if more == 1 else [])):
-        at = compose.shift(g, g.iota(count, 2, 4, I64), start if isinstance(start, int) else 0)
-        new = g.map("where", g.map("eq", at, filled), x, zero)
-        parts.append(g.map("where", g.map("lt", at, filled), cache, new) if start == 0 else new)
-    return joined(g, parts, 2)
+        at = compose.shift(graph, graph.iota(count, 2, 4, I64), start if isinstance(start, int) else 0)
+        new = graph.map("where", graph.map("eq", at, filled), x, zero)
+        parts.append(graph.map("where", graph.map("lt", at, filled), cache, new) if start == 0 else new)
+    return joined(graph, parts, 2)
 
 
 def _turned(call: Call, x: int, past: int | None) -> int:
     """Queries or keys with rotary embeddings at their positions."""
-    g = call.graph
-    length = g.dims(x)[2]
+    graph = call.graph
+    length = graph.dims(x)[2]
     if past is None or not isinstance(length, int):
         raise Refused("rotary embeddings inside, at positions that are not known when the model is read")
     if call.has(9):
@@ -194,17 +194,17 @@ def _turned(call: Call, x: int, past: int | None) -> int:
 @reads("RotaryEmbedding", domain=MICROSOFT)
 def _rotary_embedding(call: Call) -> int:
     """As ONNX's operator; positions are counted from a number or listed, and must be known."""
-    g, x = call.graph, call.arg(0)
-    flat = len(g.dims(x)) == 3
+    graph, x = call.graph, call.arg(0)
+    flat = len(graph.dims(x)) == 3
     if call.integer("is_packed_batching", 0):
         raise Refused("packed batches")
     if flat:
         width = call.dims(2)[1]
-        count = call.integer("num_heads", 0) or quotient(g.dims(x)[2], 2 * width if isinstance(width, int) else 0)
+        count = call.integer("num_heads", 0) or quotient(graph.dims(x)[2], 2 * width if isinstance(width, int) else 0)
         if not isinstance(count, int):
             raise Refused("the number of heads is not known")
-        x = heads.split_heads(g, x, count)
-    known, length = call.scope.known(call.tensor(1)), g.dims(x)[2]
+        x = heads.split_heads(graph, x, count)
+    known, length = call.scope.known(call.tensor(1)), graph.dims(x)[2]
     positions = call.ints(1)
     dims = known.shape if known is not None else ()
     if len(dims) < 2:
@@ -212,23 +212,23 @@ def _rotary_embedding(call: Call) -> int:
             raise Refused("positions of a sequence of symbolic length")
         positions, dims = list(range(positions[0], positions[0] + length)), (1, length)
     y = _rotated(call, x, (2, 3), positions, dims, bool(call.integer("interleaved", 0)))
-    return heads.join_heads(g, y) if flat else y
+    return heads.join_heads(graph, y) if flat else y
 
 
 def _rotated(
     call: Call, x: int, caches: tuple[int, int], positions: list[int], dims: tuple[int, ...], interleaved: bool
 ) -> int:
     """[batch, heads, sequence, size] rotated at known positions [batch or 1, sequence], as far as the caches go."""
-    g = call.graph
+    graph = call.graph
     tables = []
     for i in caches:
         rows = picked(call, call.arg(i), 0, positions, dims)
-        batch, length, width = g.dims(rows)
-        tables.append(g.reshape(rows, [batch, 1, length, width]))
-    half, size = g.dims(tables[0])[3], g.dims(x)[3]
+        batch, length, width = graph.dims(rows)
+        tables.append(graph.reshape(rows, [batch, 1, length, width]))
+    half, size = graph.dims(tables[0])[3], graph.dims(x)[3]
     if not isinstance(half, int) or not isinstance(size, int):
         raise Refused(f"a rotation of {half} of {size} elements")
-    y = rotate(g, g.slice(x, 3, 0, 2 * half), tables[0], tables[1], interleaved)
+    y = rotate(graph, graph.slice(x, 3, 0, 2 * half), tables[0], tables[1], interleaved)
     if 2 * half == size:
         return y
-    return joined(g, [y, g.slice(x, 3, 2 * half, size - 2 * half)], 3)
+    return joined(graph, [y, graph.slice(x, 3, 2 * half, size - 2 * half)], 3)

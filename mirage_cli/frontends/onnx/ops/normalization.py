@@ -23,105 +23,107 @@ def stashed(call: Call) -> int:
     return compose.converted(call.graph, call.arg(0), element_type(call.integer("stash_type", _FLOAT)))
 
 
-def along_channels(g: Graph, v: int | None, rank: int) -> int | None:
+def along_channels(graph: Graph, v: int | None, rank: int) -> int | None:
     """A vector over the channels, dimension 1 of `rank`."""
     if v is None or rank < 2:
         return v
-    return g.reshape(v, (1, g.dims(v)[0], *[1] * (rank - 2)))
+    return graph.reshape(v, (1, graph.dims(v)[0], *[1] * (rank - 2)))
 
 
-def normalize(g: Graph, x: int, dims: Sequence[int], epsilon: float, centre: bool) -> tuple[int, int, int]:
+def normalize(graph: Graph, x: int, dims: Sequence[int], epsilon: float, centre: bool) -> tuple[int, int, int]:
     """(normalised x, mean, 1 / standard deviation) along `dims`; without `centre` the mean is taken as 0."""
-    mean = compose.mean(g, x, dims)
-    y = g.map("sub", x, mean) if centre else x
-    deviation = g.map("sqrt", compose.shift(g, compose.mean(g, compose.square(g, y), dims), epsilon))
-    return g.map("div", y, deviation), mean, deviation
+    mean = compose.mean(graph, x, dims)
+    y = graph.map("sub", x, mean) if centre else x
+    deviation = graph.map("sqrt", compose.shift(graph, compose.mean(graph, compose.square(graph, y), dims), epsilon))
+    return graph.map("div", y, deviation), mean, deviation
 
 
 @reads("LayerNormalization")
 def _layer_normalization(call: Call) -> list[int | None]:
     """(x - mean) / sqrt(variance + epsilon) from an axis on, times gain, plus bias; mean and deviation as outputs."""
-    g, x = call.graph, stashed(call)
-    rank = len(g.dims(x))
+    graph, x = call.graph, stashed(call)
+    rank = len(graph.dims(x))
     dims = range(call.axis(-1, rank), rank)
-    y, mean, deviation = normalize(g, x, dims, call.real("epsilon", EPSILON), centre=True)
-    y = compose.affine(g, g.cast(y, call.dtype(0)), call.arg(1), call.maybe(2))
-    return [y, mean if call.wants(1) else None, g.map("recip", deviation) if call.wants(2) else None]
+    y, mean, deviation = normalize(graph, x, dims, call.real("epsilon", EPSILON), centre=True)
+    y = compose.affine(graph, graph.cast(y, call.dtype(0)), call.arg(1), call.maybe(2))
+    return [y, mean if call.wants(1) else None, graph.map("recip", deviation) if call.wants(2) else None]
 
 
 @reads("RMSNormalization", "SimplifiedLayerNormalization")
 def _rms_normalization(call: Call) -> list[int | None]:
     """x / sqrt(mean(x x) + epsilon) from an axis on, times gain, in the gain's type."""
-    g, x = call.graph, stashed(call)
-    rank = len(g.dims(x))
-    y, _, deviation = normalize(g, x, range(call.axis(-1, rank), rank), call.real("epsilon", EPSILON), centre=False)
-    y = compose.affine(g, g.cast(y, call.dtype(1)), call.arg(1), None)
-    return [y, g.map("recip", deviation) if call.wants(1) else None]
+    graph, x = call.graph, stashed(call)
+    rank = len(graph.dims(x))
+    y, _, deviation = normalize(graph, x, range(call.axis(-1, rank), rank), call.real("epsilon", EPSILON), centre=False)
+    y = compose.affine(graph, graph.cast(y, call.dtype(1)), call.arg(1), None)
+    return [y, graph.map("recip", deviation) if call.wants(1) else None]
 
 
 @reads("GroupNormalization")
 def _group_normalization(call: Call) -> int:
     """Layer normalisation over each group of channels, times gain, plus bias (by group before opset 21, then by channel)."""
-    g, x = call.graph, stashed(call) if call.version >= 21 else call.arg(0)
-    dims, groups = g.dims(x), call.integer("num_groups", 1)
+    graph, x = call.graph, stashed(call) if call.version >= 21 else call.arg(0)
+    dims, groups = graph.dims(x), call.integer("num_groups", 1)
     size = quotient(dims[1], groups)
     if size is None:
         raise Refused(f"{dims[1]} channels do not divide into {groups} groups")
     grouped: list[Extent] = [dims[0], groups, size, *dims[2:]]
-    y, _, _ = normalize(g, g.reshape(x, grouped), range(2, len(grouped)), call.real("epsilon", EPSILON), centre=True)
-    y = g.cast(y, call.dtype(0))
+    y, _, _ = normalize(
+        graph, graph.reshape(x, grouped), range(2, len(grouped)), call.real("epsilon", EPSILON), centre=True
+    )
+    y = graph.cast(y, call.dtype(0))
     gain, bias = call.arg(1), call.arg(2)
     if call.version < 21:
-        parameters = (along_channels(g, v, len(grouped)) for v in (gain, bias))
-        return g.reshape(compose.affine(g, y, *parameters), dims)
-    parameters = (along_channels(g, v, len(dims)) for v in (gain, bias))
-    return compose.affine(g, g.reshape(y, dims), *parameters)
+        parameters = (along_channels(graph, v, len(grouped)) for v in (gain, bias))
+        return graph.reshape(compose.affine(graph, y, *parameters), dims)
+    parameters = (along_channels(graph, v, len(dims)) for v in (gain, bias))
+    return compose.affine(graph, graph.reshape(y, dims), *parameters)
 
 
 @reads("InstanceNormalization")
 def _instance_normalization(call: Call) -> int:
     """Layer normalisation over each channel, times gain, plus bias."""
-    g, x = call.graph, call.arg(0)
-    rank = len(g.dims(x))
-    y, _, _ = normalize(g, x, range(2, rank), call.real("epsilon", EPSILON), centre=True)
-    return compose.affine(g, y, along_channels(g, call.arg(1), rank), along_channels(g, call.arg(2), rank))
+    graph, x = call.graph, call.arg(0)
+    rank = len(graph.dims(x))
+    y, _, _ = normalize(graph, x, range(2, rank), call.real("epsilon", EPSILON), centre=True)
+    return compose.affine(graph, y, along_channels(graph, call.arg(1), rank), along_channels(graph, call.arg(2), rank))
 
 
 @reads("BatchNormalization")
 def _batch_normalization(call: Call) -> int:
     """(x - mean) / sqrt(variance + epsilon) with given statistics, times gain, plus bias; training is refused."""
-    g, x = call.graph, call.arg(0)
+    graph, x = call.graph, call.arg(0)
     if call.integer("training_mode", 0):
         raise Refused("training mode")
     if not call.integer("spatial", 1):  # before opset 9
         raise Refused("statistics for every element")
-    rank = len(g.dims(x))
-    gain, bias, mean, variance = (along_channels(g, call.arg(i), rank) for i in range(1, 5))
+    rank = len(graph.dims(x))
+    gain, bias, mean, variance = (along_channels(graph, call.arg(i), rank) for i in range(1, 5))
     if mean is None or variance is None:
         raise Refused("statistics are missing")
-    deviation = g.map("sqrt", compose.shift(g, variance, call.real("epsilon", EPSILON)))
-    y = g.map("div", g.map("sub", x, mean), deviation)
-    return g.cast(compose.affine(g, y, gain, bias), g.dtype(x))
+    deviation = graph.map("sqrt", compose.shift(graph, variance, call.real("epsilon", EPSILON)))
+    y = graph.map("div", graph.map("sub", x, mean), deviation)
+    return graph.cast(compose.affine(graph, y, gain, bias), graph.dtype(x))
 
 
 @reads("MeanVarianceNormalization")
 def _mean_variance_normalization(call: Call) -> int:
     """(x - mean) / standard deviation: onnxruntime adds nothing to it, and equal elements give NaN."""
-    g, x = call.graph, call.arg(0)
+    graph, x = call.graph, call.arg(0)
     dims = call.integers("axes", (0, 2, 3))
-    y = compose.centred(g, x, dims)
-    deviation = g.map("sqrt", compose.mean(g, compose.square(g, y), dims))
-    return g.map("div", y, deviation)
+    y = compose.centred(graph, x, dims)
+    deviation = graph.map("sqrt", compose.mean(graph, compose.square(graph, y), dims))
+    return graph.map("div", y, deviation)
 
 
 @reads("LpNormalization")
 def _lp_normalization(call: Call) -> int:
     """`div0` by the sum of `abs`, or by the `sqrt` of the sum of x x."""
-    g, x = call.graph, call.arg(0)
-    dims = [call.axis(-1, len(g.dims(x)))]
+    graph, x = call.graph, call.arg(0)
+    dims = [call.axis(-1, len(graph.dims(x)))]
     p = call.integer("p", 2)
     if p == 1:
-        return g.map("div0", x, g.reduce("sum", g.map("abs", x), dims))
+        return graph.map("div0", x, graph.reduce("sum", graph.map("abs", x), dims))
     if p == 2:
-        return g.map("div0", x, g.map("sqrt", g.reduce("sum", compose.square(g, x), dims)))
+        return graph.map("div0", x, graph.map("sqrt", graph.reduce("sum", compose.square(graph, x), dims)))
     raise Refused(f"norm of order {p}")

@@ -46,15 +46,15 @@ def walks(call: Call, i: int) -> list[Walk | None]:
     numbers = _stored(call, i)
     if numbers is not None:
         return [of_numbers(numbers[..., k]) for k in range(numbers.shape[-1])]
-    g, v = call.graph, call.arg(i)
-    last = len(g.dims(v)) - 1
-    while isinstance(g.steps[v], steps.Cast):
-        (v,) = g.inputs[v]
-    count = g.dims(v)[last]
+    graph, v = call.graph, call.arg(i)
+    last = len(graph.dims(v)) - 1
+    while isinstance(graph.steps[v], steps.Cast):
+        (v,) = graph.inputs[v]
+    count = graph.dims(v)[last]
     if not isinstance(count, int):
         raise Refused(f"{count} indices for each element")
-    parts = g.inputs[v] if g.steps[v] == steps.Concat(last) else (v,)
-    return [walk_of(g, part) for part in parts] if len(parts) == count else [None]
+    parts = graph.inputs[v] if graph.steps[v] == steps.Concat(last) else (v,)
+    return [walk_of(graph, part) for part in parts] if len(parts) == count else [None]
 
 
 def _stored(call: Call, i: int) -> NDArray[np.int64] | None:
@@ -80,38 +80,38 @@ def of_numbers(numbers: NDArray[np.int64]) -> Walk | None:
     return Walk(start, dim, int(differences.flat[0]))
 
 
-def walk_of(g: Graph, v: int) -> Walk | None:
+def walk_of(graph: Graph, v: int) -> Walk | None:
     """The walk that a value of a graph is; None where it is none."""
-    step, operands = g.steps[v], g.inputs[v]
+    step, operands = graph.steps[v], graph.inputs[v]
     if isinstance(step, steps.Fill):
         return Walk(int(step.value)) if isinstance(step.value, Fraction) and step.value.denominator == 1 else None
     if isinstance(step, steps.Iota):
-        return _fixed(Walk(0, step.dim, 1), g.dims(v))
+        return _fixed(Walk(0, step.dim, 1), graph.dims(v))
     if isinstance(step, steps.Map):
-        return _computed(g, v, step.op)
-    inner = walk_of(g, operands[0]) if isinstance(step, (*steps.VIEWS, steps.Cast)) else None
+        return _computed(graph, v, step.op)
+    inner = walk_of(graph, operands[0]) if isinstance(step, (*steps.VIEWS, steps.Cast)) else None
     if inner is None or inner.dim is None:
         return inner
     match step:
         case steps.Transpose(perm):
             return replace(inner, dim=perm.index(inner.dim))
         case steps.Reshape():
-            return _reshaped(inner, g.dims(operands[0]), g.dims(v))
+            return _reshaped(inner, graph.dims(operands[0]), graph.dims(v))
         case steps.Slice(dim, start, stride) if dim == inner.dim:
             if start < 0:
                 return None
-            return _fixed(Walk(inner.start + inner.step * start, dim, inner.step * stride), g.dims(v))
+            return _fixed(Walk(inner.start + inner.step * start, dim, inner.step * stride), graph.dims(v))
     return inner
 
 
-def counted(g: Graph, walk: Walk, dims: Dims, dtype: DType) -> int:
+def counted(graph: Graph, walk: Walk, dims: Dims, dtype: DType) -> int:
     """The integers that a walk takes along its dimension of `dims`, as a value."""
     if walk.dim is None:
-        return g.fill(walk.start, dtype, dims)
-    steps = compose.scale(g, g.iota(dims[walk.dim], 0, 1, dtype), walk.step)
-    steps = compose.shift(g, steps, Fraction(walk.start))
-    steps = g.reshape(steps, [dims[walk.dim] if d == walk.dim else 1 for d in range(len(dims))])
-    return g.expand(steps, dims)
+        return graph.fill(walk.start, dtype, dims)
+    steps = compose.scale(graph, graph.iota(dims[walk.dim], 0, 1, dtype), walk.step)
+    steps = compose.shift(graph, steps, Fraction(walk.start))
+    steps = graph.reshape(steps, [dims[walk.dim] if d == walk.dim else 1 for d in range(len(dims))])
+    return graph.expand(steps, dims)
 
 
 def _fixed(walk: Walk, dims: Dims) -> Walk:
@@ -127,16 +127,16 @@ def _reshaped(walk: Walk, before: Dims, after: Dims) -> Walk | None:
     return replace(walk, dim=new[old.index(walk.dim)])
 
 
-def _computed(g: Graph, v: int, op: str) -> Walk | None:
+def _computed(graph: Graph, v: int, op: str) -> Walk | None:
     """Sums with a number and multiples of a walk."""
     if op not in ("add", "sub", "mul"):
         return None
-    rank, operands = len(g.dims(v)), list[Walk]()
-    for operand in g.inputs[v]:
-        walk = walk_of(g, operand)
+    rank, operands = len(graph.dims(v)), list[Walk]()
+    for operand in graph.inputs[v]:
+        walk = walk_of(graph, operand)
         if walk is None:
             return None
-        shifted = None if walk.dim is None else walk.dim + rank - len(g.dims(operand))
+        shifted = None if walk.dim is None else walk.dim + rank - len(graph.dims(operand))
         operands.append(replace(walk, dim=shifted))
     a, b = operands
     if op == "sub":
@@ -150,15 +150,15 @@ def _computed(g: Graph, v: int, op: str) -> Walk | None:
     return Walk(a.start * b.start, a.dim, a.step * b.start) if b.start else Walk(0)
 
 
-def along(g: Graph, x: int, dim: int, walk: Walk, count: Extent) -> int:
+def along(graph: Graph, x: int, dim: int, walk: Walk, count: Extent) -> int:
     """The `count` positions of dimension `dim` that a walk takes (one when it stands still). Raises Refused unless they
     are known to exist."""
-    extent = g.dims(x)[dim]
+    extent = graph.dims(x)[dim]
     start = walk.start + extent if walk.start < 0 and isinstance(extent, int) else walk.start
     if walk.dim is None:
         if not isinstance(extent, int) or not 0 <= start < extent:
             raise Refused(f"index {walk.start} in a dimension of {extent}")
-        return g.slice(x, dim, start, 1)
+        return graph.slice(x, dim, start, 1)
     if (start, walk.step, count) == (0, 1, extent):
         return x
     if not isinstance(extent, int) or not isinstance(count, int):
@@ -166,4 +166,4 @@ def along(g: Graph, x: int, dim: int, walk: Walk, count: Extent) -> int:
     last = start + walk.step * (count - 1)
     if count == 0 or not (0 <= start < extent and 0 <= last < extent):
         raise Refused(f"indices {start} to {last} in a dimension of {extent}")
-    return g.slice(x, dim, start, count, walk.step)
+    return graph.slice(x, dim, start, count, walk.step)

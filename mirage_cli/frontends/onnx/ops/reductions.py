@@ -25,38 +25,38 @@ def reduced_dims(call: Call) -> list[int]:
     return [] if call.integer("noop_with_empty_axes", 0) else list(range(rank))
 
 
-def _without(g: Graph, x: int, dims: Sequence[int]) -> int:
+def _without(graph: Graph, x: int, dims: Sequence[int]) -> int:
     """Drop reduced dimensions."""
-    return g.reshape(x, [e for i, e in enumerate(g.dims(x)) if i not in dims])
+    return graph.reshape(x, [e for i, e in enumerate(graph.dims(x)) if i not in dims])
 
 
 def _reduction(function: Reduction, rounds: bool, empty: float | None = None) -> Callable[[Call], int]:
     """A reader. `rounds`: not exact for integers; `empty`: the result over no elements, where `function` has none."""
 
     def read(call: Call) -> int:
-        g, x = call.graph, floating(call) if rounds else call.arg(0)
+        graph, x = call.graph, floating(call) if rounds else call.arg(0)
         dims = reduced_dims(call)
-        if empty is not None and any(g.dims(x)[d] == 0 for d in dims):
-            kept = [1 if i in dims else e for i, e in enumerate(g.dims(x))]
-            least = empty if g.dtype(x) != BOOL else float(empty > 0)
-            if not (g.dtype(x).is_float or g.dtype(x) == BOOL):
+        if empty is not None and any(graph.dims(x)[d] == 0 for d in dims):
+            kept = [1 if i in dims else e for i, e in enumerate(graph.dims(x))]
+            least = empty if graph.dtype(x) != BOOL else float(empty > 0)
+            if not (graph.dtype(x).is_float or graph.dtype(x) == BOOL):
                 raise Refused("an integer maximum over no elements")
-            result = g.expand(g.fill(least, g.dtype(x)), kept)
+            result = graph.expand(graph.fill(least, graph.dtype(x)), kept)
         else:
-            result = function(g, x, dims)
-        return result if call.integer("keepdims", 1) else _without(g, result, dims)
+            result = function(graph, x, dims)
+        return result if call.integer("keepdims", 1) else _without(graph, result, dims)
 
     return read
 
 
-def _sum(g: Graph, x: int, dims: Sequence[int]) -> int:
-    whole_arithmetic(g.dtype(x))
-    return g.reduce("sum", x, dims)
+def _sum(graph: Graph, x: int, dims: Sequence[int]) -> int:
+    whole_arithmetic(graph.dtype(x))
+    return graph.reduce("sum", x, dims)
 
 
-def _prod(g: Graph, x: int, dims: Sequence[int]) -> int:
-    whole_arithmetic(g.dtype(x))
-    return g.reduce("prod", x, dims)
+def _prod(graph: Graph, x: int, dims: Sequence[int]) -> int:
+    whole_arithmetic(graph.dtype(x))
+    return graph.reduce("prod", x, dims)
 
 
 reads("ReduceSum", how="`sum`")(_reduction(_sum, False))

@@ -32,13 +32,13 @@ def _identity(call: Call) -> int:
 def _dropout(call: Call) -> list[int | None]:
     """The operand itself; training is refused unless the ratio is 0. The mask says that all is kept, and before opset 12,
     as onnxruntime has it, that nothing is."""
-    g, x = call.graph, call.arg(0)
+    graph, x = call.graph, call.arg(0)
     if call.version < TRAINING_IS_AN_INPUT:
-        kind = BOOL if call.version >= MASK_IS_TRUTH else g.dtype(x)
-        return [x, g.expand(g.fill(0, kind), g.dims(x)) if call.wants(1) else None]
-    if call.has(2) and g.fill_value(call.arg(2)) != 0 and (not call.has(1) or g.fill_value(call.arg(1)) != 0):
+        kind = BOOL if call.version >= MASK_IS_TRUTH else graph.dtype(x)
+        return [x, graph.expand(graph.fill(0, kind), graph.dims(x)) if call.wants(1) else None]
+    if call.has(2) and graph.fill_value(call.arg(2)) != 0 and (not call.has(1) or graph.fill_value(call.arg(1)) != 0):
         raise Refused("training mode")
-    return [x, g.expand(g.fill(1, BOOL), g.dims(x)) if call.wants(1) else None]
+    return [x, graph.expand(graph.fill(1, BOOL), graph.dims(x)) if call.wants(1) else None]
 
 
 @reads("Transpose")
@@ -51,15 +51,15 @@ def _transpose(call: Call) -> int:
 @reads("Reshape")
 def _reshape(call: Call) -> int:
     """`Reshape`; 0 copies a dimension (unless allowzero), -1 is what remains."""
-    g, x = call.graph, call.arg(0)
-    source, wanted = g.dims(x), call.sizes(1)
+    graph, x = call.graph, call.arg(0)
+    source, wanted = graph.dims(x), call.sizes(1)
     copied: list[Extent] = [
         source[i] if w == 0 and not call.integer("allowzero", 0) and i < len(source) else 1 if w == -1 else _extent(w)
         for i, w in enumerate(wanted)
     ]
     if -1 in wanted:
         copied[wanted.index(-1)] = _quotient(ex.product(source), ex.product(copied))
-    return g.reshape(x, copied)
+    return graph.reshape(x, copied)
 
 
 def _extent(size: Size) -> Extent:
@@ -118,64 +118,66 @@ def _expand(call: Call) -> int:
 @reads("Tile")
 def _tile(call: Call) -> int:
     """`Expand` of an added dimension in front of each repeated one, then `Reshape`."""
-    g, x, repeats = call.graph, call.arg(0), call.extents(1)
-    dims = g.dims(x)
+    graph, x, repeats = call.graph, call.arg(0), call.extents(1)
+    dims = graph.dims(x)
     if len(repeats) != len(dims):
         raise Refused(f"{len(repeats)} repeats for {len(dims)} dimensions")
-    apart = g.reshape(x, [e for d in dims for e in (1, d)])
-    wide = g.expand(apart, [e for pair in zip(repeats, dims, strict=True) for e in pair])
-    return g.reshape(wide, [ex.product(pair) for pair in zip(repeats, dims, strict=True)])
+    apart = graph.reshape(x, [e for d in dims for e in (1, d)])
+    wide = graph.expand(apart, [e for pair in zip(repeats, dims, strict=True) for e in pair])
+    return graph.reshape(wide, [ex.product(pair) for pair in zip(repeats, dims, strict=True)])
 
 
 # --- Concat and Split -------------------------------------------------------------------------------------------------
-def joined(g: Graph, values: Sequence[int], axis: int) -> int:
+def joined(graph: Graph, values: Sequence[int], axis: int) -> int:
     """A concatenation, in which a sum of symbolic extents gets its canonical name; all slices of a tensor in their order
     are that tensor. Raises Refused."""
-    rank = len(g.dims(values[0]))
+    rank = len(graph.dims(values[0]))
     axis = dimension(axis, rank)
-    rests = {g.dims(v)[:axis] + g.dims(v)[axis + 1 :] for v in values}
+    rests = {graph.dims(v)[:axis] + graph.dims(v)[axis + 1 :] for v in values}
     if len(rests) > 1:
-        raise Refused(f"tensors of dimensions {', '.join(str(g.tensors[v]) for v in values)} cannot be concatenated")
-    values = [v for v in values if g.dims(v)[axis] != 0] or list(values[:1])
+        raise Refused(
+            f"tensors of dimensions {', '.join(str(graph.tensors[v]) for v in values)} cannot be concatenated"
+        )
+    values = [v for v in values if graph.dims(v)[axis] != 0] or list(values[:1])
     if len(values) == 1:
         return values[0]
-    whole = _rejoined(g, values, axis)
+    whole = _rejoined(graph, values, axis)
     if whole is not None:
         return whole
     total: Size = 0
     for v in values:
-        total = total + sizes.from_extent(g.dims(v)[axis])
-    dims = list(g.dims(values[0]))
+        total = total + sizes.from_extent(graph.dims(v)[axis])
+    dims = list(graph.dims(values[0]))
     dims[axis] = _extent(total)
-    return g.record(Concat(axis), values, dims, g.dtype(values[0]))
+    return graph.record(Concat(axis), values, dims, graph.dtype(values[0]))
 
 
-def _rejoined(g: Graph, values: Sequence[int], axis: int) -> int | None:
+def _rejoined(graph: Graph, values: Sequence[int], axis: int) -> int | None:
     """The tensor of which the values are all slices, one after the other."""
-    values = [_turned_back(g, v) for v in values]
-    if not all(isinstance(g.steps[v], Slice) for v in values) or len({g.inputs[v] for v in values}) > 1:
+    values = [_turned_back(graph, v) for v in values]
+    if not all(isinstance(graph.steps[v], Slice) for v in values) or len({graph.inputs[v] for v in values}) > 1:
         return None
-    (base,) = g.inputs[values[0]]
-    end: Size = sizes.from_extent(g.dims(base)[axis])
+    (base,) = graph.inputs[values[0]]
+    end: Size = sizes.from_extent(graph.dims(base)[axis])
     position: Size = 0
     for v in values:
-        step = g.steps[v]
+        step = graph.steps[v]
         assert isinstance(step, Slice)
         start = step.start if step.start >= 0 else end + step.start
         if (step.dim, step.step) != (axis, 1) or start != position:
             return None
-        position = position + sizes.from_extent(g.dims(v)[axis])
+        position = position + sizes.from_extent(graph.dims(v)[axis])
     return base if position == end else None
 
 
-def _turned_back(g: Graph, v: int) -> int:
+def _turned_back(graph: Graph, v: int) -> int:
     """The value without two transpositions that undo each other."""
-    outer = g.steps[v]
-    inner = g.steps[g.inputs[v][0]] if isinstance(outer, Transpose) else outer
+    outer = graph.steps[v]
+    inner = graph.steps[graph.inputs[v][0]] if isinstance(outer, Transpose) else outer
     if not isinstance(outer, Transpose) or not isinstance(inner, Transpose):
         return v
     undone = [inner.perm[k] for k in outer.perm] == list(range(len(outer.perm)))
-    return g.inputs[g.inputs[v][0]][0] if undone else v
+    return graph.inputs[graph.inputs[v][0]][0] if undone else v
 
 
 @reads("Concat")
@@ -187,9 +189,9 @@ def _concat(call: Call) -> int:
 @reads("Split")
 def _split(call: Call) -> list[int | None]:
     """A `Slice` for each output."""
-    g, x = call.graph, call.arg(0)
-    axis = call.axis(0, len(g.dims(x)))
-    total, n = g.dims(x)[axis], len(call.node.outputs)
+    graph, x = call.graph, call.arg(0)
+    axis = call.axis(0, len(graph.dims(x)))
+    total, n = graph.dims(x)[axis], len(call.node.outputs)
     counts: list[Extent]
     if call.has(1):
         counts = call.extents(1)
@@ -204,7 +206,7 @@ def _split(call: Call) -> list[int | None]:
     start: Size = 0
     for count in counts:
         first = number(start, f"start of output {len(results)}")
-        results.append(g.slice(x, axis, first if count != 0 else 0, count))
+        results.append(graph.slice(x, axis, first if count != 0 else 0, count))
         start = start + sizes.from_extent(count)
     if start != sizes.from_extent(total):
         raise Refused(f"parts of {', '.join(map(str, counts))} do not make up {total}")
@@ -215,18 +217,18 @@ def _split(call: Call) -> list[int | None]:
 @reads("Slice")
 def _slice(call: Call) -> int:
     """A `Slice` for each axis; starts and ends are known."""
-    g, x = call.graph, call.arg(0)
-    rank = len(g.dims(x))
+    graph, x = call.graph, call.arg(0)
+    rank = len(graph.dims(x))
     starts, ends = _bounds(call, "starts", 1), _bounds(call, "ends", 2)
     axes = call.listed("axes", 3)
     axes = list(range(len(starts))) if axes is None else axes
     steps = call.ints(4) if call.has(4) else [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         dim = dimension(axis, rank)
-        first, count = slice_range(g.dims(x)[dim], start, end, step, call.scope.least)
+        first, count = slice_range(graph.dims(x)[dim], start, end, step, call.scope.least)
         if not isinstance(count, int) and first > 0:
-            call.scope.need(g.dims(x)[dim], first)
-        x = g.slice(x, dim, first, count, step) if count != 0 else g.slice(x, dim, 0, 0)
+            call.scope.need(graph.dims(x)[dim], first)
+        x = graph.slice(x, dim, first, count, step) if count != 0 else graph.slice(x, dim, 0, 0)
     return x
 
 
@@ -267,7 +269,7 @@ def _last(size: Size, end: Size, count: int, least: Mapping[str, int]) -> Extent
         kept = sizes.at_most(size, count)
     except ValueError as error:
         raise Refused(str(error)) from None
-    filled = sizes.full(kept, count)
+    filled = sizes.equality_bound(kept, count)
     return count if filled is not None and least.get(filled[0], 0) >= filled[1] else _extent(kept)
 
 
@@ -282,14 +284,14 @@ def _slice_of(start: int, end: int, step: int) -> slice:
 @reads("Gather")
 def _gather(call: Call) -> int:
     """`Slice`s for constant indices (joined by `Concat` where they are no arithmetic run); others are refused."""
-    g, x = call.graph, call.arg(0)
-    axis = call.axis(0, len(g.dims(x)))
+    graph, x = call.graph, call.arg(0)
+    axis = call.axis(0, len(graph.dims(x)))
     known = call.scope.known(call.tensor(1))
     if known is None:
         moving = walk(call, 1)
         if moving is None:
             raise Refused("its indices are not known when the model is read")
-        return _walked(g, x, axis, moving, call.dims(1))
+        return _walked(graph, x, axis, moving, call.dims(1))
     return picked(call, x, axis, call.ints(1), known.shape)
 
 
@@ -299,17 +301,17 @@ def picked(call: Call, x: int, axis: int, indices: list[int], shape: tuple[int, 
     return taken(call.graph, x, axis, indices, shape)
 
 
-def _walked(g: Graph, x: int, axis: int, w: Walk, out: Dims) -> int:
+def _walked(graph: Graph, x: int, axis: int, w: Walk, out: Dims) -> int:
     """The elements at the positions of a walk, whose own dimensions `out` take the place of dimension `axis`."""
-    before, after = g.dims(x)[:axis], g.dims(x)[axis + 1 :]
-    x = along(g, x, axis, w, 1 if w.dim is None else out[w.dim])
-    x = g.reshape(x, [*before, *(e if d == w.dim else 1 for d, e in enumerate(out)), *after])
-    return g.expand(x, [*before, *out, *after])
+    before, after = graph.dims(x)[:axis], graph.dims(x)[axis + 1 :]
+    x = along(graph, x, axis, w, 1 if w.dim is None else out[w.dim])
+    x = graph.reshape(x, [*before, *(e if d == w.dim else 1 for d, e in enumerate(out)), *after])
+    return graph.expand(x, [*before, *out, *after])
 
 
-def taken(g: Graph, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:
+def taken(graph: Graph, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:
     """numpy's `take` with known indices, which are given flat with their shape. Raises Refused."""
-    dims = g.dims(x)
+    dims = graph.dims(x)
     extent = dims[axis]
     if isinstance(extent, int):
         indices = [i + extent if i < 0 else i for i in indices]
@@ -318,15 +320,15 @@ def taken(g: Graph, x: int, axis: int, indices: list[int], shape: tuple[int, ...
     times, each = repeats(indices)
     if times * each > 1:  # heads that several queries share
         own = indices[: len(indices) // times : each]
-        y = taken(g, x, axis, own, (1, len(own), 1))
-        y = g.expand(y, [*dims[:axis], times, len(own), each, *dims[axis + 1 :]])
-        return g.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
+        y = taken(graph, x, axis, own, (1, len(own), 1))
+        y = graph.expand(y, [*dims[:axis], times, len(own), each, *dims[axis + 1 :]])
+        return graph.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
     runs = arithmetic_runs(indices)
     if len(runs) > MAX_RUNS:
         raise Refused(f"its indices make {len(runs)} arithmetic runs, more than {MAX_RUNS}")
-    parts = [g.slice(x, axis, first, count, step) for first, count, step in runs]
-    y = joined(g, parts, axis) if parts else g.slice(x, axis, 0, 0)
-    return g.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
+    parts = [graph.slice(x, axis, first, count, step) for first, count, step in runs]
+    y = joined(graph, parts, axis) if parts else graph.slice(x, axis, 0, 0)
+    return graph.reshape(y, [*dims[:axis], *shape, *dims[axis + 1 :]])
 
 
 def repeats(indices: Sequence[int]) -> tuple[int, int]:
@@ -359,22 +361,22 @@ def arithmetic_runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
 @reads("DepthToSpace")
 def _depth_to_space(call: Call) -> int:
     """`Reshape`, `Transpose`, `Reshape`."""
-    g, x, b = call.graph, call.arg(0), call.integer("blocksize", 1)
-    n, c, h, w = g.dims(x)
+    graph, x, b = call.graph, call.arg(0), call.integer("blocksize", 1)
+    n, c, h, w = graph.dims(x)
     depth = _quotient(c, b * b)
     if call.text("mode", "DCR") == "DCR":
-        y = g.transpose(g.reshape(x, [n, b, b, depth, h, w]), [0, 3, 4, 1, 5, 2])
+        y = graph.transpose(graph.reshape(x, [n, b, b, depth, h, w]), [0, 3, 4, 1, 5, 2])
     else:
-        y = g.transpose(g.reshape(x, [n, depth, b, b, h, w]), [0, 1, 4, 2, 5, 3])
-    return g.reshape(y, [n, depth, ex.product([h, b]), ex.product([w, b])])
+        y = graph.transpose(graph.reshape(x, [n, depth, b, b, h, w]), [0, 1, 4, 2, 5, 3])
+    return graph.reshape(y, [n, depth, ex.product([h, b]), ex.product([w, b])])
 
 
 @reads("SpaceToDepth")
 def _space_to_depth(call: Call) -> int:
     """`Reshape`, `Transpose`, `Reshape`."""
-    g, x, b = call.graph, call.arg(0), call.integer("blocksize", 1)
-    n, c, h, w = g.dims(x)
+    graph, x, b = call.graph, call.arg(0), call.integer("blocksize", 1)
+    n, c, h, w = graph.dims(x)
     high, wide = _quotient(h, b), _quotient(w, b)
     order = [0, 3, 5, 1, 2, 4] if call.text("mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
-    y = g.transpose(g.reshape(x, [n, c, high, b, wide, b]), order)
-    return g.reshape(y, [n, ex.product([c, b * b]), high, wide])
+    y = graph.transpose(graph.reshape(x, [n, c, high, b, wide, b]), order)
+    return graph.reshape(y, [n, ex.product([c, b * b]), high, wide])

@@ -31,10 +31,10 @@ def test_windows_of_windows() -> None:
 
 
 def test_where_a_window_is_full() -> None:
-    assert sizes.full(KEPT + 1, 8) == sizes.full(8, KEPT + 1) == ("past", 7)
-    assert sizes.full(2 * sizes.at_most(PAST + 3, 7), 14) == ("past", 4)
-    assert sizes.full(KEPT + 1, 7) is None  # that is past = 6
-    assert sizes.full(PAST, 7) is None and sizes.full(KEPT, PAST) is None
+    assert sizes.equality_bound(KEPT + 1, 8) == sizes.equality_bound(8, KEPT + 1) == ("past", 7)
+    assert sizes.equality_bound(2 * sizes.at_most(PAST + 3, 7), 14) == ("past", 4)
+    assert sizes.equality_bound(KEPT + 1, 7) is None  # that is past = 6
+    assert sizes.equality_bound(PAST, 7) is None and sizes.equality_bound(KEPT, PAST) is None
 
 
 @pytest.mark.parametrize("past", [0, 1, 7, 12])
@@ -93,9 +93,9 @@ def test_a_first_element_tells_nothing() -> None:
 
 
 def test_where_a_size_is_reached() -> None:
-    assert sizes.reached(PAST, 3) == ("past", 3) and sizes.reached(PAST + 1, 3) == ("past", 2)
-    assert sizes.reached(2 * PAST + 1, 4) == ("past", 2) and sizes.reached(2 * PAST, 4) == ("past", 2)
-    assert sizes.reached(PAST * sizes.named("b"), 3) is None and sizes.reached(KEPT, 3) is None
+    assert sizes.size_bound(PAST, 3) == ("past", 3) and sizes.size_bound(PAST + 1, 3) == ("past", 2)
+    assert sizes.size_bound(2 * PAST + 1, 4) == ("past", 2) and sizes.size_bound(2 * PAST, 4) == ("past", 2)
+    assert sizes.size_bound(PAST * sizes.named("b"), 3) is None and sizes.size_bound(KEPT, 3) is None
 
 
 def test_a_sum_does_not_tell_that_a_window_is_full() -> None:
