@@ -33,6 +33,7 @@ SIZES = {
     "uint8_t": 1,
     "char": 1,
 }  #: bytes of element types
+SEVERAL = -2  #: the reader of what several threads have read since they met
 UNWRITTEN, FLYING = 0, -1  #: what a cell of shared memory holds: nothing, something that a copy is still bringing
 
 
@@ -192,8 +193,11 @@ class Shared:
             values[:, ~known] = self.arithmetic.arbitrary((int((~known).sum()),))
         self._after_writes(cells, known & active, lanes, agents)
         spread = np.broadcast_to(agents, cells.shape)[active]
-        self.reads[self.row(spread, read := cells[active]), read] = self.clocks.now(spread)
-        self.reader[read] = np.broadcast_to(lanes, cells.shape)[active]
+        row, now = self.row(spread, read := cells[active]), self.clocks.now(spread)
+        lane, before = np.broadcast_to(lanes, cells.shape)[active], self.reader[read]
+        several = (self.reads[row, read] == now) & (before != lane)
+        self.reads[row, read], self.reader[read] = now, lane
+        self.reader[read[several | (self.reader[read] != lane)]] = SEVERAL
         return values
 
     def _after_writes(self, cells: Array, active: Array, lanes: Array, agents: Array) -> None:
@@ -221,9 +225,10 @@ class Shared:
         wrong = (late & (last > 0)).any(axis=0)
         if wrong.any():
             k = int(np.argmax(wrong))
+            reader = int(self.reader[cells[k]])
             raise Fault(
-                f"byte {int(cells[k]) * self.granule % self.size} of shared memory: thread {int(lanes[k])} writes what thread "
-                f"{int(self.reader[cells[k]])} read with no barrier between them"
+                f"byte {int(cells[k]) * self.granule % self.size} of shared memory: thread {int(lanes[k])} writes what "
+                f"{'several threads' if reader == SEVERAL else f'thread {reader}'} read with no barrier between them"
             )
 
     def store(
