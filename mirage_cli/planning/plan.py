@@ -24,7 +24,8 @@ from mirage_cli.options import debug
 from mirage_cli.options.dims import Range
 from mirage_cli.planning import ranges
 from mirage_cli.search.finish.unfuse import unfused
-from mirage_cli.search.mugraph.mugraph import KernelGraph, graph_to_json
+from mirage_cli.search.mugraph.documents import graph_to_json
+from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.proof.verify import DEFAULT_CONFIDENCE, Verdict, verify
 from mirage_cli.search.schedules.alternatives import Alternative
 from mirage_cli.search.schedules.cost import original_us

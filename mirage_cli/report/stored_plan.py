@@ -9,7 +9,8 @@ from typing import Any
 from mirage_cli.codegen.requests.passes import Passes, without
 from mirage_cli.errors import InvalidGraph, UsageError
 from mirage_cli.lax.ir.program import Program, program_from_json
-from mirage_cli.search.mugraph.mugraph import KernelGraph, graph_from_json
+from mirage_cli.search.mugraph.documents import graph_from_json
+from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Alternative, alternative_from_json
 from mirage_cli.search.schedules.schedule import Schedule, schedule_from_json
 from mirage_cli.search.schedules.target import Target, load_target

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from mirage_cli.measurement.timing import Timer
-from mirage_cli.search.mugraph.mugraph import graph_to_json
+from mirage_cli.search.mugraph.documents import graph_to_json
 from mirage_cli.search.search import Candidate
 from mirage_cli.tuning.cache import Measurement
 

@@ -27,8 +27,9 @@ from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.lax.ops import OPS
+from mirage_cli.search.mugraph.documents import graph_to_json
 from mirage_cli.search.mugraph.evaluate import Tiles, evaluate_kernels
-from mirage_cli.search.mugraph.mugraph import CustomKernel, KernelGraph, graph_to_json
+from mirage_cli.search.mugraph.mugraph import CustomKernel, KernelGraph
 from mirage_cli.search.proof import degrees
 from mirage_cli.search.proof.parts import Part
 from mirage_cli.search.proof.stand_in import Point, points

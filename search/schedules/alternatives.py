@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.mugraph import KernelGraph, graph_from_json, graph_to_json
+from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
+from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.schedule import Schedule, schedule_from_json
 
 WORTH = math.log(1.15)  #: how much faster (geometric mean) sizes have to become for a muGraph of their own

@@ -16,7 +16,8 @@ import pytest
 from mirage_cli.codegen.source import Rendered, source
 from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.ir.program import Program, program_from_json
-from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph, graph_from_json, graph_to_json
+from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
+from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
 from mirage_cli.search.schedules.schedule import Schedule, schedule_from_json
 from mirage_cli.search.schedules.target import load_target
 

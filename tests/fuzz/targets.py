@@ -33,7 +33,7 @@ from mirage_cli.options.options import Options
 from mirage_cli.report import mugraph_file, reader
 from mirage_cli.report.report import Report
 from mirage_cli.report.stored_plan import plan_from_json
-from mirage_cli.search.mugraph.mugraph import graph_from_json, graph_to_json
+from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
 from mirage_cli.suite import suite
 from mirage_cli.suite.suite import SuiteOptions
 from mirage_cli.tuning.cache import FILE, TuningCache

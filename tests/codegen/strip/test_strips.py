@@ -27,7 +27,7 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import program_from_json
 from mirage_cli.runtime.sessions import numpy_type
-from mirage_cli.search.mugraph.mugraph import graph_from_json, graph_to_json
+from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
 from mirage_cli.search.schedules import strip_cost
 from mirage_cli.search.schedules.schedule import Schedule, schedule_from_json
 from mirage_cli.search.schedules.target import load_target

@@ -20,8 +20,9 @@ from mirage_cli.lax.normal.canonical import canonical
 from mirage_cli.search.cuts import Branches, all_cuts, partitions
 from mirage_cli.search.finish.kernels import Cuts, cut_values, grouped, link, one_kernel, stored_type
 from mirage_cli.search.finish.split_reduction import two_kernels
+from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
 from mirage_cli.search.mugraph.evaluate import evaluate_kernels
-from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph, graph_from_json, graph_to_json
+from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
 from mirage_cli.search.proof.verify import verify
 from mirage_cli.search.schedules.cost import floor_us
 from mirage_cli.search.schedules.target import load_target

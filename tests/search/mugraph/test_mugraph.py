@@ -13,6 +13,7 @@ from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.finish.kernels import assemble, cuts, split
+from mirage_cli.search.mugraph.documents import block_from_json, block_to_json, graph_from_json, graph_to_json
 from mirage_cli.search.mugraph.mugraph import (
     BODY,
     EPILOGUE,
@@ -23,10 +24,6 @@ from mirage_cli.search.mugraph.mugraph import (
     KernelGraph,
     ThreadGraph,
     ThreadNode,
-    block_from_json,
-    block_to_json,
-    graph_from_json,
-    graph_to_json,
 )
 from mirage_cli.search.schedules.schedule import Schedule, schedule_from_json
 from mirage_cli.search.search import Searcher, SearchOptions
