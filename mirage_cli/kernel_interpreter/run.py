@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instruc
     sync,
     tile,
 )
-from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared
+from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared, Unknown
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
 from mirage_cli.kernel_interpreter.statements import Compiled, compiled
 from mirage_cli.kernel_interpreter.strand import Launch, Strand, Turns, World
@@ -51,6 +52,15 @@ class Host:
     body: Compiled
 
 
+@contextmanager
+def _of_the_language() -> Iterator[None]:
+    """Raises Unknown for text that is not of the language."""
+    try:
+        yield
+    except ValueError as e:
+        raise Unknown(str(e)) from None
+
+
 @dataclass(frozen=True)
 class Source:
     """A source text that can be run."""
@@ -60,7 +70,8 @@ class Source:
     @functools.cached_property
     def kernels(self) -> dict[str, ir.Kernel]:
         """Its kernels by name."""
-        return read_kernels(self.text)
+        with _of_the_language():
+            return read_kernels(self.text)
 
     @functools.cached_property
     def compiled(self) -> dict[str, Compiled]:
@@ -72,7 +83,8 @@ class Source:
         """Its host functions: that of the workspace's size first, the entry last."""
         found = sorted(_HOST.finditer(self.text), key=lambda m: "workspace" not in m["name"].lower())
         around = [*HOST, *self.kernels, *(m["name"] for m in found), "cudaSuccess"]
-        return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in found]
+        with _of_the_language():
+            return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in found]
 
 
 _CPU = ("data", "block")  #: the arguments of kernels for CPUs

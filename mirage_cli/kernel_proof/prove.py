@@ -18,7 +18,7 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.kernel_interpreter.memory import Unknown
 from mirage_cli.kernel_proof.compare import FIELDS, Finding, compare
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.domains.field import random_primes
+from mirage_cli.lax.domains.field import ZeroDenominator, random_primes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.proof.stand_in import assignments, structured
@@ -83,13 +83,16 @@ def _sizes(p: Program, symbols: Mapping[str, int]) -> str:
 
 def _at(p: Program, g: KernelGraph, printed: str, symbols: Mapping[str, int], salt: str) -> Finding:
     """What comes of comparing at random points that nobody can aim at."""
-    found = Finding()
+    finding = Finding("every random point divides by 0")
     for draw in range(DRAWS):
         key = int.from_bytes(hashlib.sha256(f"kernels, {salt}, draw {draw}, {printed}".encode()).digest()[:8], "little")
-        found = compare(printed, p, g, symbols, key, primes=random_primes(key, FIELDS))
-        if found.passed:
+        try:
+            finding = compare(printed, p, g, symbols, key, primes=random_primes(key, FIELDS))
+        except ZeroDenominator:
+            continue
+        if finding.passed:
             break
-    return found
+    return finding
 
 
 Printed = tuple[Program, KernelGraph, str, dict[str, int]]
