@@ -20,14 +20,17 @@ from mirage_cli.kernel_proof.compare import FIELDS, Finding, compare
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.field import ZeroDenominator, random_primes
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.mugraph import KernelGraph
+from mirage_cli.search.mugraph.mugraph import MAXIMA, CustomKernel, KernelGraph
+from mirage_cli.search.proof.evaluation_cost import cost
 from mirage_cli.search.proof.stand_in import assignments, structured
 from mirage_cli.search.proof.verify import KernelRun, Verdict, verify
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
 DRAWS = 2  #: random points at which kernels have to differ before they are refuted (a divisor may be 0 at one)
-Print = Callable[[Program, KernelGraph], str]
+AFFORDABLE = 2e7  #: nanoseconds that evaluating a program and its muGraph may take where all kernels are run together
+Print = Callable[[Program, KernelGraph, Sequence[Schedule]], str]
+Printed = tuple[Program, KernelGraph, str, dict[str, int]]
 
 
 def prove_kernels(
@@ -42,8 +45,8 @@ def prove_kernels(
     """What comes of running what is printed for a muGraph with its schedules."""
     start = time.perf_counter()
 
-    def text(p: Program, g: KernelGraph) -> str:
-        return source("proof", p, g, schedules, target, "", passes).text
+    def text(p: Program, g: KernelGraph, chosen: Sequence[Schedule]) -> str:
+        return source("proof", p, g, chosen, target, "", passes).text
 
     extents, compared, reason = "", 0, ""
     try:
@@ -95,25 +98,47 @@ def _at(p: Program, g: KernelGraph, printed: str, symbols: Mapping[str, int], sa
     return finding
 
 
-Printed = tuple[Program, KernelGraph, str, dict[str, int]]
-
-
 def _points(
     program: Program, graph: KernelGraph, schedules: Sequence[Schedule], text: Print
 ) -> tuple[str, list[Printed]]:
     """Where kernels are compared: ("real" or "stand-in", programs and muGraphs with what is printed for them and sizes)."""
     tiles = [_turning(s) for s in schedules]
     if program.symbols:
-        printed = text(program, graph)
+        printed = text(program, graph, schedules)
         return "real", [(program, graph, printed, s) for s in assignments(program, graph, tiles)]
+    if len(graph.kernels) > 1 and _apart(program, graph, tiles):
+        parts = [_alone(program, k) for k in graph.kernels]
+        return "stand-in", [_shorter(*p, [s], text)[1] for p, s in zip(parts, schedules, strict=True)]
+    kind, point = _shorter(program, graph, schedules, text)
+    return kind, [point]
+
+
+def _shorter(program: Program, graph: KernelGraph, schedules: Sequence[Schedule], text: Print) -> tuple[str, Printed]:
+    """The shortest extents with the same structure at which kernels fit. Raises Refused where there are none."""
     reason: Exception | None = None
     for whole in (1, 2):
-        smaller = structured(program, graph, tiles, {}, whole)
+        smaller = structured(program, graph, [_turning(s) for s in schedules], {}, whole)
         try:
-            return _kind(smaller[0], program), [(*smaller, text(*smaller), {})]
+            return _kind(smaller[0], program), (*smaller, text(*smaller, schedules), {})
         except (Refused, InvalidGraph) as e:
             reason = reason or e
     raise Refused(f"not printed at shorter extents: {reason}")
+
+
+def _apart(program: Program, graph: KernelGraph, tiles: Sequence[dict[str, int]]) -> bool:
+    """True if kernels are run one by one, each beside its own program: where running all takes long, and none hands on what
+    only range decides."""
+    maxima = any(o.op in MAXIMA for k in graph.kernels for o in k.block.ops)
+    return not maxima and cost(*structured(program, graph, tiles, {}, 1), tiles, {}) > AFFORDABLE
+
+
+def _alone(program: Program, kernel: CustomKernel) -> tuple[Program, KernelGraph]:
+    """A kernel as a muGraph of its own program."""
+    constants, n = kernel.constants(program), len(kernel.program.sources)
+    sources = tuple(replace(s, constant=k in constants) for k, s in enumerate(kernel.program.sources))
+    own, end = replace(kernel.program, sources=sources), n + len(kernel.outputs)
+    kernel = replace(kernel, program=own, inputs=tuple(range(n)), outputs=tuple(range(n, end)))
+    return own, KernelGraph(n, end - n, end, (kernel,))
 
 
 def _kind(p: Program, whole: Program) -> str:
