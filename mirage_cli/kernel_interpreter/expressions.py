@@ -128,6 +128,9 @@ class Expressions:
             case ir.Literal(text):
                 if text == "nullptr":
                     return lambda s: None
+                if text.isdecimal():
+                    number = int(text)
+                    return lambda s: number
                 return _once(lambda s: s.arithmetic.literal(text))
             case ir.Unary("-", ir.Literal(text)):
                 return _once(lambda s: s.arithmetic.literal(text, True))
@@ -177,7 +180,7 @@ class Expressions:
 
     def name(self, e: ir.Name) -> Run:
         """A variable, or a constant of a type."""
-        if len(e.path) == 1:
+        if len(e.path) == 1 and e.owner is None:
             slot = self.slot(e.path[0])
             if slot is not None:
                 return self.read(slot)
@@ -214,6 +217,8 @@ class Expressions:
         integer = INTEGERS[op]
 
         def run(s: Strand, x: Any, y: Any) -> Any:
+            if type(x) is int and type(y) is int:
+                return integer(x, y)
             if isinstance(x, Number) or isinstance(y, Number):
                 if op in COMPARISONS:
                     return s.arithmetic.compare(op, x, y)
@@ -345,7 +350,7 @@ class Expressions:
         if isinstance(f, ir.Member):
             return self.method(f, e.args)
         if isinstance(f, ir.Name):
-            slot = self.slot(f.path[0]) if len(f.path) == 1 else None
+            slot = self.slot(f.path[0]) if len(f.path) == 1 and f.owner is None else None
             if slot is None:
                 return self.instruction(f, e.args)
         function, args = self.expression(f), [self.expression(a) for a in e.args]
@@ -370,7 +375,7 @@ class Expressions:
         name, static = path[-1], [self.static(a) for a in f.args]
         if len(path) == 1 and (op := operator_of(name)) is not None and name not in registry.INSTRUCTIONS:
             return self.operator(op, given)
-        if len(path) > 1:
+        if len(path) > 1 or f.owner is not None:
             owner = self.owner(ir.Name(path, (), f.owner))
             places = registry.PLACES.get(name, ())
             args = [self.place(a) if k in places else self.expression(a) for k, a in enumerate(given)]

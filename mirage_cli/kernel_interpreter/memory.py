@@ -33,6 +33,7 @@ SIZES = {
     "uint8_t": 1,
     "char": 1,
 }  #: bytes of element types
+BARRIERS = 40  #: in the shared memory of a block, at most
 SEVERAL = -2  #: the reader of what several threads have read since they met
 UNWRITTEN, FLYING = 0, -1  #: what a cell of shared memory holds: nothing, something that a copy is still bringing
 
@@ -98,6 +99,7 @@ class Clocks:
     def __init__(self, agents: int) -> None:
         self.known = np.zeros((agents, agents), dtype=np.int32)
         np.fill_diagonal(self.known, 1)
+        self.copies = np.zeros_like(self.known)  # what the copies that each one begins come after, besides
 
     def now(self, agents: Array) -> Array:
         """The own counts of warps."""
@@ -218,7 +220,10 @@ class Shared:
 
     def _after_reads(self, cells: Array, lanes: Array, agents: Array) -> None:
         """Raises Fault unless what others read of cells happened before."""
-        last, warp = self.reads[:, cells], self.agents(cells)  # [agents, n]
+        last = self.reads[:, cells]  # [agents, n]
+        if not last.any():
+            return
+        warp = self.agents(cells)
         seen = self.clocks.known[agents, warp]  # what each writer knows of each agent
         own = warp == agents
         late = np.where(own, (last >= seen) & (self.reader[cells] != lanes), last > seen)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instructions register themselves
+    barriers,
+    boxes,
     common,
     cpu,
     registry,
@@ -20,8 +22,9 @@ from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instruc
     strip,
     sync,
     tile,
+    warpgroup,
 )
-from mirage_cli.kernel_interpreter.memory import SIZES, Clocks, Fault, Global, Pointer, Shared, Unknown
+from mirage_cli.kernel_interpreter.memory import BARRIERS, SIZES, Clocks, Fault, Global, Pointer, Shared, Unknown
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
 from mirage_cli.kernel_interpreter.statements import Compiled, compiled
 from mirage_cli.kernel_interpreter.strand import Launch, Strand, Turns, World
@@ -234,7 +237,7 @@ def run_blocks(
     n = len(launch.blocks)
     warps = -(-launch.threads // 32)
     agents = n * (warps + 1)  # the last ones copy for a block each
-    clocks = Clocks(agents)
+    clocks = Clocks(agents + (n * (BARRIERS + warps) if _has_roles(kernel) else 0))
     shared = Shared(arithmetic, n, -(-launch.shared_bytes // 16) * 16, clocks, agents, granule, launch.cluster)
     world = World(arithmetic, launch, shared, clocks, Turns())
     world.barriers["parameters"] = parameters
@@ -243,17 +246,23 @@ def run_blocks(
     parts = _strands(kernel, block, thread)
     strands = [Strand(world, k, block[p], thread[p]) for k, p in enumerate(parts)]
     world.turns.run([functools.partial(body.start, s, **{kernel.parameters: parameters}) for s in strands])
+    for holds in world.endings:
+        holds()
     if any(s.copies for s in strands):
         raise Fault("a thread ends while its copies are on their way")
 
 
 def _strands(kernel: ir.Kernel, block: Array, thread: Array) -> list[Array]:
-    """Which threads run in step: all, or each warpgroup (of the first one each warp) of kernels whose warps have roles."""
-    if not any(_mentions(kernel, name) for name in registry.ROLES):
+    """Which threads run in step: all, or of kernels whose warps have roles those of one warpgroup of all blocks (of the first
+    one each warp)."""
+    if not _has_roles(kernel):
         return [np.arange(len(thread))]
     role = np.where(thread < 128, thread // 32, 4 + thread // 128)
-    groups = block * 1024 + role
-    return [np.flatnonzero(groups == g) for g in np.unique(groups)]
+    return [np.flatnonzero(role == r) for r in np.unique(role)]
+
+
+def _has_roles(kernel: ir.Kernel) -> bool:
+    return any(_mentions(kernel, name) for name in registry.ROLES)
 
 
 @functools.lru_cache(maxsize=256)
@@ -310,7 +319,14 @@ class Parameters(SimpleNamespace):
         return self
 
 
-registry.STRUCTS["Parameters"] = lambda s, static: Parameters()
+def _parameters(s: Any, static: Sequence[Any]) -> Parameters:
+    """Those of a kernel; members that are no pointers or numbers are there to be filled."""
+    kernel: ir.Kernel = s.world.barriers["run"].source.kernels[f"kernel{static[0]}"]
+    made = {f.name: registry.struct(f.type.name) for f in kernel.fields if not f.type.pointers}
+    return Parameters(**{name: make(s, ()) for name, make in made.items() if make is not None})
+
+
+registry.STRUCTS["Parameters"] = _parameters
 registry.STRUCTS["std::atomic"] = lambda s, static, *parts: None
 registry.CONVERSIONS["cudaStream_t"] = lambda s, x: x
 registry.CONVERSIONS["std::atomic"] = lambda s, x: None

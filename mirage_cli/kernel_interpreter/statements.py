@@ -86,8 +86,9 @@ class Statements(Expressions):
         value = None
         if v.value is not None and not isinstance(v.value, ir.List):
             value = self.place(v.value) if v.reference or t.reference else self.expression(v.value)
-        dims = [self.expression(d) for d in v.dims]
         own, items = self.type(t), v.value if isinstance(v.value, ir.List) else None
+        counted = ir.Literal(str(len(items.items) if items is not None else 0))  # of an array without a size
+        dims = [self.expression(counted if d == ir.Literal("") else d) for d in v.dims]
         listed = [self.expression(x) for x in _flat(items)] if items is not None else []
         reference = v.reference or t.reference
         slot = self.declare(v.name, reference)
@@ -106,7 +107,7 @@ class Statements(Expressions):
             known = own(s)
             make = registry.struct(known.name) if not v.pointers and not dims else None
             if make is not None:
-                s.env[slot.number] = make(s, known.args)
+                s.env[slot.number] = make(s, known.args, *(x(s) for x in listed))
                 return
             sizes = [*(int(d(s)) for d in dims), *registry.dims(known.name, known.args)]
             if not sizes:

@@ -39,6 +39,7 @@ class World:
     turns: Turns
     barriers: dict[Any, Any] = field(default_factory=dict)  #: named barriers and what else instructions keep for all
     array: Callable[..., Any] | None = None  #: how arrays are made that kernels declare (None: of registers)
+    endings: list[Callable[[], None]] = field(default_factory=list)  #: what has to hold when all strands have ended
     sees: Array | None = None  #: [block, block]: whether it has waited for what the other one writes to global memory
 
 
@@ -75,6 +76,7 @@ class Turns:
         self.condition = threading.Condition()
         self.order: list[int] = []
         self.failed: BaseException | None = None
+        self.ended = 0  #: waits that have ended
 
     def run(self, jobs: Sequence[Callable[[], None]]) -> None:
         """Run jobs until all have ended. Raises what the first one that failed raised."""
@@ -101,14 +103,17 @@ class Turns:
             self.failed = self.failed or e
         finally:
             with self.condition:
+                self.ended += 1
                 if k in self.order:
                     self.order.remove(k)
                 self.condition.notify_all()
 
     def until(self, k: int, ready: Callable[[], bool], what: str) -> None:
         """Let others run until something holds. Raises Fault where all wait."""
-        waited = 0
+        waited, ended = 0, self.ended
         while not ready():
+            if ended != self.ended:
+                waited, ended = 0, self.ended
             if waited > len(self.order):
                 raise Fault(f"{what}: nobody is left who could end this wait")
             with self.condition:
@@ -119,6 +124,7 @@ class Turns:
                 self.condition.wait_for(lambda: self.order[:1] == [k] or self.failed is not None)
             if self.failed is not None:
                 raise Fault("another strand failed")
+        self.ended += 1
 
 
 class Strand:

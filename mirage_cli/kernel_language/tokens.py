@@ -12,7 +12,7 @@ OPEN, CLOSE = "⟨", "⟩"  #: the brackets of static arguments, as long as they
 _BRACKETS = (re.compile(r"(?<=\w)<(?!<)"), re.compile(r"(?<![\s>-])>+"))
 _TOKEN = re.compile(
     r"\s*(?://[^\n]*\s*)*("
-    r"[A-Za-z_]\w*|0[xX][\da-fA-F.]+(?:[pP][+-]?\d+)?[fuUL]*|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?[fuUL]*|\[\[maybe_unused\]\]|#[^\n]*"
+    r"[A-Za-z_]\w*|0[xX][\da-fA-F.]+(?:[pP][+-]?\d+)?[fuUlL]*|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?[fuUlL]*|\[\[maybe_unused\]\]|#[^\n]*"
     r"|::|->|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^<>=!]=|\S|\Z)"
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -26,10 +26,10 @@ LITERALS = frozenset(("true", "false", "nullptr", "INFINITY", "NAN"))
 CASTS = frozenset(("static_cast", "reinterpret_cast"))
 VECTOR_LOOP = "MIRAGE_VECTOR_LOOP"
 EACH = frozenset(("MIRAGE_STRIP", "MIRAGE_STRIP_ROWS", "MIRAGE_EACH"))
-STORAGE = frozenset(("constexpr", "static", "extern", "__shared__"))
+STORAGE = frozenset(("constexpr", "static", "thread_local", "extern", "__shared__"))
 _OWN = "for if else return break using typedef const auto __restrict__"
 _FOREIGN = """while do switch case default continue goto asm volatile new delete struct class union enum
-template typename try catch throw namespace operator this static_assert const_cast dynamic_cast inline alignas thread_local
+template typename try catch throw namespace operator this static_assert const_cast dynamic_cast inline alignas
 and or not"""
 #: what stands where neither a name nor a type may; words of C++ that the language has not
 KEYWORDS = CASTS | EACH | STORAGE | LITERALS | {VECTOR_LOOP, *_OWN.split(), *_FOREIGN.split()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter.instructions.barriers import meet, rejoin
 from mirage_cli.kernel_interpreter.instructions.registry import instruction
 from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.numbers import Array, Number
@@ -167,12 +168,15 @@ def _any(s: Any, static: Sequence[Any], mask: int, test: Any) -> Any:
 
 @instruction("__syncthreads")
 def _syncthreads(s: Any, static: Sequence[Any]) -> None:
-    s.together(s.block, "__syncthreads")
+    meet(s, "__syncthreads", s.block, s.world.launch.threads)
 
 
 @instruction("__syncwarp")
 def _syncwarp(s: Any, static: Sequence[Any]) -> None:
-    s.world.clocks.tick(np.unique(s.warps[s.active]))
+    warps = np.unique(s.warps[s.active])
+    s.world.clocks.tick(warps)
+    for w in warps:
+        rejoin(s, int(w))
 
 
 for _name in ("launch_dependents", "fetch_ahead"):

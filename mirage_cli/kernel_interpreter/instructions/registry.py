@@ -62,7 +62,10 @@ def find(name: str) -> Instruction | None:
 
 def struct(name: str) -> Callable[..., Any] | None:
     """How a value of several parts is made; parameters of kernels have any members."""
-    return STRUCTS.get(name) or (STRUCTS["Parameters"] if name.startswith("Parameters") else None)
+    kernel = name.removeprefix("Parameters")
+    if kernel != name:
+        return lambda s, static: STRUCTS["Parameters"](s, (kernel,))
+    return STRUCTS.get(name)
 
 
 def dims(name: str, args: Sequence[Any]) -> Sequence[int]:
