@@ -175,7 +175,8 @@ class Strand:
         if old is None:
             if not isinstance(new, Number):
                 return new
-            old = Number(self.arithmetic.arbitrary((self.count,)))
+            parts = new.a.shape[0] // self.arithmetic.fields  # words hold several numbers
+            old = Number(np.concatenate([self.arithmetic.arbitrary((self.count,)) for _ in range(parts)]))
         if isinstance(new, Number) or isinstance(old, Number):
             a, b = self.arithmetic.number(old).a, self.arithmetic.number(new).a
             return Number(np.where(self.active, b, a))

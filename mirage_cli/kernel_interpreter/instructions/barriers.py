@@ -1,5 +1,5 @@
-"""Barriers of threads that do not run in step: named ones, those of clusters, and those in shared memory that count arrivals and
-bytes, phase by phase (`tma.cuh`)."""
+"""Barriers of threads that do not run in step: named ones, those of clusters, and those in shared memory that count arrivals
+and bytes, phase by phase (`tma.cuh`)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def of_cluster(s: Any, rank: Any) -> Array:
     rank = np.broadcast_to(rank, s.active.shape)
     if ((rank < 0) | (rank >= cluster))[s.active].any():
         raise Fault(f"block {rank[s.active].max()} of a cluster of {cluster}")
-    return s.block // cluster * cluster + rank
+    block: Array = s.block // cluster * cluster + rank
+    return block
 
 
 def touch(s: Any, agents: Sequence[int], blocks: Sequence[int]) -> None:

@@ -25,7 +25,8 @@ registry.CONSTANTS["CU_TENSOR_MAP_DATA_TYPE_BFLOAT16"] = "9"
 
 def swizzled(address: Array) -> Array:
     """Where the copy engine and matrix products have what belongs at an address."""
-    return address ^ (address >> 7 & 7) << 4
+    place: Array = address ^ (address >> 7 & 7) << 4
+    return place
 
 
 # --- maps ---------------------------------------------------------------------------------------------------------------

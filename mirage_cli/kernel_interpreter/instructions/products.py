@@ -1,7 +1,8 @@
-"""Matrix products of warpgroups, which run beside what follows them: `wgmma` of tiles in shared memory and of words in registers.
+"""Matrix products of warpgroups, which run beside what follows them: `wgmma` of tiles in shared memory and of words in
+registers.
 
-A product reads its tiles at some time between its issue and the wait for its group: what it reads has to be there before, and to
-stay until then. What it adds to is arbitrary until it is waited for and pinned.
+A product reads its tiles at some time between its issue and the wait for its group: what it reads has to be there before, and
+to stay until then. What it adds to is arbitrary until it is waited for and pinned.
 """
 
 from __future__ import annotations
