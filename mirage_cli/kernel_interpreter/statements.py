@@ -5,6 +5,7 @@ A condition that lanes do not agree on runs both sides, each for its lanes; loop
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -18,6 +19,8 @@ from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.places import Run, constant_place, element_of
 from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.kernel_language import ir
+
+MOST_TURNS = 1 << 16  #: of a loop
 
 
 class Statements(Expressions):
@@ -174,7 +177,9 @@ class Statements(Expressions):
             before, left = s.active, s.left_loop
             s.left_loop = np.zeros_like(before)
             start(s)
-            while True:
+            for turn in itertools.count():
+                if turn > MOST_TURNS:
+                    raise Fault(f"a loop that goes on after {MOST_TURNS} turns")
                 more = condition(s)
                 if isinstance(more, bool | np.bool_):
                     if not more:

@@ -19,6 +19,7 @@ from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
 from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 
+TOLERANCE = 1e-9  #: of float64, over the largest result
 FIELDS = 2  #: prime fields in which kernels are run at once
 
 
@@ -80,15 +81,16 @@ def compare(
     residues: bool = True,
     choose: Choice = all_blocks,
     primes: Sequence[int] = PRIMES[:FIELDS],
-    tolerance: float = 1e-9,
+    spread: float = 1.0,
 ) -> Finding:
     """Run a source that was rendered for this program and muGraph, and compare what it writes with the program. Every
-    element has to be written where all blocks run; of chosen blocks what they write is compared."""
+    element has to be written where all blocks run; of chosen blocks what they write is compared. Without `residues` this is
+    done over float64, on numbers of the size `spread`; where the program has no finite result nothing is compared."""
     symbols = dict(symbols or {})
     order = [a.name for a in program.axes]
     domain = Placed(order, seed, primes) if residues else Float64(order)
     arithmetic = Arithmetic(Placed((), seed, primes) if residues else Float64(), numbers(program, graph))
-    arrays = _inputs(program, symbols, domain, seed)
+    arrays = _inputs(program, symbols, domain, seed, spread)
     wanted = evaluate_program(program, domain, arrays, symbols)
     flat = [np.asarray(a).reshape(arithmetic.fields, -1).astype(arithmetic.dtype) for a in arrays.values()]
     granule = 1 if any(s.dtype.bytes == 1 for s in program.sources) else 2
@@ -106,7 +108,7 @@ def compare(
         if everything and not r.written.all():
             return Finding(f"element {int(np.argmin(r.written))} of output {k} is not written", compared + 1)
         right = np.asarray(w).reshape(arithmetic.fields, -1)
-        same = _same(right, r.values, tolerance, residues) | ~r.written
+        same = _same(right, r.values, residues) | ~r.written
         if not same.all():
             at = np.unravel_index(int(np.argmin(same)), [ex.value(e, symbols) for e in program.outputs[k].dims])
             return Finding(f"output {k} differs at {tuple(int(i) for i in at)}", compared + 1)
@@ -114,7 +116,9 @@ def compare(
     return Finding("", compared, sum(len(choose(x.grid, x.cluster)) for _, x in run.launched))
 
 
-def _inputs(program: Program, symbols: Mapping[str, int], domain: Residues | Float64, seed: int) -> dict[int, Array]:
+def _inputs(
+    program: Program, symbols: Mapping[str, int], domain: Residues | Float64, seed: int, spread: float
+) -> dict[int, Array]:
     rng = np.random.default_rng(seed)
     arrays: dict[int, Array] = {}
     for k, s in enumerate(program.sources):
@@ -122,15 +126,18 @@ def _inputs(program: Program, symbols: Mapping[str, int], domain: Residues | Flo
         if isinstance(domain, Residues):
             arrays[k] = domain.random(f"source {k}", dims)
         else:
-            arrays[k] = rng.standard_normal(dims) if s.dtype.is_float else rng.integers(0, 2, dims).astype(float)
+            arrays[k] = (
+                spread * rng.standard_normal(dims) if s.dtype.is_float else rng.integers(0, 2, dims).astype(float)
+            )
     return arrays
 
 
-def _same(right: Array, left: Array, tolerance: float, residues: bool) -> Array:
+def _same(right: Array, left: Array, residues: bool) -> Array:
     if residues:
         return np.asarray((right == left).all(axis=0))
-    scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isfinite(right), right, 0)), initial=0.0)))
-    close = np.isclose(right, left, rtol=0, atol=tolerance * scale, equal_nan=True)
+    known = np.isfinite(right)
+    scale = max(1.0, float(np.abs(right).max(where=known, initial=0.0)))
+    close = np.isclose(right, left, rtol=0, atol=TOLERANCE * scale) | ~known
     return np.asarray(close.all(axis=0))
 
 

@@ -28,6 +28,7 @@ from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
 DRAWS = 2  #: random points at which kernels have to differ before they are refuted (a divisor may be 0 at one)
+SPREAD = 60.0  #: of numbers on which exponentials leave the range of float64 where they are below no maximum
 AFFORDABLE = 2e7  #: nanoseconds that evaluating a program and its muGraph may take where all kernels are run together
 Print = Callable[[Program, KernelGraph, Sequence[Schedule]], str]
 Printed = tuple[Program, KernelGraph, str, dict[str, int]]
@@ -95,6 +96,9 @@ def _at(p: Program, g: KernelGraph, printed: str, symbols: Mapping[str, int], sa
             continue
         if finding.passed:
             break
+    if finding.passed and any(o.op in MAXIMA for k in g.kernels for o in k.block.ops):
+        wide = compare(printed, p, g, symbols, residues=False, spread=SPREAD)
+        return replace(wide, compared=finding.compared)
     return finding
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -32,6 +32,7 @@ OTHER = {
     "<<": ">>",
     ">>": "<<",
 }
+STATEMENTS = get_args(ir.Statement)
 Build = Callable[[Any], Any]
 
 
@@ -45,7 +46,10 @@ class Mutant:
 
 def mutants(kernel: ir.Kernel) -> list[Callable[[], Mutant]]:
     """All changes of a kernel that are known, not yet made."""
-    return [lambda n=node, b=build, c=changed: Mutant(_told(n, c), b(c)) for node, changed, build in _changes(kernel)]
+    return [
+        lambda n=node, b=build, c=changed, st=statement: Mutant(_told(n, c, st), b(c))
+        for node, changed, statement, build in _changes(kernel)
+    ]
 
 
 def draw(kernel: ir.Kernel, count: int, seed: int) -> list[Mutant]:
@@ -55,39 +59,40 @@ def draw(kernel: ir.Kernel, count: int, seed: int) -> list[Mutant]:
     return [found[int(k)]() for k in random.permutation(len(found))[:count]]
 
 
-def _told(node: Any, changed: Any) -> str:
+def _told(node: Any, changed: Any, statement: Any) -> str:
     def short(x: Any) -> str:
         try:
             return text(x).strip().splitlines()[0][:120] if x is not None else "nothing"
-        except Exception:
+        except (TypeError, ValueError, AttributeError):  # a part that the printer has no rule for
             return repr(x)[:120]
 
-    return f"{short(node)} -> {short(changed)}"
+    return f"{short(node)} -> {short(changed)} in: {short(statement)}"
 
 
-def _changes(kernel: ir.Kernel) -> Iterator[tuple[Any, Any, Build]]:
-    for node, build in _nodes(kernel.body, lambda body: replace(kernel, body=body)):
+def _changes(kernel: ir.Kernel) -> Iterator[tuple[Any, Any, Any, Build]]:
+    for node, statement, build in _nodes(kernel.body, None, lambda body: replace(kernel, body=body)):
         for changed in _changed(node):
-            yield node, changed, build
+            yield node, changed, statement, build
 
 
-def _nodes(value: Any, build: Build) -> Iterator[tuple[Any, Build]]:
-    """Every node below a value, with what makes the whole from another one in its place."""
+def _nodes(value: Any, statement: Any, build: Build) -> Iterator[tuple[Any, Any, Build]]:
+    """Every node below a value with the statement that it is in, and what makes the whole from another one in its place."""
     if isinstance(value, tuple):
         for k, item in enumerate(value):
 
             def around(new: Any, k: int = k) -> Any:
                 return build((*value[:k], *(() if new is None else (new,)), *value[k + 1 :]))
 
-            yield from _nodes(item, around)
+            yield from _nodes(item, statement, around)
         return
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return
-    yield value, build
+    statement = value if isinstance(value, STATEMENTS) else statement
+    yield value, statement, build
     for f in dataclasses.fields(value):
         inner = getattr(value, f.name)
         if isinstance(inner, tuple) or dataclasses.is_dataclass(inner):
-            yield from _nodes(inner, lambda new, name=f.name: build(replace(value, **{name: new})))
+            yield from _nodes(inner, statement, lambda new, name=f.name: build(replace(value, **{name: new})))
 
 
 def _changed(node: Any) -> Iterator[Any]:

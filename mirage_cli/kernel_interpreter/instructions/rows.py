@@ -11,7 +11,7 @@ from mirage_cli.kernel_interpreter.instructions import registry
 from mirage_cli.kernel_interpreter.instructions.common import cells_of, over_lanes, put_vector, stacked, vector
 from mirage_cli.kernel_interpreter.instructions.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.instructions.sync import in_block
-from mirage_cli.kernel_interpreter.memory import Cells, Pointer
+from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Number
 
 registry.ARRAYS["Chunk"] = lambda args: (args[1],)
@@ -34,6 +34,8 @@ def _rounded(s: Any, static: Sequence[Any], x: Cells) -> Cells:
 
 @instruction("join_parts")
 def _join_parts(s: Any, static: Sequence[Any], x: Cells) -> Number:
+    if not 0 < static[1] <= x.size:
+        raise Fault(f"{static[1]} of {x.size} registers are joined")
     return Number(type_of(static[0]).all(s.arithmetic, stacked(s, x)[:, : static[1]], 1))
 
 
