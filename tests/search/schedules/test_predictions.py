@@ -43,14 +43,22 @@ def _linear(g: Graph, t: DType) -> Sequence[int]:
     return [compose.linear(g, x, g.input("w", (1024, 2048), t))]
 
 
+def _computed(g: Graph, t: DType) -> Sequence[int]:
+    x = g.map("silu", g.input("x", (1024, 1024), t))
+    return [compose.linear(g, x, g.input("w", (1024, 1024), t))]
+
+
 def _symbolic(g: Graph, t: DType) -> Sequence[int]:
     x = g.map("silu", g.input("x", (symbol("rows"), 512), t))
     return [compose.linear(g, x, g.input("w", (512, 4096), t))]
 
 
-def _norm(g: Graph, t: DType) -> Sequence[int]:
-    x = compose.layer_norm(g, g.input("x", (64, 16384), t), [1], 1e-5)
-    return [g.map("mul", x, g.input("gain", (16384,), t))]
+def _norm(rows: int, length: int) -> Build:
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        x = compose.layer_norm(g, g.input("x", (rows, length), t), [1], 1e-5)
+        return [g.map("mul", x, g.input("gain", (length,), t))]
+
+    return build
 
 
 def _columns(g: Graph, t: DType) -> Sequence[int]:
@@ -60,10 +68,13 @@ def _columns(g: Graph, t: DType) -> Sequence[int]:
 PROGRAMS: dict[str, tuple[Build, DType]] = {
     "decode": (_attention(16, 4096, 2), F16),
     "prefill": (_attention(256, 1024), F16),
+    "wide": (_attention(64, 2048, 8, 256), F16),
     "linear": (_linear, F16),
+    "computed": (_computed, F16),
     "exact": (_attention(8, 512, 8, 64), F32),
     "symbolic": (_symbolic, F32),
-    "norm": (_norm, F16),
+    "norm": (_norm(64, 16384), F16),
+    "short": (_norm(4096, 128), F16),
     "columns": (_columns, F16),
 }
 
