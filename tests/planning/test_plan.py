@@ -93,7 +93,7 @@ def test_a_muGraph_for_an_older_architecture_is_read_back(fragment: Program, pla
     stored = plan_from_json(json.loads(json.dumps(planned.to_json())))
     p = planned.plans["cuda"]
     assert stored.others["cuda"] == tuple(o.alternative for o in p.others)
-    assert [where for kind, where, _, _ in stored.ways if kind == "cuda"] == ["", " where the GPU is sm_80"]
+    assert [w.where for w in stored.ways if w.kind == "cuda"] == ["", " where the GPU is sm_80"]
     again = rendered("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"]).text
     assert again == p.text
 
