@@ -19,6 +19,7 @@ from typing import Any
 
 from mirage_cli.errors import MirageError
 from mirage_cli.machine import devices
+from mirage_cli.optimization import environment
 from mirage_cli.options.options import Options, cores
 from mirage_cli.processes import isolation
 from mirage_cli.search.schedules.tiling import ENGINES
@@ -161,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
     given = parser.parse_args(arguments)
     names = [c.name for c in chosen("paper", given.cases or ROWS)]
-    arch = devices.device(given.gpu).architecture
+    arch = environment.architecture_of(devices.device(given.gpu))
     with TemporaryDirectory(prefix="mirage-ablation-") as temporary:
         places = [(n, k, Path(temporary) / f"{n}-{k}") for n in names for k in range(len(VARIANTS))]
         rows: dict[str, list[suite_build.Row]] = {n: [] for n in names}

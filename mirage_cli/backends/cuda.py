@@ -13,7 +13,6 @@ from mirage_cli.errors import UsageError
 FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden")
 #: Without these, names of temporary files are left in objects and libraries, which then differ from build to build.
 SAME_OBJECT, SAME_LIBRARY = "--objdir-as-tempdir", "--no-device-link"
-ARCHS = ("sm_80", "sm_90a")
 
 
 def jobs(nvcc: Tool, fragment: str, archs: Sequence[str]) -> list[CompileJob]:

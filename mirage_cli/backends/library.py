@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mirage_cli.backends import cpu, cuda, shared_object
@@ -21,6 +21,7 @@ from mirage_cli.codegen.printers import render
 from mirage_cli.errors import CompileError, InvalidGraph
 from mirage_cli.files import staging
 from mirage_cli.files.output import LIBRARY
+from mirage_cli.search.schedules.architectures import default_architectures
 
 HEADER = "mirage.h"
 TABLES = "library.cpp"
@@ -39,7 +40,7 @@ _ELEMENTS = {"bool": "boolean"}  # names of ort::Element that are not those of l
 class Options:
     """Options of a build: architectures, parallel compilations, seconds for each, a folder of kept objects."""
 
-    archs: tuple[str, ...] = cuda.ARCHS
+    archs: tuple[str, ...] = field(default_factory=default_architectures)
     workers: int | None = None
     timeout: float = TIMEOUT
     cache: Path | None = None

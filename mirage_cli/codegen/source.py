@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Alternative, Bound
+from mirage_cli.search.schedules.architectures import alone, number
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
 
@@ -64,18 +65,18 @@ def source(
     `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
     the graph is taken to be without thread graphs of several operators (`search/finish/unfuse.py`). `others` are muGraphs that
     take the place of `graph` where their bounds hold, the first that does; those with a target are for other devices than
-    those of `target`, and kernels are compiled for the architecture that they are made for alone.
+    those of `target`, the newest one, and kernels are compiled for the architecture that they are made for alone.
     """
     tiles: list[Spelled] = []
     ways: list[dict[str, Any]] = []
-    older = [load_target(o.target).capability for o in others if o.target]
+    built = dict.fromkeys((*(o.target for o in others if o.target), target.name))
     for way in (*others, Alternative((), graph, tuple(schedules))):
         own = load_target(way.target) if way.target else target
         kernels, workspace = _kernels(program, way, own, passes, tiles)
-        compared = "<" if way.target else ">="
         for k in kernels:
-            k["compiled_for"] = f"__CUDA_ARCH__ {compared} {target.capability}" if older else ""
-        tests = [*_device_tests(own, target, older), *_tests(way.when, program.symbols)]
+            k["compiled_for"] = " && ".join(_device_tests(own.name, built, "__CUDA_ARCH__"))
+        tests = _device_tests(own.name, built, "mirage::capability()") if way.target else []
+        tests += _tests(way.when, program.symbols)
         ways.append({"condition": " && ".join(tests), "kernels": kernels, "workspace": workspace})
     name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
     lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
@@ -115,13 +116,20 @@ def _kernels(
     return kernels, _size([*total, *shares], program.symbols)
 
 
-def _device_tests(own: Target, newest: Target, older: Sequence[int]) -> list[str]:
-    """The C conditions that a device is one for kernels of `own`: those of the oldest target serve all that have none."""
-    if own.capability == newest.capability:
+def _device_tests(own: str, built: Collection[str], device: str) -> list[str]:
+    """The C conditions that of the architectures `built` it is `own` whose code a `device` runs, given by its number: that of
+    sm_90a and the like where the number is the very same, else the newest of the others that is no newer than the device.
+    So does CUDA choose the code of a library."""
+    if len(built) == 1:
         return []
-    if own.capability > min(older):
-        return [f"mirage::capability() == {own.capability}"]
-    return [f"mirage::capability() != {newest.capability}"]
+    if alone(own):
+        return [f"{device} == {number(own)}"]
+    least = number(own)
+    most = min((number(n) for n in built if not alone(n) and number(n) > least), default=0)
+    tests = [f"{device} >= {least}"] if min(map(number, built)) < least else []
+    tests += [f"{device} < {most}"] if most else []
+    apart = (number(n) for n in built if alone(n))
+    return tests + [f"{device} != {n}" for n in apart if n >= least and (n < most or not most)]
 
 
 def _tests(bounds: Sequence[Bound], symbols: Sequence[str]) -> list[str]:

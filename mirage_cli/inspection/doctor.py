@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from mirage_cli import __version__
 from mirage_cli.backends import toolchain
 from mirage_cli.backends.toolchain import Tool
-from mirage_cli.errors import MirageError, ToolMissing
+from mirage_cli.errors import MirageError, ToolMissing, UsageError
 from mirage_cli.files.codec import says
 from mirage_cli.machine import devices, packages
 from mirage_cli.optimization import environment
@@ -159,12 +158,21 @@ def _cuda_provider() -> Item:
         return Item("CUDA provider", False, "there is no onnxruntime", "pip install onnxruntime-gpu")
 
 
+def _too_old(gpu: devices.Device) -> str:
+    """Why a GPU runs no kernels, or nothing."""
+    try:
+        environment.architecture_of(gpu)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def _gpus(gpus: Sequence[devices.Device]) -> Item:
     if not gpus:
         return Item("GPU", False, "none: the driver's nvidia-smi is absent or shows no device")
     lines = [f"{g.number}: {g.name}, {g.memory}, compute capability {g.capability}, driver {g.driver}" for g in gpus]
-    if not any(float(re.sub(r"[^\d.]", "", g.capability) or 0) >= 8 for g in gpus):
-        return Item("GPU", False, "; ".join([*lines, "compute capability 8.0 or newer is needed"]))
+    if all(why := [_too_old(g) for g in gpus]):
+        return Item("GPU", False, "; ".join([*lines, *why]))
     try:
         nvcc = toolchain.find_nvcc()
     except ToolMissing:

@@ -38,16 +38,6 @@ class Device:
     capability: str
     memory: str
 
-    @property
-    def architecture(self) -> str:
-        """The architecture to compile for: the newest one that we render for and the device runs."""
-        major = int(self.capability.split(".")[0])
-        if major == 9:
-            return "sm_90a"
-        if major >= 8:
-            return "sm_80"
-        raise UsageError(f"{self.name} has compute capability {self.capability}, at least 8.0 is needed")
-
 
 def devices() -> list[Device]:
     """The GPUs of this machine that CUDA programs see, in their order; none where there is no driver."""
@@ -65,13 +55,6 @@ def device(number: int) -> Device:
     if not 0 <= number < len(present):
         raise UsageError(f"there is no GPU {number}: this machine has {len(present)}, counted from 0")
     return present[number]
-
-
-def architecture(number: int) -> str:
-    """The architecture of GPU `number`. Raises ToolMissing without a GPU, UsageError for a number that does not exist."""
-    if not devices():
-        raise ToolMissing("no NVIDIA GPU was found", "name the architecture instead, for example --arch sm_90a")
-    return device(number).architecture
 
 
 def driver_cuda() -> tuple[int, int] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mirage_cli.backends import cuda
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ToolMissing, UsageError
@@ -12,9 +11,9 @@ from mirage_cli.files.result_store import Kept
 from mirage_cli.machine import devices, user_folders
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
+from mirage_cli.search.schedules.architectures import architectures, default_architectures, native
 from mirage_cli.tuning.cache import TuningCache
 
-CUDA_ARCHS = cuda.ARCHS
 OBJECTS, TUNINGS, RESULTS, GRAPHS = "objects", "tunings", "results", "graphs"  #: folders of the cache
 ANSWERS = "answers"
 
@@ -50,13 +49,25 @@ def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
 
 
 def archs(options: Options) -> tuple[str, ...]:
-    """The CUDA architectures to build for. Raises UsageError for an unknown one."""
+    """The CUDA architectures to build for, oldest first. Raises UsageError for an unknown one."""
     asked = options.arch or (("native",) if options.gpu is not None else ())
-    names = [devices.architecture(options.gpu or 0) if a == "native" else a for a in asked]
-    unknown = [a for a in names if a not in CUDA_ARCHS]
-    if unknown:
-        raise UsageError(f"--arch {unknown[0]}: expected {', '.join(CUDA_ARCHS)} or native")
-    return tuple(sorted(set(names))) or CUDA_ARCHS
+    names = [architecture(options.gpu or 0) if a == "native" else a for a in asked]
+    if unknown := [a for a in names if a not in architectures()]:
+        raise UsageError(f"--arch {unknown[0]}: expected {', '.join(architectures())} or native")
+    return tuple(a for a in architectures() if a in names) or default_architectures()
+
+
+def architecture(gpu: int) -> str:
+    """The architecture for GPU number `gpu`. Raises ToolMissing without a GPU, UsageError for a number that does not exist
+    and for a GPU that is too old."""
+    if not devices.devices():
+        raise ToolMissing("no NVIDIA GPU was found", "name the architecture instead, for example --arch sm_90a")
+    return architecture_of(devices.device(gpu))
+
+
+def architecture_of(device: devices.Device) -> str:
+    """The architecture for a GPU. Raises UsageError for one that is too old."""
+    return native(device.name, device.capability)
 
 
 def cache_folder(options: Options) -> Path | None:

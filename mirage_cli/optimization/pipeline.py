@@ -106,7 +106,7 @@ class Run:
         symbols = {s for w in work for s in w.program.symbols}
         options = replace(plan_options(self.options, self.tools, symbols, self.ranges), entropy=self.entropy)
         self.plans = batch.shared_out(options, len(work), self.options.jobs)
-        measured = "" if self.options.gpu is None else devices.architecture(self.options.gpu)
+        measured = "" if self.options.gpu is None else environment.architecture(self.options.gpu)
         self.progress.stage("search and prove", len(work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators, w.largest(self.imported), w.growth) for w in work]
@@ -346,4 +346,4 @@ def _tunes(options: Options) -> bool:
     not."""
     if options.gpu is None:
         return options.tuned
-    return devices.architecture(options.gpu) == newest(environment.archs(options)).name
+    return environment.architecture(options.gpu) == newest(environment.archs(options)).name

@@ -179,7 +179,7 @@ def _measured(w: Work, stage: Stage) -> Tuning:
         with Scratch("mirage-tuning-") as folder:
             settings = Settings(
                 nvcc,
-                stage.device.architecture,
+                environment.architecture_of(stage.device),
                 stage.options.jobs,
                 environment.object_cache(stage.options),
             )
@@ -211,7 +211,8 @@ def _where(w: Work, stage: Stage) -> Where:
     extents = tuple(sorted((s, sizes[s]) for s in w.program.symbols))
     dtype = ",".join(dict.fromkeys(str(s.dtype) for s in w.program.sources))
     name, driver = (stage.device.name, stage.device.driver) if stage.device is not None else ("", "")
-    architecture = stage.device.architecture if stage.device is not None else stage.plans.targets["cuda"][-1]
+    plans = newest(stage.plans.targets["cuda"]).name
+    architecture = plans if stage.device is None else environment.architecture_of(stage.device)
     version = build.version(_nvcc(stage))
     where = Where(w.program.key(), extents, dtype, architecture, name, driver, version)
     if stage.device is None and stage.cache is not None:

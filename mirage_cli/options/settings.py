@@ -17,6 +17,7 @@ from mirage_cli.codegen.requests.passes import PASSES
 from mirage_cli.errors import UsageError
 from mirage_cli.options import dims
 from mirage_cli.options.options import Options
+from mirage_cli.search.schedules.architectures import architectures, default_architectures
 
 COVERAGE_KINDS = ("flops", "weight_bytes", "nodes")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -141,8 +142,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("target", _choice("cuda|cpu", "cuda", "cpu"), "Where kernels run [both where nvcc is found].", many=True),
     Setting(
         "arch",
-        _choice("ARCH", "sm_80", "sm_90a", "native"),
-        "CUDA: sm_80, sm_90a or native [all].",
+        _choice("ARCH", *architectures(), "native"),
+        f"CUDA: {', '.join(architectures())} or native [{' and '.join(default_architectures())}].",
         many=True,
     ),
     Setting("gpu", _integer(0), "Measure candidates on this GPU [none]."),

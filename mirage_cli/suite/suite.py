@@ -14,6 +14,7 @@ from mirage_cli.files import rawfile
 from mirage_cli.files.staging import Scratch
 from mirage_cli.machine import devices
 from mirage_cli.measurement import peers
+from mirage_cli.optimization import environment
 from mirage_cli.options.options import Options, cores
 from mirage_cli.processes import isolation
 from mirage_cli.report.stages import Progress, Silent
@@ -60,7 +61,7 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
         raise UsageError(f"--dtype {options.dtype}: expected {', '.join(suite_cases.DTYPES)}")
     cases = suite_cases.chosen(options.suite, options.only)
     earlier = read_peers(options.peers_from, options) if options.peers_from else {}
-    arch = devices.device(options.gpu).architecture
+    arch = environment.architecture_of(devices.device(options.gpu))
     with ExitStack() as stack:
         folder = options.build or stack.enter_context(Scratch("mirage-suite-"))
         folder.mkdir(parents=True, exist_ok=True)

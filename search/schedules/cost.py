@@ -21,28 +21,14 @@ from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
 TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
-CACHE_FACTOR = 2.5  #: bandwidth of the second-level cache over that of memory
-MATRIX_EFFICIENCY = 0.35  #: share of the matrix rate that generated CUDA loops reach
-BLOCK_FACTOR = 2.5  #: how much slower than these terms kernels of the engine `block` were on one H200
-STEP_US = 0.35  #: fixed time of one iteration on a GPU: barriers, first bytes
-STATEMENT_US = 0.03  #: fixed time of one statement over a tile on a CPU
-SEGMENT = 1500.0  #: bytes side by side with which a CPU's reads come half way from their slowest to its bandwidth
-SCATTERED = 0.3  #: share of a CPU's bandwidth that reads of short pieces reach
-STREAMED_RATE, STREAMED_HALF = 0.52, 1.5  #: share of a CPU's rate that few streamed rows reach; rows for half of that
-PACKED_RATE, PACKED_HALF = 0.95, 10.0  #: the same with many rows
-LIBRARY_RATE, LIBRARY_BANDWIDTH = 0.85, 0.7  #: what onnxruntime's products reach of a CPU's rate and bandwidth
 STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
 STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
-FIRST_CACHE = 24576  #: bytes of sums that stay in the first-level cache
-SUM_SECONDS = 5e-11  #: reading and writing a sum beyond it
-OVERLAP = 0.5  #: share of the shorter of memory and work that a CPU does at the time of the other
-CONVERT_FLOPS = 0.5  #: converting an element of another type to float32 while it is read
-EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
 BARRIER_OPS = ("top", "sum", "running", "contract")
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -223,7 +209,7 @@ class _Estimate:
         exchange = 0.0
         if self.g.split:  # shares are written once and read once by the last block
             traffic = traffic + 8 * sum(self.own(o) for o in self.g.ops if o.op == "grid_sum")
-            exchange = EXCHANGE_US
+            exchange = (self.t.fitted(Cpu) if self.t.kind == "cpu" else self.t.fitted(Block)).exchange_us
         if self.t.kind == "cpu":
             us = self.cpu_time(shared)
         else:
@@ -242,25 +228,25 @@ class _Estimate:
     # --- CPU ----------------------------------------------------------------------------------------------------------
     def task_us(self) -> Floats:
         """One block on one core: vector work, conversions of loaded operands, fixed time of every statement."""
-        t, seconds = self.t, 0.0 * self.ones
+        t, c, seconds = self.t, self.t.fitted(Cpu), 0.0 * self.ones
         for o in self.g.ops:
             repeat, n = self.repeat(o), self.own(o)
             if o.op == "load":
                 half = self.m.source[o.source_value or ""].dtype.name != "f32" and o.name in self.m.contracted
-                seconds = seconds + repeat * n / t.special * (CONVERT_FLOPS if half else 0.2)
+                seconds = seconds + repeat * n / t.special * (c.convert_flops if half else c.copy_flops)
                 continue
-            seconds = seconds + repeat * STATEMENT_US * 1e-6
+            seconds = seconds + repeat * c.statement_us * 1e-6
             if o.op == "contract":
                 over = frozenset(o.over)
                 x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
                 rows = np.minimum(x, y)
                 few = rows <= STREAMED_ROWS
-                streamed, packed = rows / (rows + STREAMED_HALF), rows / (rows + PACKED_HALF)
-                rate = t.rate(o.dtype) * np.where(few, STREAMED_RATE * streamed, PACKED_RATE * packed)
+                streamed, packed = rows / (rows + c.streamed_half), rows / (rows + c.packed_half)
+                rate = t.rate(o.dtype) * np.where(few, c.streamed_rate * streamed, c.packed_rate * packed)
                 depth = self.elements(over, o.phase)
                 seconds = seconds + repeat * 2.0 * x * y * depth / rate
-                spilled = few & (4 * x * y > FIRST_CACHE)
-                seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * SUM_SECONDS, 0.0)
+                spilled = few & (4 * x * y > c.first_cache)
+                seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * c.sum_seconds, 0.0)
             elif o.op == "thread" and o.thread is not None:
                 seconds = seconds + repeat * n * o.thread.flops() / t.special
             elif o.op in ("sum", "top"):
@@ -284,7 +270,7 @@ class _Estimate:
 
     def memory_us(self) -> Floats:
         """All blocks' reads and writes on a CPU: what comes from memory, and what the caches give again."""
-        t, time, written = self.t, 0.0 * self.ones, 0.0
+        t, c, time, written = self.t, self.t.fitted(Cpu), 0.0 * self.ones, 0.0
         for o in self.g.ops:
             if o.op != "load":
                 continue
@@ -292,20 +278,20 @@ class _Estimate:
             total = self.own(o) * source.dtype.bytes * self.repeat(o) * self.blocks
             first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * source.dtype.bytes)
             segment = self.segment(o)
-            share = SCATTERED + (1 - SCATTERED) * segment / (segment + SEGMENT)
-            time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * CACHE_FACTOR)
+            share = c.scattered + (1 - c.scattered) * segment / (segment + c.segment)
+            time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * c.cache_factor)
         for out in self.m.p.outputs:
             written += math.prod(number(e, self.m.sizes) for e in out.dims) * out.dtype.bytes
         return (time + written / t.bandwidth) * 1e6
 
     def cpu_time(self, shared: Floats) -> Floats:
         """Microseconds on a CPU."""
-        t, task = self.t, self.task_us()
-        slowed = task * np.where(shared <= t.shared_bytes / 2, 1.0, 2.0)
+        t, c, task = self.t, self.t.fitted(Cpu), self.task_us()
+        slowed = task * np.where(shared <= t.shared_bytes / 2, 1.0, c.crowded)
         shares = t.fork_us + np.ceil(self.blocks / t.units) * slowed
         time = np.where(self.parallel(task), shares, self.blocks * slowed)
         memory = self.memory_us()
-        slowest: Floats = np.maximum(time, memory) + (1 - OVERLAP) * np.minimum(time, memory)
+        slowest: Floats = np.maximum(time, memory) + (1 - c.overlap) * np.minimum(time, memory)
         return t.launch_us + slowest
 
     # --- CUDA ---------------------------------------------------------------------------------------------------------
@@ -313,22 +299,22 @@ class _Estimate:
         self, traffic: Floats, work: Floats, matrix: Mapping[str, Floats], shared: Floats, fragment: Floats
     ) -> Floats:
         """Microseconds on a GPU."""
-        t, blocks, warps = self.t, self.blocks, self.s.warps
+        t, c, blocks, warps = self.t, self.t.fitted(Block), self.blocks, self.s.warps
         resident = np.minimum(t.shared_total // np.maximum(shared, 1), np.minimum(t.threads // (32 * warps), 8))
         resident = np.maximum(1, resident)
         waves = np.ceil(blocks / (t.units * resident))
         used = np.minimum(1.0, blocks / t.units)
         memory = self.m.once / t.bandwidth / np.maximum(used, 1e-9) ** 0.5 * 1e6
-        cache = traffic * blocks / (t.bandwidth * CACHE_FACTOR) / used * 1e6
+        cache = traffic * blocks / (t.bandwidth * c.cache_factor) / used * 1e6
         compute = 0.0 * blocks
         for name, f in matrix.items():
-            compute = compute + f * blocks / (t.rate(_dtype(name)) * MATRIX_EFFICIENCY)
+            compute = compute + f * blocks / (t.rate(_dtype(name)) * c.matrix_efficiency)
         compute = (compute + work * blocks / t.special) / used * 1e6
         barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
-        chain = waves * (t.latency_us + self.steps * (STEP_US / np.minimum(resident, 2) + 0.05 * barriers))
-        spill = np.where(fragment / (32 * warps) <= 128, 1.0, 4.0)
+        chain = waves * (t.latency_us + self.steps * (c.step_us / np.minimum(resident, 2) + c.barrier_us * barriers))
+        spill = np.where(fragment / (32 * warps) <= 128, 1.0, c.spilled)
         slowest: Floats = np.maximum(np.maximum(memory, cache), np.maximum(compute * spill, chain))
-        return t.launch_us + BLOCK_FACTOR * slowest
+        return t.launch_us + c.slower * slowest
 
 
 def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
@@ -384,11 +370,12 @@ def original_us(
             axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
             flops = 2.0 * math.prod(extents[a] for a in axes)
             if target.kind == "cpu":
-                work = flops / (target.library_rate(n.dtype) * target.units * LIBRARY_RATE)
-                time = time / LIBRARY_BANDWIDTH
-                time = max(time, work) + (1 - OVERLAP) * min(time, work)
+                c = target.fitted(Cpu)
+                work = flops / (target.library_rate(n.dtype) * target.units * c.library_rate)
+                time = time / c.library_bandwidth
+                time = max(time, work) + (1 - c.overlap) * min(time, work)
             else:
-                time = max(time, flops / (target.library_rate(n.dtype) * 0.8))
+                time = max(time, flops / (target.library_rate(n.dtype) * target.fitted(Block).library_rate))
         elif n.op in OPS:
             time = max(time, size(n.name) * OPS[n.op].flops / target.special)
         total += time * 1e6

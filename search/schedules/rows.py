@@ -20,6 +20,7 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.mugraph.row_values import LEAVES, REDUCTIONS, Rows, rows_of, widths
 from mirage_cli.search.mugraph.subtracted_sums import wide_row_sums
 from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, bytes_once, floor_us, number
+from mirage_cli.search.schedules.fitted import Rows as RowConstants
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -31,17 +32,7 @@ SLOTS = (1, 2, 4)  #: chunks of a thread where nothing is reduced
 CLUSTERS = (2, 4, 8)
 SPARE = 32  #: registers of a thread for addresses and the like
 SCRATCH = 12288  #: floats that a block's threads may exchange
-FULL = 0.95  #: share of the memory's bandwidth that many blocks reach
-CLOCK = 1.7e9  #: of a multiprocessor
 SCHEDULERS = 4  #: instructions of warps that it issues at a time
-ALONE, ENOUGH_WARPS = 0.3, 16  #: the share of that rate that few warps reach, and how many reach all
-ACCESS = 4.0  #: instructions that an access to memory counts for
-MEET = 20  #: instructions of a warp for a reduction
-AHEAD_US, START_US = 1.0, 1.3  #: of a launch behind another one, with what is read asked for ahead and without
-SLOT_US = 0.08  #: of a slot more where a thread reduces by itself
-TURN_US = 0.5  #: of one more turn, beside what memory and instructions take
-CACHE = 1.35  #: bandwidth of the second-level cache over that of memory, for what all rows read
-MEET_US = (0.03, 0.05, 0.3)  #: a reduction over lanes of a warp, of a block, of a cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +87,9 @@ def check(rows: Rows, shape: Shape, target: Target) -> None:
         raise Refused(f"chunks of {shape.width} elements: memory gives {widths(rows)}")
     if rows.row and held(rows, shape) < rows.length():
         raise Refused(f"threads hold {held(rows, shape)} of a row's {rows.length()} positions")
-    if shape.cluster > 1 and not (rows.along and rows.levels and shape.lanes == shape.threads and hopper(target)):
+    if shape.cluster > 1 and not (
+        rows.along and rows.levels and shape.lanes == shape.threads and target.features.clusters
+    ):
         raise Refused("blocks share rows that lie along memory, one at a time, on targets with clusters")
     if shape.turns > 1 and (shape.cluster > 1 or not rows.row):
         raise Refused("rows that clusters share, and chunks of no row, take no turns")
@@ -109,11 +102,6 @@ def check(rows: Rows, shape: Shape, target: Target) -> None:
 def held(rows: Rows, shape: Shape) -> int:
     """Positions of a row that its threads have room for."""
     return shape.lanes * shape.cluster * shape.slots * (shape.width if rows.along else 1)
-
-
-def hopper(target: Target) -> bool:
-    """Whether a target has clusters and dependent launches."""
-    return target.kind == "cuda" and int("".join(c for c in target.name if c.isdigit()) or "0") >= 90
 
 
 def available(shape: Shape, target: Target) -> int:
@@ -170,7 +158,7 @@ def shapes(rows: Rows, target: Target) -> Iterator[Shape]:
 
 
 def _shapes(rows: Rows, width: int, target: Target) -> Iterator[Shape]:
-    ahead = int(hopper(target))
+    ahead = int(target.features.dependent_launch)
     if not rows.row:
         yield from (Shape(t, 1, s, width, 1, ahead) for t in THREADS[:3] for s in SLOTS)
         return
@@ -188,7 +176,7 @@ def _shapes(rows: Rows, width: int, target: Target) -> Iterator[Shape]:
                 for turns in TURNS if shared(rows) and not threads > max(lanes, 128) else (1,):
                     yield Shape(threads, lanes, -(-chunks // lanes), width, 1, ahead, turns)
 
-    if hopper(target):
+    if target.features.clusters:
         for threads in THREADS[1:]:
             for cluster in (c for c in CLUSTERS if threads * c < 2 * chunks):
                 yield Shape(threads, threads, -(-chunks // (threads * cluster)), width, cluster, ahead)
@@ -207,31 +195,34 @@ def predicted_us(
     """Microseconds of a kernel: a fixed part, reductions one after the other, and memory and instructions, which overlap.
 
     Fitted to an H200: 1.1 to 50 us within a factor of 1.25 for the shapes that win."""
-    units = number(ex.product(program.extent(a) for a in rows.kept), sizes)
+    c, units = target.fitted(RowConstants), number(ex.product(program.extent(a) for a in rows.kept), sizes)
     if rows.vector in rows.kept:
         units = -(-units // shape.width)
     blocks = -(-units // shape.units(rows)) * shape.cluster
     busy = min(1.0, blocks / target.units)
-    moved = max(bytes_once(program, sizes), carried(rows, shape, sizes) / CACHE)
-    memory = moved / (target.bandwidth * FULL * math.sqrt(busy)) * 1e6
+    moved = max(bytes_once(program, sizes), carried(rows, shape, sizes) / c.cache_factor)
+    memory = moved / (target.bandwidth * c.full * math.sqrt(busy)) * 1e6
     warps = shape.threads // 32
     resident = max(1, min(-(-blocks // target.units), target.registers // (shape.threads * registers(rows, shape))))
-    rate = CLOCK * SCHEDULERS * target.units * busy * min(1.0, ALONE + (1 - ALONE) * warps * resident / ENOUGH_WARPS)
+    reached = min(1.0, c.alone + (1 - c.alone) * warps * resident / c.enough_warps)
+    rate = c.clock * SCHEDULERS * target.units * busy * reached
     elements = number(ex.product(a.extent for a in program.axes), sizes)
     across = shape.lanes * shape.cluster // 32 if rows.along else shape.lanes
     work = (
         (
-            elements * price(rows, shape.width) / 32
-            + blocks * shape.turns * warps * rows.levels * (MEET + 2 * min(across, 32))
+            elements * price(rows, shape.width, c.access) / 32
+            + blocks * shape.turns * warps * rows.levels * (c.meet + 2 * min(across, 32))
         )
         / rate
         * 1e6
     )
-    kind = 2 if shape.cluster > 1 else 1 if across > 1 else 0
-    start = (AHEAD_US if shape.ahead else START_US) if hopper(target) else target.launch_us
-    start += (shape.turns - 1) * TURN_US
-    waits = 0.0 if rows.along or not rows.row else (shape.slots - 1) * SLOT_US
-    return start + rows.levels * MEET_US[kind] + waits + math.hypot(memory, work)
+    meet_us = c.meet_cluster_us if shape.cluster > 1 else c.meet_block_us if across > 1 else c.meet_warp_us
+    start = target.launch_us
+    if target.features.dependent_launch:
+        start = c.ahead_us if shape.ahead else c.start_us
+    start += (shape.turns - 1) * c.turn_us
+    waits = 0.0 if rows.along or not rows.row else (shape.slots - 1) * c.slot_us
+    return start + rows.levels * meet_us + waits + math.hypot(memory, work)
 
 
 def carried(rows: Rows, shape: Shape, sizes: Mapping[str, int]) -> float:
@@ -248,10 +239,10 @@ def carried(rows: Rows, shape: Shape, sizes: Mapping[str, int]) -> float:
     return total
 
 
-def price(rows: Rows, width: int) -> float:
-    """Instructions for one position of the axes."""
+def price(rows: Rows, width: int, access: float) -> float:
+    """Instructions for one position of the axes, where an access to memory counts for so many."""
     slotted = frozenset(rows.row or rows.kept)
-    access = 1 + ACCESS / width
+    access = 1 + access / width
     total = access * len(rows.outputs)
     for v in rows.values.values():
         if v.op in REDUCTIONS:

@@ -116,9 +116,7 @@ DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
 WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
 MOST_STAGES = 8
-EXACT_PRICE, SPLIT_PRICE = 25.0, 18.0  #: matrix instructions in the time of as many float32 products, plain or split
 CHUNK = 16  #: bytes that are copied at a time
-SECTOR = 84  #: bytes of a row below which the memory is not used well
 LINE = 128  #: bytes of a line of memory
 NOMINAL = 1024  #: what a symbol counts as where axes are told apart
 MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
@@ -202,7 +200,7 @@ def _check_outside(graph: BlockGraph) -> None:
 
 def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> Iterator[Schedule]:
     """The schedules of a block graph with its roles that are worth a prediction. Raises Refused where clusters lack."""
-    if graph.split and (len(graph.split) != 1 or not target.clusters):
+    if graph.split and (len(graph.split) != 1 or not target.features.clusters):
         raise Refused("a reduction over blocks needs clusters")
     along_rows = [a for a in r.sides.rows & _result(program) if a != graph.loop]
     for tiles in itertools.product(*(_tiles(program, graph, r, a) for a in graph.grid)):
@@ -314,7 +312,7 @@ class Shape:
         types = {i: o.dtype for o in products(graph) for i in o.inputs}
         operands = set(types)
         self.stage = self.kept = 0
-        self.moved = 0.0  # bytes of a stage, those of rows that are shorter than a sector of the memory counted higher
+        self.rings: list[tuple[int, float]] = []  # bytes of a stage's tiles, and those of them that lie side by side
         self.lines = 0.0  # pieces of memory lines that a stage takes
         for o in graph.ops:
             if o.op == "load" and (o.name in operands or self._feeds(o.name, operands)):
@@ -323,7 +321,7 @@ class Shape:
                 if o.phase == BODY:
                     self.stage += bytes_
                     run = self.run(o.source_value or "")
-                    self.moved += bytes_ * max(1.0, SECTOR / run)
+                    self.rings.append((bytes_, run))
                     self.lines += bytes_ / min(LINE, run)
                 else:
                     self.kept += bytes_
@@ -443,13 +441,13 @@ class Shape:
             whole = -(-whole // self.s.parts) if self.s.parts else share
         return math.ceil(math.ceil(whole / self.s.loop) / self.groups)
 
-    def multiplies(self) -> float:
-        """Matrix instructions of a warp in an iteration; a product in float32 counts as the many that it takes."""
+    def multiplies(self, exact_price: float, split_price: float) -> float:
+        """Matrix instructions of a warp in an iteration; one for float32, plain or split, counts as many as its price says."""
         total = 0.0
         for o in products(self.g):
             own, columns = self.axes[o.name], self.cols(self.axes[o.name]) / 8
             depth = math.prod(self.size(a, BODY) for a in o.over)
-            exact = SPLIT_PRICE if columns > self.across else EXACT_PRICE
+            exact = split_price if columns > self.across else exact_price
             total += (exact if o.dtype == F32 else 1.0) * self.rows(own) / 16 * columns * math.ceil(depth / 16)
         return total / self.members / self.across
 

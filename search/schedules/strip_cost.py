@@ -12,73 +12,58 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, bytes_once, floor_us
+from mirage_cli.search.schedules.fitted import Clusters, Strip
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.strip import Shape, resident, roles, schedules
 from mirage_cli.search.schedules.strip_warps import multiply_together
 from mirage_cli.search.schedules.target import Target
 
-LAUNCH = 1.27  #: microseconds from launch to launch, with nothing in between
-WAVE = 3.28  #: of every further wave of blocks
-CLUSTER = {2: 0.77, 4: 0.83, 8: 0.87}  #: of blocks that wait for one another, by their number
-MERGE = 1.1e-5  #: of a byte that groups merge
-LATENCY = 0.15  #: of an iteration
-CHAINED = 0.143  #: of an iteration with a product of a product
-SHARE = 0.1  #: of an iteration whose warps share columns: they meet twice
-MULTIPLY = 0.0038  #: of a matrix instruction in an iteration of one warp
-ELEMENT = 0.001  #: of an elementwise operation in an iteration of one warp
-ISSUE_MULTIPLY = 0.002  #: of a matrix instruction on its part of a multiprocessor
-ISSUE_ELEMENT = 0.0015  #: of an elementwise operation there
-STREAM = 1.1  #: of the target's bandwidth that plain copies reach
-SHALLOW = 0.3  #: how much longer memory takes over the squared number of stages: a group waits for each of few copies
-IN_FLIGHT = 46 * 1024  #: bytes that every multiprocessor has to have on their way for that
-MOST_IN_FLIGHT = 208 * 1024  #: bytes of one multiprocessor beyond which more bring nothing
-SHARPNESS = 5.0  #: of the bend where the bandwidth is reached
-PIECE = 0.0011  #: of a piece of a memory line that a multiprocessor copies
-CACHE_FACTOR = 2.48  #: bandwidth of the second-level cache over that of memory
-COPIED = 6.1e4  #: bytes in a microsecond that one multiprocessor copies at most
-TOGETHER = 6.0  #: exponent with which what bounds a kernel adds up: the largest counts, equal ones count for more
-OPERANDS = 1.9e5  #: bytes in a microsecond that many warps of a multiprocessor read of shared memory as operands
-CLOCKS = 1200.0  #: of a multiprocessor's matrix units in a microsecond, where four warps multiply together
-HALF_OPERANDS = 5.6  #: warps that reach half of that
 PARTS = 4  #: parts of a multiprocessor that issue instructions
-#: clusters of 2, 4 and 8 blocks that fit the multiprocessors of one H200 at a time, one block on each
-CLUSTERS_THAT_FIT = {2: 66 / 132, 4: 30 / 132, 8: 15 / 132}
 
 
 def predicted_us(shape: Shape, target: Target, once: float) -> float:
     """Microseconds of a kernel that reads and writes `once` bytes in all."""
-    s, units = shape.s, target.units
+    s, c, units = shape.s, target.fitted(Strip), target.units
     held = resident(target, shape.shared, 32 * s.warps, shape.registers())
     if shape.cluster > 1:  # the multiprocessors that clusters can have: some may get one more than others
-        units = int(CLUSTERS_THAT_FIT.get(shape.cluster, 0.1) * units) * shape.cluster
+        units = int(target.fitted(Clusters).share(shape.cluster) * units) * shape.cluster
     waves = math.ceil(shape.blocks / max(1, units * held))
     busiest = math.ceil(shape.blocks / max(1, units))
     together = min(held, busiest)
     used = min(units, shape.blocks)
-    multiplies, elementwise = shape.multiplies(), shape.elementwise()
-    issue = ISSUE_MULTIPLY * multiplies + ISSUE_ELEMENT * elementwise
-    turn = LATENCY + CHAINED * shape.r.chained + SHARE * (shape.across > 1)
-    turn += MULTIPLY * multiplies + ELEMENT * elementwise
-    if multiply_together(s, target.name):
-        turn = LATENCY + CHAINED + SHARE + shape.clocks() / CLOCKS + ISSUE_ELEMENT * elementwise * s.warps / PARTS
+    multiplies, elementwise = shape.multiplies(c.exact_price, c.split_price), shape.elementwise()
+    issue = c.issue_multiply_us * multiplies + c.issue_element_us * elementwise
+    turn = c.latency_us + c.chained_us * shape.r.chained + c.share_us * (shape.across > 1)
+    turn += c.multiply_us * multiplies + c.element_us * elementwise
+    if multiply_together(s, target):
+        turn = c.latency_us + c.chained_us + c.share_us + shape.clocks() / c.clocks
+        turn += c.issue_element_us * elementwise * s.warps / PARTS
         loop = shape.turns * turn * together
     else:
-        read = shape.operand_bytes() * (together * s.warps + HALF_OPERANDS) / OPERANDS if shape.across > 1 else 0.0
+        read = shape.operand_bytes() * (together * s.warps + c.half_operands) / c.operands if shape.across > 1 else 0.0
         loop = shape.turns * max(turn, issue * max(1.0, together * s.warps / PARTS), read)
     ahead = together * shape.groups * (s.stages - 1) * shape.stage
-    x = used * min(ahead, MOST_IN_FLIGHT) / (target.units * IN_FLIGHT)
+    x = used * min(ahead, c.most_in_flight) / (target.units * c.in_flight)
     reached = (
-        min(1.0, 1.02 * x / (1 + x**SHARPNESS) ** (1 / SHARPNESS)) if shape.stage else 1.0
+        min(1.0, c.rise * x / (1 + x**c.sharpness) ** (1 / c.sharpness)) if shape.stage else 1.0
     )  # nothing is on its way
-    memory = once * (shape.moved / max(1, shape.stage)) / (target.bandwidth * STREAM * reached) * 1e6
-    memory *= 1 + SHALLOW / s.stages**2
+    memory = once * (_moved(shape, c.sector) / max(1, shape.stage)) / (target.bandwidth * c.stream * reached) * 1e6
+    memory *= 1 + c.shallow / s.stages**2
     turns = shape.groups * shape.turns
-    copies = busiest * turns * max(PIECE * shape.lines, shape.stage / COPIED)
-    cache = shape.blocks * turns * shape.stage / (target.bandwidth * CACHE_FACTOR * used / target.units) * 1e6
-    fixed = LAUNCH + WAVE * (waves - 1) + CLUSTER.get(shape.cluster, 0.0)
+    copies = busiest * turns * max(c.piece_us * shape.lines, shape.stage / c.copied)
+    cache = shape.blocks * turns * shape.stage / (target.bandwidth * c.cache_factor * used / target.units) * 1e6
+    fixed = c.launch_us + c.wave_us * (waves - 1) + c.cluster_us.get(shape.cluster, 0.0)
     bounds = (loop * waves, memory, cache, copies)
-    slowest: float = math.fsum(b**TOGETHER for b in bounds) ** (1 / TOGETHER)
-    return fixed + slowest + MERGE * shape.merge * waves
+    slowest: float = math.fsum(b**c.together for b in bounds) ** (1 / c.together)
+    return fixed + slowest + c.merge_us * shape.merge * waves
+
+
+def _moved(shape: Shape, sector: int) -> float:
+    """Bytes of a stage, those of rows that are shorter than a sector of the memory counted higher."""
+    moved = 0.0
+    for bytes_, run in shape.rings:
+        moved += bytes_ * max(1.0, sector / run)
+    return moved
 
 
 def schedule_us(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target
 
 
 def across_of(s: Schedule) -> int:
@@ -10,7 +11,7 @@ def across_of(s: Schedule) -> int:
     return dict(s.numbers).get("across", 1)
 
 
-def multiply_together(s: Schedule, target: str) -> bool:
+def multiply_together(s: Schedule, target: Target) -> bool:
     """Whether the four warps of 64 rows multiply together, as matrix instructions of a warpgroup: where columns are shared,
     since operands lie in shared memory then."""
-    return target == "sm_90a" and across_of(s) > 1 and s.number("members") % 4 == 0
+    return target.features.warpgroup_products and across_of(s) > 1 and s.number("members") % 4 == 0

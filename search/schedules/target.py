@@ -1,47 +1,72 @@
-"""Targets: the limits and rates of an architecture, read from `targets/*.yaml`."""
+"""Targets: the limits, rates, features and fitted constants of an architecture, read from `targets/*.yaml`."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from importlib.resources import files
-
-import yaml
+import contextlib
+import functools
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from mirage_cli.errors import UsageError
 from mirage_cli.lax.dtypes import DType
+from mirage_cli.search.schedules.architectures import CUDA, at, data, number
+from mirage_cli.search.schedules.fitted import SECTIONS, Section
+
+S = TypeVar("S", bound=Section)
+_WORDS = {
+    int: "an integer of at least 0",
+    float: "a number of at least 0",
+    bool: "true or false",
+    str: "a text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What kernels may use, where a file's list `features` names it."""
+
+    clusters: bool = False  #: blocks form clusters that share their memory
+    copy_engine: bool = False  #: boxes of tensors are copied by an engine of their own (TMA)
+    dependent_launch: bool = False  #: a kernel begins before the one in front of it has ended, and waits for it itself
+    warpgroup_products: bool = False  #: four warps multiply matrices together, out of shared memory (wgmma)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a kernel is made for. Sizes in bytes, rates per second, times in microseconds."""
 
-    name: str
+    name: str  #: "cpu", or an architecture as nvcc spells it
     kind: str  #: "cuda" or "cpu"
+    by_default: bool  #: whether kernels are made for it where nobody says for what
     units: int
     shared_bytes: int
     shared_total: int
     registers: int
     threads: int
     bandwidth: float
-    flops: dict[str, float]
+    flops: Mapping[str, float]
     special: float
     launch_us: float
     kernel_us: float
     latency_us: float
+    sections: tuple[Section, ...]  #: fitted constants; a file that lacks one takes that of the file it is `like`
+    features: Features = Features()
     fork_us: float = 0.0
     split: float = 0.0  #: of float32 products whose numbers are split for matrix instructions; 0: there are none
 
     @property
     def capability(self) -> int:
         """The architecture's number as `__CUDA_ARCH__` has it, such as 900 for sm_90a; 0 of a target that is no GPU."""
-        found = re.match(r"sm_(\d+)", self.name)
-        return 10 * int(found[1]) if found else 0
+        return number(self.name)
 
-    @property
-    def clusters(self) -> bool:
-        """Whether blocks can form clusters that share their memory."""
-        return self.name.startswith("sm_9")
+    def fitted(self, section: type[S]) -> S:
+        """The constants of a section. Raises UsageError where its kind has none such."""
+        for s in self.sections:
+            if isinstance(s, section):
+                return s
+        raise UsageError(f"{self.name} has no section {section.__name__.lower()}")
 
     def rate(self, dtype: DType | None) -> float:
         """Multiply-adds of a matrix product in this type, times two, a second, as kernels can do them."""
@@ -52,19 +77,52 @@ class Target:
         return self.flops.get(dtype.name if dtype else "f32", self.flops["f32"])
 
 
-def target_names() -> list[str]:
-    """The targets that there are files for."""
-    folder = files("mirage_cli.search").joinpath("targets")
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
-
-
+@functools.cache
 def load_target(name: str) -> Target:
-    """The target called `name`. Raises UsageError for an unknown one."""
-    if name not in target_names():
-        raise UsageError(f"unknown architecture {name!r}", f"known: {', '.join(target_names())}")
-    data = yaml.safe_load(files("mirage_cli.search").joinpath("targets", f"{name}.yaml").read_text())
-    for key in ("bandwidth", "special"):
-        data[key] = float(data[key])
-    data["split"] = float(data.get("split", 0.0))
-    data["flops"] = {k: float(v) for k, v in data["flops"].items()}
-    return Target(**data)
+    """The target called `name`. Raises UsageError for an unknown one, and for a file whose keys or values are wrong."""
+    written = data(name)
+    kind = "cuda" if name.startswith(CUDA) else "cpu"
+    for key, wanted in (("name", name), ("kind", kind)):
+        if written.get(key) != wanted:
+            raise UsageError(f"{at(name)}{key}: expected {wanted}")
+    known = SECTIONS[kind]
+    own = {key: written.pop(key) for key in known if key in written}
+    features, like = written.pop("features", []), written.pop("like", name)
+    borrowed = own if like == name else data(like)
+    if unknown := sorted(set(features) - {f.name for f in fields(Features)}):
+        raise UsageError(f"{at(name)}features: unknown {', '.join(unknown)}")
+    values = _values(Target, written, at(name), ("sections", "features"))
+    sections = []
+    for key, section in known.items():
+        source, place = (own, name) if key in own else (borrowed, like)
+        if key not in source:
+            raise UsageError(f"{at(name)}{key}: missing" + (f", in {like}.yaml too" if like != name else ""))
+        sections.append(section(**_values(section, source[key], f"{at(place)}{key}.")))
+    return Target(**values, sections=tuple(sections), features=Features(**dict.fromkeys(features, True)))
+
+
+def _values(kind: type[Any], written: Any, place: str, made: Collection[str] = ()) -> dict[str, Any]:
+    """The values of a dataclass's fields, but those `made` otherwise, by the keys of a part of a file. Raises UsageError for
+    unknown and missing keys, and for values of other types."""
+    known = {f.name: f for f in fields(kind) if f.name not in made}
+    keys = written if isinstance(written, dict) else {}
+    for key in sorted({str(k) for k in keys} - set(known)):
+        raise UsageError(f"{place}{key}: unknown", f"known: {', '.join(known)}")
+    for key, f in known.items():
+        if f.default is MISSING and key not in keys:
+            raise UsageError(f"{place}{key}: missing")
+    hints = get_type_hints(kind)
+    return {k: _value(hints[k], v, place + k) for k, v in keys.items()}
+
+
+def _value(hint: Any, value: Any, place: str) -> Any:
+    """A value of a file in the type of its field; numbers are no less than 0."""
+    if get_args(hint) and isinstance(value, dict):
+        first, second = get_args(hint)
+        return {_value(first, k, place): _value(second, v, f"{place}.{k}") for k, v in value.items()}
+    if hint is float and type(value) in (int, str):  # YAML takes 7.7e14 for a text
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if type(value) is not hint or (hint in (int, float) and not 0 <= value < math.inf):
+        raise UsageError(f"{place}: {value!r} is not {_WORDS.get(hint, 'a table')}")
+    return value

@@ -1,4 +1,4 @@
-"""Schedules of the engine `warpgroup`: block graphs with many rows on sm_90a, with predicted times.
+"""Schedules of the engine `warpgroup`: block graphs with many rows where warpgroups multiply, with predicted times.
 
 A graph suits when all its products stand in the loop, multiply 16-bit types and share an axis of rows of which a block
 takes at least 64. Its numbers (see `codegen/warpgroup/engine.py`): `cluster`, `band`, `turns`, `resident`, `ahead`, `kept`.
@@ -18,6 +18,7 @@ from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, batch_axes, bytes_once, floor_us, number
+from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -32,16 +33,12 @@ AHEAD_REGISTERS = 24  #: the same, beside those, where products run ahead
 COLUMNS = (256, 192, 128, 64)
 STAGES = (6, 4, 3, 2)  #: the most that fit
 PARTS = (2, 4)  #: blocks that reduce together
-SHARES = {1: 0.9, 2: 1.0}  #: of the matrix rate that products of loaded tiles reach, for blocks that share operands
-DEEP_SHARE = 0.8  #: of that, where a consumer holds more than 64 rows, or is alone
-COMPUTED_SHARE = 0.68  #: of that, where the left operand is computed
-SCORE_US = 7.6e-5  #: one score on a multiprocessor: its exponential, maximum and sum
-MEET_US = 0.15  #: of an iteration with scores: what waits for what
-KEPT_US = 0.04  #: less, where left operands stay in registers
-FIXED_US = 1.5  #: of a unit beside its iterations
-EXCHANGE_US = 1.5  #: of blocks that reduce together
-CLUSTERS = {1: 132, 2: 66, 4: 30}  #: that fit at one time on 132 multiprocessors, by their blocks
 BARRIER_BYTES = 2048  #: of shared memory, beside tiles
+
+
+def suits(target: Target) -> bool:
+    """Whether a target has what the engine needs."""
+    return target.features.copy_engine and target.features.warpgroup_products
 
 
 def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> str | None:
@@ -122,7 +119,7 @@ def ranked(
     """The `count` best schedules of the engine for a block graph; none where it does not suit."""
     contractions = [o for o in graph.ops if o.op == "contract"]
     split = set(graph.split) - {graph.loop}
-    if target.name != "sm_90a" or split or graph.loop is None or not contractions:
+    if not suits(target) or split or graph.loop is None or not contractions:
         return []
     if graph.split and not isinstance(program.extent(graph.loop), int):
         return []
@@ -180,6 +177,7 @@ class _Model:
         self.fed = feeds(graph)
         self.late = any(self.fed.values())
         self.contractions = [o for o in graph.ops if o.op == "contract"]
+        self.c = target.fitted(Warpgroup)
         self.rate = target.rate(self.contractions[0].dtype)
         self.once = bytes_once(program, sizes)
         self.floor = floor_us(program, target, sizes)
@@ -322,12 +320,13 @@ class _Model:
                 units *= -(-self.extents[a] // (self.size(a, s) * (cluster if a == self.rows else 1)))
         steps = -(-(s.tile(loop) or self.extents[loop]) // s.loop)
         together = cluster * parts
-        slots = CLUSTERS[together] * self.t.units * resident // CLUSTERS[1]
+        fit = self.t.fitted(Clusters).fit
+        slots = fit[together] * self.t.units * resident // fit[1]
         waves = -(-units // slots)
         step = self.step(s) * resident
         moved = sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
         traffic = moved * steps * units * together
-        us = self.t.launch_us + waves * (steps * step + FIXED_US + (EXCHANGE_US if parts > 1 else 0.0))
+        us = self.t.launch_us + waves * (steps * step + self.c.fixed_us + (self.c.exchange_us if parts > 1 else 0.0))
         us = max(us, self.once / self.t.bandwidth * 1e6)
         return Prediction(us, self.shared(s), self.floor, float(traffic))
 
@@ -340,9 +339,9 @@ class _Model:
         us = flops / (self.rate / self.t.units) * 1e6
         if self.late:
             scores = sum(self.elements({self.rows, self.g.loop or ""}, s) for c in self.contractions) / 2
-            return max(us, scores * SCORE_US) + MEET_US - KEPT_US * s.number("kept")
+            return max(us, scores * self.c.score_us) + self.c.meet_us - self.c.kept_us * s.number("kept")
         computed = any(self.ops[i].op != "load" for c in self.contractions for i in c.inputs)
         consumers = s.warps // 4 - 1
         deep = consumers == 1 or self.size(self.rows, s) > LEAST_ROWS * consumers
-        us /= SHARES[s.number("cluster")]
-        return us / (COMPUTED_SHARE if computed else 1.0) / (DEEP_SHARE if deep else 1.0)
+        us /= self.c.shares[s.number("cluster")]
+        return us / (self.c.computed_share if computed else 1.0) / (self.c.deep_share if deep else 1.0)

@@ -22,6 +22,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import OPS
 from mirage_cli.optimization import task
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
+from mirage_cli.search.schedules.architectures import architectures
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.optimized import sample
@@ -32,6 +33,8 @@ from .programs import Build, program
 pytestmark = pytest.mark.nvcc
 SAMPLES = {
     "sm_80": ("attention_masked_fp16", "gated_mlp_fp32", "lora_scaled_fp16", "moe_fp32", "rmsnorm_gain_linear_fp16"),
+    "sm_89": ("norm_gated_mlp_fp32", "qknorm_gqa_fp16"),
+    "sm_120": ("attention_masked_fp16", "qknorm_gqa_fp16", "rmsnorm_gain_linear_fp16"),
     "sm_90a": ("gqa_fp32", "layer_norm_linear_gelu_fp16", "norm_gated_mlp_fp32", "ntrans_fp16", "qknorm_gqa_fp16"),
 }
 INCLUDES = (
@@ -61,6 +64,10 @@ def _decode(g: Graph, t: DType) -> Sequence[int]:
     """An attention of one query, whose keys the blocks of a cluster share."""
     q, k, v = (g.input(n, e, t) for n, e in (("q", (64, 1, 128)), ("k", (64, 128, 4096)), ("v", (64, 4096, 128))))
     return [compose.matmul(g, compose.softmax(g, compose.matmul(g, q, k), [2]), v)]
+
+
+def _norm(g: Graph, t: DType) -> Sequence[int]:
+    return [compose.rms_norm(g, g.input("x", (64, 4096), t), [1], 1e-5)]
 
 
 def _many_rows(g: Graph, t: DType) -> Sequence[int]:
@@ -98,6 +105,7 @@ def _fragments(target: str) -> Iterator[tuple[str, Program]]:
         imported = frontends.load(str(sample(name)))
         for k, fragment in enumerate(partition(imported.graph, task.tensor_names(imported)).fragments):
             yield f"{name.replace('_', '')}x{k}", fragment.program
+    yield "rows", program(_norm, F16)
     if target == "sm_90a":
         for name, build in FULL_SIZE.items():
             yield name, program(build, F16)
@@ -119,6 +127,7 @@ def test_kernels_of_samplescompiled(target: str, nvcc: toolchain.Tool, tmp_path:
     found = [_best(name, fragment, target) for name, fragment in _fragments(target)]
     found += cases("wide", program(_wide, F16), target, 1, kind=lambda g: g.loop in g.split)
     assert len(found) > len(SAMPLES[target])
+    assert {s.engine for c in found for s in c.schedules} >= {"block", "strip", "rows"}
     lines = [f'#include "{header}"' for header in INCLUDES]
     for case in found:
         lines += [f"namespace of_{case.name} {{", case.render().text, "}"]
@@ -130,13 +139,14 @@ def test_kernels_of_samplescompiled(target: str, nvcc: toolchain.Tool, tmp_path:
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-def test_one_source_serves_two_architectures(engine: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
-    """What only the newer one has is compiled for it alone."""
+def test_one_source_serves_all_architectures(engine: str, nvcc: toolchain.Tool, tmp_path: Path) -> None:
+    """What only one has is compiled for it alone."""
     fragment = program(ENGINES[engine], F16)
-    plan = plan_fragment("abc", "n", fragment, 3, PlanOptions({"cuda": ("sm_80", "sm_90a")})).plans["cuda"]
-    assert engine in [s.engine for s in plan.schedules] and plan.others[0].alternative.target == "sm_80"
+    plan = plan_fragment("abc", "n", fragment, 3, PlanOptions({"cuda": architectures()})).plans["cuda"]
+    found = {o.alternative.target: o.alternative.schedules for o in plan.others} | {plan.target: plan.schedules}
+    assert set(found) == set(architectures()) and engine in [s.engine for s in found["sm_90a"]]
     assert engine == "warpgroup" or "cluster_arrive" in plan.text
-    compiled(nvcc, plan.text, tmp_path, "sm_80", "sm_90a")
+    compiled(nvcc, plan.text, tmp_path, *architectures())
 
 
 @pytest.mark.parametrize("header", sorted(p.name for p in (render.include_dir() / "mirage" / "cuda").iterdir()))

@@ -11,6 +11,7 @@ import pytest
 
 from mirage_cli.errors import ToolMissing, UsageError
 from mirage_cli.machine import devices
+from mirage_cli.optimization import environment
 
 H200 = "GPU-aaaa1111, NVIDIA H200, 580.65.06, 9.0, 143771 MiB"
 A100 = "GPU-bbbb2222, NVIDIA A100-SXM4-80GB, 580.65.06, 8.0, 81920 MiB"
@@ -41,7 +42,7 @@ def test_no_driver(smi: Path) -> None:
     with pytest.raises(ToolMissing, match="no NVIDIA GPU"):
         devices.device(0)
     with pytest.raises(ToolMissing, match="no NVIDIA GPU") as caught:
-        devices.architecture(0)
+        environment.architecture(0)
     assert "--arch" in caught.value.hint
 
 
@@ -50,7 +51,7 @@ def test_devices_in_order(smi: Path) -> None:
     first, second = devices.devices()
     assert first == devices.Device(0, "GPU-aaaa1111", "NVIDIA H200", "580.65.06", "9.0", "143771 MiB")
     assert (second.number, second.name) == (1, "NVIDIA A100-SXM4-80GB")
-    assert [devices.architecture(k) for k in (0, 1)] == ["sm_90a", "sm_80"]
+    assert [environment.architecture(k) for k in (0, 1)] == ["sm_90a", "sm_80"]
     assert devices.name("cuda", 1) == "NVIDIA A100-SXM4-80GB"
     arguments = (smi / "arguments").read_text()
     assert "--query-gpu=uuid,name,driver_version,compute_cap,memory.total --format=csv,noheader" in arguments
@@ -65,8 +66,8 @@ def test_a_number_that_does_not_exist(smi: Path, number: int) -> None:
 
 def test_an_architecture_that_is_too_old(smi: Path) -> None:
     install(smi, T4)
-    with pytest.raises(UsageError, match=r"Tesla T4 has compute capability 7\.5, at least 8\.0"):
-        devices.architecture(0)
+    with pytest.raises(UsageError, match=r"T4 has compute capability 7\.5, which runs code for none of sm_80"):
+        environment.architecture(0)
 
 
 def test_a_tool_that_fails_or_talks(smi: Path) -> None:

@@ -13,9 +13,8 @@ from mirage_cli import frontends
 from mirage_cli.backends.toolchain import Tool, Toolchain
 from mirage_cli.errors import CheckFailed, ModelError, Refused
 from mirage_cli.lax.fragments.fragment import partition
-from mirage_cli.machine import devices
 from mirage_cli.machine.devices import Device
-from mirage_cli.optimization import assembly, pipeline, tuning_stage
+from mirage_cli.optimization import assembly, environment, pipeline, tuning_stage
 from mirage_cli.optimization import task as works
 from mirage_cli.optimization.assembly import fragment_report
 from mirage_cli.optimization.task import Work
@@ -331,7 +330,7 @@ def test_the_own_choice_leads_the_pool(planned: tuple[Any, Work, PlanOptions]) -
 def test_candidates_are_kept_only_where_times_decide(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], tunes: bool
 ) -> None:
-    monkeypatch.setattr(devices, "architecture", lambda _: "sm_90a")
+    monkeypatch.setattr(environment, "architecture", lambda _: "sm_90a")
     tools = Toolchain(Tool(("c++",), "c++", "a test"), TOOL)
     made = pipeline.plan_options(Options(target=("cuda",), **options), tools, (), {})
     assert (made.pool > 0) == tunes

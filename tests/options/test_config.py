@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from mirage_cli.backends import cuda
 from mirage_cli.codegen.requests.passes import PASSES
 from mirage_cli.errors import ConfigError, UsageError
 from mirage_cli.optimization import coverage
 from mirage_cli.options import config, settings
 from mirage_cli.options.options import Options
+from mirage_cli.search.schedules.architectures import architectures
 from tests.optimized import sample
 
 FIXED = hypothesis(deadline=None, derandomize=True, max_examples=60, database=None)
@@ -33,7 +33,7 @@ OPTIONS = st.builds(
         lambda x: tuple(f"{n}={':'.join(map(str, sorted(d)))}" for n, d in x if len(d) != 2)
     ),
     target=st.lists(st.sampled_from(("cpu", "cuda"))).map(tuple),
-    arch=st.lists(st.sampled_from((*cuda.ARCHS, "native"))).map(tuple),
+    arch=st.lists(st.sampled_from((*architectures(), "native"))).map(tuple),
     gpu=st.none() | NUMBERS,
     only=st.lists(TEXTS).map(tuple),
     skip=st.lists(TEXTS).map(tuple),
@@ -88,7 +88,7 @@ def test_the_table_is_complete() -> None:
 
 
 def test_choices_are_those_of_the_parts_that_use_them() -> None:
-    assert settings.BY_NAME["arch"].kind.choices == (*cuda.ARCHS, "native")
+    assert settings.BY_NAME["arch"].kind.choices == (*architectures(), "native")
     from mirage_cli import frontends
 
     imported = frontends.load(str(sample("rmsnorm_linear_fp32")))
@@ -149,7 +149,7 @@ def test_a_file_as_people_write_it(tmp_path: Path) -> None:
         ("force: yes", ":1:8: force: expected true or false, found 'yes'"),
         ("keep-going: 1", r":1:\d+: keep-going: expected true or false, found 1"),
         ("\n\ntarget: [cpu, gpu]", ":3:9: target: expected cuda or cpu, found 'gpu'"),
-        ("arch: sm_70", r":1:\d+: arch: expected sm_80 or sm_90a or native, found 'sm_70'"),
+        ("arch: sm_70", r":1:\d+: arch: expected sm_80 or sm_89 or sm_90a or sm_120 or native, found 'sm_70'"),
         ("max-memory: 4Q", r":1:\d+: max-memory: expected a size such as 4G or 512M, found '4Q'"),
         ("cache: []", r":1:\d+: cache: expected a folder, or false for none, found \[\]"),
         ("dim: {s: 3:2:1}", r":1:\d+: dim: s=3:2:1: expected 1 <= MIN <= TYPICAL <= MAX"),

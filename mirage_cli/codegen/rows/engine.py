@@ -26,7 +26,7 @@ from mirage_cli.codegen.rows.positions import Node, RowPositions, RowProgram, li
 from mirage_cli.lax.ir.program import Output
 from mirage_cli.lax.ops import lookup
 from mirage_cli.search.mugraph.row_values import LEAVES, REDUCTIONS, Value, rows_of
-from mirage_cli.search.schedules.rows import check, hopper, shape_of
+from mirage_cli.search.schedules.rows import check, shape_of
 
 CHAINS = 4  #: sums of a thread that go on side by side
 JOIN = {"sum": "Sum", "top": "Max"}
@@ -51,7 +51,7 @@ def rows_kernel(r: Request) -> Kernel:
     made = RowProgram(rows_of(r.program, r.block), shape_of(r.schedule))
     check(made.rows, made.shape, r.target)
     printer = RowEmitter(made, r.number, r.symbols, r.constants, r.hollow)
-    return Kernel(made, printer.context(hopper(r.target)))
+    return Kernel(made, printer.context(r.target.features.dependent_launch))
 
 
 class RowEmitter(RowPositions):

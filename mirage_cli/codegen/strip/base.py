@@ -83,7 +83,7 @@ class StripBase(FragmentEmitter):
         self.inverses: dict[str, str] = {}  #: vectors of a group whose inverses are kept too
         self.sums: dict[str, TileSum] = {}
         self.memory = Memory()
-        if multiply_together(self.s, r.target.name):
+        if multiply_together(self.s, r.target):
             self.memory.unit = SWIZZLED
         self.declare: list[str] = []
 

@@ -65,7 +65,7 @@ class _Kernel(StripMerge):
             "template": "strip.j2",
             "members": [],
             "cluster": self.splits,
-            "dependent": self.r.target.clusters,
+            "dependent": self.r.target.features.dependent_launch,
             "threads": threads,
             "resident": held_blocks,
             "shared_bytes": shared,

@@ -213,7 +213,7 @@ class StripMerge(StripResults):
 
     def over_blocks(self) -> None:
         """Blocks of a cluster send one another their shares; every block finishes its part of the results."""
-        if not self.r.target.clusters:
+        if not self.r.target.features.clusters:
             raise Refused(f"{self.r.target.name} has no clusters of blocks")
         if len(self.g.split) != 1 or not 2 <= self.splits <= 16:
             raise Refused(f"{self.splits} blocks would make a cluster")

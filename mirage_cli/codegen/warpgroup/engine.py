@@ -30,6 +30,7 @@ from mirage_cli.search.schedules.warpgroup import (
     PRODUCER_REGISTERS,
     REGISTERS,
     SPARE_REGISTERS,
+    suits,
 )
 
 ALIGNMENT = 1024
@@ -37,8 +38,8 @@ ALIGNMENT = 1024
 
 def warpgroup_kernel(r: Request) -> Kernel:
     """A kernel of the engine `warpgroup`. Raises Refused."""
-    if r.target.name != "sm_90a":
-        raise Refused(f"warpgroups multiply on sm_90a, not on {r.target.name}")
+    if not suits(r.target):
+        raise Refused(f"{r.target.name} has no products of warpgroups, or no copy engine")
     made = plan(r.program, r.block, r.schedule)
     text = Text(made, r.symbols, r.hollow)
     printer = _Printer(made, text, statements(made, text))

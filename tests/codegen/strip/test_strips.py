@@ -270,7 +270,7 @@ def _full_size(target: str) -> Iterator[Case]:
     machine = load_target(target)
     for name, build in FULL_SIZE.items():
         p = program(build, F16)
-        graphs = [b for b in block_graphs(p) if machine.clusters or not b.split]
+        graphs = [b for b in block_graphs(p) if machine.features.clusters or not b.split]
         ranks = [(r.order, n, b, r.schedule) for n, b in enumerate(graphs) for r in strip_cost.ranked(p, b, machine, 2)]
         for _, _, block, schedule in sorted(ranks, key=lambda r: r[:2]):
             case = Case(name, p, single(p, block), (schedule,), machine)

@@ -212,7 +212,7 @@ def test_what_does_not_suit_is_refused_with_a_reason() -> None:
         return _attention(g, t, 333)
 
     assert any("16-bit types" in r for r in _refused(_norm_linear, F32, same))
-    assert any("on sm_90a, not on sm_80" in r for r in _refused(_norm_linear, F16, same, "sm_80"))
+    assert any("sm_80 has no products of warpgroups" in r for r in _refused(_norm_linear, F16, same, "sm_80"))
     assert any("multiples of 16 bytes" in r for r in _refused(odd, F16, same))
     assert any("no multiple of 64" in r for r in _refused(_norm_linear, F16, lambda s: replace(s, loop=32)))
     assert any("rows for" in r for r in _refused(_norm_linear, F16, lambda s: replace(s, warps=16)))

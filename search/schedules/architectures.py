@@ -1,0 +1,73 @@
+"""The folder `targets/`: which targets there are, and which devices run code for them. Imports no numpy, so that the
+command line can name them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from mirage_cli.errors import UsageError
+
+CUDA = "sm_"  #: how the names of CUDA architectures begin
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where there is a libyaml
+
+
+def target_names() -> list[str]:
+    """The targets that there are files for."""
+    folder = files("mirage_cli.search").joinpath("targets")
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def at(name: str) -> str:
+    """How errors about a target's file begin."""
+    return f"search/targets/{name}.yaml: "
+
+
+def data(name: str) -> dict[str, Any]:
+    """What a target's file holds. Raises UsageError for an unknown target."""
+    if name not in target_names():
+        raise UsageError(f"unknown architecture {name!r}", f"known: {', '.join(target_names())}")
+    text = files("mirage_cli.search").joinpath("targets", f"{name}.yaml").read_text(encoding="utf-8")
+    found = yaml.load(text, _Loader)
+    if not isinstance(found, dict):
+        raise UsageError(f"{at(name)}expected keys with values")
+    return found
+
+
+@functools.cache
+def architectures() -> tuple[str, ...]:
+    """The CUDA architectures, oldest first."""
+    return tuple(sorted((n for n in target_names() if n.startswith(CUDA)), key=lambda n: (number(n), n)))
+
+
+@functools.cache
+def default_architectures() -> tuple[str, ...]:
+    """Those that kernels are made for where nobody says for which."""
+    return tuple(n for n in architectures() if data(n).get("by_default"))
+
+
+def number(name: str) -> int:
+    """An architecture as `__CUDA_ARCH__` has it, such as 900 for sm_90a; 0 of a target that is no GPU."""
+    found = re.match(CUDA + r"(\d+)", name)
+    return 10 * int(found[1]) if found else 0
+
+
+def alone(name: str) -> bool:
+    """Whether devices of an architecture's own number alone run its code, as that of sm_90a; else newer ones do too."""
+    return name[-1].isalpha()
+
+
+def native(device: str, capability: str) -> str:
+    """The architecture for a device with this compute capability, such as "9.0": the newest one whose code it runs. Raises
+    UsageError for a device that runs none."""
+    major, minor = (int(n) for n in capability.split("."))
+    own = 100 * major + 10 * minor
+    found = [n for n in architectures() if (number(n) == own if alone(n) else number(n) <= own)]
+    if not found:
+        known = ", ".join(architectures())
+        raise UsageError(f"{device} has compute capability {capability}, which runs code for none of {known}")
+    return found[-1]
