@@ -16,7 +16,7 @@ from mirage_cli.kernel_interpreter.numbers import Array
 
 ROW = 128  #: bytes of a row of a panel, whose chunks of 16 are swizzled by its number
 BYTES = 2  #: of the elements that are brought
-WALK = 3  #: units that blocks of a walking grid take one after the other: rings of one slot come round twice
+WALK = 2  #: units that blocks of a walking grid take one after the other, so that rings of one slot come round
 INVALID = 1  #: the status where a tensor has no map
 
 registry.CONSTANTS["CU_TENSOR_MAP_DATA_TYPE_FLOAT16"] = "6"
