@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.numbers import Number, operator_of
 from mirage_cli.kernel_interpreter.places import (

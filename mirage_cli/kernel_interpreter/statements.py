@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.expressions import Expressions
-from mirage_cli.kernel_interpreter.instructions import registry
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.places import Run, constant_place, element_of
 from mirage_cli.kernel_interpreter.strand import Strand

@@ -11,8 +11,8 @@ import numpy as np
 
 from mirage_cli.kernel_interpreter.memory import Fault
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
-from mirage_cli.kernel_interpreter.run import Choice, Run, Source, all_blocks
 from mirage_cli.kernel_language.printer import text as printed
+from mirage_cli.kernel_proof.run import Choice, Run, Source, all_blocks
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Float64
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues

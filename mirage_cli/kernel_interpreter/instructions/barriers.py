@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
-from mirage_cli.kernel_interpreter.instructions.registry import instruction
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.memory import BARRIERS, FLYING, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array
+from mirage_cli.kernel_interpreter.registry import instruction
 
 BASE = 16  #: the address at which shared memory begins: no better aligned than it has to be
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.barriers import BASE, Barrier, alone, touch
-from mirage_cli.kernel_interpreter.instructions.registry import instruction
 from mirage_cli.kernel_interpreter.memory import FLYING, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array
+from mirage_cli.kernel_interpreter.registry import instruction
 
 ROW = 128  #: bytes of a row of a panel, whose chunks of 16 are swizzled by its number
 BYTES = 2  #: of the elements that are brought

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.barriers import meet, rejoin
-from mirage_cli.kernel_interpreter.instructions.registry import instruction
 from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.numbers import Array, Number
+from mirage_cli.kernel_interpreter.registry import instruction
 
 CHUNK = 16  #: bytes that are moved at a time, at most
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
-from mirage_cli.kernel_interpreter.instructions.registry import instruction, type_of
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.memory import SIZES, Fault, Pointer, Shared
 from mirage_cli.kernel_interpreter.numbers import Array, Number
+from mirage_cli.kernel_interpreter.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.strand import Strand
 
 LANES = 32  #: numbers of lanes that a block has: iterations of vector loops take them in turns

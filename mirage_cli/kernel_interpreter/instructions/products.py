@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.barriers import BASE
 from mirage_cli.kernel_interpreter.instructions.boxes import ROW, swizzled
 from mirage_cli.kernel_interpreter.instructions.common import stacked
-from mirage_cli.kernel_interpreter.instructions.registry import instruction
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Shared, Unknown
 from mirage_cli.kernel_interpreter.numbers import Array, Number
+from mirage_cli.kernel_interpreter.registry import instruction
 
 THREADS, ROWS, DEPTH, PANEL = 128, 64, 16, 64
 WHOLE = 128  #: the kind of swizzle that a descriptor asks for: over 128 bytes

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.common import cells_of, over_lanes, put_vector, stacked, vector
-from mirage_cli.kernel_interpreter.instructions.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.instructions.sync import in_block
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Number
+from mirage_cli.kernel_interpreter.registry import instruction, type_of
 
 registry.ARRAYS["Chunk"] = lambda args: (args[1],)
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.common import CHUNK, bytes_of, over_lanes, stacked, vector
 from mirage_cli.kernel_interpreter.instructions.common import put_vector as put_chunk
-from mirage_cli.kernel_interpreter.instructions.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array, Number
+from mirage_cli.kernel_interpreter.registry import instruction, type_of
 
 GROUP = 128  #: threads whose matrix instructions work together
 PANEL = 1024  #: bytes at multiples of which their tiles begin

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions.registry import instruction
 from mirage_cli.kernel_interpreter.memory import Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array
+from mirage_cli.kernel_interpreter.registry import instruction
 
 BARRIERS = 16  #: named barriers of a block; the first one is that of __syncthreads
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import registry
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.common import CHUNK, bytes_of, over_lanes, unknown
-from mirage_cli.kernel_interpreter.instructions.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array, Number
+from mirage_cli.kernel_interpreter.registry import instruction, type_of
 
 SPLIT_DEPTH = 16  #: positions that products of float32 take at a time
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.instructions import products, registry  # noqa: F401 - products register themselves
+from mirage_cli.kernel_interpreter import registry
+from mirage_cli.kernel_interpreter.instructions import products  # noqa: F401 - products register themselves
 from mirage_cli.kernel_interpreter.instructions.barriers import BASE, of_cluster, touch
 from mirage_cli.kernel_interpreter.instructions.boxes import ROW
 from mirage_cli.kernel_interpreter.instructions.common import Max, Sum, stacked
-from mirage_cli.kernel_interpreter.instructions.registry import instruction
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array, Number
+from mirage_cli.kernel_interpreter.registry import instruction
 
 CHUNK = 8  #: elements of 16 bytes
 

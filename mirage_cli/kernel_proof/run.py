@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instructions register themselves
     barriers,
     boxes,
     common,
     cpu,
-    registry,
     rows,
     strip,
     sync,
