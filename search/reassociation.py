@@ -19,6 +19,7 @@ from mirage_cli.lax.normal.normalise import normalise
 from mirage_cli.search.closure.closure import closure_of
 from mirage_cli.search.closure.extract import WholePrices, block_graphs
 from mirage_cli.search.closure.mapping import Mapping
+from mirage_cli.search.finish.softmaxes import with_maxima
 from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp
 from mirage_cli.search.schedules.cost import products
 
@@ -27,16 +28,22 @@ CHEAPER = 0.9  #: another order is looked at when it takes less than this share 
 
 @functools.lru_cache(maxsize=16)
 def variants(program: Program) -> tuple[Program, ...]:
-    """The program, and where there is a much cheaper order of its products, the program in that order."""
+    """The program; where there is a much cheaper order of its products, the program in that order; and each of these with
+    maxima that can be stored (`with_maxima`), where softmaxes need that."""
+    found = [program, *(p for p in _other_orders(program) if multiply_adds(p) < CHEAPER * multiply_adds(program))]
+    return (*found, *(p for f in found if (p := with_maxima(f)) is not None))
+
+
+def _other_orders(program: Program) -> list[Program]:
+    """The program in the cheapest order of its products, where it has several of them."""
     if sum(n.op == "contract" for n in program.nodes) < 2:
-        return (program,)
+        return []
     try:
         closure = closure_of(program, Mapping())
         graphs = block_graphs(closure, 1, WholePrices(closure))
     except Refused:
-        return (program,)
-    others = [divisions_pushed_inward(normalise(reassociated(program, g))) for g in graphs[:1]]
-    return (program, *(p for p in others if multiply_adds(p) < CHEAPER * multiply_adds(program)))
+        return []
+    return [divisions_pushed_inward(normalise(reassociated(program, g))) for g in graphs[:1]]
 
 
 def multiply_adds(program: Program) -> float:

@@ -20,7 +20,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Input, Node, Program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.search.mugraph.mugraph import ThreadGraph, ThreadNode
+from mirage_cli.search.mugraph.mugraph import ThreadGraph, ThreadNode, is_maximum
 
 MAX_OPEN = 4  #: open terms up to which a program is searched in the open form
 OPENED = ("mul", "div", "div0", "add")  #: elementwise operators that an open form has as terms of their own
@@ -89,7 +89,7 @@ Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Plus | Open
 
 @dataclass(slots=True)
 class Form:
-    """The terms of a program (in topological order) and the term of each output."""
+    """The terms of a program (in topological order) and the term of each output but maxima, which `stabilise` adds."""
 
     program: Program
     opened: bool = False
@@ -126,7 +126,10 @@ def search_form(program: Program, opened: bool | None = None) -> Form:
 
 def _filled(builder: _Builder) -> Form:
     form = builder.form
-    form.outputs = [builder.closed(o.value) for o in form.program.outputs]
+    program = form.program
+    form.outputs = [builder.closed(o.value) for o in program.outputs if not is_maximum(program, o.value)]
+    if not form.outputs:
+        raise Refused("a maximum is stored without what it keeps small")
     return form
 
 
@@ -143,6 +146,8 @@ class _Builder:
 
     def is_elementwise(self, v: str) -> bool:
         d = self.defs[v]
+        if isinstance(d, Node) and d.op == "exp_minus":
+            return isinstance(self.defs[d.inputs[1]], Input)  # a maximum that another kernel stored
         return isinstance(d, Node) and (d.op == "const" or (d.op in OPS and not d.over))
 
     def cut(self, v: str) -> int:
@@ -160,6 +165,8 @@ class _Builder:
                 return Leaf(d.name, axes, d.op, d.axis)
             case "stable_exp":
                 return StableExp((self.closed(d.inputs[0]),), d.over, axes)
+            case "exp_minus" if isinstance(top := self.defs[d.inputs[1]], Node):
+                return StableExp((self.closed(d.inputs[0]),), top.over, axes)
             case "contract" | "sum":
                 num: list[int] = []
                 den: list[tuple[int, bool]] = []

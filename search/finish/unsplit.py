@@ -56,7 +56,7 @@ def spelled(program: Program) -> BlockGraph:
         below = made.get(n.inputs[0]) if n.inputs else None
         if n.op in ("contract", "sum", "iota", "extent"):
             ops.append(BlockOp(n.name, n.op, n.inputs, PROLOGUE, n.over, axis=n.axis, dtype=n.dtype))
-        elif n.op == "max" and n.over:
+        elif n.op == "top":
             ops.append(BlockOp(n.name, "top", n.inputs, PROLOGUE, n.over))
         elif n.op == "stable_exp":
             ops.append(BlockOp(f"{n.name} top", "top", n.inputs, PROLOGUE, n.over))
@@ -80,7 +80,7 @@ def _elementwise(name: str, op: str, inputs: tuple[str, ...], value: Fraction | 
 
 
 def _is_maximum(n: Node | None) -> bool:
-    return n is not None and n.op == "max" and bool(n.over)
+    return n is not None and n.op == "top"
 
 
 def folded(

@@ -207,8 +207,9 @@ _OPERANDS = {
     "accum": (1, 2),
     "grid_sum": (1, 3),
 }
-_DIFFERENCE = {("exp_difference", 0), ("exp_difference", 1)}
-_TAKEN_AWAY = {("exp_minus", 1), ("grid_sum", 1), ("grid_sum", 2), *_DIFFERENCE}  #: operands that are maxima
+_TAKEN_AWAY = {  #: operands that are maxima
+    ("exp_minus", 1), ("grid_sum", 1), ("grid_sum", 2), ("exp_difference", 0), ("exp_difference", 1)
+}  # fmt: skip
 
 
 def _validate(b: BlockGraph, p: Program, maxima: Collection[str] | None) -> None:
@@ -244,7 +245,7 @@ def _validate(b: BlockGraph, p: Program, maxima: Collection[str] | None) -> None
     for value, out in zip(b.outputs, p.outputs, strict=True):
         if value not in seen or (seen[value].phase == BODY and seen[value].op != "running"):
             raise InvalidGraph(f"output {value!r} is not available after the loop")
-        if seen[value].op in MAXIMA and not _is_maximum(p, out.value):
+        if seen[value].op in MAXIMA and not is_maximum(p, out.value):
             raise InvalidGraph(f"output {value} is a maximum, which only keeps exponentials small")
         if not axes[value] <= {s.axis for s in out.access}:
             raise InvalidGraph(f"output {value} has axes {sorted(axes[value])} that its tensor lacks")
@@ -309,9 +310,9 @@ def _validate_op(operator: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) 
             raise InvalidGraph(f"{operator.name} ({operator.phase}) reads {i}, which lives in the {phase}")
 
 
-def _is_maximum(p: Program, value: str) -> bool:
-    """True if a value of a program is a maximum along an axis."""
-    return any(n.name == value and n.op == "max" and n.over for n in p.nodes)
+def is_maximum(p: Program, value: str) -> bool:
+    """True if a value of a program is a maximum that keeps exponentials small."""
+    return any(n.name == value and n.op == "top" for n in p.nodes)
 
 
 def _validate_maxima(operator: BlockOp, seen: Mapping[str, BlockOp], stored: Collection[str] | None) -> None:
@@ -330,7 +331,7 @@ def _validate_maxima(operator: BlockOp, seen: Mapping[str, BlockOp], stored: Col
     for op, k, i in places:
         operand = seen[operator.inputs[i]] if i < len(operator.inputs) else None
         loaded = operand is not None and operand.op == "load"
-        if loaded and stored is None and (op, k) in _DIFFERENCE:
+        if loaded and stored is None and (op, k) in _TAKEN_AWAY:
             continue
         maximum = operand is not None and (operand.op in MAXIMA or (loaded and operand.source_value in (stored or ())))
         if maximum and (op, k) not in _TAKEN_AWAY:
@@ -405,8 +406,8 @@ class KernelGraph:
     tensors: int
     kernels: tuple[CustomKernel, ...]
 
-    def validate(self) -> KernelGraph:
-        """The graph itself. Raises InvalidGraph."""
+    def validate(self, part: bool = False) -> KernelGraph:
+        """The graph itself; a `part` of another one may read maxima and give them away. Raises InvalidGraph."""
         computed = sum(len(k.outputs) for k in self.kernels)
         ready: set[int] = set()
         maxima: set[int] = set()
@@ -419,10 +420,10 @@ class KernelGraph:
                 raise InvalidGraph(f"a kernel reads tensors {sorted(early)} before they are computed")
             k.program.validate()
             held = {n for n, t in enumerate(k.inputs) if t in maxima}
-            k.block.validate(k.program, {i.name for i in k.program.inputs if i.source in held})
+            k.block.validate(k.program, None if part else {i.name for i in k.program.inputs if i.source in held})
             ready |= set(k.outputs)
             maxima |= {t for t, v in zip(k.outputs, k.block.outputs, strict=False) if k.block.op(v).op in MAXIMA}
-        if lost := {t - self.sources for t in maxima if t < self.sources + self.outputs}:
+        if not part and (lost := {t - self.sources for t in maxima if t < self.sources + self.outputs}):
             raise InvalidGraph(f"output {min(lost)} is a maximum, which only keeps exponentials small")
         wanted = range(self.sources, self.sources + min(self.outputs, computed + 1))  # a count may be any number
         if missing := [t for t in wanted if t not in ready]:
