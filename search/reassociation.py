@@ -16,6 +16,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Node, Program
 from mirage_cli.lax.normal.identify import prune
 from mirage_cli.lax.normal.normalise import normalise
+from mirage_cli.lax.ops import QUOTIENTS
 from mirage_cli.search.closure.closure import closure_of
 from mirage_cli.search.closure.extract import WholePrices, block_graphs
 from mirage_cli.search.closure.mapping import Mapping
@@ -98,7 +99,7 @@ def _movable_division(program: Program) -> tuple[Node, Node, str] | None:
     """A quotient, the contraction that it divides, and the operand of that which it could divide instead."""
     node_of, loose = {n.name: n for n in program.nodes}, _with_arbitrary_factor(program)
     for q in program.nodes:
-        if q.op not in ("div", "div0") or not loose.issuperset(q.inputs):
+        if q.op not in QUOTIENTS or not loose.issuperset(q.inputs):
             continue
         product = node_of[q.inputs[0]]
         inner = [i for i in product.inputs if i in loose]
@@ -112,6 +113,6 @@ def _with_arbitrary_factor(program: Program) -> set[str]:
     loose: set[str] = set()
     for n in program.nodes:
         args = [i in loose for i in n.inputs]
-        if n.op == "stable_exp" or (args[0] != args[1] if n.op in ("div", "div0") else any(args)):
+        if n.op == "stable_exp" or (args[0] != args[1] if n.op in QUOTIENTS else any(args)):
             loose.add(n.name)
     return loose

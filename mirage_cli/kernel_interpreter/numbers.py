@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.lax.domains.domain import Float64
 from mirage_cli.lax.domains.field import Residues
-from mirage_cli.lax.ops import OPS, lookup
+from mirage_cli.lax.ops import OPS, QUOTIENTS, lookup
 
 Array: TypeAlias = NDArray[Any]
 _NUMBER = re.compile(r"(?P<hex>0[xX][0-9a-fA-F.]+(?:[pP][+-]?\d+)?)|(?P<dec>[\d.]+(?:[eE][+-]?\d+)?)")
@@ -89,13 +89,13 @@ class Arithmetic:
     def apply(self, op: str, *args: Any) -> Number:
         """An operator of the registry."""
         numbers = [self.number(x).a for x in args]
-        if op in ("div", "recip", "div0"):
+        if op == "recip" or op in QUOTIENTS:
             above = numbers[0] if op != "recip" else self.const(1).a
-            return self.divide(Number(above), Number(numbers[-1]), op == "div0")
+            return self.divide(Number(above), Number(numbers[-1]), op if op in QUOTIENTS[1:] else "")
         with np.errstate(all="ignore"):
             return Number(np.asarray(lookup(op).apply(self.domain, *numbers)))
 
-    def divide(self, x: Number, y: Number, guard: bool = False) -> Number:
+    def divide(self, x: Number, y: Number, guard: str = "") -> Number:
         """A quotient; arbitrary where the divisor is 0 in some field."""
         if not self.residues:
             with np.errstate(all="ignore"):

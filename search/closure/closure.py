@@ -42,7 +42,7 @@ MAX_OPEN_VALUES = 500  #: values of the closure of an open form; with more the o
 class Derivation:
     """One way to compute a value: `op` on values `args`."""
 
-    op: str  #: load | fn | mul | div | div0 | add | contract | sum | accum | grid_sum
+    op: str  #: load | fn | mul | one of QUOTIENTS | add | contract | sum | accum | grid_sum
     args: tuple[int, ...] = ()
     term: int = -1  #: the leaf or function of the form
     over: tuple[str, ...] = ()
@@ -250,9 +250,9 @@ class Closure:
         if pair.total is not None:
             self._put(Derivation("add", args), phase, (u.array + v.array) % P, axes, pair.total)
         for a, b, quotients in ((u, v, pair.quotients), (v, u, pair.divided_by)):
-            for guard, expr in quotients:
-                way = Derivation("div0" if guard else "div", (a.number, b.number))
-                self._put(way, phase, self.target.quotient(a.array, self._inverse(b), guard), axes, expr)
+            for op, expr in quotients:
+                way = Derivation(op, (a.number, b.number))
+                self._put(way, phase, self.target.quotient(op, a.array, self._inverse(b)), axes, expr)
 
     def _contract(self, u: Value, v: Value, k: int, phase: int, expr: Expr) -> None:
         group, dtype, _ = self._factors[k]

@@ -19,11 +19,11 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Input, Node, Program
-from mirage_cli.lax.ops import OPS
+from mirage_cli.lax.ops import OPS, QUOTIENTS
 from mirage_cli.search.mugraph.mugraph import ThreadGraph, ThreadNode, is_maximum
 
 MAX_OPEN = 4  #: open terms up to which a program is searched in the open form
-OPENED = ("mul", "div", "div0", "add")  #: elementwise operators that an open form has as terms of their own
+OPENED = ("mul", *QUOTIENTS, "add")  #: elementwise operators that an open form has as terms of their own
 MIN_OPEN_ADDENDS = 2  #: sums of this many reductions are kept open
 
 
@@ -57,10 +57,10 @@ class StableExp:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The sum over `over` of the product of `num` divided by `den` (pairs of term and whether 0/0 is 0)."""
+    """The sum over `over` of the product of `num` divided by `den` (pairs of term and operator)."""
 
     num: tuple[int, ...]
-    den: tuple[tuple[int, bool], ...]
+    den: tuple[tuple[int, str], ...]
     over: tuple[str, ...]
     axes: frozenset[str]
     dtype: DType | None
@@ -76,7 +76,7 @@ class Plus:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """An elementwise operator of the algebra that the search may regroup: mul, div, div0 or add."""
+    """An elementwise operator of the algebra that the search may regroup: mul, a quotient or add."""
 
     op: str
     args: tuple[int, int]
@@ -169,21 +169,21 @@ class _Builder:
                 return StableExp((self.closed(d.inputs[0]),), top.over, axes)
             case "contract" | "sum":
                 num: list[int] = []
-                den: list[tuple[int, bool]] = []
+                den: list[tuple[int, str]] = []
                 for i in d.inputs:
                     self.factors(i, num, den)
                 return Reduction(tuple(sorted(num)), tuple(sorted(den)), d.over, axes, d.dtype)
         raise Refused(f"a reduction by {d.op} is outside the algebra")
 
-    def factors(self, v: str, num: list[int], den: list[tuple[int, bool]]) -> None:
+    def factors(self, v: str, num: list[int], den: list[tuple[int, str]]) -> None:
         """Split an operand of a reduction into the factors above and below the line."""
         d = self.defs[v]
         if isinstance(d, Node) and d.op == "mul":
             for i in d.inputs:
                 self.factors(i, num, den)
-        elif isinstance(d, Node) and d.op in ("div", "div0"):
+        elif isinstance(d, Node) and d.op in QUOTIENTS:
             self.factors(d.inputs[0], num, den)
-            den.append((self.closed(d.inputs[1]), d.op == "div0"))
+            den.append((self.closed(d.inputs[1]), d.op))
         else:
             num.append(self.closed(v))
 
@@ -289,7 +289,7 @@ class _Builder:
 class _OpenBuilder(_Builder):
     """Every operator is a term of its own."""
 
-    def factors(self, v: str, num: list[int], den: list[tuple[int, bool]]) -> None:
+    def factors(self, v: str, num: list[int], den: list[tuple[int, str]]) -> None:
         num.append(self.closed(v))
 
     def closed(self, v: str) -> int:

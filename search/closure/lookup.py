@@ -21,12 +21,12 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.domains.expr import Expr
 from mirage_cli.lax.domains.field import Residue
 from mirage_cli.search.closure.closure import Closure, Derivation, Value
-from mirage_cli.search.closure.form import Fn, Leaf, StableExp
+from mirage_cli.search.closure.form import OPENED, Fn, Leaf, StableExp
+from mirage_cli.search.closure.pruning import tag
 from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID, P
 from mirage_cli.search.mugraph.mugraph import BODY as IN_BODY
 from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp, ThreadNode
 
-ELEMENTWISE = ("mul", "div", "div0", "add")
 COMMUTATIVE = ("mul", "add", "contract")  #: ways whose operands are in order of their numbers
 Numbers: TypeAlias = tuple[int, ...]
 
@@ -128,7 +128,7 @@ class _Walk:
             v = todo.pop()
             if v not in ways and v not in reads:
                 options = self.ways(v)
-                ways[v] = [w.args for w in options if w.op in ELEMENTWISE or self.is_function(w.op, w.term)]
+                ways[v] = [w.args for w in options if w.op in OPENED or self.is_function(w.op, w.term)]
                 todo += [a for args in ways[v] for a in args]
         known, before = set(reads), -1
         while len(known) > before:
@@ -253,7 +253,7 @@ class _Walk:
 
     def is_only_stable(self, number: int) -> bool:
         """True if a value is known as a stabilised exponential only."""
-        return not any(w.op in ELEMENTWISE or self.is_function(w.op, w.term) for w in self.ways(number))
+        return not any(w.op in OPENED or self.is_function(w.op, w.term) for w in self.ways(number))
 
     def reads(self, args: list[_BlockValue]) -> frozenset[int]:
         """The results of other operators that an elementwise value reads."""
@@ -265,9 +265,9 @@ class _Walk:
     def combined(self, n: ThreadNode, args: list[_BlockValue]) -> Expr | None:
         """The abstract expression of an operator of the algebra; None for others, and where one of an operand is not known."""
         known = [a.expr for a in args if a.expr is not None]
-        if len(known) < len(args) or n.op not in ELEMENTWISE:
+        if len(known) < len(args) or n.op not in OPENED:
             return None
         e, (x, y) = self.expressions, known
         if n.op == "mul":
             return e.mul(x, y)
-        return e.add(x, y) if n.op == "add" else e.div(x, y, "div0" if n.op == "div0" else None)
+        return e.add(x, y) if n.op == "add" else e.div(x, y, tag(n.op))

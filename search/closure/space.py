@@ -14,6 +14,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.domains.expr import Factor
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
 from mirage_cli.lax.ir.evaluate import fit
+from mirage_cli.lax.ops import QUOTIENTS
 from mirage_cli.search.closure.form import Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
 from mirage_cli.search.closure.mapping import Mapping
 from mirage_cli.search.mugraph.evaluate import run_thread
@@ -96,7 +97,9 @@ class Arrays:
     def __init__(self, form: Form, space: Space) -> None:
         self.space = space
         self.domain = Residues((), 20250707, PRIMES[:1])
-        self.guard_factor = int(self.domain.random("guarded quotient", (), nonzero=True)[0])
+        self.factor = {op: int(self.domain.random(f"quotient {op}", (), nonzero=True)[0]) for op in QUOTIENTS} | {
+            "div": 1
+        }
         self.arrays: list[Residue] = []
         for number, t in enumerate(form.terms):
             self.arrays.append(self._term(number, t))
@@ -121,7 +124,7 @@ class Arrays:
             case Open("add"):
                 return (args[0] + args[1]) % P
             case Open():
-                return self.quotient(args[0], self.inverse(args[1]), term.op == "div0")
+                return self.quotient(term.op, args[0], self.inverse(args[1]))
             case Reduction():
                 return self._reduction(term)
 
@@ -140,11 +143,10 @@ class Arrays:
         result: Residue = self.domain.inverse(array[None])[0]
         return result
 
-    def quotient(self, array: Residue, inverse: Residue, guard: bool) -> Residue:
-        """A quotient from the denominator's inverse; a guarded one is another function."""
-        product: Residue = array * inverse % P
-        guarded: Residue = product * self.guard_factor % P
-        return guarded if guard else product
+    def quotient(self, op: str, array: Residue, inverse: Residue) -> Residue:
+        """A quotient from the denominator's inverse; one of another operator is another function."""
+        product: Residue = array * inverse % P * self.factor[op] % P
+        return product
 
     def _reduction(self, term: Reduction) -> Residue:
         if not term.num:
@@ -152,6 +154,6 @@ class Arrays:
         array: Residue = np.ones([1] * len(self.space.shape), dtype=np.int64)
         for a in term.num:
             array = array * self.arrays[a] % P
-        for a, guard in term.den:
-            array = self.quotient(array, self.inverse(self.arrays[a]), guard)
+        for a, op in term.den:
+            array = self.quotient(op, array, self.inverse(self.arrays[a]))
         return self.space.whole_sum(array, term.over)

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.ops import QUOTIENTS
 from mirage_cli.search.mugraph.mugraph import BODY, GRID, BlockGraph, BlockOp, ThreadGraph, ThreadNode, is_maximum
 
 _EXP_MINUS = ThreadGraph(2, (ThreadNode("exp_minus", (0, 1)),))
@@ -107,7 +108,7 @@ def _thread_power(thread: ThreadGraph, known: list[int], name: str) -> int:
         args = [values[i] for i in n.inputs]
         if n.op in ("mul",):
             values.append(sum(args))
-        elif n.op in ("div", "div0"):
+        elif n.op in QUOTIENTS:
             values.append(args[0] - args[1])
         elif n.op == "neg" or (n.op in ("add", "sub") and len(set(args)) == 1):
             values.append(args[0])

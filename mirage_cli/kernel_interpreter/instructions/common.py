@@ -126,8 +126,14 @@ instruction("quick_silu")(lambda s, static, x: s.arithmetic.apply("silu", x))
 instruction("quick_sigmoid")(lambda s, static, x: s.arithmetic.apply("sigmoid", x))
 
 
-@instruction("share")
-def _share(s: Any, static: Sequence[Any], q: Any, x: Any, inverse: Any) -> Number:
+@instruction("guarded_share")
+def _guarded_share(s: Any, static: Sequence[Any], q: Any, x: Any, y: Any) -> Number:
+    """x / y, 0 where y is 0."""
+    return s.arithmetic.apply("share", x, y)  # type: ignore[no-any-return]
+
+
+@instruction("guarded_div0")
+def _guarded_div0(s: Any, static: Sequence[Any], q: Any, x: Any, inverse: Any) -> Number:
     """x / y by the inverse of y, 0 where that is no number."""
     return s.arithmetic.apply("div0", x, s.arithmetic.apply("recip", inverse))  # type: ignore[no-any-return]
 
