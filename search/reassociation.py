@@ -21,7 +21,7 @@ from mirage_cli.search.closure.closure import closure_of
 from mirage_cli.search.closure.extract import WholePrices, block_graphs
 from mirage_cli.search.closure.mapping import Mapping
 from mirage_cli.search.finish.softmaxes import with_maxima
-from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp
+from mirage_cli.search.mugraph.mugraph import EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.schedules.cost import products
 
 CHEAPER = 0.9  #: another order is looked at when it takes less than this share of the multiply-adds
@@ -31,8 +31,21 @@ CHEAPER = 0.9  #: another order is looked at when it takes less than this share 
 def variants(program: Program) -> tuple[Program, ...]:
     """The program; where there is a much cheaper order of its products, the program in that order; and each of these with
     maxima that can be stored (`with_maxima`), where softmaxes need that."""
+    program = _kept_together(program)
     found = [program, *(p for p in _other_orders(program) if multiply_adds(p) < CHEAPER * multiply_adds(program))]
     return (*found, *(p for f in found if (p := with_maxima(f)) is not None))
+
+
+def _kept_together(program: Program) -> Program:
+    """The program in which numbers less the greatest or least of their row are one step, which no search takes apart: they are
+    small where both are huge."""
+    extremes = {n.name for n in program.nodes if n.op in EXTREMES and n.over}
+    if not extremes:
+        return program
+    changed = (
+        replace(n, op="below") if n.op == "sub" and not extremes.isdisjoint(n.inputs) else n for n in program.nodes
+    )
+    return replace(program, nodes=tuple(changed), _axes_of={})
 
 
 def _other_orders(program: Program) -> list[Program]:

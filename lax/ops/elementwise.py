@@ -21,6 +21,15 @@ QUOTIENTS = ("div", "div0", "share")  #: x / y, and what else it is where y is 0
 define(Op("add", 2, lambda d, x, y: d.add(x, y), "({0} + {1})", commutative=True, linear=(0, 1), onnx="Add"))
 define(Op("sub", 2, lambda d, x, y: d.sub(x, y), "({0} - {1})", linear=(0, 1), onnx="Sub"))
 define(
+    Op(
+        "below",
+        2,
+        lambda d, x, y: d.sub(x, y),
+        "({0} - {1})",
+        doc="x - y where both may be huge: nothing comes between",
+    )
+)
+define(
     Op("mul", 2, lambda d, x, y: d.mul(x, y), "({0} * {1})", commutative=True, linear=(0, 1), product=True, onnx="Mul")
 )
 define(Op("rounded", 1, lambda d, x: x, "m_rounded({0})", doc="x as a number of its type, whatever reads it"))

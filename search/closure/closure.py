@@ -29,7 +29,7 @@ from mirage_cli.lax.domains.expr import Expr
 from mirage_cli.lax.domains.field import Residue
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.closure.form import Fn, Form, Leaf, StableExp, search_form
+from mirage_cli.search.closure.form import Extreme, Fn, Form, Leaf, StableExp, search_form
 from mirage_cli.search.closure.mapping import Mapping
 from mirage_cli.search.closure.pruning import NOTHING, Axes, Kind, Pair, Pruning
 from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID, Arrays, P, Space
@@ -109,7 +109,7 @@ class Closure:
         self._order: dict[Kind, int] = {}
         self._users: dict[Expr, list[int]] = {}
         for number, t in enumerate(form.terms):
-            if isinstance(t, Fn | StableExp):
+            if isinstance(t, Fn | StableExp | Extreme):
                 for e in {self.pruning.exprs[a] for a in t.args}:
                     self._users.setdefault(e, []).append(number)
 
@@ -270,6 +270,9 @@ class Closure:
         """Apply each function of the form whose last missing argument may be `v`."""
         for number in self._users.get(v.expr, ()):
             t = self.form.terms[number]
+            if isinstance(t, Extreme):
+                self._extreme(number, t, v)
+                continue
             assert isinstance(t, Fn | StableExp)
             for args in self._choices([self.pruning.exprs[a] for a in t.args], v):
                 self._apply(number, t, args)
@@ -315,6 +318,14 @@ class Closure:
         value = self._put(way, phase, array, axes, self.pruning.exprs[number])
         if value is not None:
             self._applied[key] = value
+
+    def _extreme(self, number: int, t: Extreme, v: Value) -> None:
+        """The greatest or least element where a block sees all of them: behind the loop those of all iterations."""
+        phase = self.space.extreme_phase(t.over, v.phase)
+        if phase is None or self._partial(v) or not set(t.over) <= v.live:
+            return
+        array = self.target.extreme(t.kind, t.over, v.array)
+        self._put(Derivation("fn", (v.number,), number), phase, array, v.live - set(t.over), self.pruning.exprs[number])
 
     # --- asking ---------------------------------------------------------------------------------------------------------
     def find(self, phase: int, live: Axes, array: Residue) -> Value | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mirage_cli.search.closure.closure import Closure, Derivation, Value
-from mirage_cli.search.closure.form import OPENED, Fn, Leaf, StableExp
+from mirage_cli.search.closure.form import OPENED, Extreme, Fn, Leaf, StableExp
 from mirage_cli.search.closure.mapping import numeric
 from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID
 from mirage_cli.search.mugraph.mugraph import BODY as IN_BODY
@@ -269,6 +269,8 @@ def _op(closure: Closure, value: Value, way: Derivation, names: Mapping[int, str
     term = closure.form.terms[way.term]
     if isinstance(term, Fn):
         return BlockOp(name, "thread", inputs, phase, thread=term.thread)
+    if isinstance(term, Extreme):
+        return BlockOp(name, term.kind, inputs, phase, term.over)
     if isinstance(term, StableExp):
         return BlockOp(name, "stable_exp", inputs, phase, term.over)
     assert isinstance(term, Leaf)

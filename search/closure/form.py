@@ -67,6 +67,16 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Extreme:
+    """The greatest or least value (`kind` max or min) of a term over `over`."""
+
+    kind: str
+    args: tuple[int]
+    over: tuple[str, ...]
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Plus:
     """The sum of reductions."""
 
@@ -84,7 +94,7 @@ class Open:
 
 
 Place: TypeAlias = tuple[str, int]  #: ("arg", k) or ("node", k) of a thread graph under construction
-Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Plus | Open
+Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Extreme | Plus | Open
 
 
 @dataclass(slots=True)
@@ -107,12 +117,12 @@ class Form:
     @property
     def reduced(self) -> tuple[str, ...]:
         """The axes that some reduction consumes, sorted."""
-        return tuple(sorted({a for t in self.terms if isinstance(t, Reduction) for a in t.over}))
+        return tuple(sorted({a for t in self.terms if isinstance(t, Reduction | Extreme) for a in t.over}))
 
 
 def search_form(program: Program, opened: bool | None = None) -> Form:
     """The search form of a program: the open one or the other as `opened` says, by default the open one where it has at
-    most `MAX_OPEN` open terms. Raises Refused for reductions that are not sums, and for extents that a kernel could not
+    most `MAX_OPEN` open terms. Raises Refused for products along an axis, and for extents that a kernel could not
     know."""
     given = {name for s in program.sources for e in s.dims for name in ex.names(e)}
     if lost := [s for s in program.symbols if s not in given]:
@@ -167,6 +177,8 @@ class _Builder:
                 return StableExp((self.closed(d.inputs[0]),), d.over, axes)
             case "exp_minus" if isinstance(top := self.defs[d.inputs[1]], Node):
                 return StableExp((self.closed(d.inputs[0]),), top.over, axes)
+            case "max" | "min":
+                return Extreme(d.op, (self.closed(d.inputs[0]),), d.over, axes)
             case "contract" | "sum":
                 num: list[int] = []
                 den: list[tuple[int, str]] = []

@@ -21,7 +21,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.domains.expr import Expr
 from mirage_cli.lax.domains.field import Residue
 from mirage_cli.search.closure.closure import Closure, Derivation, Value
-from mirage_cli.search.closure.form import OPENED, Fn, Leaf, StableExp
+from mirage_cli.search.closure.form import OPENED, Extreme, Fn, Leaf, StableExp
 from mirage_cli.search.closure.pruning import tag
 from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID, P
 from mirage_cli.search.mugraph.mugraph import BODY as IN_BODY
@@ -73,6 +73,8 @@ class _Walk:
                 return self.thread(operator, args)
             case "stable_exp":
                 return self.exponential(operator, args[0])
+            case "max" | "min":
+                return self.extreme(operator, args[0])
             case "contract":
                 return self.contract(operator, args)
             case "sum":
@@ -236,6 +238,18 @@ class _Walk:
         """True if a value is a stabilised exponential of another."""
         ways = [w for w in self.ways(value) if w.op == "fn" and w.args == (argument,)]
         return any(isinstance(self.closure.form.terms[w.term], StableExp) for w in ways)
+
+    def extreme(self, operator: BlockOp, x: _BlockValue) -> _BlockValue:
+        """The greatest or least of a value's elements."""
+        number, over = self.need(x, f"operand of {operator.name}"), operator.over
+        phase = self.space.extreme_phase(over, x.phase)
+        expr = None if x.expr is None else self.expressions.call((operator.op, over), x.expr)
+        array = self.target.extreme(operator.op, over, x.array)
+        value = self.value(x.phase if phase is None else phase, x.live - set(over), array, expr)
+        ways = self.ways(self.need(value, f"{operator.name} = {operator.op}({operator.inputs[0]})"))
+        if not any(w.args == (number,) and isinstance(self.closure.form.terms[w.term], Extreme) for w in ways):
+            raise Refused(f"{operator.name} is no {operator.op} of a value of the search")
+        return value
 
     # --- elementwise ----------------------------------------------------------------------------------------------------
     def thread(self, operator: BlockOp, args: list[_BlockValue]) -> _BlockValue:

@@ -18,7 +18,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.domains.expr import Expr, Expressions, Factor
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ops import QUOTIENTS
-from mirage_cli.search.closure.form import Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
+from mirage_cli.search.closure.form import Extreme, Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
 from mirage_cli.search.closure.mapping import numeric
 from mirage_cli.search.closure.partners import Partners
 from mirage_cli.search.closure.space import KINDS
@@ -83,6 +83,8 @@ class Pruning:
                 return e.call(("fn", term.thread, number if not term.args else 0), *args)
             case StableExp():
                 return e.call("stable", *args)
+            case Extreme():
+                return e.call((term.kind, term.over), *args)
             case Plus():
                 total = args[0]
                 for a in args[1:]:

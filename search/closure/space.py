@@ -6,7 +6,7 @@ otherwise; every other axis has two positions. Extents do not matter: what holds
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from mirage_cli.lax.domains.expr import Factor
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
 from mirage_cli.lax.ir.evaluate import fit
 from mirage_cli.lax.ops import QUOTIENTS
-from mirage_cli.search.closure.form import Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
+from mirage_cli.search.closure.form import Extreme, Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
 from mirage_cli.search.closure.mapping import Mapping
 from mirage_cli.search.mugraph.evaluate import run_thread
 from mirage_cli.search.mugraph.mugraph import ThreadGraph
@@ -66,6 +66,13 @@ class Space:
             return axis != self.mapping.split
         return kind == "t" or axis != self.mapping.loop or phase != BODY
 
+    def extreme_phase(self, over: Sequence[str], phase: int) -> int | None:
+        """The phase in which a block sees the greatest element over axes, of a value of a phase: all elements have to be its
+        own, and those of an axis that the loop walks are seen one iteration after the other."""
+        if self.mapping.split in over or (self.mapping.loop in over and phase != BODY):
+            return None
+        return AFTER if self.mapping.loop in over else phase
+
     def sum(self, array: Residue, group: Iterable[str], phase: int) -> Residue:
         """The sum of an array over the tile's part of axes; one that lacks them counts every position."""
         return self._sum(array, [self.dim(a, k) for a in group for k in KINDS if self._in_tile(a, k, phase)])
@@ -114,6 +121,8 @@ class Arrays:
                 return self.function(term.thread, args)
             case StableExp():
                 return self.exponential(args[0])
+            case Extreme():
+                return self.extreme(term.kind, term.over, args[0])
             case Plus():
                 total = args[0]
                 for a in args[1:]:
@@ -137,6 +146,12 @@ class Arrays:
         """exp of an array."""
         result: Residue = self.domain.exp(array[None])[0]
         return result
+
+    def extreme(self, kind: str, over: Iterable[str], array: Residue) -> Residue:
+        """The greatest or least element of an array along whole axes."""
+        dims = [d - len(self.space.shape) for a in over for d in self.space.dims(a)]
+        found: Residue = self.domain.extreme(kind, array[None], dims)[0]
+        return found
 
     def inverse(self, array: Residue) -> Residue:
         """1 / array. Raises ZeroDenominator."""

@@ -278,6 +278,8 @@ def describe(ops: Sequence[BlockOp], base: Program) -> tuple[dict[str, str], tup
                 names[o.name] = add(Node("", o.op, axis=o.axis))
             case "contract" | "sum":
                 names[o.name] = add(Node("", o.op, tuple(names[i] for i in o.inputs), o.over, dtype=o.dtype))
+            case "max" | "min":
+                names[o.name] = add(Node("", o.op, (names[o.inputs[0]],), o.over))
             case "top":
                 names[o.name] = add(Node("", "top", (names[o.inputs[0]],), o.over))
             case "accum" | "running":

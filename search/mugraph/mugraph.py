@@ -84,11 +84,13 @@ class BlockOp:
     stable_exp  exp up to a factor common along `over`; `stabilise` replaces it before anything is rendered
     contract    sum over the tile parts of `over` of the product of two tiles, multiplied as `dtype`
     sum         sum over the tile parts of `over`
-    top         maximum over the tile parts of `over`
+    max, min    the greatest or least number over all positions of `over`; in the epilogue of a value of the body, over the
+                iterations as well
+    top         a maximum over the tile parts of `over` that only keeps exponentials small
     accum       sum over the iterations of the loop (times `inputs[1]`, a shrink, of what was there before)
-    running     maximum over the iterations so far
+    running     such a maximum over the iterations so far
     shrink      exp(old - new) of a running maximum
-    grid_top    maximum over the blocks that share a split reduction
+    grid_top    such a maximum over the blocks that share a split reduction
     grid_sum    sum over these blocks (each weighted with exp(own maximum - common one) when they are given)
     """
 
@@ -103,11 +105,12 @@ class BlockOp:
     dtype: DType | None = None
 
 
-REDUCING = ("contract", "sum", "top")  #: block operators that consume the tile parts of `over`
+EXTREMES = ("max", "min")
+REDUCING = ("contract", "sum", "top", *EXTREMES)  #: block operators that consume the tile parts of `over`
 MAXIMA = ("top", "running", "grid_top")  #: block operators whose values stand below exp only, see `_validate_maxima`
 BLOCK_OPS = (
-    "load", "iota", "extent", "thread", "stable_exp", "contract", "sum", "top", "accum", "running", "shrink", "grid_top",
-    "grid_sum",
+    "load", "iota", "extent", "thread", "stable_exp", "contract", "sum", "max", "min", "top", "accum", "running", "shrink",
+    "grid_top", "grid_sum",
 )  # fmt: skip
 
 
@@ -272,6 +275,11 @@ def _validate_axes(operator: BlockOp, b: BlockGraph, axes: Mapping[str, frozense
         raise InvalidGraph(
             f"{operator.name}: {operator.op} over {', '.join(sorted(parts))}, of which a block holds a part"
         )
+    walked = {b.loop} if operator.phase == BODY else set()
+    if operator.op in EXTREMES and (parts := set(operator.over) & {*b.split, *walked}):
+        raise InvalidGraph(
+            f"{operator.name}: {operator.op} over {', '.join(sorted(map(str, parts)))}, of which it sees a part"
+        )
     if operator.op in ("accum", "running") and b.loop in own:
         raise InvalidGraph(f"{operator.name}: accumulates a value along the loop axis {b.loop} itself")
 
@@ -306,7 +314,9 @@ def _validate_op(operator: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) 
         if operator.op == "accum" and phase != BODY:
             raise InvalidGraph(f"{operator.name}: accumulates {i}, which is not computed in the body")
         after = seen[i].op == "running" and operator.phase != PROLOGUE  # the loop's last one
-        if operator.op != "accum" and not after and phase not in _BEFORE[operator.phase]:
+        extreme = operator.op in EXTREMES and operator.phase == EPILOGUE and b.loop in operator.over
+        carried = phase == BODY and (operator.op == "accum" or extreme)
+        if not carried and not after and phase not in _BEFORE[operator.phase]:
             raise InvalidGraph(f"{operator.name} ({operator.phase}) reads {i}, which lives in the {phase}")
 
 

@@ -20,7 +20,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -43,7 +43,7 @@ SUM_SECONDS = 5e-11  #: reading and writing a sum beyond it
 OVERLAP = 0.5  #: share of the shorter of memory and work that a CPU does at the time of the other
 CONVERT_FLOPS = 0.5  #: converting an element of another type to float32 while it is read
 EXCHANGE_US = 2.5  #: clearing the counters and reading the shares of other blocks
-BARRIER_OPS = ("top", "sum", "running", "contract")
+BARRIER_OPS = ("top", "sum", "running", "contract", *EXTREMES)
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -209,7 +209,7 @@ class _Estimate:
                 work = work + n * o.thread.flops() * repeat
                 if self.t.kind == "cpu" and self.kept(o):
                     shared = shared + 4 * n
-            elif o.op in ("sum", "top"):
+            elif o.op in ("sum", "top", *EXTREMES):
                 work = work + self.read(o) * repeat
                 shared = shared + 4 * n
             elif o.op == "accum":
@@ -263,7 +263,7 @@ class _Estimate:
                 seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * SUM_SECONDS, 0.0)
             elif o.op == "thread" and o.thread is not None:
                 seconds = seconds + repeat * n * o.thread.flops() / t.special
-            elif o.op in ("sum", "top"):
+            elif o.op in ("sum", "top", *EXTREMES):
                 seconds = seconds + repeat * self.read(o) / t.special
         return seconds * 1e6
 
