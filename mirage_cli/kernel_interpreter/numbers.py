@@ -133,10 +133,23 @@ class Arithmetic:
         if not self.residues:
             return Number(np.maximum(x.a, y.a))
         a, b = np.broadcast_arrays(x.a, y.a)
-        low = self.const(float("-inf")).a
+        low = self._lowest
         first = np.where((a == low).all(axis=0), -1, a[0])
         second = np.where((b == low).all(axis=0), -1, b[0])
         return Number(np.where(first >= second, a, b))  # the one whose first residue is larger: as good as any order
+
+    @functools.cached_property
+    def _lowest(self) -> Array:
+        return self.const(float("-inf")).a
+
+    def greatest(self, a: Array, axis: int) -> Array:
+        """The largest of [fields, ...] along an axis, in the order of `maximum`."""
+        if not self.residues:
+            return np.max(a, axis=axis)  # type: ignore[no-any-return]
+        none = self._lowest.reshape(-1, *(1,) * (a.ndim - 1))
+        place = np.where((a == none).all(axis=0), -1, a[0]).argmax(axis=axis - 1)
+        found = np.take_along_axis(a, np.expand_dims(place, axis - 1)[None], axis)
+        return np.squeeze(found, axis)
 
     def compare(self, op: str, x: Any, y: Any) -> Array:
         """A comparison, one truth value for each lane."""

@@ -77,12 +77,7 @@ class Max:
     @staticmethod
     def all(arithmetic: Any, values: Array, axis: int) -> Array:
         """Over an axis of [fields, ...]."""
-        parts = np.moveaxis(values, axis, 0)
-        shape = parts.shape[1:]
-        best = Number(parts[0].reshape(shape[0], -1))
-        for p in parts[1:]:
-            best = arithmetic.maximum(best, Number(p.reshape(shape[0], -1)))
-        return best.a.reshape(shape)
+        return arithmetic.greatest(values, axis)  # type: ignore[no-any-return]
 
 
 registry.TYPES["Sum"] = Sum
