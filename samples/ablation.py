@@ -64,7 +64,7 @@ class Unpruned(Pruning):
         return ANYTHING
 
     def _pair(self, x: Kind, y: Kind) -> Pair:
-        quotients = tuple((g, ANYTHING) for g in self.guards)
+        quotients = tuple((g, ANYTHING) for g in self.quotients)
         if not self.fits(x[1] | y[1]):
             return Pair()
         return Pair(ANYTHING, ANYTHING, quotients, quotients)

@@ -16,10 +16,12 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Node, Program
 from mirage_cli.lax.normal.identify import prune
 from mirage_cli.lax.normal.normalise import normalise
+from mirage_cli.lax.ops import QUOTIENTS
 from mirage_cli.search.closure.closure import closure_of
 from mirage_cli.search.closure.extract import WholePrices, block_graphs
 from mirage_cli.search.closure.mapping import Mapping
-from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp
+from mirage_cli.search.finish.softmaxes import with_maxima
+from mirage_cli.search.mugraph.mugraph import EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.schedules.cost import products
 
 CHEAPER = 0.9  #: another order is looked at when it takes less than this share of the multiply-adds
@@ -27,16 +29,35 @@ CHEAPER = 0.9  #: another order is looked at when it takes less than this share 
 
 @functools.lru_cache(maxsize=16)
 def variants(program: Program) -> tuple[Program, ...]:
-    """The program, and where there is a much cheaper order of its products, the program in that order."""
+    """The program; where there is a much cheaper order of its products, the program in that order; and each of these with
+    maxima that can be stored (`with_maxima`), where softmaxes need that."""
+    program = _kept_together(program)
+    found = [program, *(p for p in _other_orders(program) if multiply_adds(p) < CHEAPER * multiply_adds(program))]
+    return (*found, *(p for f in found if (p := with_maxima(f)) is not None))
+
+
+def _kept_together(program: Program) -> Program:
+    """The program in which numbers less the greatest or least of their row are one step, which no search takes apart: they are
+    small where both are huge."""
+    extremes = {n.name for n in program.nodes if n.op in EXTREMES and n.over}
+    if not extremes:
+        return program
+    changed = (
+        replace(n, op="below") if n.op == "sub" and not extremes.isdisjoint(n.inputs) else n for n in program.nodes
+    )
+    return replace(program, nodes=tuple(changed), _axes_of={})
+
+
+def _other_orders(program: Program) -> list[Program]:
+    """The program in the cheapest order of its products, where it has several of them."""
     if sum(n.op == "contract" for n in program.nodes) < 2:
-        return (program,)
+        return []
     try:
         closure = closure_of(program, Mapping())
         graphs = block_graphs(closure, 1, WholePrices(closure))
     except Refused:
-        return (program,)
-    others = [divisions_pushed_inward(normalise(reassociated(program, g))) for g in graphs[:1]]
-    return (program, *(p for p in others if multiply_adds(p) < CHEAPER * multiply_adds(program)))
+        return []
+    return [divisions_pushed_inward(normalise(reassociated(program, g))) for g in graphs[:1]]
 
 
 def multiply_adds(program: Program) -> float:
@@ -91,7 +112,7 @@ def _movable_division(program: Program) -> tuple[Node, Node, str] | None:
     """A quotient, the contraction that it divides, and the operand of that which it could divide instead."""
     node_of, loose = {n.name: n for n in program.nodes}, _with_arbitrary_factor(program)
     for q in program.nodes:
-        if q.op not in ("div", "div0") or not loose.issuperset(q.inputs):
+        if q.op not in QUOTIENTS or not loose.issuperset(q.inputs):
             continue
         product = node_of[q.inputs[0]]
         inner = [i for i in product.inputs if i in loose]
@@ -105,6 +126,6 @@ def _with_arbitrary_factor(program: Program) -> set[str]:
     loose: set[str] = set()
     for n in program.nodes:
         args = [i in loose for i in n.inputs]
-        if n.op == "stable_exp" or (args[0] != args[1] if n.op in ("div", "div0") else any(args)):
+        if n.op == "stable_exp" or (args[0] != args[1] if n.op in QUOTIENTS else any(args)):
             loose.add(n.name)
     return loose

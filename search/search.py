@@ -255,7 +255,8 @@ class Searcher:
         """Kernel graphs for a program on a target, cheapest first, with the statistics of the search."""
         total, counted = SearchStatistics(), set[str]()
         self._largest = {program.sources[k].name: top for k, top in self.options.largest}
-        forms = variants(program)
+        given, forms = program, variants(program)
+        program = forms[0]
         floor = min(floor_us(p, target, dict(self.options.sizes)) for p in forms)
         if self.options.budget and self.options.max_kernels > 1:  # the other half is for several kernels
             self._find([program], (time.monotonic() + self._until) / 2)
@@ -289,7 +290,7 @@ class Searcher:
                     self._note(best_us=min((c.predicted_us for c in candidates), default=None))
         candidates.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in candidates}))
-        return SearchResult(program, candidates, total, self)
+        return SearchResult(given, candidates, total, self)
 
     def _roomy(
         self, program: Program, target: Target, total: SearchStatistics

@@ -120,9 +120,9 @@ class Degrees:
     def mul(self, x: Degree, y: Degree) -> Degree:
         return self._join(x, y, x.num + y.num, x.den + y.den, x.num_bits + y.num_bits, x.den_bits + y.den_bits)
 
-    def div(self, x: Degree, y: Degree, guard: bool = False) -> Degree:
+    def div(self, x: Degree, y: Degree, guard: str = "") -> Degree:
         """A quotient; a guarded one has a variable of its own as a factor."""
-        num, den = x.num + y.den + guard, x.den + y.num
+        num, den = x.num + y.den + bool(guard), x.den + y.num
         joined = self._join(x, y, num, den, x.num_bits + y.den_bits, x.den_bits + y.num_bits)
         return replace(joined, den_axes=x.den_axes | y.axes)
 

@@ -90,7 +90,7 @@ class Exponentials:
     def mul(self, x: Exponential, y: Exponential) -> Exponential:
         return Exponential(self.figures.mul(x.base, y.base), _product(x.num, y.num), _product(x.den, y.den))
 
-    def div(self, x: Exponential, y: Exponential, guard: bool = False) -> Exponential:
+    def div(self, x: Exponential, y: Exponential, guard: str = "") -> Exponential:
         base = self.figures.div(x.base, y.base, guard)
         return Exponential(base, _product(x.num, y.den), _product(x.den, y.num))
 

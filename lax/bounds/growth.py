@@ -44,7 +44,7 @@ class Powers:
     def mul(self, x: Power, y: Power) -> Power:
         return Power(x.of + y.of)
 
-    def div(self, x: Power, y: Power, guard: bool = False) -> Power:
+    def div(self, x: Power, y: Power, guard: str = "") -> Power:
         return Power(max(0.0, x.of - y.of))
 
     def exp(self, x: Power) -> Power:

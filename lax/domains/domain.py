@@ -26,13 +26,14 @@ T = TypeVar("T")
 
 
 class Domain(Protocol[T]):
-    """The primitives. `over` names the axes that a reduction consumes; results keep them with extent 1."""
+    """The primitives. `over` names the axes that a reduction consumes; results keep them with extent 1. `guard` is the
+    operator of a quotient that is 0 in some places, "div0" or "share"."""
 
     def const(self, value: Number) -> T: ...
     def add(self, x: T, y: T) -> T: ...
     def sub(self, x: T, y: T) -> T: ...
     def mul(self, x: T, y: T) -> T: ...
-    def div(self, x: T, y: T, guard: bool = False) -> T: ...
+    def div(self, x: T, y: T, guard: str = "") -> T: ...
     def exp(self, x: T) -> T: ...
     def stable_exp(self, x: T, over: Axes) -> T: ...
     def call(self, name: str, *args: T) -> T: ...
@@ -86,16 +87,17 @@ class Float64(ArrayDomain):
     def mul(self, x: Floats, y: Floats) -> Floats:
         return x * y
 
-    def div(self, x: Floats, y: Floats, guard: bool = False) -> Floats:
+    def div(self, x: Floats, y: Floats, guard: str = "") -> Floats:
         q = np.divide(x, y)
+        if guard == "share":
+            return np.where((y == 0) & ~np.isnan(x), 0.0, q)
         return np.where(np.isnan(q) & (np.isnan(y) | ~np.isnan(x)), 0.0, q) if guard else q
 
     def exp(self, x: Floats) -> Floats:
         return np.exp(x)
 
     def stable_exp(self, x: Floats, over: Axes) -> Floats:
-        result: Floats = np.exp(x - np.max(x, axis=self.dims(over), keepdims=True, initial=-np.inf))
-        return result
+        return self.exp_minus(x, self.running_max(None, x, over))
 
     def call(self, name: str, *args: Floats) -> Floats:
         real = lookup(name).real

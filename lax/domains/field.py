@@ -154,10 +154,10 @@ class Residues(ArrayDomain):
         x, y, p = self._pair(x, y)
         return _reduced(np.multiply(x, y, dtype=np.int64), p)
 
-    def div(self, x: Residue, y: Residue, guard: bool = False) -> Residue:
-        """x / y; with `guard` times a constant of its own, so that a guarded quotient equals no other."""
+    def div(self, x: Residue, y: Residue, guard: str = "") -> Residue:
+        """x / y; with a `guard` times a constant of its own, so that a guarded quotient equals no other."""
         q = self.mul(x, self.inverse(y))
-        return self.mul(q, self.random("guarded quotient", (), nonzero=True)) if guard else q
+        return self.mul(q, self.random(f"quotient {guard}", (), nonzero=True)) if guard else q
 
     def inverse(self, y: Residue) -> Residue:
         """1 / y, all elements at once. Raises ZeroDenominator."""

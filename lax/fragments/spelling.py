@@ -20,6 +20,7 @@ from fractions import Fraction
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ops import QUOTIENTS
 
 ONE = Fraction(1)
 
@@ -139,7 +140,7 @@ def _map_degree(op: str, degrees: list[int]) -> int | None:
     """The power of an elementwise operator's result; None where it is not a product of powers."""
     if op == "mul":
         return sum(degrees)
-    if op in ("div", "div0"):
+    if op in QUOTIENTS:
         return degrees[0] - degrees[1]
     if op == "neg" or (op in ("add", "sub") and degrees[0] == degrees[1]):
         return degrees[0]

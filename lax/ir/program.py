@@ -26,8 +26,8 @@ from mirage_cli.lax.ir.evaluate import ArrayValues, broadcast_to, fit
 from mirage_cli.lax.ops import lookup
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(/0*[1-9][0-9]*)?")
-REDUCTIONS = ("sum", "max", "min", "prod")
-STRUCTURAL = {"const": 0, "iota": 0, "extent": 0, "stable_exp": 1, "contract": 2}  #: arities
+REDUCTIONS = ("sum", "max", "min", "prod", "top")
+STRUCTURAL = {"const": 0, "iota": 0, "extent": 0, "stable_exp": 1, "exp_minus": 2, "contract": 2}  #: arities
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +419,10 @@ def node_value(n: Node, d: Any, args: Sequence[Any], extents: Mapping[Any, int])
             return d.contract(args[0], args[1], n.over)
         case "max" | "min" | "prod" if n.over:
             return d.extreme(n.op, args[0], n.over)
+        case "top":
+            return d.running_max(None, args[0], n.over)
+        case "exp_minus":
+            return d.exp_minus(*args)
         case _:
             return lookup(n.op).apply(d, *args)
 

@@ -21,7 +21,7 @@ from mirage_cli.lax.normal.alpha import merge_reductions
 from mirage_cli.lax.normal.functions import recognised
 from mirage_cli.lax.normal.identify import dedupe, rename_axes, tidy
 from mirage_cli.lax.normal.normalise import normalise
-from mirage_cli.lax.ops import OPS
+from mirage_cli.lax.ops import OPS, QUOTIENTS
 
 ROUNDS = 3  #: refinements of the marks that tell values, sources and axes apart
 
@@ -72,7 +72,7 @@ def _degree(n: Node, known: Sequence[int | None]) -> int | None:
     powers = [k for k in known if k is not None]
     if n.op in ("mul", "contract"):
         return sum(powers)
-    if n.op in ("div", "div0"):
+    if n.op in QUOTIENTS:
         return powers[0] - powers[1]
     if n.op in ("sum", "neg"):
         return powers[0]

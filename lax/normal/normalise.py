@@ -30,7 +30,7 @@ _COMPARE = {"eq": lambda x, y: x == y, "lt": lambda x, y: x < y, "le": lambda x,
 
 @dataclass(frozen=True, slots=True)
 class _Ratio:
-    """`factor * base / den[0] / den[1] ...`; `base` is None for 1; a denominator comes with its operator, div or div0."""
+    """`factor * base / den[0] / den[1] ...`; `base` is None for 1; each denominator has its operator."""
 
     factor: Fraction
     base: str | None = None
@@ -129,7 +129,7 @@ class _Normaliser:
                 return replace(args[0], factor=-args[0].factor)
             case "mul":
                 return self.product(args[0], args[1])
-            case "div" | "div0" if args[1].factor != 0:
+            case "div" | "div0" | "share" if args[1].factor != 0:
                 return self.quotient(n.op, args[0], args[1])
             case "recip" if args[0].factor != 0:
                 return self.quotient("div", _Ratio(ONE), args[0])

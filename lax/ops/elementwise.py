@@ -15,10 +15,20 @@ from mirage_cli.lax import dtypes
 from mirage_cli.lax.ops.registry import Op, define, opaque
 
 _HALF = Fraction(1, 2)
+QUOTIENTS = ("div", "div0", "share")  #: x / y, and what else it is where y is 0 or NaN
 
 # --- the algebra's own operators -------------------------------------------------------------------------------------
 define(Op("add", 2, lambda d, x, y: d.add(x, y), "({0} + {1})", commutative=True, linear=(0, 1), onnx="Add"))
 define(Op("sub", 2, lambda d, x, y: d.sub(x, y), "({0} - {1})", linear=(0, 1), onnx="Sub"))
+define(
+    Op(
+        "below",
+        2,
+        lambda d, x, y: d.sub(x, y),
+        "({0} - {1})",
+        doc="x - y where both may be huge: nothing comes between",
+    )
+)
 define(
     Op("mul", 2, lambda d, x, y: d.mul(x, y), "({0} * {1})", commutative=True, linear=(0, 1), product=True, onnx="Mul")
 )
@@ -28,11 +38,22 @@ define(
     Op(
         "div0",
         2,
-        lambda d, x, y: d.div(x, y, guard=True),
+        lambda d, x, y: d.div(x, y, "div0"),
         "m_div0({0}, {1})",
         linear=(0,),
         flops=4,
-        doc="x / y, but 0 where y is NaN or the quotient of two numbers is: a softmax whose fully masked rows give zeros",
+        doc="x / y, but 0 where y is NaN or the quotient of two numbers is: a softmax whose NaN a model replaces by zeros",
+    )
+)
+define(
+    Op(
+        "share",
+        2,
+        lambda d, x, y: d.div(x, y, "share"),
+        "m_share({0}, {1})",
+        linear=(0,),
+        flops=4,
+        doc="x / y, but 0 where y is 0 and x a number: a softmax that is defined to give zeros where all is masked",
     )
 )
 define(Op("neg", 1, lambda d, x: d.sub(d.const(0), x), "(-{0})", linear=(0,), onnx="Neg"))

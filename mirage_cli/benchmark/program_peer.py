@@ -48,7 +48,9 @@ def functions(torch: Any) -> dict[str, Callable[..., Any]]:
         return convert
 
     own: dict[str, Callable[..., Any]] = {
+        "below": torch.sub,
         "div0": guarded,
+        "share": lambda x, y: torch.where((y == 0) & ~torch.isnan(x), torch.zeros_like(x), x / y),
         "recip": torch.reciprocal,
         "where": lambda c, x, y: torch.where(c if c.dtype == torch.bool else c != 0, x, y),
         "silu": functional.silu,

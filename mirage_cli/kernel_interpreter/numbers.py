@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.lax.domains.domain import Float64
 from mirage_cli.lax.domains.field import Residues
-from mirage_cli.lax.ops import OPS, lookup
+from mirage_cli.lax.ops import OPS, QUOTIENTS, lookup
 
 Array: TypeAlias = NDArray[Any]
 _NUMBER = re.compile(r"(?P<hex>0[xX][0-9a-fA-F.]+(?:[pP][+-]?\d+)?)|(?P<dec>[\d.]+(?:[eE][+-]?\d+)?)")
@@ -89,13 +89,13 @@ class Arithmetic:
     def apply(self, op: str, *args: Any) -> Number:
         """An operator of the registry."""
         numbers = [self.number(x).a for x in args]
-        if op in ("div", "recip", "div0"):
+        if op == "recip" or op in QUOTIENTS:
             above = numbers[0] if op != "recip" else self.const(1).a
-            return self.divide(Number(above), Number(numbers[-1]), op == "div0")
+            return self.divide(Number(above), Number(numbers[-1]), op if op in QUOTIENTS[1:] else "")
         with np.errstate(all="ignore"):
             return Number(np.asarray(lookup(op).apply(self.domain, *numbers)))
 
-    def divide(self, x: Number, y: Number, guard: bool = False) -> Number:
+    def divide(self, x: Number, y: Number, guard: str = "") -> Number:
         """A quotient; arbitrary where the divisor is 0 in some field."""
         if not self.residues:
             with np.errstate(all="ignore"):
@@ -133,10 +133,23 @@ class Arithmetic:
         if not self.residues:
             return Number(np.maximum(x.a, y.a))
         a, b = np.broadcast_arrays(x.a, y.a)
-        low = self.const(float("-inf")).a
+        low = self._lowest
         first = np.where((a == low).all(axis=0), -1, a[0])
         second = np.where((b == low).all(axis=0), -1, b[0])
         return Number(np.where(first >= second, a, b))  # the one whose first residue is larger: as good as any order
+
+    @functools.cached_property
+    def _lowest(self) -> Array:
+        return self.const(float("-inf")).a
+
+    def greatest(self, a: Array, axis: int) -> Array:
+        """The largest of [fields, ...] along an axis, in the order of `maximum`."""
+        if not self.residues:
+            return np.max(a, axis=axis)  # type: ignore[no-any-return]
+        none = self._lowest.reshape(-1, *(1,) * (a.ndim - 1))
+        place = np.where((a == none).all(axis=0), -1, a[0]).argmax(axis=axis - 1)
+        found = np.take_along_axis(a, np.expand_dims(place, axis - 1)[None], axis)
+        return np.squeeze(found, axis)
 
     def compare(self, op: str, x: Any, y: Any) -> Array:
         """A comparison, one truth value for each lane."""

@@ -14,7 +14,7 @@ from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
 from mirage_cli.kernel_language.printer import text as printed
 from mirage_cli.kernel_proof.run import Choice, Run, Source, all_blocks
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.domains.domain import Float64
+from mirage_cli.lax.domains.domain import Axes, Float64
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
 from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
@@ -30,6 +30,21 @@ class Placed(Residues):
         """The positions themselves."""
         places = np.arange(offset, offset + extent, dtype=np.int64)
         return self.along(axis, np.broadcast_to(places, (len(self.primes), extent)).copy())
+
+    def extreme(self, kind: str, x: Residue, over: Axes) -> Residue:
+        """The element that comes last in an order that nothing is known of, which kernels take step by step
+        (`Arithmetic.maximum`); the least is minus the greatest of the negative ones."""
+        if kind == "min":
+            return self.sub(self.const(0), self.extreme("max", self.sub(self.const(0), x), over))
+        if kind != "max":
+            return super().extreme(kind, x, over)
+        dims = [d % x.ndim for d in self.dims(over)]
+        rest = [d for d in range(x.ndim) if d not in dims]
+        row = x.transpose([*rest, *dims]).reshape(*(x.shape[d] for d in rest), -1)
+        none = self.const(float("-inf")).reshape(-1, *(1,) * (row.ndim - 1))
+        place = np.where((row == none).all(axis=0), -1, row[0]).argmax(axis=-1)
+        greatest = np.take_along_axis(row, np.broadcast_to(place[None, ..., None], (*row.shape[:-1], 1)), -1)
+        return greatest.reshape([1 if d in dims else n for d, n in enumerate(x.shape)])
 
     def call(self, name: str, *args: Residue) -> Residue:
         """The larger of a number and 0 is what `relu` is printed as."""

@@ -32,7 +32,7 @@ class _Divided(Float64):
         super().__init__([a.name for a in program.axes])
         self.lost = 0
 
-    def div(self, x: Array, y: Array, guard: bool = False) -> Array:
+    def div(self, x: Array, y: Array, guard: str = "") -> Array:
         """Counts."""
         quotient = super().div(x, y, guard)
         self.lost += int((np.isfinite(x) & (np.abs(x) > F32.largest) & (np.abs(quotient) <= F32.largest)).sum())

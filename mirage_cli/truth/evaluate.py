@@ -40,6 +40,7 @@ class Frame:
     load: Load | None
     rounded: bool
     casts: bool
+    hidden: bool
     depth: int = 0
 
 
@@ -54,13 +55,15 @@ def run(
     most_elements: int = 0,
     rounded: bool = False,
     casts: bool = True,
+    hidden: bool = True,
 ) -> dict[str, NDArray[Any]]:
     """Tensors of a model's main graph (its outputs, where they are not named), of float types as float64.
 
     `load` reads a weight that lies outside the file. `rounded` rounds every float tensor to its declared element type on
-    the way; without `casts` a Cast to a narrower float type keeps the number. Raises OutOfTime after `seconds`; Refused,
-    with the node, for an operator without a meaning here, one that needs more than `most_work` multiply-adds, and a value
-    of more than `most_elements` elements (0: no limit), and for an output that is a sequence.
+    the way; without `casts` a Cast to a narrower float type keeps the number; without `hidden` the scores of keys that a
+    mask of attention hides are not read, as runtimes may do, so that no NaN comes of them. Raises OutOfTime after `seconds`;
+    Refused, with the node, for an operator without a meaning here, one that needs more than `most_work` multiply-adds, and a
+    value of more than `most_elements` elements (0: no limit), and for an output that is a sequence.
     """
     wanted = _output_names(model, outputs)
     values: dict[str, Value] = {}
@@ -68,7 +71,7 @@ def run(
         model,
         feeds,
         wanted,
-        _frame(model, load, seconds, most_work, most_elements, rounded=rounded, casts=casts),
+        _frame(model, load, seconds, most_work, most_elements, rounded=rounded, casts=casts, hidden=hidden),
         values,
     )
     for _ in steps:
@@ -119,11 +122,12 @@ def _frame(
     *,
     rounded: bool,
     casts: bool,
+    hidden: bool = True,
 ) -> Frame:
     """The frame of the main graph of a model."""
     limits = Limits(time.monotonic() + seconds if seconds else 0.0, most_work, most_elements)
     functions = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
-    return Frame(_opsets(model.opset_import), functions, limits, load, rounded, casts)
+    return Frame(_opsets(model.opset_import), functions, limits, load, rounded, casts, hidden)
 
 
 def _domain(domain: str) -> str:
@@ -260,7 +264,9 @@ def _called(
     def evaluate(name: str, values: Sequence[Value]) -> list[Value]:
         return _body(step.bodies[name], values, around, frame)
 
-    call = Call(step.node, version, inputs, step.attributes, frame.limits, frame.load, frame.casts, evaluate)
+    call = Call(
+        step.node, version, inputs, step.attributes, frame.limits, frame.load, frame.casts, evaluate, frame.hidden
+    )
     return _listed(function(call))
 
 

@@ -29,7 +29,7 @@ from mirage_cli.lax.domains.expr import Expr
 from mirage_cli.lax.domains.field import Residue
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.closure.form import Fn, Form, Leaf, StableExp, search_form
+from mirage_cli.search.closure.form import Extreme, Fn, Form, Leaf, StableExp, search_form
 from mirage_cli.search.closure.mapping import Mapping
 from mirage_cli.search.closure.pruning import NOTHING, Axes, Kind, Pair, Pruning
 from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID, Arrays, P, Space
@@ -42,7 +42,7 @@ MAX_OPEN_VALUES = 500  #: values of the closure of an open form; with more the o
 class Derivation:
     """One way to compute a value: `op` on values `args`."""
 
-    op: str  #: load | fn | mul | div | div0 | add | contract | sum | accum | grid_sum
+    op: str  #: load | fn | mul | one of QUOTIENTS | add | contract | sum | accum | grid_sum
     args: tuple[int, ...] = ()
     term: int = -1  #: the leaf or function of the form
     over: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Closure:
         self._order: dict[Kind, int] = {}
         self._users: dict[Expr, list[int]] = {}
         for number, t in enumerate(form.terms):
-            if isinstance(t, Fn | StableExp):
+            if isinstance(t, Fn | StableExp | Extreme):
                 for e in {self.pruning.exprs[a] for a in t.args}:
                     self._users.setdefault(e, []).append(number)
 
@@ -250,9 +250,9 @@ class Closure:
         if pair.total is not None:
             self._put(Derivation("add", args), phase, (u.array + v.array) % P, axes, pair.total)
         for a, b, quotients in ((u, v, pair.quotients), (v, u, pair.divided_by)):
-            for guard, expr in quotients:
-                way = Derivation("div0" if guard else "div", (a.number, b.number))
-                self._put(way, phase, self.target.quotient(a.array, self._inverse(b), guard), axes, expr)
+            for op, expr in quotients:
+                way = Derivation(op, (a.number, b.number))
+                self._put(way, phase, self.target.quotient(op, a.array, self._inverse(b)), axes, expr)
 
     def _contract(self, u: Value, v: Value, k: int, phase: int, expr: Expr) -> None:
         group, dtype, _ = self._factors[k]
@@ -270,6 +270,9 @@ class Closure:
         """Apply each function of the form whose last missing argument may be `v`."""
         for number in self._users.get(v.expr, ()):
             t = self.form.terms[number]
+            if isinstance(t, Extreme):
+                self._extreme(number, t, v)
+                continue
             assert isinstance(t, Fn | StableExp)
             for args in self._choices([self.pruning.exprs[a] for a in t.args], v):
                 self._apply(number, t, args)
@@ -315,6 +318,14 @@ class Closure:
         value = self._put(way, phase, array, axes, self.pruning.exprs[number])
         if value is not None:
             self._applied[key] = value
+
+    def _extreme(self, number: int, t: Extreme, v: Value) -> None:
+        """The greatest or least element where a block sees all of them: behind the loop those of all iterations."""
+        phase = self.space.extreme_phase(t.over, v.phase)
+        if phase is None or self._partial(v) or not set(t.over) <= v.live:
+            return
+        array = self.target.extreme(t.kind, t.over, v.array)
+        self._put(Derivation("fn", (v.number,), number), phase, array, v.live - set(t.over), self.pruning.exprs[number])
 
     # --- asking ---------------------------------------------------------------------------------------------------------
     def find(self, phase: int, live: Axes, array: Residue) -> Value | None:

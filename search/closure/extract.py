@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mirage_cli.search.closure.closure import Closure, Derivation, Value
-from mirage_cli.search.closure.form import Fn, Leaf, StableExp
+from mirage_cli.search.closure.form import OPENED, Extreme, Fn, Leaf, StableExp
 from mirage_cli.search.closure.mapping import numeric
 from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID
 from mirage_cli.search.mugraph.mugraph import BODY as IN_BODY
@@ -80,7 +80,7 @@ class Prices:
                 return (1.0 + self.flops(way.term)) * n * repeat
             case "mul" | "add":
                 return 2.0 * n * repeat
-            case "div" | "div0":
+            case "div" | "div0" | "share":
                 return 5.0 * n * repeat
             case "contract":
                 depth = self.elements(frozenset(way.over), value.phase)
@@ -244,7 +244,6 @@ def _sorted(chosen: Mapping[int, Derivation]) -> list[int] | None:
 
 
 # --- building the block graph -------------------------------------------------------------------------------------------
-_BINARY = ("mul", "div", "div0", "add")
 
 
 def build_block_graph(closure: Closure, chosen: Mapping[int, Derivation], goals: tuple[int, ...]) -> BlockGraph:
@@ -261,7 +260,7 @@ def build_block_graph(closure: Closure, chosen: Mapping[int, Derivation], goals:
 def _op(closure: Closure, value: Value, way: Derivation, names: Mapping[int, str]) -> BlockOp:
     name, phase = names[value.number], PHASE[value.phase]
     inputs = tuple(names[a] for a in way.args)
-    if way.op in _BINARY:
+    if way.op in OPENED:
         return BlockOp(name, "thread", inputs, phase, thread=ThreadGraph(2, (ThreadNode(way.op, (0, 1)),)))
     if way.op in ("contract", "sum"):
         return BlockOp(name, way.op, inputs, phase, way.over, dtype=way.dtype)
@@ -270,6 +269,8 @@ def _op(closure: Closure, value: Value, way: Derivation, names: Mapping[int, str
     term = closure.form.terms[way.term]
     if isinstance(term, Fn):
         return BlockOp(name, "thread", inputs, phase, thread=term.thread)
+    if isinstance(term, Extreme):
+        return BlockOp(name, term.kind, inputs, phase, term.over)
     if isinstance(term, StableExp):
         return BlockOp(name, "stable_exp", inputs, phase, term.over)
     assert isinstance(term, Leaf)

@@ -19,11 +19,11 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Input, Node, Program
-from mirage_cli.lax.ops import OPS
-from mirage_cli.search.mugraph.mugraph import ThreadGraph, ThreadNode
+from mirage_cli.lax.ops import OPS, QUOTIENTS
+from mirage_cli.search.mugraph.mugraph import ThreadGraph, ThreadNode, is_maximum
 
 MAX_OPEN = 4  #: open terms up to which a program is searched in the open form
-OPENED = ("mul", "div", "div0", "add")  #: elementwise operators that an open form has as terms of their own
+OPENED = ("mul", *QUOTIENTS, "add")  #: elementwise operators that an open form has as terms of their own
 MIN_OPEN_ADDENDS = 2  #: sums of this many reductions are kept open
 
 
@@ -57,13 +57,23 @@ class StableExp:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The sum over `over` of the product of `num` divided by `den` (pairs of term and whether 0/0 is 0)."""
+    """The sum over `over` of the product of `num` divided by `den` (pairs of term and operator)."""
 
     num: tuple[int, ...]
-    den: tuple[tuple[int, bool], ...]
+    den: tuple[tuple[int, str], ...]
     over: tuple[str, ...]
     axes: frozenset[str]
     dtype: DType | None
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The greatest or least value (`kind` max or min) of a term over `over`."""
+
+    kind: str
+    args: tuple[int]
+    over: tuple[str, ...]
+    axes: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class Plus:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """An elementwise operator of the algebra that the search may regroup: mul, div, div0 or add."""
+    """An elementwise operator of the algebra that the search may regroup: mul, a quotient or add."""
 
     op: str
     args: tuple[int, int]
@@ -84,12 +94,12 @@ class Open:
 
 
 Place: TypeAlias = tuple[str, int]  #: ("arg", k) or ("node", k) of a thread graph under construction
-Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Plus | Open
+Term: TypeAlias = Leaf | Fn | StableExp | Reduction | Extreme | Plus | Open
 
 
 @dataclass(slots=True)
 class Form:
-    """The terms of a program (in topological order) and the term of each output."""
+    """The terms of a program (in topological order) and the term of each output but maxima, which `stabilise` adds."""
 
     program: Program
     opened: bool = False
@@ -107,12 +117,12 @@ class Form:
     @property
     def reduced(self) -> tuple[str, ...]:
         """The axes that some reduction consumes, sorted."""
-        return tuple(sorted({a for t in self.terms if isinstance(t, Reduction) for a in t.over}))
+        return tuple(sorted({a for t in self.terms if isinstance(t, Reduction | Extreme) for a in t.over}))
 
 
 def search_form(program: Program, opened: bool | None = None) -> Form:
     """The search form of a program: the open one or the other as `opened` says, by default the open one where it has at
-    most `MAX_OPEN` open terms. Raises Refused for reductions that are not sums, and for extents that a kernel could not
+    most `MAX_OPEN` open terms. Raises Refused for products along an axis, and for extents that a kernel could not
     know."""
     given = {name for s in program.sources for e in s.dims for name in ex.names(e)}
     if lost := [s for s in program.symbols if s not in given]:
@@ -126,7 +136,10 @@ def search_form(program: Program, opened: bool | None = None) -> Form:
 
 def _filled(builder: _Builder) -> Form:
     form = builder.form
-    form.outputs = [builder.closed(o.value) for o in form.program.outputs]
+    program = form.program
+    form.outputs = [builder.closed(o.value) for o in program.outputs if not is_maximum(program, o.value)]
+    if not form.outputs:
+        raise Refused("a maximum is stored without what it keeps small")
     return form
 
 
@@ -143,6 +156,8 @@ class _Builder:
 
     def is_elementwise(self, v: str) -> bool:
         d = self.defs[v]
+        if isinstance(d, Node) and d.op == "exp_minus":
+            return isinstance(self.defs[d.inputs[1]], Input)  # a maximum that another kernel stored
         return isinstance(d, Node) and (d.op == "const" or (d.op in OPS and not d.over))
 
     def cut(self, v: str) -> int:
@@ -160,23 +175,27 @@ class _Builder:
                 return Leaf(d.name, axes, d.op, d.axis)
             case "stable_exp":
                 return StableExp((self.closed(d.inputs[0]),), d.over, axes)
+            case "exp_minus" if isinstance(top := self.defs[d.inputs[1]], Node):
+                return StableExp((self.closed(d.inputs[0]),), top.over, axes)
+            case "max" | "min":
+                return Extreme(d.op, (self.closed(d.inputs[0]),), d.over, axes)
             case "contract" | "sum":
                 num: list[int] = []
-                den: list[tuple[int, bool]] = []
+                den: list[tuple[int, str]] = []
                 for i in d.inputs:
                     self.factors(i, num, den)
                 return Reduction(tuple(sorted(num)), tuple(sorted(den)), d.over, axes, d.dtype)
         raise Refused(f"a reduction by {d.op} is outside the algebra")
 
-    def factors(self, v: str, num: list[int], den: list[tuple[int, bool]]) -> None:
+    def factors(self, v: str, num: list[int], den: list[tuple[int, str]]) -> None:
         """Split an operand of a reduction into the factors above and below the line."""
         d = self.defs[v]
         if isinstance(d, Node) and d.op == "mul":
             for i in d.inputs:
                 self.factors(i, num, den)
-        elif isinstance(d, Node) and d.op in ("div", "div0"):
+        elif isinstance(d, Node) and d.op in QUOTIENTS:
             self.factors(d.inputs[0], num, den)
-            den.append((self.closed(d.inputs[1]), d.op == "div0"))
+            den.append((self.closed(d.inputs[1]), d.op))
         else:
             num.append(self.closed(v))
 
@@ -282,7 +301,7 @@ class _Builder:
 class _OpenBuilder(_Builder):
     """Every operator is a term of its own."""
 
-    def factors(self, v: str, num: list[int], den: list[tuple[int, bool]]) -> None:
+    def factors(self, v: str, num: list[int], den: list[tuple[int, str]]) -> None:
         num.append(self.closed(v))
 
     def closed(self, v: str) -> int:

@@ -21,12 +21,12 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.domains.expr import Expr
 from mirage_cli.lax.domains.field import Residue
 from mirage_cli.search.closure.closure import Closure, Derivation, Value
-from mirage_cli.search.closure.form import Fn, Leaf, StableExp
+from mirage_cli.search.closure.form import OPENED, Extreme, Fn, Leaf, StableExp
+from mirage_cli.search.closure.pruning import tag
 from mirage_cli.search.closure.space import AFTER, BEFORE, BODY, GRID, P
 from mirage_cli.search.mugraph.mugraph import BODY as IN_BODY
 from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp, ThreadNode
 
-ELEMENTWISE = ("mul", "div", "div0", "add")
 COMMUTATIVE = ("mul", "add", "contract")  #: ways whose operands are in order of their numbers
 Numbers: TypeAlias = tuple[int, ...]
 
@@ -73,6 +73,8 @@ class _Walk:
                 return self.thread(operator, args)
             case "stable_exp":
                 return self.exponential(operator, args[0])
+            case "max" | "min":
+                return self.extreme(operator, args[0])
             case "contract":
                 return self.contract(operator, args)
             case "sum":
@@ -128,7 +130,7 @@ class _Walk:
             v = todo.pop()
             if v not in ways and v not in reads:
                 options = self.ways(v)
-                ways[v] = [w.args for w in options if w.op in ELEMENTWISE or self.is_function(w.op, w.term)]
+                ways[v] = [w.args for w in options if w.op in OPENED or self.is_function(w.op, w.term)]
                 todo += [a for args in ways[v] for a in args]
         known, before = set(reads), -1
         while len(known) > before:
@@ -237,6 +239,18 @@ class _Walk:
         ways = [w for w in self.ways(value) if w.op == "fn" and w.args == (argument,)]
         return any(isinstance(self.closure.form.terms[w.term], StableExp) for w in ways)
 
+    def extreme(self, operator: BlockOp, x: _BlockValue) -> _BlockValue:
+        """The greatest or least of a value's elements."""
+        number, over = self.need(x, f"operand of {operator.name}"), operator.over
+        phase = self.space.extreme_phase(over, x.phase)
+        expr = None if x.expr is None else self.expressions.call((operator.op, over), x.expr)
+        array = self.target.extreme(operator.op, over, x.array)
+        value = self.value(x.phase if phase is None else phase, x.live - set(over), array, expr)
+        ways = self.ways(self.need(value, f"{operator.name} = {operator.op}({operator.inputs[0]})"))
+        if not any(w.args == (number,) and isinstance(self.closure.form.terms[w.term], Extreme) for w in ways):
+            raise Refused(f"{operator.name} is no {operator.op} of a value of the search")
+        return value
+
     # --- elementwise ----------------------------------------------------------------------------------------------------
     def thread(self, operator: BlockOp, args: list[_BlockValue]) -> _BlockValue:
         """The value of an elementwise operator."""
@@ -253,7 +267,7 @@ class _Walk:
 
     def is_only_stable(self, number: int) -> bool:
         """True if a value is known as a stabilised exponential only."""
-        return not any(w.op in ELEMENTWISE or self.is_function(w.op, w.term) for w in self.ways(number))
+        return not any(w.op in OPENED or self.is_function(w.op, w.term) for w in self.ways(number))
 
     def reads(self, args: list[_BlockValue]) -> frozenset[int]:
         """The results of other operators that an elementwise value reads."""
@@ -265,9 +279,9 @@ class _Walk:
     def combined(self, n: ThreadNode, args: list[_BlockValue]) -> Expr | None:
         """The abstract expression of an operator of the algebra; None for others, and where one of an operand is not known."""
         known = [a.expr for a in args if a.expr is not None]
-        if len(known) < len(args) or n.op not in ELEMENTWISE:
+        if len(known) < len(args) or n.op not in OPENED:
             return None
         e, (x, y) = self.expressions, known
         if n.op == "mul":
             return e.mul(x, y)
-        return e.add(x, y) if n.op == "add" else e.div(x, y, "div0" if n.op == "div0" else None)
+        return e.add(x, y) if n.op == "add" else e.div(x, y, tag(n.op))

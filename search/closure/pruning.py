@@ -17,7 +17,8 @@ from typing import TypeAlias
 from mirage_cli.errors import Refused
 from mirage_cli.lax.domains.expr import Expr, Expressions, Factor
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.search.closure.form import Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
+from mirage_cli.lax.ops import QUOTIENTS
+from mirage_cli.search.closure.form import Extreme, Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
 from mirage_cli.search.closure.mapping import numeric
 from mirage_cli.search.closure.partners import Partners
 from mirage_cli.search.closure.space import KINDS
@@ -29,13 +30,13 @@ Kind: TypeAlias = tuple[Expr, Axes]  #: the abstract expression and the axes of 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The wanted results of two kinds of values x and y, whatever the mapping: x y, x + y, x / y and y / x (with
-    their guards)."""
+    """The wanted results of two kinds of values x and y, whatever the mapping: x y, x + y, x / y and y / x (by
+    operator)."""
 
     product: Expr | None = None
     total: Expr | None = None
-    quotients: tuple[tuple[bool, Expr], ...] = ()
-    divided_by: tuple[tuple[bool, Expr], ...] = ()
+    quotients: tuple[tuple[str, Expr], ...] = ()
+    divided_by: tuple[tuple[str, Expr], ...] = ()
 
     def turned(self) -> Pair:
         """The same for y and x."""
@@ -55,9 +56,9 @@ class Pruning:
         for number, t in enumerate(form.terms):
             self.exprs.append(self._term(number, t))
         self.outputs = sorted({self.exprs[t] for t in form.outputs})
-        flags = {g for t in form.terms if isinstance(t, Reduction) for _, g in t.den}
-        flags |= {t.op == "div0" for t in form.terms if isinstance(t, Open) and t.op in ("div", "div0")}
-        self.guards = sorted(flags)
+        found = {op for t in form.terms if isinstance(t, Reduction) for _, op in t.den}
+        found |= {t.op for t in form.terms if isinstance(t, Open) and t.op in QUOTIENTS}
+        self.quotients = sorted(found)
         self.groups = self._reduced_groups()
         self._largest = self._largest_axes()
         self._most_axes = max(map(len, self._largest), default=0)
@@ -67,7 +68,7 @@ class Pruning:
         self._contracting: dict[tuple[Axes, Axes], tuple[int, ...]] = {}
         self._contracted: dict[tuple[Expr, Expr, tuple[Factor, ...]], Expr | None] = {}
         self._partners: dict[Kind, list[Kind]] = {}
-        self._expression_partners = Partners(self.expressions, self.outputs, [_tag(guard) for guard in self.guards])
+        self._expression_partners = Partners(self.expressions, self.outputs, [tag(op) for op in self.quotients])
         self._by_expr: dict[Expr, list[Kind]] = {}
         self._sums: dict[tuple[Expr, tuple[Factor, ...]], Expr | None] = {}
 
@@ -82,6 +83,8 @@ class Pruning:
                 return e.call(("fn", term.thread, number if not term.args else 0), *args)
             case StableExp():
                 return e.call("stable", *args)
+            case Extreme():
+                return e.call((term.kind, term.over), *args)
             case Plus():
                 total = args[0]
                 for a in args[1:]:
@@ -92,7 +95,7 @@ class Pruning:
             case Open("add"):
                 return e.add(*args)
             case Open():
-                return e.div(args[0], args[1], _tag(term.op == "div0"))
+                return e.div(args[0], args[1], tag(term.op))
             case Reduction():
                 return self._reduction(term)
 
@@ -103,8 +106,8 @@ class Pruning:
         expr = self.exprs[term.num[0]]
         for a in term.num[1:]:
             expr = e.mul(expr, self.exprs[a])
-        for a, guard in term.den:
-            expr = e.div(expr, self.exprs[a], _tag(guard))
+        for a, op in term.den:
+            expr = e.div(expr, self.exprs[a], tag(op))
         return e.sum(expr, [(a, k) for a in sorted(term.over) for k in KINDS])
 
     def _reduced_groups(self) -> list[tuple[Axes, DType | None]]:
@@ -214,14 +217,13 @@ class Pruning:
             return NOTHING
         return Pair(product, total, quotients, divided_by)
 
-    def _quotients(self, x: Expr, y: Expr) -> tuple[tuple[bool, Expr], ...]:
+    def _quotients(self, x: Expr, y: Expr) -> tuple[tuple[str, Expr], ...]:
         quotients = []
-        for guard in self.guards:
-            tag = _tag(guard)
-            if any(self.expressions.may_hold_quotient(x, y, tag, e) for e in self.outputs):
-                expr = self.expressions.div(x, y, tag)
+        for op in self.quotients:
+            if any(self.expressions.may_hold_quotient(x, y, tag(op), e) for e in self.outputs):
+                expr = self.expressions.div(x, y, tag(op))
                 if self.holds(expr):
-                    quotients.append((guard, expr))
+                    quotients.append((op, expr))
         return tuple(quotients)
 
 
@@ -232,5 +234,6 @@ def _parts(axes: Sequence[str]) -> Iterator[Axes]:
         yield from map(frozenset, itertools.combinations(axes, count))
 
 
-def _tag(guard: bool) -> str | None:
-    return "div0" if guard else None
+def tag(op: str) -> str | None:
+    """What tells a quotient from others in abstract expressions."""
+    return None if op == "div" else op

@@ -6,7 +6,7 @@ otherwise; every other axis has two positions. Extents do not matter: what holds
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.domains.expr import Factor
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
 from mirage_cli.lax.ir.evaluate import fit
-from mirage_cli.search.closure.form import Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
+from mirage_cli.lax.ops import QUOTIENTS
+from mirage_cli.search.closure.form import Extreme, Fn, Form, Leaf, Open, Plus, Reduction, StableExp, Term
 from mirage_cli.search.closure.mapping import Mapping
 from mirage_cli.search.mugraph.evaluate import run_thread
 from mirage_cli.search.mugraph.mugraph import ThreadGraph
@@ -65,6 +66,13 @@ class Space:
             return axis != self.mapping.split
         return kind == "t" or axis != self.mapping.loop or phase != BODY
 
+    def extreme_phase(self, over: Sequence[str], phase: int) -> int | None:
+        """The phase in which a block sees the greatest element over axes, of a value of a phase: all elements have to be its
+        own, and those of an axis that the loop walks are seen one iteration after the other."""
+        if self.mapping.split in over or (self.mapping.loop in over and phase != BODY):
+            return None
+        return AFTER if self.mapping.loop in over else phase
+
     def sum(self, array: Residue, group: Iterable[str], phase: int) -> Residue:
         """The sum of an array over the tile's part of axes; one that lacks them counts every position."""
         return self._sum(array, [self.dim(a, k) for a in group for k in KINDS if self._in_tile(a, k, phase)])
@@ -96,7 +104,9 @@ class Arrays:
     def __init__(self, form: Form, space: Space) -> None:
         self.space = space
         self.domain = Residues((), 20250707, PRIMES[:1])
-        self.guard_factor = int(self.domain.random("guarded quotient", (), nonzero=True)[0])
+        self.factor = {op: int(self.domain.random(f"quotient {op}", (), nonzero=True)[0]) for op in QUOTIENTS} | {
+            "div": 1
+        }
         self.arrays: list[Residue] = []
         for number, t in enumerate(form.terms):
             self.arrays.append(self._term(number, t))
@@ -111,6 +121,8 @@ class Arrays:
                 return self.function(term.thread, args)
             case StableExp():
                 return self.exponential(args[0])
+            case Extreme():
+                return self.extreme(term.kind, term.over, args[0])
             case Plus():
                 total = args[0]
                 for a in args[1:]:
@@ -121,7 +133,7 @@ class Arrays:
             case Open("add"):
                 return (args[0] + args[1]) % P
             case Open():
-                return self.quotient(args[0], self.inverse(args[1]), term.op == "div0")
+                return self.quotient(term.op, args[0], self.inverse(args[1]))
             case Reduction():
                 return self._reduction(term)
 
@@ -135,16 +147,21 @@ class Arrays:
         result: Residue = self.domain.exp(array[None])[0]
         return result
 
+    def extreme(self, kind: str, over: Iterable[str], array: Residue) -> Residue:
+        """The greatest or least element of an array along whole axes."""
+        dims = [d - len(self.space.shape) for a in over for d in self.space.dims(a)]
+        found: Residue = self.domain.extreme(kind, array[None], dims)[0]
+        return found
+
     def inverse(self, array: Residue) -> Residue:
         """1 / array. Raises ZeroDenominator."""
         result: Residue = self.domain.inverse(array[None])[0]
         return result
 
-    def quotient(self, array: Residue, inverse: Residue, guard: bool) -> Residue:
-        """A quotient from the denominator's inverse; a guarded one is another function."""
-        product: Residue = array * inverse % P
-        guarded: Residue = product * self.guard_factor % P
-        return guarded if guard else product
+    def quotient(self, op: str, array: Residue, inverse: Residue) -> Residue:
+        """A quotient from the denominator's inverse; one of another operator is another function."""
+        product: Residue = array * inverse % P * self.factor[op] % P
+        return product
 
     def _reduction(self, term: Reduction) -> Residue:
         if not term.num:
@@ -152,6 +169,6 @@ class Arrays:
         array: Residue = np.ones([1] * len(self.space.shape), dtype=np.int64)
         for a in term.num:
             array = array * self.arrays[a] % P
-        for a, guard in term.den:
-            array = self.quotient(array, self.inverse(self.arrays[a]), guard)
+        for a, op in term.den:
+            array = self.quotient(op, array, self.inverse(self.arrays[a]))
         return self.space.whole_sum(array, term.over)

@@ -34,12 +34,12 @@ def cut_values(program: Program) -> list[str]:
     outputs = {o.value for o in program.outputs}
     found: dict[str, None] = {}
     for n in program.nodes:
-        if n.op in ("contract", "sum") or (len(program.nodes) <= MAX_ANY and n.op != "stable_exp"):
+        if n.op in ("contract", "sum", "top") or (len(program.nodes) <= MAX_ANY and n.op != "stable_exp"):
             found[n.name] = None
         if n.op == "contract":
             found.update(dict.fromkeys(n.inputs))
-    order = [n.name for n in program.nodes]
-    return [v for v in order if v in found and v not in outputs and program.axes_of(v)]
+    order = [n.name for n in program.nodes if n.over or program.axes_of(n.name)]
+    return [v for v in order if v in found and v not in outputs]
 
 
 def split(program: Program, stored: Sequence[str]) -> list[Part]:
@@ -87,7 +87,7 @@ class Cuts:
 
 def grouped(program: Program, stored: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """The values to store (in program order) in as few kernels as is natural: values that do not depend on one another
-    and read something in common are made together."""
+    (but for maxima, which are made with their exponentials) and read something in common are made together."""
     defined = {n.name: n for n in program.nodes}
     level: dict[str, int] = {}
     groups: list[tuple[int, set[str], list[str]]] = []
@@ -96,7 +96,7 @@ def grouped(program: Program, stored: Sequence[str]) -> tuple[tuple[str, ...], .
         todo = list(defined[v].inputs)
         while todo:
             x = todo.pop()
-            if x in level or x not in defined:
+            if x not in defined or (x in level and defined[x].op != "top"):
                 reads.add(x)
             else:
                 todo += defined[x].inputs

@@ -115,7 +115,7 @@ class _Combine:
                 prune(second), block, tuple(sources[k] for k in _used(second)), tuple(count + k for k in rest)
             ),
         )
-        return KernelGraph(count, outputs, count + outputs + len(shares), kernels).validate()
+        return KernelGraph(count, outputs, count + outputs + len(shares), kernels).validate(part=True)
 
     # --- what passes between the kernels ------------------------------------------------------------------------------
     def shares(self) -> list[str]:
@@ -278,8 +278,10 @@ def describe(ops: Sequence[BlockOp], base: Program) -> tuple[dict[str, str], tup
                 names[o.name] = add(Node("", o.op, axis=o.axis))
             case "contract" | "sum":
                 names[o.name] = add(Node("", o.op, tuple(names[i] for i in o.inputs), o.over, dtype=o.dtype))
+            case "max" | "min":
+                names[o.name] = add(Node("", o.op, (names[o.inputs[0]],), o.over))
             case "top":
-                names[o.name] = add(Node("", "max", (names[o.inputs[0]],), o.over))
+                names[o.name] = add(Node("", "top", (names[o.inputs[0]],), o.over))
             case "accum" | "running":
                 names[o.name] = names[o.inputs[0]]
             case "thread":
@@ -290,6 +292,9 @@ def describe(ops: Sequence[BlockOp], base: Program) -> tuple[dict[str, str], tup
                     args = [values[i] for i in n.inputs]
                     if n.op == "exp_minus":
                         top = top_of(places[n.inputs[1]])
+                        if top.op == "load":
+                            values.append(add(Node("", "exp_minus", tuple(args))))
+                            continue
                         if names[top.inputs[0]] == args[0]:
                             values.append(add(Node("", "stable_exp", (args[0],), top.over)))
                             continue

@@ -6,8 +6,8 @@ Softmax needs exp(x - c) for a c that keeps the numbers small; exp(x - c) / sum(
 2. the loop walks the softmax axis: c is the maximum so far; whatever was accumulated linearly in the exponential is
    multiplied by exp(old - new) when c changes;
 3. the grid splits the softmax axis: partial sums of different blocks are weighted with exp(own - common).
-The power with which the factor enters each value is tracked; outputs must not have it. Verification evaluates the result
-with arbitrary values in place of every maximum.
+The power with which the factor enters each value is tracked; outputs must not have it, but where the program stores c beside
+them for another kernel (`softmaxes.py`). Verification evaluates the result with arbitrary values in place of every maximum.
 """
 
 from __future__ import annotations
@@ -16,22 +16,31 @@ from dataclasses import replace
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.mugraph import BODY, GRID, BlockGraph, BlockOp, ThreadGraph, ThreadNode
+from mirage_cli.lax.ops import QUOTIENTS
+from mirage_cli.search.mugraph.mugraph import BODY, GRID, BlockGraph, BlockOp, ThreadGraph, ThreadNode, is_maximum
 
 _EXP_MINUS = ThreadGraph(2, (ThreadNode("exp_minus", (0, 1)),))
 
 
 def stabilise(graph: BlockGraph, program: Program) -> BlockGraph:
-    """The graph with every stabilised exponential spelled out. Raises Refused when a factor cannot be made to cancel."""
-    while (e := next((o for o in graph.ops if o.op == "stable_exp"), None)) is not None:
-        graph = _expand(graph, e)
+    """The graph with every stabilised exponential spelled out, and the maximum that the program stores among its outputs.
+    Raises Refused when a factor cannot be made to cancel."""
+    exponentials = [o for o in graph.ops if o.op == "stable_exp"]
+    kept = [k for k, o in enumerate(program.outputs) if is_maximum(program, o.value)]
+    if kept and len(exponentials) != 1:
+        raise Refused(f"a maximum is stored for {len(exponentials)} exponentials")
+    for e in exponentials:
+        graph, maximum = _expand(graph, e, bool(kept))
+        for k in kept:
+            graph = replace(graph, outputs=(*graph.outputs[:k], maximum, *graph.outputs[k:]))
     return graph.validate(program)
 
 
-def _expand(graph: BlockGraph, e: BlockOp) -> BlockGraph:
+def _expand(graph: BlockGraph, e: BlockOp, kept: bool) -> tuple[BlockGraph, str]:
+    """The graph with one exponential spelled out, and the maximum that all of its sums end up with."""
     power = factor_powers(graph, e.name)
     for out in graph.outputs:
-        if power[out] != 0:
+        if power[out] != 0 and not kept:
             raise Refused(
                 f"the factor of exponential {e.name} does not cancel in output {out}: it is stored before the sum is known"
             )
@@ -65,7 +74,7 @@ def _expand(graph: BlockGraph, e: BlockOp) -> BlockGraph:
                 ops.append(BlockOp(common, "grid_top", (maximum,), GRID))
             o = replace(o, inputs=(o.inputs[0], maximum, common))
         ops.append(o)
-    return replace(graph, ops=tuple(ops))
+    return replace(graph, ops=tuple(ops)), common or maximum
 
 
 def _first_weight(o: BlockOp) -> None:
@@ -99,7 +108,7 @@ def _thread_power(thread: ThreadGraph, known: list[int], name: str) -> int:
         args = [values[i] for i in n.inputs]
         if n.op in ("mul",):
             values.append(sum(args))
-        elif n.op in ("div", "div0"):
+        elif n.op in QUOTIENTS:
             values.append(args[0] - args[1])
         elif n.op == "neg" or (n.op in ("add", "sub") and len(set(args)) == 1):
             values.append(args[0])

@@ -17,7 +17,16 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Node, Program, Slot
 from mirage_cli.search.finish.unstabilised import unfolded
-from mirage_cli.search.mugraph.mugraph import GRID, PROLOGUE, BlockGraph, BlockOp, CustomKernel, ThreadGraph, ThreadNode
+from mirage_cli.search.mugraph.mugraph import (
+    EXTREMES,
+    GRID,
+    PROLOGUE,
+    BlockGraph,
+    BlockOp,
+    CustomKernel,
+    ThreadGraph,
+    ThreadNode,
+)
 
 DIFFERENCES = ("exp_minus", "exp_difference")
 
@@ -54,9 +63,9 @@ def spelled(program: Program) -> BlockGraph:
     made = {n.name: n for n in program.nodes}
     for n in program.nodes:
         below = made.get(n.inputs[0]) if n.inputs else None
-        if n.op in ("contract", "sum", "iota", "extent"):
+        if n.op in ("contract", "sum", "iota", "extent") or (n.op in EXTREMES and n.over):
             ops.append(BlockOp(n.name, n.op, n.inputs, PROLOGUE, n.over, axis=n.axis, dtype=n.dtype))
-        elif n.op == "max" and n.over:
+        elif n.op == "top":
             ops.append(BlockOp(n.name, "top", n.inputs, PROLOGUE, n.over))
         elif n.op == "stable_exp":
             ops.append(BlockOp(f"{n.name} top", "top", n.inputs, PROLOGUE, n.over))
@@ -80,7 +89,7 @@ def _elementwise(name: str, op: str, inputs: tuple[str, ...], value: Fraction | 
 
 
 def _is_maximum(n: Node | None) -> bool:
-    return n is not None and n.op == "max" and bool(n.over)
+    return n is not None and n.op == "top"
 
 
 def folded(

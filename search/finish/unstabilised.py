@@ -6,6 +6,7 @@ stabilised in another way than that, or wrongly, is found by comparing the two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mirage_cli.errors import Refused
@@ -25,7 +26,7 @@ def bare(graph: BlockGraph, program: Program) -> BlockGraph:
     for o in ops:
         if added := [i for i in o.inputs if by_name[i].op in ADDED]:
             raise Refused(f"{o.name} reads {added[0]}, which keeps exponentials small, as a value")
-    plain = replace(graph, ops=ops)
+    plain = replace(graph, ops=ops, outputs=tuple(v for v in graph.outputs if by_name[v].op not in ADDED))
     wanted, found = _stabilisers(unfolded(stabilise(plain, program))), _stabilisers(graph)
     for name, weights in found.items():
         if weights != wanted.get(name):
@@ -59,15 +60,16 @@ def _single(o: BlockOp, n: ThreadNode, operands: list[str]) -> BlockOp:
     return replace(o, name="", inputs=tuple(operands), phase=phase, thread=ThreadGraph(len(operands), (node,)))
 
 
-def _is_exponential(o: BlockOp) -> bool:
-    return o.thread is not None and o.thread.nodes[0].op == "exp_minus"
+def _is_exponential(o: BlockOp, by_name: Mapping[str, BlockOp]) -> bool:
+    """Whether an operator is an exponential less a maximum that this kernel takes."""
+    return o.thread is not None and o.thread.nodes[0].op == "exp_minus" and by_name[o.inputs[1]].op in ADDED
 
 
-def _plain(o: BlockOp, by_name: dict[str, BlockOp]) -> BlockOp:
+def _plain(o: BlockOp, by_name: Mapping[str, BlockOp]) -> BlockOp:
     """An operator without its weights; an exponential takes its axes from its maximum."""
     if o.op in WEIGHTED:
         return replace(o, inputs=o.inputs[:1])
-    if not _is_exponential(o):
+    if not _is_exponential(o, by_name):
         return o
     top = by_name[o.inputs[1]]
     while top.op in ("running", "grid_top"):
@@ -78,9 +80,9 @@ def _plain(o: BlockOp, by_name: dict[str, BlockOp]) -> BlockOp:
 def _stabilisers(graph: BlockGraph) -> dict[str, tuple[object, ...]]:
     """For each exponential and each weighted sum the maxima behind it, spelled out."""
     spelled: dict[str, object] = {}
+    by_name = {o.name: o for o in graph.ops}
     for o in graph.ops:
         if o.op in ADDED:
             spelled[o.name] = (o.op, o.phase, o.over, *(spelled.get(i, i) for i in o.inputs))
-    return {
-        o.name: tuple(spelled[i] for i in o.inputs[1:]) for o in graph.ops if o.op in WEIGHTED or _is_exponential(o)
-    }
+    weighted = [o for o in graph.ops if o.op in WEIGHTED or _is_exponential(o, by_name)]
+    return {o.name: tuple(spelled[i] for i in o.inputs[1:]) for o in weighted}

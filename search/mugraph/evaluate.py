@@ -27,6 +27,8 @@ from mirage_cli.lax.ir.program import Program, read, write
 from mirage_cli.lax.ops import lookup
 from mirage_cli.search.mugraph.mugraph import (
     BODY,
+    EPILOGUE,
+    EXTREMES,
     GRID,
     MAXIMA,
     PROLOGUE,
@@ -94,7 +96,7 @@ class BlockRun:
         self.p, self.g, self.tiles, self.d, self.symbols = program, graph, tiles, domain, symbols
         self.order = [a.name for a in program.axes]
         self.extents = {a.name: ex.value(a.extent, symbols) for a in program.axes}
-        self.axes = graph.axes_of(program)
+        self.axes, self.phase = graph.axes_of(program), {o.name: o.phase for o in graph.ops}
         self.steps = dict(tiles) if alone else positions_at_once(graph, self.axes, tiles, self.extents)
         self.stored = {i.name: read(program, i.access, arrays[i.source], domain.lead, symbols) for i in program.inputs}
         self.results: list[Array | None] = [None] * len(graph.outputs)
@@ -134,6 +136,8 @@ class BlockRun:
         for operator in self.g.ops:
             if operator.op in ("accum", "running"):
                 values[operator.name] = carried[operator.name]
+            elif operator.op in EXTREMES and operator.name in carried:
+                values[operator.name] = self.d.extreme(operator.op, carried[operator.name], operator.over)
             elif operator.phase not in (PROLOGUE, BODY, GRID):
                 values[operator.name] = self.op(operator, values, at, None)
         return values
@@ -162,6 +166,9 @@ class BlockRun:
                     kept = self.d.mul(kept, body[operator.inputs[1]]) if len(operator.inputs) > 1 else kept
                     total = self.d.add(kept, total)
                 carried[operator.name] = total
+            elif operator.op in EXTREMES and operator.phase == EPILOGUE and self.phase[operator.inputs[0]] == BODY:
+                parts = [*([before[operator.name]] if operator.name in before else []), body[operator.inputs[0]]]
+                carried[operator.name] = np.concatenate(parts, self.d.lead + self.order.index(loop))
 
     def slice(self, a: Array, name: str, axis: str, part: Range) -> Array:
         dim = self.d.lead + self.order.index(axis)
@@ -192,6 +199,8 @@ class BlockRun:
                 return self.d.contract(args[0], args[1], operator.over)
             case "sum":
                 return self.d.sum(self.spread(args[0], operator, at, part), operator.over)
+            case "max" | "min":
+                return self.d.extreme(operator.op, args[0], operator.over)
             case "top":
                 return self.d.running_max(None, args[0], operator.over)
         raise InvalidGraph(f"{operator.name}: operator {operator.op} does not stand in the {operator.phase}")

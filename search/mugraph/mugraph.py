@@ -84,11 +84,13 @@ class BlockOp:
     stable_exp  exp up to a factor common along `over`; `stabilise` replaces it before anything is rendered
     contract    sum over the tile parts of `over` of the product of two tiles, multiplied as `dtype`
     sum         sum over the tile parts of `over`
-    top         maximum over the tile parts of `over`
+    max, min    the greatest or least number over all positions of `over`; in the epilogue of a value of the body, over the
+                iterations as well
+    top         a maximum over the tile parts of `over` that only keeps exponentials small
     accum       sum over the iterations of the loop (times `inputs[1]`, a shrink, of what was there before)
-    running     maximum over the iterations so far
+    running     such a maximum over the iterations so far
     shrink      exp(old - new) of a running maximum
-    grid_top    maximum over the blocks that share a split reduction
+    grid_top    such a maximum over the blocks that share a split reduction
     grid_sum    sum over these blocks (each weighted with exp(own maximum - common one) when they are given)
     """
 
@@ -103,11 +105,12 @@ class BlockOp:
     dtype: DType | None = None
 
 
-REDUCING = ("contract", "sum", "top")  #: block operators that consume the tile parts of `over`
+EXTREMES = ("max", "min")
+REDUCING = ("contract", "sum", "top", *EXTREMES)  #: block operators that consume the tile parts of `over`
 MAXIMA = ("top", "running", "grid_top")  #: block operators whose values stand below exp only, see `_validate_maxima`
 BLOCK_OPS = (
-    "load", "iota", "extent", "thread", "stable_exp", "contract", "sum", "top", "accum", "running", "shrink", "grid_top",
-    "grid_sum",
+    "load", "iota", "extent", "thread", "stable_exp", "contract", "sum", "max", "min", "top", "accum", "running", "shrink",
+    "grid_top", "grid_sum",
 )  # fmt: skip
 
 
@@ -207,8 +210,9 @@ _OPERANDS = {
     "accum": (1, 2),
     "grid_sum": (1, 3),
 }
-_DIFFERENCE = {("exp_difference", 0), ("exp_difference", 1)}
-_TAKEN_AWAY = {("exp_minus", 1), ("grid_sum", 1), ("grid_sum", 2), *_DIFFERENCE}  #: operands that are maxima
+_TAKEN_AWAY = {  #: operands that are maxima
+    ("exp_minus", 1), ("grid_sum", 1), ("grid_sum", 2), ("exp_difference", 0), ("exp_difference", 1)
+}  # fmt: skip
 
 
 def _validate(b: BlockGraph, p: Program, maxima: Collection[str] | None) -> None:
@@ -244,7 +248,7 @@ def _validate(b: BlockGraph, p: Program, maxima: Collection[str] | None) -> None
     for value, out in zip(b.outputs, p.outputs, strict=True):
         if value not in seen or (seen[value].phase == BODY and seen[value].op != "running"):
             raise InvalidGraph(f"output {value!r} is not available after the loop")
-        if seen[value].op in MAXIMA and not _is_maximum(p, out.value):
+        if seen[value].op in MAXIMA and not is_maximum(p, out.value):
             raise InvalidGraph(f"output {value} is a maximum, which only keeps exponentials small")
         if not axes[value] <= {s.axis for s in out.access}:
             raise InvalidGraph(f"output {value} has axes {sorted(axes[value])} that its tensor lacks")
@@ -270,6 +274,11 @@ def _validate_axes(operator: BlockOp, b: BlockGraph, axes: Mapping[str, frozense
     if operator.op in REDUCING and (parts := set(operator.over) & set(b.grid) - set(b.split)):
         raise InvalidGraph(
             f"{operator.name}: {operator.op} over {', '.join(sorted(parts))}, of which a block holds a part"
+        )
+    walked = {b.loop} if operator.phase == BODY else set()
+    if operator.op in EXTREMES and (parts := set(operator.over) & {*b.split, *walked}):
+        raise InvalidGraph(
+            f"{operator.name}: {operator.op} over {', '.join(sorted(map(str, parts)))}, of which it sees a part"
         )
     if operator.op in ("accum", "running") and b.loop in own:
         raise InvalidGraph(f"{operator.name}: accumulates a value along the loop axis {b.loop} itself")
@@ -305,13 +314,15 @@ def _validate_op(operator: BlockOp, b: BlockGraph, seen: Mapping[str, BlockOp]) 
         if operator.op == "accum" and phase != BODY:
             raise InvalidGraph(f"{operator.name}: accumulates {i}, which is not computed in the body")
         after = seen[i].op == "running" and operator.phase != PROLOGUE  # the loop's last one
-        if operator.op != "accum" and not after and phase not in _BEFORE[operator.phase]:
+        extreme = operator.op in EXTREMES and operator.phase == EPILOGUE and b.loop in operator.over
+        carried = phase == BODY and (operator.op == "accum" or extreme)
+        if not carried and not after and phase not in _BEFORE[operator.phase]:
             raise InvalidGraph(f"{operator.name} ({operator.phase}) reads {i}, which lives in the {phase}")
 
 
-def _is_maximum(p: Program, value: str) -> bool:
-    """True if a value of a program is a maximum along an axis."""
-    return any(n.name == value and n.op == "max" and n.over for n in p.nodes)
+def is_maximum(p: Program, value: str) -> bool:
+    """True if a value of a program is a maximum that keeps exponentials small."""
+    return any(n.name == value and n.op == "top" for n in p.nodes)
 
 
 def _validate_maxima(operator: BlockOp, seen: Mapping[str, BlockOp], stored: Collection[str] | None) -> None:
@@ -330,7 +341,7 @@ def _validate_maxima(operator: BlockOp, seen: Mapping[str, BlockOp], stored: Col
     for op, k, i in places:
         operand = seen[operator.inputs[i]] if i < len(operator.inputs) else None
         loaded = operand is not None and operand.op == "load"
-        if loaded and stored is None and (op, k) in _DIFFERENCE:
+        if loaded and stored is None and (op, k) in _TAKEN_AWAY:
             continue
         maximum = operand is not None and (operand.op in MAXIMA or (loaded and operand.source_value in (stored or ())))
         if maximum and (op, k) not in _TAKEN_AWAY:
@@ -405,8 +416,8 @@ class KernelGraph:
     tensors: int
     kernels: tuple[CustomKernel, ...]
 
-    def validate(self) -> KernelGraph:
-        """The graph itself. Raises InvalidGraph."""
+    def validate(self, part: bool = False) -> KernelGraph:
+        """The graph itself; a `part` of another one may read maxima and give them away. Raises InvalidGraph."""
         computed = sum(len(k.outputs) for k in self.kernels)
         ready: set[int] = set()
         maxima: set[int] = set()
@@ -419,10 +430,10 @@ class KernelGraph:
                 raise InvalidGraph(f"a kernel reads tensors {sorted(early)} before they are computed")
             k.program.validate()
             held = {n for n, t in enumerate(k.inputs) if t in maxima}
-            k.block.validate(k.program, {i.name for i in k.program.inputs if i.source in held})
+            k.block.validate(k.program, None if part else {i.name for i in k.program.inputs if i.source in held})
             ready |= set(k.outputs)
             maxima |= {t for t, v in zip(k.outputs, k.block.outputs, strict=False) if k.block.op(v).op in MAXIMA}
-        if lost := {t - self.sources for t in maxima if t < self.sources + self.outputs}:
+        if not part and (lost := {t - self.sources for t in maxima if t < self.sources + self.outputs}):
             raise InvalidGraph(f"output {min(lost)} is a maximum, which only keeps exponentials small")
         wanted = range(self.sources, self.sources + min(self.outputs, computed + 1))  # a count may be any number
         if missing := [t for t in wanted if t not in ready]:

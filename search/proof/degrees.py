@@ -20,7 +20,7 @@ from mirage_cli.lax.bounds.bound import (
 from mirage_cli.lax.bounds.exponentials import Exponentials, Gap, gap, largest
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.evaluate import Tiles, run_thread
-from mirage_cli.search.mugraph.mugraph import BODY, GRID, BlockOp, CustomKernel, KernelGraph
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, BlockOp, CustomKernel, KernelGraph
 
 _STEP, _BLOCK = ("step",), ("block",)  #: axes of a value that differs between iterations, between blocks of a split
 
@@ -77,7 +77,7 @@ class _Kernel:
             inner = min(tile.get("loop", walked), walked)
             body, steps = part | {self.g.loop: inner}, -(-walked // max(inner, 1))
         self.body = domain_of(body)
-        self.block = domain_of(part | {_STEP: steps})
+        self.block, self.walked = domain_of(part | {_STEP: steps}), domain_of(body | {_STEP: steps})
         self.grid = domain_of(whole | {_BLOCK: blocks})
 
     def run(self, tensors: Mapping[int, Any]) -> list[Any]:
@@ -113,6 +113,10 @@ class _Kernel:
                 return d.contract(args[0], args[1], operator.over)
             case "sum":
                 return d.sum(args[0], operator.over)
+            case "max" | "min":
+                walked = operator.phase == EPILOGUE and self.g.op(operator.inputs[0]).phase == BODY
+                over = (*operator.over, *((_STEP,) if walked else ()))
+                return (self.walked if walked else d).extreme(operator.op, args[0], over)
             case "accum":
                 return self.block.accumulate(args[0], args[1] if len(args) > 1 else None, _STEP)
             case "grid_sum":

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program, last_uses
-from mirage_cli.lax.ops import OPS
+from mirage_cli.lax.ops import OPS, QUOTIENTS
 from mirage_cli.search.mugraph.evaluate import Tiles, positions_at_once
 from mirage_cli.search.mugraph.mugraph import BODY, BlockOp, CustomKernel, KernelGraph
 
@@ -68,9 +68,9 @@ def _operator(op: str, operands: list[float], inside: float, result: float) -> f
         return _PRODUCT + _CONVERT * max(operands) + _MULTIPLY_ADD * inside + _MAKE * result
     if op in ("const", "extent", "iota"):
         return _STATEMENT
-    if op in ("sum", "accum", "grid_sum") or (op in OPS and OPS[op].linear and op != "div"):
+    if op in ("sum", "accum", "grid_sum") or (op in OPS and OPS[op].linear and op not in QUOTIENTS):
         return _STATEMENT + _ELEMENT * inside
-    if op == "div":
+    if op in QUOTIENTS:
         return _PRODUCT + _ELEMENT * inside + _INVERSE * operands[-1]
     return _PRODUCT + (_CALL + _ELEMENT) * inside
 

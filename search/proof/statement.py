@@ -34,6 +34,7 @@ from mirage_cli.lax.normal import functions
 from mirage_cli.lax.normal.canonical import stabilise
 from mirage_cli.lax.normal.identify import prune
 from mirage_cli.lax.normal.normalise import normalise
+from mirage_cli.lax.ops import QUOTIENTS
 from mirage_cli.search.proof.shrink import numbered, shrunk
 
 Positions: TypeAlias = NDArray[np.int64]
@@ -111,10 +112,12 @@ def assumptions_of(program: Program) -> list[str]:
     assumptions = [
         "inputs and results are finite numbers" + (", but for the infinities and NaN that the model stores" * inf)
     ]
-    if ops & {"div", "div0", "recip", "rsqrt", "softsign", "sigmoid", "silu"}:
+    if ops & {*QUOTIENTS, "recip", "rsqrt", "softsign", "sigmoid", "silu"}:
         assumptions.append("no denominator is 0")
     if "div0" in ops:
         assumptions.append("a share of a sum that the model makes 0 where it is NaN is 0 where the sum is NaN or 0")
+    if "share" in ops:
+        assumptions.append("a share of 0 is 0 where the model's operators say so")
     if "stable_exp" in ops:
         assumptions.append("exp(x - c) is exp(x) / exp(c) for the maximum c of a softmax")
     if ops & {"and", "or", "xor", "not", "where"}:

@@ -20,7 +20,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
@@ -29,7 +29,7 @@ TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
 STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
 STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
-BARRIER_OPS = ("top", "sum", "running", "contract")
+BARRIER_OPS = ("top", "sum", "running", "contract", *EXTREMES)
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -195,7 +195,7 @@ class _Estimate:
                 work = work + n * o.thread.flops() * repeat
                 if self.t.kind == "cpu" and self.kept(o):
                     shared = shared + 4 * n
-            elif o.op in ("sum", "top"):
+            elif o.op in ("sum", "top", *EXTREMES):
                 work = work + self.read(o) * repeat
                 shared = shared + 4 * n
             elif o.op == "accum":
@@ -249,7 +249,7 @@ class _Estimate:
                 seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * c.sum_seconds, 0.0)
             elif o.op == "thread" and o.thread is not None:
                 seconds = seconds + repeat * n * o.thread.flops() / t.special
-            elif o.op in ("sum", "top"):
+            elif o.op in ("sum", "top", *EXTREMES):
                 seconds = seconds + repeat * self.read(o) / t.special
         return seconds * 1e6
 

@@ -22,7 +22,7 @@ from mirage_cli.lax.domains.field import PRIMES, Residues
 from mirage_cli.lax.dtypes import BOOL, F32
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import program_from_json
-from mirage_cli.lax.ops import OPS, Op, lookup
+from mirage_cli.lax.ops import OPS, QUOTIENTS, Op, lookup
 from mirage_cli.lax.ops.registry import define
 from mirage_cli.search.mugraph.mugraph import ThreadGraph, ThreadNode
 from tests.lax.programs import recorded
@@ -46,6 +46,8 @@ def _wrapped(x: float, dtype: Any) -> float:
 NUMPY: dict[str, Callable[..., Any]] = {  #: operators without an ONNX operator of the same operands (or a rough one)
     "erf": lambda x: np.array([math.erf(t) for t in x]),
     "div0": lambda x, y: np.nan_to_num(x / y, nan=0.0, posinf=np.inf, neginf=-np.inf),
+    "share": lambda x, y: np.where(y == 0, x * 0.0, x / y),
+    "below": lambda x, y: x - y,
     "rounded": lambda x: x,
     "rsqrt": lambda x: x**-0.5,
     "silu": lambda x: x / (1 + np.exp(-x)),
@@ -128,7 +130,7 @@ class Rationals:
     def mul(self, x: Fraction, y: Fraction) -> Fraction:
         return x * y
 
-    def div(self, x: Fraction, y: Fraction, guard: bool = False) -> Fraction:
+    def div(self, x: Fraction, y: Fraction, guard: str = "") -> Fraction:
         return x / y
 
     def select(self, condition: Fraction, x: Fraction, y: Fraction) -> Fraction:
@@ -154,7 +156,7 @@ def test_field_meaning(op: Op) -> None:
     for args in itertools.product(*choices):
         value = op.apply(d, *(d.const(a) for a in args))
         wanted = exact(op, args)
-        if wanted is None or op.name == "div0":
+        if wanted is None or op.name in ("div0", "share"):
             np.testing.assert_array_equal(value, op.apply(d, *(d.const(a) for a in args)))
         else:
             np.testing.assert_array_equal(value, d.const(wanted))
@@ -171,10 +173,22 @@ def test_field_meaning(op: Op) -> None:
 def test_guarded_quotients_are_no_others() -> None:
     d = Residues((), 3)
     x, y = d.random("x", (5,), nonzero=True), d.random("y", (5,), nonzero=True)
-    guarded, plain = OPS["div0"].apply(d, x, y), OPS["div"].apply(d, x, y)
-    assert not np.any(guarded == plain)
-    ratio = OPS["div"].apply(d, guarded, plain)
-    assert all(len(np.unique(r)) == 1 for r in ratio), "they differ by one factor"
+    for one, other in itertools.combinations(QUOTIENTS, 2):
+        first, second = (OPS[op].apply(d, x, y) for op in (one, other))
+        assert not np.any(first == second)
+        ratio = OPS["div"].apply(d, first, second)
+        assert all(len(np.unique(r)) == 1 for r in ratio), "they differ by one factor"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "div0", "share"),
+    [(0, 0, 0, 0), (1, 2, 0.5, 0.5), (1, 0, np.inf, 0), (np.nan, 0, np.nan, np.nan), (np.nan, 1, np.nan, np.nan),
+     (np.nan, np.nan, 0, np.nan), (0, np.nan, 0, np.nan), (np.inf, np.inf, 0, np.nan), (0, np.inf, 0, 0)],
+)  # fmt: skip
+def test_where_guarded_quotients_are_zero(x: float, y: float, div0: float, share: float) -> None:
+    with np.errstate(all="ignore"):
+        found = [OPS[op].apply(Float64(), np.float64(x), np.float64(y)) for op in ("div0", "share")]
+    np.testing.assert_array_equal(found, [div0, share])
 
 
 @each_op

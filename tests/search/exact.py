@@ -101,11 +101,13 @@ class Decimals(ArrayDomain):
     def mul(self, x: Array, y: Array) -> Array:
         return np.asarray(x * y, dtype=object)
 
-    def div(self, x: Array, y: Array, guard: bool = False) -> Array:
+    def div(self, x: Array, y: Array, guard: str = "") -> Array:
         q = np.asarray(x / y, dtype=object)
         if not guard:
             return q
-        return q * Decimal("2.3") if "0/0" in self.free else self._each(lambda v: Decimal(0) if v.is_nan() else v, q)
+        if "0/0" in self.free:
+            return q * Decimal({"div0": "2.3", "share": "2.9"}[guard])
+        return self._each(lambda v: Decimal(0) if v.is_nan() else v, q)
 
     def select(self, condition: Array, x: Array, y: Array) -> Array:
         if "truth values" in self.free:

@@ -61,9 +61,9 @@ def _stable(g: BlockGraph) -> bool:
 
 
 def rejected(p: Program, block: BlockGraph, message: str) -> None:
-    """A block graph breaks a rule, and says which."""
+    """A block graph that reads no maximum of another kernel breaks a rule, and says which."""
     with pytest.raises(InvalidGraph, match=message):
-        block.validate(p)
+        block.validate(p, ())
 
 
 # --- the reference's list -------------------------------------------------------------------------------------------------

@@ -269,7 +269,8 @@ class CudaEmitter(FragmentEmitter):
         kind = {"sum": "Sum", "max": "Max"}[n.kind]
         value = f"{guard} ? {value} : {kind}::none()" if guard else value
         target = f"{n.buffer}[{self.index(b, phase)}]"
-        put = f"{target} {'+' if n.add else ''}= x;" if n.kind == "sum" else f"{target} = x;"
+        put = f"{target} = {f'{kind}::join({target}, x)' if n.add and n.kind == 'max' else 'x'};"
+        put = f"{target} += x;" if n.add and n.kind == "sum" else put
         base = {"op": kind, "value_lines": out.lines, "value": value, "put": put}
         if f is not None:
             along = "rows" if {a for a, _ in f.cols} == {a for a, _ in summed} else "cols"

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mirage_cli.codegen.tiles.shapes import Shapes
-from mirage_cli.codegen.tiles.stored import MATRIX_TYPES, StoredReads, pitch, storage_order
+from mirage_cli.codegen.tiles.stored import MATRIX_TYPES, StoredReads, matrix_type, pitch, storage_order
 from mirage_cli.codegen.tiles.tile import (
     FRAGMENT,
     RING,
     SHARED,
+    Apply,
     Buffer,
     Compute,
     Contract,
@@ -50,7 +51,7 @@ from mirage_cli.codegen.tiles.tile import (
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import BF16, F16, F32, F64, DType
 from mirage_cli.lax.ir.program import Input, Program
-from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, EXTREMES, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.mugraph.subtracted_sums import wide_sums
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
@@ -206,7 +207,7 @@ class _Lowering:
         self.emit(o.phase, Load(b.name, source.name))
         for c in contractions:
             if c.dtype == dtype or not self.on_gpu:
-                self.operands[(o.name, self.matrix_type(c), frozenset(c.over))] = b.name
+                self.operands[(o.name, matrix_type(c, self.t), frozenset(c.over))] = b.name
         return Ref(b.name)
 
     def read_where_stored(self, o: BlockOp, source: Input, dtype: DType, contractions: list[BlockOp]) -> bool:
@@ -252,17 +253,10 @@ class _Lowering:
         self.value[o.name] = Count(o.axis or "")
 
     # --- rule 2: contractions -------------------------------------------------------------------------------------------
-    def matrix_type(self, o: BlockOp) -> DType:
-        """The type in which a contraction multiplies here."""
-        dtype = o.dtype or F32
-        if dtype not in MATRIX_TYPES:
-            raise Refused(f"contractions of type {dtype} are not rendered")
-        return dtype if self.on_gpu else F32
-
     def do_contract(self, o: BlockOp) -> None:
-        dtype = self.matrix_type(o)
+        dtype = matrix_type(o, self.t)
         over = frozenset(o.over)
-        self.check_batch(o)
+        self.shapes.check_batch(o, self.axes[o.inputs[0]] & self.axes[o.inputs[1]])
         a, b = (self.operand(i, dtype, over, o.phase) for i in self.shapes.sides(o))
         rows = self.free_group(a, over, o)
         cols = self.free_group(b, over, o)
@@ -275,14 +269,6 @@ class _Lowering:
             self.start_accumulator(self.ops[target])
         self.emit(o.phase, Contract(target, a, b, summed, add))
         self.value[o.name] = Ref(target)
-
-    def check_batch(self, o: BlockOp) -> None:
-        both = self.axes[o.inputs[0]] & self.axes[o.inputs[1]] - frozenset(o.over)
-        wide = [a for a in sorted(both) if self.shapes.size(a, o.phase) > 1]
-        if wide:
-            raise Refused(
-                f"axis {wide[0]} is a batch of the contraction {o.name} and has to be split to single positions"
-            )
 
     def operand(self, v: str, dtype: DType, over: frozenset[str], phase: str) -> str:
         """The buffer (or, on the CPU, the stored input) that holds `v` as an operand of type `dtype`."""
@@ -388,8 +374,8 @@ class _Lowering:
 
     def same_place(self, o: BlockOp, reader: BlockOp) -> bool:
         """Whether the only reader visits the value's positions once each, where the value is computed."""
-        if reader.op in ("sum", "top"):
-            return reader.phase == o.phase
+        if reader.op in ("sum", "top", *EXTREMES):
+            return reader.phase == o.phase or (o.phase == BODY and reader.op in EXTREMES)
         if reader.op == "accum":
             return True
         return reader.op == "thread" and reader.phase == o.phase and self.axes[reader.name] == self.axes[o.name]
@@ -411,30 +397,42 @@ class _Lowering:
     def do_top(self, o: BlockOp) -> None:
         self.reduction(o, "max")
 
+    do_max = do_top
+
+    def do_min(self, o: BlockOp) -> None:
+        """Minus the greatest of the negative numbers."""
+        self.value[o.inputs[0]], e = Apply("neg", (self.value[o.inputs[0]],)), self.value[o.inputs[0]]
+        self.reduction(o, "max")
+        self.value[o.inputs[0]], self.value[o.name] = e, Apply("neg", (self.value[o.name],))
+
     def reduction(self, o: BlockOp, kind: str) -> None:
         e, over = self.value[o.inputs[0]], set(o.over)
+        carried = o.phase == EPILOGUE and self.ops[o.inputs[0]].phase == BODY
+        phase = BODY if carried else o.phase
         source = self.axes[o.inputs[0]] | over
-        domain = self.domain_of(e, source, o.phase)
-        target, add = self.accumulator(o)
+        domain = self.domain_of(e, source, phase)
+        target, add = (o.name, True) if carried else self.accumulator(o)
         f = self.main_fragment(e, domain)
-        alone = self.on_gpu or self.stored.product(e, o.over, self.buffers, o.phase) is None
+        alone = self.on_gpu or self.stored.product(e, o.over, self.buffers, phase) is None
         exact = o.name in self.wide and f is None and alone
-        self.vector(target, self.axes[o.name], EPILOGUE if add else o.phase, F64 if exact else F32)
-        if add:
+        self.vector(target, self.axes[o.name], EPILOGUE if add else phase, F64 if exact else F32)
+        if carried:
+            self.emit(PROLOGUE, Init(target, float("-inf")))
+        elif add:
             self.start_accumulator(self.ops[target])
         if kind == "sum" and not self.on_gpu and self.matrix_vector(o, e, target, add):
             return
         wide, scratch = tuple(a for a, _ in domain if a in over), ""
         if f is not None and wide in (tuple(a for a, _ in f.cols), tuple(a for a, _ in f.rows)) and wide:
-            scratch = self.scratch(o, f, wide == tuple(a for a, _ in f.cols))
+            scratch = self.scratch(o, f, phase, wide == tuple(a for a, _ in f.cols))
         elif f is not None:
-            spilled = replace(f, name=f"{o.name}_spill", place=SHARED, pitch=0, pad_rows=0, phase=o.phase)
+            spilled = replace(f, name=f"{o.name}_spill", place=SHARED, pitch=0, pad_rows=0, phase=phase)
             self.buffer(spilled)
-            self.emit(o.phase, Compute(spilled.name, self.readable(e, o.phase, domain)))
+            self.emit(phase, Compute(spilled.name, self.readable(e, phase, domain)))
             e = Ref(spilled.name)
-        mask = self.inexact([a for a in self.ordered(source) if a in over], o.phase)
-        node = Reduce(target, kind, self.readable(e, o.phase, domain), domain, tuple(o.over), mask, add, scratch)
-        self.emit(o.phase, node)
+        mask = self.inexact([a for a in self.ordered(source) if a in over], phase)
+        node = Reduce(target, kind, self.readable(e, phase, domain), domain, tuple(o.over), mask, add, scratch)
+        self.emit(phase, node)
         self.value[o.name] = Ref(target)
 
     def matrix_vector(self, o: BlockOp, e: Expr, target: str, add: bool) -> bool:
@@ -451,11 +449,11 @@ class _Lowering:
         self.value[o.name] = Ref(target)
         return True
 
-    def scratch(self, o: BlockOp, f: Buffer, along_cols: bool) -> str:
+    def scratch(self, o: BlockOp, f: Buffer, phase: str, along_cols: bool) -> str:
         kept = f.n_rows if along_cols else f.n_cols
         padded = -(-kept // 16) * 16
         sizes: Sizes = (("warp", self.s.warps), ("kept", padded))
-        b = Buffer(f"{o.name}_scratch", F32, sizes[:1], sizes[1:], SHARED, o.phase, padded, self.s.warps)
+        b = Buffer(f"{o.name}_scratch", F32, sizes[:1], sizes[1:], SHARED, phase, padded, self.s.warps)
         return self.buffer(b).name
 
     def do_running(self, o: BlockOp) -> None:

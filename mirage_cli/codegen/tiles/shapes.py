@@ -48,6 +48,15 @@ class Shapes:
                 raise Refused(f"a block's share of axis {a} is {portion} positions, no multiple of {schedule.loop}")
         self.padded = self._padding() if target.kind == "cuda" else {}
 
+    def check_batch(self, contraction: BlockOp, both: frozenset[str]) -> None:
+        """Raise Refused where a tile holds several positions of an axis that `both` operands have and nothing sums."""
+        wide = [a for a in sorted(both - frozenset(contraction.over)) if self.size(a, contraction.phase) > 1]
+        if wide:
+            name = contraction.name
+            raise Refused(
+                f"axis {wide[0]} is a batch of the contraction {name} and has to be split to single positions"
+            )
+
     def size(self, axis: str, phase: str) -> int:
         """Positions of an axis that a tile of this phase holds. Raises Refused for a symbolic axis held whole."""
         if axis == self.g.loop and phase == BODY:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from mirage_cli.codegen.tiles.shapes import Shapes
 from mirage_cli.codegen.tiles.tile import Apply, Buffer, Expr, Global, Position, Ref, Sizes
-from mirage_cli.lax.dtypes import BF16, F16, F32
+from mirage_cli.errors import Refused
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.ir.program import Input, Program
+from mirage_cli.search.mugraph.mugraph import BlockOp
 from mirage_cli.search.schedules.target import Target
 
 MATRIX_TYPES = (F16, BF16, F32)
@@ -29,6 +31,14 @@ def pitch(cols: int, target: Target) -> int:
     """Elements between rows of a plain tile. On the CPU rows that are a large power of two long get a line more, as they
     would fall into the same places of the first-level cache."""
     return cols + LINE if target.kind == "cpu" and cols and cols % ALIASED == 0 else max(1, cols)
+
+
+def matrix_type(contraction: BlockOp, target: Target) -> DType:
+    """The type in which a contraction multiplies on a target. Raises Refused."""
+    dtype = contraction.dtype or F32
+    if dtype not in MATRIX_TYPES:
+        raise Refused(f"contractions of type {dtype} are not rendered")
+    return dtype if target.kind == "cuda" else F32
 
 
 @dataclass(frozen=True, slots=True)

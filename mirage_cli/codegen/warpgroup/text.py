@@ -138,12 +138,15 @@ class Text:
             case Apply("div", (x, Ref(name))) if name in self.sides:
                 self.inverses.add(name)
                 return out.let(f"{self.expression(x, level, phase, out)} * {name}_inverse_now[c_]")
-            case Apply("div" | "div0" as op, (x, Ref(name))) if level == FULL and self.levels.get(name) == ROW:
+            case Apply("div" | "div0" | "share" as op, (x, Ref(name))) if (
+                level == FULL and self.levels.get(name) == ROW
+            ):
                 below = self.element(name, level, out)
                 inverse = quotient(self.hollow, below, f"1.0f / {below}")  # the same for all columns: divided once
                 above, inverse = self.expression(x, level, phase, out), f"({inverse})"
                 product = f"{above} * {inverse}"
-                return out.let(product if op == "div" else f"share({product}, {above}, {inverse})")
+                by = below if op == "share" else inverse
+                return out.let(product if op == "div" else f"guarded_{op}({product}, {above}, {by})")
             case Apply(op, args):
                 inner = [self.expression(a, level, phase, out) for a in args]
                 if op in QUICK and level == FULL and self.narrow:

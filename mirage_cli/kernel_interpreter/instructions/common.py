@@ -78,12 +78,7 @@ class Max:
     @staticmethod
     def all(arithmetic: Any, values: Array, axis: int) -> Array:
         """Over an axis of [fields, ...]."""
-        parts = np.moveaxis(values, axis, 0)
-        shape = parts.shape[1:]
-        best = Number(parts[0].reshape(shape[0], -1))
-        for p in parts[1:]:
-            best = arithmetic.maximum(best, Number(p.reshape(shape[0], -1)))
-        return best.a.reshape(shape)
+        return arithmetic.greatest(values, axis)  # type: ignore[no-any-return]
 
 
 registry.TYPES["Sum"] = Sum
@@ -127,8 +122,14 @@ instruction("quick_silu")(lambda s, static, x: s.arithmetic.apply("silu", x))
 instruction("quick_sigmoid")(lambda s, static, x: s.arithmetic.apply("sigmoid", x))
 
 
-@instruction("share")
-def _share(s: Any, static: Sequence[Any], q: Any, x: Any, inverse: Any) -> Number:
+@instruction("guarded_share")
+def _guarded_share(s: Any, static: Sequence[Any], q: Any, x: Any, y: Any) -> Number:
+    """x / y, 0 where y is 0."""
+    return s.arithmetic.apply("share", x, y)  # type: ignore[no-any-return]
+
+
+@instruction("guarded_div0")
+def _guarded_div0(s: Any, static: Sequence[Any], q: Any, x: Any, inverse: Any) -> Number:
     """x / y by the inverse of y, 0 where that is no number."""
     return s.arithmetic.apply("div0", x, s.arithmetic.apply("recip", inverse))  # type: ignore[no-any-return]
 

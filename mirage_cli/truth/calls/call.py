@@ -49,7 +49,8 @@ class Call:
     """A node at the moment it is evaluated.
 
     `version` is that of the model's opset of the node's domain. `evaluate` runs a sub-graph, by the attribute's name, on
-    values of its inputs; `casts` is false where casts to narrower types keep their numbers.
+    values of its inputs; `casts` is false where casts to narrower types keep their numbers, `hidden` where scores of
+    hidden keys are not read.
     """
 
     node: NodeProto
@@ -60,6 +61,7 @@ class Call:
     load: Load | None
     casts: bool
     evaluate: Callable[[str, Sequence[Value]], list[Value]]
+    hidden: bool = True
 
     def given(self, index: int) -> bool:
         """True if an input is there."""

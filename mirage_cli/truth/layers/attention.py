@@ -46,14 +46,19 @@ def capped(x: Array, cap: float) -> Array:
     return x if cap == 0 else cap * np.tanh(x / cap)
 
 
-def weights(x: Array) -> Array:
-    """Softmax along the last axis; zeros where every score is minus infinity."""
+def with_bias(call: Call, x: Array, bias: Array) -> Array:
+    """Scores with what a mask adds to them."""
+    return x + bias if call.hidden else np.where(np.isneginf(bias), -np.inf, x + bias)
+
+
+def weights(x: Array, empty: float = 0.0) -> Array:
+    """Softmax along the last axis; `empty` where every score is minus infinity."""
     if not x.shape[-1]:
         return x
     top = np.max(x, axis=-1, keepdims=True)
     e = np.exp(x - np.where(np.isneginf(top), 0.0, top))
     total = np.sum(e, axis=-1, keepdims=True)
-    return np.where(np.isneginf(top), 0.0, e / np.where(total == 0, 1.0, total))
+    return np.where(np.isneginf(top), empty, e / np.where(total == 0, 1.0, total))
 
 
 def weighted(limits: Limits, p: Array, v: Array) -> Array:
@@ -84,7 +89,7 @@ def _attention(call: Call) -> Sequence[Value]:
     products = scores(call.limits, q, k, scale)
     soft = capped(products, call.number("softcap", 0.0))
     bias = _bias(call, q.shape[2], k.shape[2])
-    biased = soft + bias
+    biased = with_bias(call, soft, bias)
     p = np.where(np.isneginf(np.max(bias, axis=-1, keepdims=True, initial=-np.inf)), 0.0, weights(biased))
     y = weighted(call.limits, p, v)
     shown = (products, soft, biased, p)[call.integer("qk_matmul_output_mode", 0)]

@@ -10,7 +10,17 @@ import numpy as np
 from mirage_cli.errors import Refused
 from mirage_cli.truth.calls.call import Call, meaning
 from mirage_cli.truth.calls.values import Array, Tensor, Value
-from mirage_cli.truth.layers.attention import capped, frontier, heads, joined, rotated, scores, weighted, weights
+from mirage_cli.truth.layers.attention import (
+    capped,
+    frontier,
+    heads,
+    joined,
+    rotated,
+    scores,
+    weighted,
+    weights,
+    with_bias,
+)
 from mirage_cli.truth.operators.linear import matmul
 
 DOMAIN = "com.microsoft"
@@ -42,10 +52,11 @@ def _mask(mask: Array | None, batch: int, queries: int, keys: int, masked: float
 
 def _attend(call: Call, q: Array, k: Array, v: Array, bias: Array, mask: Array, past: int) -> tuple[Array, Array]:
     """Attention of heads with what is added to its scores, and the scores before softmax."""
-    total = scores(call.limits, q, k, _scale(call, q.shape[-1])) + bias + mask
+    bias = bias + mask
     if call.integer("unidirectional", 0):
-        total = total + frontier(q.shape[2], k.shape[2], past)
-    return weighted(call.limits, weights(total), v), total
+        bias = bias + frontier(q.shape[2], k.shape[2], past)
+    total = with_bias(call, scores(call.limits, q, k, _scale(call, q.shape[-1])), bias)
+    return weighted(call.limits, weights(total, np.nan), v), total
 
 
 @meaning("Attention", domain=DOMAIN)

@@ -151,8 +151,8 @@ class Quotients(ArrayDomain):
     def mul(self, x: Array, y: Array) -> Array:
         return _elementwise(mul, x, y)
 
-    def div(self, x: Array, y: Array, guard: bool = False) -> Array:
-        guarded = variable("guard")
+    def div(self, x: Array, y: Array, guard: str = "") -> Array:
+        guarded = variable(f"guard {guard}")
         return _elementwise(lambda a, b: mul(div(a, b), guarded) if guard else div(a, b), x, y)
 
     def exp(self, x: Array) -> Array:

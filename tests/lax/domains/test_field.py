@@ -1,5 +1,6 @@
 """The residues domain against Python's integers and fractions; its randomness."""
 
+import itertools
 import math
 from collections import Counter
 from fractions import Fraction
@@ -294,8 +295,9 @@ def test_inputs_depend_on_seed_and_name_only() -> None:
 def test_guarded_quotients_equal_no_others() -> None:
     d = domain()
     x, y = d.random("x", (5,)), d.random("y", (5,), nonzero=True)
-    assert not np.any(d.div(x, y) == d.div(x, y, guard=True))
-    assert np.array_equal(d.div(x, y, guard=True), domain(stream="b").div(x, y, guard=True))
+    found = [d.div(x, y, guard) for guard in ("", "div0", "share")]
+    assert not any(np.any(a == b) for a, b in itertools.combinations(found, 2))
+    assert np.array_equal(found[1], domain(stream="b").div(x, y, "div0"))
 
 
 def test_primes() -> None:

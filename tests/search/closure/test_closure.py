@@ -120,7 +120,7 @@ class Naive:
             yield phase, axes, (u.array * v.array % P).tobytes(), "mul", both
         if (u.live == v.live or self.c.form.opened) and self.wanted(self.e.add(u.expr, v.expr)):
             yield phase, axes, ((u.array + v.array) % P).tobytes(), "add", both
-        if False in self.c.pruning.guards and self.wanted(self.e.div(u.expr, v.expr)):
+        if "div" in self.c.pruning.quotients and self.wanted(self.e.div(u.expr, v.expr)):
             inverse = self.target.domain.inverse(v.array[None])[0]
             yield phase, axes, (u.array * inverse % P).tobytes(), "div", (u.number, v.number)
 

@@ -13,6 +13,7 @@ from mirage_cli.search.closure.closure import Closure
 from mirage_cli.search.closure.form import search_form
 from mirage_cli.search.closure.mapping import mappings
 from mirage_cli.search.closure.partners import Partners
+from mirage_cli.search.closure.pruning import tag
 from tests.search.programs import built, program_of
 
 
@@ -38,7 +39,7 @@ def test_no_pair_is_missed(name: str, opened: bool) -> None:
     closure = Closure(form, mappings(form)[0], 3000).run()
     e, wanted = closure.expressions, closure.pruning
     seen = [*dict.fromkeys(v.expr for v in closure.values)][:250]
-    tags = ["div0" if guard else None for guard in wanted.guards]
+    tags = [tag(op) for op in wanted.quotients]
     companions = Partners(e, wanted.outputs, tags)
     found = 0
     for count, x in enumerate(seen, 1):

@@ -1,7 +1,7 @@
 """Attention (opset 23 to 25), by the steps of its specification.
 
 Scores, soft cap, masks, softmax, values. A row whose keys are all masked gives zeros: the quotient of the softmax is
-`div0` wherever something is masked.
+`share` wherever something is masked.
 """
 
 from __future__ import annotations
@@ -88,11 +88,20 @@ def _masked(call: Call, scores: int, frame: _Frame) -> int:
     """Scores with everything applied that hides keys."""
     graph = call.graph
     if call.has(3):
-        scores = compose.attention_mask(graph, scores, _full_mask(call, frame.keys))
+        scores = _with_mask(graph, scores, _full_mask(call, frame.keys))
     conditions = _conditions(call, frame)
     for keep in conditions:
         scores = compose.attention_mask(graph, scores, keep)
     return scores
+
+
+def _with_mask(graph: Graph, scores: int, mask: int) -> int:
+    """Scores with a mask; what it hides is hidden whatever its score is."""
+    masked = compose.attention_mask(graph, scores, mask)
+    if not graph.dtype(mask).is_float:
+        return masked
+    hidden = graph.map("eq", mask, graph.fill(_LOWEST, graph.dtype(mask)))
+    return graph.map("where", hidden, graph.fill(_LOWEST, graph.dtype(scores)), masked)
 
 
 def _conditions(call: Call, frame: _Frame) -> list[int]:
@@ -131,4 +140,4 @@ def _softmax(call: Call, scores: int, guarded: bool) -> int:
     precision = call.integer("softmax_precision", 0)
     x = compose.converted(graph, scores, element_type(precision)) if precision else scores
     e = graph.stable_exp(x, [3])
-    return graph.cast(graph.map("div0" if guarded else "div", e, graph.reduce("sum", e, [3])), own)
+    return graph.cast(graph.map("share" if guarded else "div", e, graph.reduce("sum", e, [3])), own)

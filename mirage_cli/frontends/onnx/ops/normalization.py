@@ -118,12 +118,12 @@ def _mean_variance_normalization(call: Call) -> int:
 
 @reads("LpNormalization")
 def _lp_normalization(call: Call) -> int:
-    """`div0` by the sum of `abs`, or by the `sqrt` of the sum of x x."""
+    """`share` in the sum of `abs`, or in the `sqrt` of the sum of x x."""
     graph, x = call.graph, call.arg(0)
     dims = [call.axis(-1, len(graph.dims(x)))]
     p = call.integer("p", 2)
     if p == 1:
-        return graph.map("div0", x, graph.reduce("sum", graph.map("abs", x), dims))
+        return graph.map("share", x, graph.reduce("sum", graph.map("abs", x), dims))
     if p == 2:
-        return graph.map("div0", x, graph.map("sqrt", graph.reduce("sum", compose.square(graph, x), dims)))
+        return graph.map("share", x, graph.map("sqrt", graph.reduce("sum", compose.square(graph, x), dims)))
     raise Refused(f"norm of order {p}")

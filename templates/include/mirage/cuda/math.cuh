@@ -107,9 +107,12 @@ MIRAGE_DEVICE float m_gelu_tanh(float x) {
 }
 MIRAGE_DEVICE float m_softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 MIRAGE_DEVICE float m_softsign(float x) { return x / (1.0f + fabsf(x)); }
-// x / y, and 0 where that is not a number (a softmax row without any key), unless x alone is none; `q` is the quotient
-MIRAGE_DEVICE float share(float q, float x, float y) { return isnan(q) && (isnan(y) || !isnan(x)) ? 0.0f : q; }
-MIRAGE_DEVICE float m_div0(float x, float y) { return share(x / y, x, y); }
+// x / y, and 0 where that is not a number (a softmax whose NaN become zeros), unless x alone is none; `q` is the quotient
+MIRAGE_DEVICE float guarded_div0(float q, float x, float y) { return isnan(q) && (isnan(y) || !isnan(x)) ? 0.0f : q; }
+MIRAGE_DEVICE float m_div0(float x, float y) { return guarded_div0(x / y, x, y); }
+// x / y, and 0 where y is 0 (a softmax row without any key), unless x is no number; `q` is the quotient
+MIRAGE_DEVICE float guarded_share(float q, float x, float y) { return y == 0.0f && !isnan(x) ? 0.0f : q; }
+MIRAGE_DEVICE float m_share(float x, float y) { return guarded_share(x / y, x, y); }
 // exp(x - maximum); a row whose maximum is -inf has nothing to weigh
 MIRAGE_DEVICE float m_exp_minus(float x, float maximum) { return maximum == -INFINITY ? 0.0f : expf(x - maximum); }
 // exp(old - new) for a running maximum; 1 while both are -inf
