@@ -62,7 +62,7 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-def made(request: Request) -> Kernel:
+def kernel_of(request: Request) -> Kernel:
     """The kernel that the schedule's engine makes. Raises Refused when it cannot."""
     engine = ENGINES.get(request.schedule.engine)
     if engine is None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mirage_cli.codegen.engines import made, tile_program
+from mirage_cli.codegen.engines import kernel_of, tile_program
 from mirage_cli.codegen.printers.cpu import CpuEmitter
 from mirage_cli.codegen.printers.render import render
 from mirage_cli.codegen.requests.passes import ALL, Passes
@@ -25,7 +25,7 @@ WORKSPACE_ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a kernel asks for a block: its threads, and bytes of shared memory (on a CPU: of a thread's own)."""
+    """The needs of a kernel's block: its threads, and bytes of shared memory (on a CPU: of a thread's own)."""
 
     threads: int
     shared_bytes: int
@@ -98,7 +98,7 @@ def _kernels(
         request = Request(
             part.program, part.block, schedule, target, len(tiles), program.symbols, passes, weights, empty
         )
-        own_kernel = _cpu_kernel(request) if target.kind == "cpu" else made(request)
+        own_kernel = _cpu_kernel(request) if target.kind == "cpu" else kernel_of(request)
         tiles.append(own_kernel.tile)
         context = dict(own_kernel.context)
         if not passes.overlap:
@@ -150,8 +150,8 @@ def _cpu_kernel(r: Request) -> Kernel:
 
 def _summed(program: Program) -> tuple[Symbolic, ...]:
     """The extents that a program sums over and that may be 0."""
-    found = {program.extent(a): None for n in program.nodes for a in n.over}
-    return tuple(e for e in found if isinstance(e, Symbolic))
+    extents = {program.extent(a): None for n in program.nodes for a in n.over}
+    return tuple(e for e in extents if isinstance(e, Symbolic))
 
 
 def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent]]:

@@ -320,7 +320,7 @@ class Expressions:
         return run
 
     def place(self, e: ir.Expression) -> Callable[[Strand], Place]:
-        """What can be written."""
+        """The place that an expression names, as of an assignment's left side."""
         match e:
             case ir.Name((name,)) if (slot := self.slot(name)) is not None:
                 k, refers = slot.number, slot.refers

@@ -94,7 +94,7 @@ class Pointer:
 
 
 class Clocks:
-    """What each warp knows of every other one: a warp's own count goes up at each barrier, which tells all others of it."""
+    """Counts that each warp knows of every other one: a warp's own goes up at each barrier, which tells all others of it."""
 
     def __init__(self, agents: int) -> None:
         self.known = np.zeros((agents, agents), dtype=np.int32)
@@ -113,12 +113,12 @@ class Clocks:
         self.tick(agents)
 
     def tick(self, agents: Sequence[int] | Array) -> None:
-        """What these do from now on comes later than what they did."""
+        """Advance these: what they do from now on comes later than what they did."""
         agents = np.asarray(agents)
         self.known[agents, agents] += 1
 
     def publish(self, agent: int) -> Array:
-        """What an agent knows now; what it does from now on is not part of it."""
+        """Counts that an agent knows now; what it does from now on is not part of them."""
         seen: Array = self.known[agent].copy()
         self.known[agent, agent] += 1
         return seen
@@ -282,7 +282,7 @@ class Shared:
         self.shown[cells] = False
 
     def show(self, lanes: Array) -> None:
-        """What these threads have written is seen by matrix instructions of several warps."""
+        """Show what these threads have written to matrix instructions of several warps."""
         self.shown |= np.isin(self.writer, lanes) & (self.kind != FLYING)
 
 

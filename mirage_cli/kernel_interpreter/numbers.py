@@ -29,7 +29,7 @@ class Number:
 
 
 class Arithmetic:
-    """What kernels compute with: a domain (`Residues` or `Float64`), the exact numbers behind rounded literals, and
+    """Arithmetic of kernels: a domain (`Residues` or `Float64`), the exact numbers behind rounded literals, and
     arbitrary values for what nobody wrote and for quotients by zero."""
 
     def __init__(self, domain: Any, exact: Mapping[float, Fraction] | None = None) -> None:
@@ -62,7 +62,7 @@ class Arithmetic:
         return Number(np.asarray(self.domain.const(x)).reshape(self.fields, 1))
 
     def literal(self, text: str, negative: bool = False) -> Any:
-        """What a literal stands for: an integer, a truth value, or the exact number whose rounding is printed."""
+        """The value of a literal: an integer, a truth value, or the exact number whose rounding is printed."""
         if text in ("true", "false"):
             return text == "true"
         if text in ("INFINITY", "NAN"):

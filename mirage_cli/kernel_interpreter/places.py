@@ -1,4 +1,4 @@
-"""What variables of a kernel hold beside numbers: types whose arguments are known, places, lambdas."""
+"""Values of a kernel's variables that are no numbers: types whose arguments are known, places, lambdas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Place:
-    """What can be read and written: an element, a variable."""
+    """A thing that can be read and written: an element, a variable."""
 
     get: Callable[[], Any]
     set: Callable[[Any], None]
@@ -92,7 +92,7 @@ def element_of(s: Strand, array: Any, k: Any) -> Place:
 
 
 def _held(s: Strand, array: Cells, at: int) -> Any:
-    """What a register holds: nobody knows what, where nothing was put into it."""
+    """The value of a register: arbitrary, where nothing was put into it."""
     value = array.values[at]
     return Number(s.arithmetic.arbitrary((s.count,))) if value is None else value
 

@@ -61,7 +61,7 @@ def find(name: str) -> Instruction | None:
 
 
 def struct(name: str) -> Callable[..., Any] | None:
-    """How a value of several parts is made; parameters of kernels have any members."""
+    """A function that makes a value of several parts; parameters of kernels have any members."""
     kernel = name.removeprefix("Parameters")
     if kernel != name:
         return lambda s, static: STRUCTS["Parameters"](s, (kernel,))
@@ -74,7 +74,7 @@ def dims(name: str, args: Sequence[Any]) -> Sequence[int]:
 
 
 def type_of(value: Any) -> Any:
-    """What is known of a type."""
+    """The meaning of a type, with its arguments. Raises Unknown."""
     if value.name not in TYPES:
         raise Unknown(f"nothing is known of the type {value.name}")
     return TYPES[value.name](*value.args)
@@ -82,8 +82,8 @@ def type_of(value: Any) -> Any:
 
 def member_of(value: Any, name: str) -> Meaning:
     """A function of a type: (strand, static arguments, *arguments)."""
-    found: Meaning = getattr(type_of(value), name)
-    return found
+    member: Meaning = getattr(type_of(value), name)
+    return member
 
 
 def constant(value: Any, name: str) -> Any:

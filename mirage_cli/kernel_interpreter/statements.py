@@ -304,7 +304,7 @@ def _flat(items: ir.Expression) -> list[ir.Expression]:
 
 
 def _leaves(st: ir.Statement) -> bool:
-    """Whether lanes may leave a loop or function in a statement."""
+    """True if lanes may leave a loop or function in a statement."""
     match st:
         case ir.Return() | ir.Break():
             return True

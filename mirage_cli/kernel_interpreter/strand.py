@@ -17,7 +17,7 @@ from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array, Number
 
 @dataclass(slots=True)
 class Launch:
-    """What runs: which blocks (`blocks`, those of a cluster one after the other), with how many threads and bytes of
+    """A launch: which blocks run (`blocks`, those of a cluster one after the other), with how many threads and bytes of
     shared memory each, in clusters of how many; `dependent`: while what was launched before may still run."""
 
     blocks: Sequence[int]
@@ -30,7 +30,7 @@ class Launch:
 
 @dataclass(slots=True)
 class World:
-    """What all strands of a launch share."""
+    """The state that all strands of a launch share."""
 
     arithmetic: Arithmetic
     launch: Launch
@@ -169,7 +169,7 @@ class Strand:
 
     # --- values ---------------------------------------------------------------------------------------------------------
     def merge(self, old: Any, new: Any) -> Any:
-        """What a variable is when the active lanes have given it a new value."""
+        """The value of a variable when the active lanes have given it a new one."""
         if old is new or self.active.all():
             return new
         if old is None:
@@ -216,9 +216,9 @@ class Strand:
         )
         at = replace(p, at=0, block=None if p.block is None else np.broadcast_to(p.block, index.shape)[active])
         cells = shared.cells(at, (index + p.at)[active], self.block[here], every)
-        found = np.zeros((self.arithmetic.fields, *index.shape), dtype=self.arithmetic.dtype)
-        found[:, active] = shared.load(cells, p.bytes, self.lanes[here], self.warps[here], every)
-        return found
+        elements = np.zeros((self.arithmetic.fields, *index.shape), dtype=self.arithmetic.dtype)
+        elements[:, active] = shared.load(cells, p.bytes, self.lanes[here], self.warps[here], every)
+        return elements
 
     def _load_global(self, p: Pointer, at: Array, active: Array) -> Array:
         memory: Global = p.memory

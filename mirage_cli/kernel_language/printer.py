@@ -38,8 +38,8 @@ def _braces(lines: Iterable[str]) -> str:
 # --- expressions --------------------------------------------------------------------------------------------------------
 def _expression(e: ir.Expression, least: int = ANY) -> str:
     """An expression, in parentheses where something binds stronger."""
-    found, level = _bound(e)
-    return found if level >= least else f"({found})"
+    text, level = _bound(e)
+    return text if level >= least else f"({text})"
 
 
 def _bound(e: ir.Expression) -> tuple[str, int]:
@@ -124,7 +124,7 @@ def _statement(s: ir.Statement) -> str:
 
 
 def _body(body: Sequence[ir.Statement], braces: bool) -> str:
-    """What a loop or a choice is about, behind what stands in front of it."""
+    """The body of a loop or a choice, as it stands behind the head."""
     lines = [_statement(s) for s in body]
     return " " + _braces(lines) if braces or len(lines) != 1 else "\n" + _indented(lines[0])
 

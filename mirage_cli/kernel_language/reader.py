@@ -34,17 +34,17 @@ _KERNELS = re.compile(r"__global__|^void (?=kernel\d)", re.MULTILINE)
 def read_kernels(source: str) -> dict[str, ir.Kernel]:
     """The kernels of a CUDA or CPU source by name, in its order. Raises ValueError where the text is not of the language, and
     where it has no kernel, or two of a name."""
-    text, found = marked(source), dict[str, ir.Kernel]()
+    text, kernels = marked(source), dict[str, ir.Kernel]()
     for start in _KERNELS.finditer(text):
         kernel = _Reader(text, start.start(), _end(text, start.start())).kernel()
         if kernel is None:
             continue
-        if kernel.name in found:
+        if kernel.name in kernels:
             raise ValueError(f"{kernel.name} is there twice")
-        found[kernel.name] = kernel
-    if not found:
+        kernels[kernel.name] = kernel
+    if not kernels:
         raise ValueError("no kernel")
-    return found
+    return kernels
 
 
 def read_statements(text: str) -> tuple[ir.Statement, ...]:
@@ -92,7 +92,7 @@ class _Reader(Tokens):
         return ir.Type(base.name, base.args, pointers, base.const, reference) if pointers or reference else base
 
     def pointers(self) -> int:
-        """How many pointers there are."""
+        """Number of pointers (`*`) that follow."""
         start = self.at
         while self.tokens[self.at] == "*":
             self.at += 1
@@ -106,9 +106,9 @@ class _Reader(Tokens):
         """A static argument: a type, if all of it is one."""
         start = self.at
         if self.names(start) or self.tokens[start] == "const":
-            found = self.type()
+            type_ = self.type()
             if self.tokens[self.at] in (",", CLOSE):
-                return found
+                return type_
             self.at = start
         return self.expression()
 
@@ -234,12 +234,12 @@ class _Reader(Tokens):
     # --- statements -------------------------------------------------------------------------------------------------------
     def statements(self, close: str) -> tuple[ir.Statement, ...]:
         """Statements, and what closes them."""
-        found = []
+        statements = []
         while self.tokens[self.at] != close:
-            found.append(self.statement())
+            statements.append(self.statement())
         if close:
             self.at += 1
-        return tuple(found)
+        return tuple(statements)
 
     def statement(self) -> ir.Statement:
         """A statement."""
@@ -290,7 +290,7 @@ class _Reader(Tokens):
         return ir.Alias(name, self.type(), unused)
 
     def action(self) -> ir.Assign | ir.Do:
-        """What is done with expressions."""
+        """An assignment, or an expression that is run."""
         first = self.expression()
         op = self.tokens[self.at]
         if op in ASSIGNMENTS:
@@ -309,7 +309,7 @@ class _Reader(Tokens):
         raise self.refused("a call or an assignment in front of this")
 
     def declares(self) -> bool:
-        """Whether a declaration begins here."""
+        """True if a declaration begins here."""
         token = self.tokens[self.at]
         if token in ("const", "auto", "[[maybe_unused]]") or token in STORAGE:
             return True
@@ -342,7 +342,7 @@ class _Reader(Tokens):
         return ir.Declare(type_, tuple(variables), storage, unused)
 
     def storage(self) -> str:
-        """What stands in front of the type of variables: where they lie."""
+        """Words in front of the type of variables that tell where they lie."""
         words = []
         while (token := self.tokens[self.at]) in STORAGE or token == "__align__":
             self.at += 1
@@ -370,25 +370,25 @@ class _Reader(Tokens):
 
     def dims(self) -> tuple[ir.Expression, ...]:
         """The extents of an array."""
-        found: list[ir.Expression] = []
+        extents: list[ir.Expression] = []
         while self.takes("["):
             if self.takes("]"):
-                found.append(ir.Literal(""))
+                extents.append(ir.Literal(""))
                 continue
-            found.append(self.expression())
+            extents.append(self.expression())
             self.take("]")
-        return tuple(found)
+        return tuple(extents)
 
     def body(self) -> tuple[tuple[ir.Statement, ...], bool]:
-        """What a loop or a choice is about, and whether it stands in braces."""
+        """The body of a loop or a choice, and whether it stands in braces."""
         return (self.statements("}"), True) if self.takes("{") else ((self.statement(),), False)
 
     def loop(self, unroll: str) -> ir.For | ir.ForEach:
         """A loop."""
         self.take("for")
         self.take("(")
-        if not unroll and self.declares() and (found := self.range()) is not None:
-            return found
+        if not unroll and self.declares() and (for_each := self.range()) is not None:
+            return for_each
         start = self.simple()
         self.take(";")
         condition = self.expression()
@@ -465,11 +465,11 @@ class _Reader(Tokens):
         return ir.Kernel(name, parameters, self.fields(name), bounds, self.statements("}"), constant)
 
     def bounds(self) -> tuple[int, ...]:
-        """What is said to the compiler of the threads of a kernel."""
+        """The numbers of threads and blocks that a kernel declares to the compiler."""
         self.take("(")
-        found = self.several(self.expression, ")")
-        numbers = tuple(int(n.text) for n in found if isinstance(n, ir.Literal) and n.text.isdecimal())
-        if not numbers or len(numbers) != len(found):
+        literals = self.several(self.expression, ")")
+        numbers = tuple(int(n.text) for n in literals if isinstance(n, ir.Literal) and n.text.isdecimal())
+        if not numbers or len(numbers) != len(literals):
             raise self.refused("numbers of threads and blocks in front of this")
         return numbers
 
@@ -487,9 +487,9 @@ class _Reader(Tokens):
         if start < 0 or end < 0:
             raise self.refused(f"{struct[:-2]} in front of the statements")
         reader = _Reader(self.text, start + len(struct), end)
-        found = []
+        members = []
         while reader.tokens[reader.at]:
             type_, name = reader.type(), reader.name()
-            found.append(ir.Field(type_, name, reader.dims()))
+            members.append(ir.Field(type_, name, reader.dims()))
             reader.take(";")
-        return tuple(found)
+        return tuple(members)

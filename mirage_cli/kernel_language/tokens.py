@@ -85,14 +85,14 @@ class Tokens:
         self.at += 1
 
     def takes(self, token: str) -> bool:
-        """Whether the next token was this one; it is left where it was not."""
+        """True if the next token was this one; it is left where it was not."""
         if self.tokens[self.at] != token:
             return False
         self.at += 1
         return True
 
     def names(self, at: int) -> bool:
-        """Whether there is a name at a place."""
+        """True if there is a name at a place."""
         return self.tokens[at] in self.known
 
     def name(self) -> str:
@@ -104,16 +104,16 @@ class Tokens:
         return token
 
     def whole(self, read: Callable[[], Item]) -> Item:
-        """What `read` makes of all tokens."""
-        found = read()
+        """The item that `read` makes of all tokens."""
+        item = read()
         self.take("")
-        return found
+        return item
 
     def several(self, read: Callable[[], Item], close: str) -> tuple[Item, ...]:
         """Items between commas, and what closes them."""
-        found: list[Item] = []
+        items: list[Item] = []
         while not self.takes(close):
-            if found and not self.takes(","):
+            if items and not self.takes(","):
                 raise self.refused(f", or {_shown(close)}")
-            found.append(read())
-        return tuple(found)
+            items.append(read())
+        return tuple(items)

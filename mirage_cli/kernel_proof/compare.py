@@ -55,7 +55,7 @@ class Placed(Residues):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of running a source: nothing (`reason` is empty), or why it is not the program."""
+    """The outcome of running a source: nothing (`reason` is empty), or why it is not the program."""
 
     reason: str = ""
     compared: int = 0  #: elements of outputs

@@ -43,7 +43,7 @@ def prove_kernels(
     seed: int = 0,
     entropy: str = "",
 ) -> KernelRun:
-    """What comes of running what is printed for a muGraph with its schedules."""
+    """The outcome of running the source that is printed for a muGraph with its schedules."""
     start = time.perf_counter()
 
     def text(p: Program, g: KernelGraph, chosen: Sequence[Schedule]) -> str:
@@ -86,7 +86,7 @@ def _sizes(p: Program, symbols: Mapping[str, int]) -> str:
 
 
 def _at(p: Program, g: KernelGraph, printed: str, symbols: Mapping[str, int], salt: str) -> Finding:
-    """What comes of comparing at random points that nobody can aim at."""
+    """The finding of a comparison at random points that nobody can aim at."""
     finding = Finding("every random point divides by 0")
     for draw in range(DRAWS):
         key = int.from_bytes(hashlib.sha256(f"kernels, {salt}, draw {draw}, {printed}".encode()).digest()[:8], "little")

@@ -84,10 +84,10 @@ class Source:
     @functools.cached_property
     def hosts(self) -> list[Host]:
         """Its host functions: that of the workspace's size first, the entry last."""
-        found = sorted(_HOST.finditer(self.text), key=lambda m: "workspace" not in m["name"].lower())
-        around = [*HOST, *self.kernels, *(m["name"] for m in found), "cudaSuccess"]
+        functions = sorted(_HOST.finditer(self.text), key=lambda m: "workspace" not in m["name"].lower())
+        around = [*HOST, *self.kernels, *(m["name"] for m in functions), "cudaSuccess"]
         with _of_the_language():
-            return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in found]
+            return [Host(m["name"], compiled(read_statements(m["body"]), around)) for m in functions]
 
 
 _CPU = ("data", "block")  #: the arguments of kernels for CPUs
@@ -106,9 +106,9 @@ class Workspace:
         size = SIZES[type_]
         if (at, size) not in self.parts:
             n = max(0, self.bytes - at) // size
-            made = Global(f"the workspace at {at}", self.arithmetic.arbitrary((n,)), size, np.zeros(n, dtype=bool))
-            made.changed = functools.partial(self.changed, at, size)
-            self.parts[at, size] = made
+            memory = Global(f"the workspace at {at}", self.arithmetic.arbitrary((n,)), size, np.zeros(n, dtype=bool))
+            memory.changed = functools.partial(self.changed, at, size)
+            self.parts[at, size] = memory
         return self.parts[at, size]
 
     def changed(self, at: int, size: int, elements: Array) -> None:
@@ -275,7 +275,7 @@ def _mentions(kernel: ir.Kernel, name: str) -> bool:
 
 
 def _waits_for_all(kernel: ir.Kernel) -> bool:
-    """Whether blocks of a kernel put their results together."""
+    """True if blocks of a kernel put their results together."""
     return any(_mentions(kernel, name) for name in registry.GRID)
 
 
@@ -315,15 +315,15 @@ class Parameters(SimpleNamespace):
         return self
 
     def element(self, s: Any, k: int) -> Parameters:
-        """What a pointer to them points to."""
+        """The parameters that a pointer to them points to."""
         return self
 
 
 def _parameters(s: Any, static: Sequence[Any]) -> Parameters:
     """Those of a kernel; members that are no pointers or numbers are there to be filled."""
     kernel: ir.Kernel = s.world.barriers["run"].source.kernels[f"kernel{static[0]}"]
-    made = {f.name: registry.struct(f.type.name) for f in kernel.fields if not f.type.pointers}
-    return Parameters(**{name: make(s, ()) for name, make in made.items() if make is not None})
+    makers = {f.name: registry.struct(f.type.name) for f in kernel.fields if not f.type.pointers}
+    return Parameters(**{name: make(s, ()) for name, make in makers.items() if make is not None})
 
 
 registry.STRUCTS["Parameters"] = _parameters

@@ -32,11 +32,11 @@ def each(
     names = [fragment_cache.plan_key(*job[:4], _own(options, job)) if store is not None else "" for job in jobs]
     missing = []
     for k, (name, job) in enumerate(zip(names, jobs, strict=True)):
-        found = None if store is None else fragment_cache.find_plan(store, name, job[2])
-        if found is None:
+        stored = None if store is None else fragment_cache.find_plan(store, name, job[2])
+        if stored is None:
             missing.append(k)
         else:
-            yield k, found
+            yield k, stored
     options = shared_out(options, len(missing), workers)
     calls = [(*jobs[k][:4], _own(options, jobs[k])) for k in missing]
 

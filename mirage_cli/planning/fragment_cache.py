@@ -1,4 +1,4 @@
-"""What earlier runs found out of fragments: their plans (search, rendering and proof) and the float checks of their kernels.
+"""Results of earlier runs for fragments: their plans (search, rendering and proof) and the float checks of their kernels.
 
 Both are kept under everything that they depend on, this version of mirage included, so that a kept result is what a new run
 would give, byte by byte. A search with a time limit depends on the machine's speed and is not kept.
@@ -43,7 +43,7 @@ def plan_key(identifier: str, name: str, program: Program, operators: int, optio
 
 
 def lasting(options: PlanOptions) -> bool:
-    """Whether plans with these options depend on nothing else."""
+    """True if plans with these options depend on nothing else."""
     return not options.search.budget
 
 
@@ -55,7 +55,7 @@ def find_plan(store: Kept, name: str, program: Program) -> FragmentPlan | None:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the muGraph file does not say of a target's plan; the verdicts are its own and those of its others."""
+    """The part of a target's plan that the muGraph file does not hold; the verdicts are its own and those of its others."""
 
     text: str
     verdicts: tuple[Verdict, ...]

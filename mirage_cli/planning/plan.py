@@ -45,7 +45,7 @@ TUNED_SCHEDULES = 16  #: schedules of each block graph and engine that tuning ch
 
 
 class AnyTiles(CheckFailed):
-    """What is wrong with a muGraph is so whatever its schedules are."""
+    """A fault of a muGraph that it has whatever its schedules are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class TargetPlan:
 
     @property
     def faster(self) -> bool:
-        """Whether the model predicts a gain over the original operators on every architecture."""
+        """True if the model predicts a gain over the original operators on every architecture."""
         return not self.losses
 
     @property
@@ -143,7 +143,7 @@ class FragmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
+    """Options that planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
     optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs, and what
     random points of proofs come from, beside the seed."""
 
@@ -176,11 +176,11 @@ def plan_fragment(
         return result
 
     def planned_for(target: Target) -> tuple[TargetPlan | None, str]:
-        found = searcher.search(program, target)
-        result.statistics = found.statistics
-        debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, found))
+        searched = searcher.search(program, target)
+        result.statistics = searched.statistics
+        debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, searched))
         wrong = set[KernelGraph]()
-        plan, reason = _choose(identifier, program, found.candidates, target, operators, options, wrong)
+        plan, reason = _choose(identifier, program, searched.candidates, target, operators, options, wrong)
         if plan is None and wrong:
             more = searcher.with_graphs(MORE_GRAPHS).search(program, target).candidates
             plan, reason = _choose(identifier, program, more, target, operators, options, wrong)
@@ -190,9 +190,9 @@ def plan_fragment(
 
     for kind, names in options.targets.items():
         target = newest(names)
-        found = {t: planned_for(load_target(t)) for t in dict.fromkeys((*names, target.name))}
-        plan, reason = found.pop(target.name)
-        for older, (its, why) in found.items():
+        outcomes = {t: planned_for(load_target(t)) for t in dict.fromkeys((*names, target.name))}
+        plan, reason = outcomes.pop(target.name)
+        for older, (its, why) in outcomes.items():
             if its is None:
                 plan, reason = None, f"{older}: {why}"
             elif plan is not None:
@@ -284,11 +284,11 @@ def _pool(
 ) -> list[Candidate]:
     """The candidates that measuring may choose from: the model's `own` choice, then more schedules of all block graphs."""
     first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
-    found = [first, *searcher.with_schedules(TUNED_SCHEDULES).search(program, target).candidates]
+    candidates = [first, *searcher.with_schedules(TUNED_SCHEDULES).search(program, target).candidates]
     if not options.passes.fusion:
-        found = [replace(c, graph=unfused(c.graph)) for c in found]
+        candidates = [replace(c, graph=unfused(c.graph)) for c in candidates]
     unique: dict[tuple[object, ...], Candidate] = {}
-    for c in found:
+    for c in candidates:
         unique.setdefault((c.graph, c.schedules), c)
     return list(unique.values())[: options.pool]
 
@@ -328,8 +328,8 @@ def _choose(
             continue
         tries += 1
         try:
-            made = planned(identifier, program, candidate, target, operators, options)
-            return replace(made, verdict=made.verdict.among(tries)), ""
+            plan = planned(identifier, program, candidate, target, operators, options)
+            return replace(plan, verdict=plan.verdict.among(tries)), ""
         except (Refused, InvalidGraph) as e:
             reason = reason or str(e)
         except CheckFailed as e:

@@ -25,7 +25,7 @@ TRIED = 12  #: candidates of the search at one size that are rendered until one 
 
 
 def range_of(name: str, given: Mapping[str, Range]) -> Range:
-    """What a symbol of a model's inputs is said, or else taken, to be."""
+    """The range that a symbol of a model's inputs is said, or else taken, to have."""
     return given.get(name, BATCH if "batch" in name.lower() else OTHER)
 
 
@@ -35,16 +35,16 @@ def bases(symbols: Iterable[str]) -> list[str]:
 
 
 def resolved(symbols: Iterable[str], numbers: Mapping[str, int]) -> dict[str, int]:
-    """What symbols are where those that they are made of are `numbers`; at least 0."""
-    found = {}
+    """The sizes of symbols where those that they are made of are `numbers`; at least 0."""
+    sizes = {}
     for s in symbols:
         n = polynomials.substitute(polynomials.from_extent(ex.symbol(s)), numbers)
-        found[s] = max(0, n) if isinstance(n, int) else TYPICAL
-    return found
+        sizes[s] = max(0, n) if isinstance(n, int) else TYPICAL
+    return sizes
 
 
 def typical(symbols: Iterable[str], given: Mapping[str, Range]) -> dict[str, int]:
-    """What symbols typically are."""
+    """The typical sizes of symbols."""
     names = list(symbols)
     return resolved(names, {n: range_of(n, given).typical for n in bases(names)})
 
@@ -77,11 +77,11 @@ def searched_points(symbols: Sequence[str], given: Mapping[str, Range]) -> list[
     names = bases(symbols)
     ranges = {n: range_of(n, given) for n in names}
     usual = {n: r.typical for n, r in ranges.items()}
-    found = [usual, {n: r.low for n, r in ranges.items()}, {n: r.high for n, r in ranges.items()}]
+    choices = [usual, {n: r.low for n, r in ranges.items()}, {n: r.high for n, r in ranges.items()}]
     for n, r in ranges.items():
         middles = (round((r.low * r.typical) ** 0.5), round((r.typical * r.high) ** 0.5))
-        found += [usual | {n: k} for k in (r.low, r.high, *(middles if len(names) == 1 else ()))]
-    unique = {tuple(sorted(p.items())): p for p in found}
+        choices += [usual | {n: k} for k in (r.low, r.high, *(middles if len(names) == 1 else ()))]
+    unique = {tuple(sorted(p.items())): p for p in choices}
     return [_positive(symbols, p) for p in unique.values()]
 
 
@@ -93,18 +93,18 @@ def pool(
     own: Candidate,
     fits: Callable[[Candidate], bool],
 ) -> list[Candidate]:
-    """What may be taken for some sizes: the candidate that serves all of them, and the best at single ones that fits."""
+    """Candidates that may be taken for some sizes: the one that serves all of them, and the best at single ones that fits."""
     known: dict[tuple[object, ...], bool] = {(own.graph, own.schedules): True}
-    found = [own]
+    candidates = [own]
     for at in searched_points(program.symbols, given):
         for c in searcher.at(at).search(program, target).candidates[:TRIED]:
             key = (c.graph, c.schedules)
             if key not in known:
                 known[key] = fits(c)
-                found += [c] if known[key] else []
+                candidates += [c] if known[key] else []
             if known[key]:
                 break
-    return found
+    return candidates
 
 
 def leaves(program: Program, target: Target, candidates: Sequence[Candidate], given: Mapping[str, Range]) -> list[Leaf]:
@@ -115,6 +115,6 @@ def leaves(program: Program, target: Target, candidates: Sequence[Candidate], gi
 
 
 def time(candidate: Candidate, target: Target, sizes: Sizes) -> float:
-    """What the model predicts for a candidate at these sizes."""
+    """The model's prediction for a candidate at these sizes, in microseconds."""
     pairs = zip(candidate.graph.kernels, candidate.schedules, strict=True)
     return sum(predicted_us(k.program, k.block, s, target, sizes) for k, s in pairs)

@@ -34,13 +34,13 @@ TOO_MUCH = "it needs more memory than --max-memory allows"
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What stands in the place of a result that a call did not deliver: the reason, and the error that says the same."""
+    """The stand-in for a result that a call did not deliver: the reason, and the error that says the same."""
 
     reason: str
     error: MirageError | None = field(default=None, compare=False)
 
     def raised(self) -> MirageError:
-        """What to raise where nobody can do without the result."""
+        """The error to raise where nobody can do without the result."""
         return self.error or MirageError(self.reason)
 
 
@@ -125,16 +125,16 @@ class Pool:
     ) -> list[T]:
         """The results in the order of the jobs. What a process does not deliver is computed here, as all is with one process
         or job. `done` is told each result as it comes."""
-        found: dict[int, T] = {}
+        results: dict[int, T] = {}
         for k, result in self.each(function, jobs) if min(self._count, len(jobs)) > 1 else ():
             if not isinstance(result, Lost):
-                found[k] = result
+                results[k] = result
                 done(result)
         for k, job in enumerate(jobs):
-            if k not in found:
-                found[k] = function(*job)
-                done(found[k])
-        return [found[k] for k in range(len(jobs))]
+            if k not in results:
+                results[k] = function(*job)
+                done(results[k])
+        return [results[k] for k in range(len(jobs))]
 
     def close(self) -> None:
         """Let the processes end that make no call."""
@@ -178,9 +178,9 @@ class Resident:
             return Lost(self.stuck)
         if self._making:
             self._making = False
-            if isinstance(made := self._answer(self._worker), Lost):
+            if isinstance(answer := self._answer(self._worker), Lost):
                 self.close()
-                return made
+                return answer
         self._worker.call(_ask, (method, args), seconds)
         return self._answer(self._worker)
 
@@ -246,11 +246,11 @@ class _Worker:
             send(self.connection, (function, tuple(args), told is not None))
 
     def left(self) -> float:
-        """What is left of the time of the call, in seconds."""
+        """Seconds left of the call's time; at least 0."""
         return max(0.0, self._until - time.monotonic())
 
     def take(self) -> Any:
-        """What has come: the result of the call, Lost, or _GOING_ON."""
+        """Receive the next message: the result of the call, Lost, or _GOING_ON."""
         try:
             kind, content = received(self.connection)
         except (EOFError, OSError):
@@ -297,9 +297,9 @@ def _answers(workers: Sequence[_Worker]) -> list[tuple[_Worker, Any]]:
     """Those whose calls have ended, with the results, as soon as any of them has said something or had its time."""
     left = min(worker.left() for worker in workers)
     spoken = wait([worker.connection for worker in workers], None if left == math.inf else left)
-    found = [(w, w.take()) for w in workers if w.connection in spoken]
-    found += [(w, w.late()) for w in workers if w.connection not in spoken and not w.left()]
-    return [(w, result) for w, result in found if result is not _GOING_ON]
+    answers = [(w, w.take()) for w in workers if w.connection in spoken]
+    answers += [(w, w.late()) for w in workers if w.connection not in spoken and not w.left()]
+    return [(w, result) for w, result in answers if result is not _GOING_ON]
 
 
 def begun(theirs: Connection, max_memory: int) -> subprocess.Popen[bytes]:
@@ -353,7 +353,7 @@ def channel() -> Connection:
 
 
 def serve(connection: Connection, max_memory: int) -> None:
-    """What a worker does: calls until it is told to end, or nobody asks any more. An interrupt is the parent's to handle."""
+    """Run a worker's calls until it is told to end, or nobody asks any more. An interrupt is the parent's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()

@@ -1,4 +1,4 @@
-"""What the processes of one run send each other: anything that can be pickled, through a pipe of their own.
+"""Messages between the processes of one run: anything that can be pickled, through a pipe of their own.
 
 Elements of arrays are sent from where they lie and received into the memory that the array will have.
 """
@@ -23,7 +23,7 @@ def send(connection: Connection, content: Any) -> None:
 
 
 def received(connection: Connection) -> Any:
-    """What the other end has sent. Raises EOFError or OSError where there is none."""
+    """The next object that the other end has sent. Raises EOFError or OSError where there is none."""
     sizes: list[int] = pickle.loads(connection.recv_bytes())
     data = connection.recv_bytes()
     parts = [bytearray(size) for size in sizes]

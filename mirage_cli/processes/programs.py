@@ -30,7 +30,7 @@ _PROCESSOR_LIMITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended: `problem` is None for success; `output` is what it printed, without the middle when it is long."""
+    """The end of a command: `problem` is None for success; `output` is what it printed, without the middle when it is long."""
 
     problem: str | None
     output: str
@@ -118,7 +118,7 @@ class _Printed:
             self._take()
 
     def text(self) -> str:
-        """What came, the middle left out."""
+        """The output that came, the middle left out."""
         gap = f"\n[{self._between} bytes left out]\n".encode() if self._between else b""
         return (self._first + gap + self._last).decode(errors="replace")
 

@@ -31,17 +31,17 @@ def awaited(*killed: subprocess.Popen[Any]) -> str:
     if not stuck:
         return ""
     _left.extend(p for p in stuck if p not in known)
-    found = (
+    subject = (
         f"process {stuck[0].pid} was" if len(stuck) == 1 else f"processes {', '.join(str(p.pid) for p in stuck)} were"
     )
-    said = f"{found} killed and did not end: a driver or a file system does not answer"
+    said = f"{subject} killed and did not end: a driver or a file system does not answer"
     if len(_left) > len(known):
         warnings.warn(f"{said}; not waited for any longer", RuntimeWarning, stacklevel=2)
     return said
 
 
 def over(process: subprocess.Popen[Any], seconds: float) -> bool:
-    """Whether a process ends within some seconds."""
+    """True if a process ends within some seconds."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What the parts of report.json hold: the forms that reports are read with, and that docs/reference/report.md is made from."""
+"""Forms of the parts of report.json: reports are read with them, and docs/reference/report.md is made from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
 
     def _option(name: str, default: Any) -> Any:
-        """What an option of `optimize` is, by its default; of those without one the GPU is a whole number."""
+        """The type of an option of `optimize`, by its default; of those without one the GPU is a whole number."""
         kinds: dict[type, Any] = {list: list[str], bool: bool, int: int, float: float}
         kind = kinds.get(type(default), int | None if name == "gpu" else str | None)
         told = A[kind, says(f"`--{name.replace('_', '-')}`.")]
@@ -50,7 +50,7 @@ else:
 
 
 class Model(TypedDict):
-    """What was read."""
+    """The model that was read."""
 
     path: A[str, says("As it was given.")]
     sha256: A[str, says("Hash of the file.")]
@@ -68,7 +68,7 @@ class Unchanged(TypedDict):
 
 
 class Program(TypedDict):
-    """What is computed, on named axes."""
+    """The program of a fragment, on named axes."""
 
     inputs: A[list[str], says("As `f32[16, 4096]`.")]
     outputs: A[list[str], says("The same for outputs.")]
@@ -78,7 +78,7 @@ class Program(TypedDict):
 
 
 class Search(TypedDict):
-    """What the search did."""
+    """Numbers of a fragment's search."""
 
     mappings: A[Count, says("Ways to split axes over blocks and loops that were looked into.")]
     values: A[Count, says("Distinct values that blocks can compute.")]
@@ -99,7 +99,7 @@ class MuGraph(TypedDict):
 
 # --- proofs and checks ------------------------------------------------------------------------------------------------
 class Kernels(TypedDict):
-    """What came of running the kernels that are printed for a muGraph, thread by thread, over residues."""
+    """The outcome of running the kernels that are printed for a muGraph, thread by thread, over residues."""
 
     passed: A[bool, says("Whether they compute the program.")]
     reason: A[str, says("Why not, or why nothing was run.")]
@@ -110,7 +110,7 @@ class Kernels(TypedDict):
 
 
 class _Told(TypedDict, total=False):
-    """What is told of a proof, beside what every fragment has."""
+    """Entries of a proof beside those that every fragment has."""
 
     passed: A[bool, says("Whether the muGraph computes the program.")]
     argument_degree: A[Count, says("Degree of the arguments of functions.")]
@@ -158,7 +158,7 @@ class Statement(TypedDict):
 
 
 class Edges(TypedDict):
-    """What was found on inputs at the edges of numbers, where the rule's factor is 10."""
+    """The float checks on inputs at the edges of numbers, where the rule's factor is 10."""
 
     kinds: A[list[str], says("The kinds that were tried.")]
     worst: A[str, says("The one that used most of the error that is allowed.")]
@@ -202,7 +202,7 @@ class Verification(_Told):
 
 # --- kernels and their times ------------------------------------------------------------------------------------------
 class Schedule(TypedDict):
-    """How one kernel runs."""
+    """The schedule of one kernel."""
 
     tiles: A[dict[str, int], says("Positions of each grid axis in a block.")]
     loop: A[Count, says("Positions of the loop axis in an iteration; 0 without a loop.")]

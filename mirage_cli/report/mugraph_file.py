@@ -107,7 +107,7 @@ class _Target(_Made):
 
 
 class Operator(TypedDict):
-    """What the library registers."""
+    """An operator that the library registers."""
 
     op_type: str
     inputs: list[_Tensor]

@@ -79,7 +79,7 @@ class FragmentReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, searched, proved, chosen and left."""
+    """The record of a run: the fragments found, searched, proved and chosen, and the nodes left."""
 
     mirage: A[str, says("The version that wrote it.")]
     schema_version: A[Literal[1], says("Raised when an entry changes its meaning.")]
@@ -130,7 +130,7 @@ def schema() -> dict[str, Any]:
 
 
 def sealed(files: Mapping[str, str], model: Mapping[str, Any]) -> list[Any]:
-    """What the seal of a report is of: the hashes of all files that were written, and of the model that was read."""
+    """The content that a report's seal covers: the hashes of all files that were written, and of the model that was read."""
     return [dict(files), model["sha256"]]
 
 

@@ -15,7 +15,7 @@ STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that ever
 
 
 class Progress(Protocol):
-    """What is shown while a run goes on."""
+    """A display of a run while it goes on."""
 
     def stage(self, name: str, total: int) -> None:
         """A stage of `total` steps begins."""

@@ -72,11 +72,11 @@ def plan_from_json(data: dict[str, Any]) -> StoredPlan:
             kind: tuple(alternative_from_json(o, program.symbols) for o in t.get("others", ()))
             for kind, t in data["targets"].items()
         }
-        found = StoredPlan(data["id"], data["name"], program, targets, limits, without(data["without"]), others)
+        plan = StoredPlan(data["id"], data["name"], program, targets, limits, without(data["without"]), others)
     except (UsageError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidGraph(f"muGraph file: missing or wrong field {e}") from None
     graphs = [graph for _, graph, _ in targets.values()] + [o.graph for ways in others.values() for o in ways]
     for graph in graphs:
         if (graph.sources, graph.outputs) != (len(program.sources), len(program.outputs)):
             raise InvalidGraph("muGraph file: a muGraph has other inputs or outputs than the program")
-    return found
+    return plan

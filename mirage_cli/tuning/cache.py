@@ -54,7 +54,7 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What a measurement holds for: a program (by its hash) with what its symbols were, its element types, the GPU's
+    """The place that a measurement holds for: a program (by its hash) with what its symbols were, its element types, the GPU's
     architecture, name and driver, and the version of the kernels' templates."""
 
     program: str
@@ -74,7 +74,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What became of a candidate: its median in microseconds with the quartiles and the number of samples, or the
+    """The outcome for a candidate: its median in microseconds with the quartiles and the number of samples, or the
     problem for which there is none."""
 
     us: Number | None
@@ -92,7 +92,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How thoroughly a program was tuned: candidates that were asked for, seconds that were allowed (0: no limit)."""
+    """The extent of a program's tuning: candidates that were asked for, seconds that were allowed (0: no limit)."""
 
     candidates: Whole
     seconds: Number
@@ -102,7 +102,7 @@ class Settled:
         return asdict(self)
 
     def covers(self, other: Settled) -> bool:
-        """Whether tuning as thorough as `other` has been done."""
+        """True if tuning as thorough as `other` has been done."""
         patient = not self.seconds or (0 < other.seconds <= self.seconds)
         return self.candidates >= other.candidates and patient
 
@@ -164,7 +164,7 @@ def row_from_json(data: Any) -> Row:
 
 
 def _consistent(m: Measurement) -> Measurement:
-    """What was read, with nothing but a problem where there is no time. Raises ValueError where there is neither."""
+    """The measurement as it was read, but only a problem where there is no time. Raises ValueError where there is neither."""
     if m.us is None and m.problem:
         return Measurement(None, problem=m.problem[:LONGEST])
     if m.us is None or not 0 < m.low <= m.us <= m.high:
@@ -191,7 +191,7 @@ class TuningCache:
 
     @property
     def usable(self) -> bool:
-        """Whether anything is read or kept here."""
+        """True if anything is read or kept here."""
         return not self.problem
 
     def fetch(self, where: Where) -> dict[str, Measurement | Settled]:
@@ -240,10 +240,10 @@ class TuningCache:
             _insert(db, map(_stored, taken.values()))
             return len(taken), len(brought) - len(taken)
 
-        found = self._with(write, None)
-        if found is None:
+        counts = self._with(write, None)
+        if counts is None:
             raise OutOfResources(f"{self.path} cannot be written to", "make room there, or name a folder with --cache")
-        return found
+        return counts
 
     def clear(self) -> int:
         """Remove everything; how many rows there were. The file stays: another process may have it open."""
@@ -275,15 +275,15 @@ class TuningCache:
         if not self.usable:
             return otherwise
         for last in (False, True):
-            found: list[T] = []
+            results: list[T] = []
             try:
                 with contextlib.closing(self._open()) as db, db:
-                    found.append(action(db))
+                    results.append(action(db))
                 self._patience = BUSY_SECONDS
-                return found[0]
+                return results[0]
             except (sqlite3.Error, UnicodeDecodeError) as error:
-                if found and getattr(error, "sqlite_errorcode", None) in _OVER:
-                    return found[0]
+                if results and getattr(error, "sqlite_errorcode", None) in _OVER:
+                    return results[0]
                 if last or _code(error) not in _CORRUPT:
                     if _code(error) == sqlite3.SQLITE_BUSY:
                         self._patience = 0.0  # not as long for each row, while that process goes on
@@ -325,8 +325,8 @@ class TuningCache:
 def _selected(db: sqlite3.Connection, condition: str = "", values: Sequence[str] = ()) -> list[Row]:
     """The valid rows that fulfil a condition, in the order of their keys."""
     names = ", ".join((*COLUMNS, "description", "value"))
-    found = db.execute(f"SELECT {names} FROM tunings {condition} ORDER BY {', '.join(COLUMNS)}", tuple(values))
-    return [row for fields in found if (row := _row(fields)) is not None]
+    rows = db.execute(f"SELECT {names} FROM tunings {condition} ORDER BY {', '.join(COLUMNS)}", tuple(values))
+    return [row for fields in rows if (row := _row(fields)) is not None]
 
 
 def _insert(db: sqlite3.Connection, rows: Iterable[tuple[str, ...]]) -> None:

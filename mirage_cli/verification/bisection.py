@@ -83,7 +83,7 @@ class Case:
         return [n for n in self.model.graph.node if n.domain == patch.DOMAIN]
 
     def differs(self, kept: Sequence[str], run: Runner) -> bool:
-        """Whether the outputs differ when the library computes only the nodes called `kept`."""
+        """True if the outputs differ when the library computes only the nodes called `kept`."""
         variant = whole_model.with_kernels_of(self.model, kept, patch.DOMAIN).SerializeToString()
 
         def outputs(inputs: Arrays) -> Arrays:
@@ -120,15 +120,15 @@ def bisect(case: Case, run: Runner) -> list[onnx.NodeProto]:
     def some(kinds: Sequence[str]) -> bool:
         return case.differs([n.name for k in kinds for n in names[k]], run)
 
-    found: list[onnx.NodeProto] = []
+    culprits: list[onnx.NodeProto] = []
     for kind in _smallest(list(names), some):
         places = [n.name for n in names[kind]]
         left = places
         while len(left) > 1:
             half = left[: len(left) // 2]
             left = half if case.differs(half, run) else left[len(half) :]
-        found += [n for n in names[kind] if n.name == left[0]]
-    return found
+        culprits += [n for n in names[kind] if n.name == left[0]]
+    return culprits
 
 
 def _smallest(items: list[str], differs: Callable[[Sequence[str]], bool]) -> list[str]:
@@ -175,21 +175,21 @@ def _operator(case: Case, node: onnx.NodeProto, shown: Arrays, folder: Path, run
     model = whole_model.single_operator(case.model, node, values)
     onnx.save(model, folder / "operator.onnx")
     read = {n: values[n] for n in node.input if n}
-    made = {"operator_inputs.npz": read}
-    made |= _outputs("operator_original.npz", Job(model.SerializeToString(), read), run)
-    return made | _outputs("operator_patched.npz", Job(model.SerializeToString(), read, case.library), run)
+    arrays = {"operator_inputs.npz": read}
+    arrays |= _outputs("operator_original.npz", Job(model.SerializeToString(), read), run)
+    return arrays | _outputs("operator_patched.npz", Job(model.SerializeToString(), read, case.library), run)
 
 
 def tensors(case: Case, names: Sequence[str], run: Runner) -> Arrays:
     """Tensors inside the patched model, computed by the functions. Raises MirageError."""
     stored = {t.name: t for t in case.model.graph.initializer}
     files = DataFiles(str(case.path), hashed=False)
-    found = {n: files.array(stored[n]) for n in names if n in stored}
-    found |= {n: case.inputs[n] for n in names if n in case.inputs}
-    wanted = [n for n in dict.fromkeys(names) if n and n not in found]
+    known = {n: files.array(stored[n]) for n in names if n in stored}
+    known |= {n: case.inputs[n] for n in names if n in case.inputs}
+    wanted = [n for n in dict.fromkeys(names) if n and n not in known]
     probe = onnx.ModelProto()
     probe.CopyFrom(case.model)
     there = {o.name for o in probe.graph.output}
     probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in wanted if n not in there)
-    made = run(Job(probe.SerializeToString(), case.inputs, None, case.path.parent, case.seconds))
-    return found | {n: made[n] for n in wanted}
+    computed = run(Job(probe.SerializeToString(), case.inputs, None, case.path.parent, case.seconds))
+    return known | {n: computed[n] for n in wanted}

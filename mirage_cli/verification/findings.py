@@ -1,4 +1,4 @@
-"""What `mirage verify` finds: one finding for each thing that was looked at, and the outputs of both models."""
+"""Findings of `mirage verify`: one for each thing that was looked at, and the outputs of both models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHECKS = {
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What `mirage verify` can be asked to do.
+    """Options of `mirage verify`.
 
     `seed` gives random points and inputs (0: kernels are tried on the inputs of `optimize`), `confidence` the bits of the
     proofs, `dim` and `shape` (as in `Options`) the sizes at which whole models are run. `bisect` looks for the operator that
@@ -64,8 +64,8 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """The form of `mirage verify --json`."""
-        found: dict[str, Any] = {"check": self.check, "where": self.where, "passed": self.passed}
-        return found | ({"text": self.text} if self.text else {}) | self.data
+        entries: dict[str, Any] = {"check": self.check, "where": self.where, "passed": self.passed}
+        return entries | ({"text": self.text} if self.text else {}) | self.data
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether no difference was found."""
+        """True if no difference was found."""
         return all(f.passed for f in self.findings)
 
     def add(self, check: str, where: str, problem: str = "", text: str = "", **data: Any) -> bool:
@@ -107,18 +107,18 @@ class Verification:
             "saved": self.saved,
             "seconds": round(self.seconds, 3),
         }
-        found: dict[str, Any] = finite(document)  # the error of an output that is not finite is infinite
-        return found
+        entries: dict[str, Any] = finite(document)  # the error of an output that is not finite is infinite
+        return entries
 
     def text(self) -> str:
-        """What the command prints: a line for each check, what is proved and measured, then every difference."""
+        """The text that the command prints: a line for each check, what is proved and measured, then every difference."""
         lines = []
         for check, meaning in CHECKS.items():
-            found = self.of(check)
-            bad = sum(not f.passed for f in found)
-            if found:
-                lines.append(f"{'FAILED' if bad else 'ok':6} {meaning} ({len(found) - bad} of {len(found)})")
-            told = [f for f in found if f.passed and f.text]
+            findings = self.of(check)
+            bad = sum(not f.passed for f in findings)
+            if findings:
+                lines.append(f"{'FAILED' if bad else 'ok':6} {meaning} ({len(findings) - bad} of {len(findings)})")
+            told = [f for f in findings if f.passed and f.text]
             lines += [f"         {f.where}: {f.text}" for f in told]
         lines += [f"note   {n}" for n in self.notes]
         lines += [f"DIFFERS {f.check}: {f.where}: {f.text}" for f in self.findings if not f.passed]

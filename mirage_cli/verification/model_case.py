@@ -34,7 +34,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What is compared: the patched model (`model` as it is stored, its external data not loaded; `imported` as it was read),
+    """Models to compare: the patched one (`model` as it is stored, its external data not loaded; `imported` as it was read),
     at `path`, with its `library`, and the `original`, in whose place the patched model's functions stand where it is None."""
 
     model: onnx.ModelProto
@@ -63,7 +63,7 @@ class Models:
         return self.originals.arrays(replace(job, optimize=True) if isinstance(job, Job) else job)
 
     def stated(self) -> whole_model.Stated:
-        """What the original's nodes say: of the file that was given, else of the patched one."""
+        """Statements of the original's nodes: of the file that was given, else of the patched one."""
         if self.original is None:
             return whole_model.stated_by(self.model, str(self.path))
         return whole_model.stated(self.original)
@@ -126,7 +126,7 @@ def made(
 def refused(
     models: Models, sizes: Mapping[str, int], seed: int, given: Arrays | None, error: MirageError
 ) -> Refusal | None:
-    """What the original refused, where that is what its error says. Raises UsageError for inputs that somebody gave."""
+    """Inputs that the original refused, where its error says so. Raises UsageError for inputs that somebody gave."""
     if not str(error).startswith(sessions.FAILED) or any(text in str(error).lower() for text in NO_MEMORY):
         return None
     if given is not None:

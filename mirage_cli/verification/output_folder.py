@@ -72,9 +72,9 @@ def fragments(
         if not result.add("model", op_type, "" if op_type in functions else "the operator has no function"):
             continue
         try:
-            found = read_fragment(folder, identifier, op_type, places)
-            check_constants(found, fixed)
-            yield found
+            fragment = read_fragment(folder, identifier, op_type, places)
+            check_constants(fragment, fixed)
+            yield fragment
         except MirageError as error:
             result.add("model", file, str(error))
     for f in report.get("fragments", ()):
@@ -224,7 +224,7 @@ def external(imported: Imported, shapes: Mapping[str, tuple[int, ...]]) -> Symbo
 
 
 def reading(options: VerifyOptions, shapes: Sequence[str], numbers: Mapping[str, int]) -> frontends.Options:
-    """How an original is read, with --shape and numbers of dimensions. Raises UsageError."""
+    """Options to read an original with, from --shape and numbers of dimensions. Raises UsageError."""
     given, types = dims.parse_shapes(shapes), dims.parse_types(shapes)
     return frontends.Options(given, numbers, types, options.timeout, options.max_memory)
 

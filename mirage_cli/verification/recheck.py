@@ -119,7 +119,7 @@ class Recheck:
         return self.done()
 
     def done(self) -> Verification:
-        """What was found, with the seconds it took."""
+        """The findings, with the seconds they took."""
         self.result.seconds = time.perf_counter() - self.start
         return self.result
 
@@ -248,9 +248,9 @@ class Recheck:
 
     def same(self, name: str, *wanted: bytes) -> None:
         """Take down whether a file is one of those wanted."""
-        found = held(self.folder / name)
-        problem = "" if found in wanted else "the file is not what its muGraph gives"
-        self.result.add("source", name, "the file is missing" if found is None else problem)
+        held_hash = held(self.folder / name)
+        problem = "" if held_hash in wanted else "the file is not what its muGraph gives"
+        self.result.add("source", name, "the file is missing" if held_hash is None else problem)
 
     def choose_library(self, place: Path) -> None:
         """Take a library that is built anew in the place of one that this user's mirage did not build."""
@@ -280,8 +280,8 @@ class Recheck:
         if isinstance(told, isolation.Lost):
             self.result.add("library", self.library.name, told.reason)
             return
-        found = dict(line.split() for line in told.splitlines())
-        kernels = {Path(name).stem for name in found}
+        sources = dict(line.split() for line in told.splitlines())
+        kernels = {Path(name).stem for name in sources}
         problems = [f"it has no kernel of {o}" for o in operators if o.rpartition("_")[2] not in kernels]
         src = self.folder / SOURCES
         if self.library.absolute().parent == self.folder.absolute() and src.is_dir():
@@ -290,8 +290,8 @@ class Recheck:
             wanted = dict(line.split() for line in source_digests({p.name: held(p) or b"" for p in paths}))
             problems += [
                 f"it was not built from {SOURCES}/{name} as it is there"
-                for name in sorted(wanted.keys() | found.keys())
-                if wanted.get(name) != found.get(name)
+                for name in sorted(wanted.keys() | sources.keys())
+                if wanted.get(name) != sources.get(name)
             ]
         for problem in problems or [""]:
             self.result.add("library", self.library.name, problem)
@@ -317,16 +317,18 @@ class Recheck:
         kernels: list[tuple[Fragment, CheckJob]],
     ) -> None:
         """Everything for which the library is loaded, in one process, and what it is compared with."""
-        made = self.case(model, imported, original)
-        case = made if isinstance(made, Case) else None
+        comparison = self.case(model, imported, original)
+        case = comparison if isinstance(comparison, Case) else None
         operators = sorted({n.op_type for n in model.graph.node if n.domain == patch.DOMAIN})
         uses = (bool(operators) or self.library.exists()) and (not self.rebuilt or self.library.exists())
         if self.rebuilt:
             self.result.add("library", LIBRARY, self.rebuilt)
             kernels = kernels if uses else []
         jobs: list[Task] = [self.library, *(job for _, job in kernels)] if uses else []
-        if made is not None and uses:
-            jobs.append(Job(str(self.folder / self.name), made.inputs, self.library, seconds=self.options.timeout))
+        if comparison is not None and uses:
+            jobs.append(
+                Job(str(self.folder / self.name), comparison.inputs, self.library, seconds=self.options.timeout)
+            )
         self.progress.stage("check", len(jobs))
         done = [self.done_apart(task) for task in jobs]
         if uses and not self.rebuilt:
@@ -337,8 +339,8 @@ class Recheck:
                 self.shown[f.id] = kernel_check.failing_inputs(job, outcome)
         if case is not None and uses:
             self.with_library(case, done[-1])
-        elif isinstance(made, Refusal):
-            not_compared(made, done[-1] if uses else None, self.name, self.result)
+        elif isinstance(comparison, Refusal):
+            not_compared(comparison, done[-1] if uses else None, self.name, self.result)
         if case is not None and (self.folder / SCRIPT).is_file():
             self.script(case, bisection.output_names(imported), bool(operators))
         if self.options.save_failing is not None and not self.result.passed and case is not None:
@@ -412,9 +414,9 @@ class Recheck:
     # --- processes ------------------------------------------------------------------------------------------------------
     def done_apart(self, task: Task) -> Any:
         """The result (or Lost) of what runs code of the library."""
-        found = self.kernels.do(task)
+        result = self.kernels.do(task)
         self.progress.step(task.name if isinstance(task, Path) else "compare")
-        return found
+        return result
 
     def run(self, job: Job) -> Arrays:
         """The outputs of a model, with the library or without. Raises MirageError."""

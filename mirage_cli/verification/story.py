@@ -77,10 +77,10 @@ def files(folder: Path, result: Verification) -> dict[str, Any]:
     result.add("files", MARK)
     if report["mirage"] != __version__:
         result.notes.append(f"made by mirage {report['mirage']}, verified by {__version__}")
-    found = digests(folder)
+    stored = digests(folder)
     for name, digest in report["files"].items():
-        changed = "the file is not the one that was written" if found.get(name) != digest else ""
-        result.add("files", name, changed if name in found else "the file is missing")
+        changed = "the file is not the one that was written" if stored.get(name) != digest else ""
+        result.add("files", name, changed if name in stored else "the file is missing")
     for f in report["fragments"]:
         file = f["mugraph"]["file"]
         if f["status"] == REPLACED and file and file not in report["files"] and not (folder / file).is_file():

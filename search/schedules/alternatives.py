@@ -36,7 +36,7 @@ class Bound:
     most: int | None
 
     def holds(self, sizes: Sizes) -> bool:
-        """Whether sizes keep to it."""
+        """True if sizes keep to it."""
         n = ex.value(self.extent, sizes)
         return n >= self.least and (self.most is None or n <= self.most)
 
@@ -57,7 +57,7 @@ class Alternative:
     target: str = ""
 
     def holds(self, sizes: Sizes) -> bool:
-        """Whether it is taken at these sizes (on its target)."""
+        """True if it is taken at these sizes (on its target)."""
         return all(b.holds(sizes) for b in self.when)
 
     @property
@@ -107,9 +107,9 @@ class Leaf:
 
 
 def quantities(program: Program) -> list[Symbolic]:
-    """What ranges may be told apart by: the extents of axes that are not numbers."""
-    found: dict[Extent, None] = dict.fromkeys(a.extent for a in program.axes)
-    return [e for e in found if isinstance(e, Symbolic)]
+    """Quantities that ranges may be told apart by: the extents of axes that are not numbers."""
+    extents: dict[Extent, None] = dict.fromkeys(a.extent for a in program.axes)
+    return [e for e in extents if isinstance(e, Symbolic)]
 
 
 def divided(
@@ -138,7 +138,7 @@ def _cuts(
     leaf: Leaf, extent: Symbolic, values: Sequence[int], times: NDArray[np.float64], least: float
 ) -> list[tuple[float, Leaf, list[Leaf]]]:
     """The cuts of a leaf along an extent that pay, with what each gains."""
-    found = []
+    cuts = []
     for low, _ in itertools.pairwise(sorted({values[k] for k in leaf.points})):
         sides = [tuple(k for k in leaf.points if (values[k] <= low) == below) for below in (True, False)]
         chosen = [_best(times, side) for side in sides]
@@ -148,21 +148,21 @@ def _cuts(
         gain = float((np.log(old) - np.log(new)).sum())
         if chosen[0] != chosen[1] and gain >= WORTH * len(changed) and (old - new).sum() >= least * len(changed):
             bounds = [_narrowed(leaf.when, Bound(extent, 0, low)), _narrowed(leaf.when, Bound(extent, low + 1, None))]
-            found.append((gain, leaf, [Leaf(b, s, c) for b, s, c in zip(bounds, sides, chosen, strict=True)]))
-    return found
+            cuts.append((gain, leaf, [Leaf(b, s, c) for b, s, c in zip(bounds, sides, chosen, strict=True)]))
+    return cuts
 
 
 def _joined(leaves: Sequence[Leaf]) -> list[Leaf]:
     """Leaves with neighbouring ranges and one candidate made one."""
-    found: list[Leaf] = []
+    joined: list[Leaf] = []
     for leaf in leaves:
-        both = [_together(other, leaf) or _together(leaf, other) for other in found]
+        both = [_together(other, leaf) or _together(leaf, other) for other in joined]
         at = next((k for k, when in enumerate(both) if when is not None), None)
         if at is None:
-            found.append(leaf)
+            joined.append(leaf)
         else:
-            found[at] = Leaf(both[at] or (), (*found[at].points, *leaf.points), leaf.candidate)
-    return found
+            joined[at] = Leaf(both[at] or (), (*joined[at].points, *leaf.points), leaf.candidate)
+    return joined
 
 
 def _together(low: Leaf, high: Leaf) -> tuple[Bound, ...] | None:

@@ -23,19 +23,19 @@ def target_names() -> list[str]:
 
 
 def at(name: str) -> str:
-    """How errors about a target's file begin."""
+    """The prefix of errors about a target's file."""
     return f"search/targets/{name}.yaml: "
 
 
 def data(name: str) -> dict[str, Any]:
-    """What a target's file holds. Raises UsageError for an unknown target."""
+    """The keys and values of a target's file. Raises UsageError for an unknown target."""
     if name not in target_names():
         raise UsageError(f"unknown architecture {name!r}", f"known: {', '.join(target_names())}")
     text = files("mirage_cli.search").joinpath("targets", f"{name}.yaml").read_text(encoding="utf-8")
-    found = yaml.load(text, _Loader)
-    if not isinstance(found, dict):
+    content = yaml.load(text, _Loader)
+    if not isinstance(content, dict):
         raise UsageError(f"{at(name)}expected keys with values")
-    return found
+    return content
 
 
 @functools.cache
@@ -52,12 +52,12 @@ def default_architectures() -> tuple[str, ...]:
 
 def number(name: str) -> int:
     """An architecture as `__CUDA_ARCH__` has it, such as 900 for sm_90a; 0 of a target that is no GPU."""
-    found = re.match(CUDA + r"(\d+)", name)
-    return 10 * int(found[1]) if found else 0
+    match = re.match(CUDA + r"(\d+)", name)
+    return 10 * int(match[1]) if match else 0
 
 
 def alone(name: str) -> bool:
-    """Whether devices of an architecture's own number alone run its code, as that of sm_90a; else newer ones do too."""
+    """True if devices of an architecture's own number alone run its code, as that of sm_90a; else newer ones do too."""
     return name[-1].isalpha()
 
 
@@ -66,8 +66,8 @@ def native(device: str, capability: str) -> str:
     UsageError for a device that runs none."""
     major, minor = (int(n) for n in capability.split("."))
     own = 100 * major + 10 * minor
-    found = [n for n in architectures() if (number(n) == own if alone(n) else number(n) <= own)]
-    if not found:
+    fitting = [n for n in architectures() if (number(n) == own if alone(n) else number(n) <= own)]
+    if not fitting:
         known = ", ".join(architectures())
         raise UsageError(f"{device} has compute capability {capability}, which runs code for none of {known}")
-    return found[-1]
+    return fitting[-1]

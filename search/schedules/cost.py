@@ -108,15 +108,17 @@ class CostModel:
 
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
-        found = self.predict_all(batch([schedule]))
-        return Prediction(float(found.us[0]), int(found.shared[0]), self.floor(), float(found.moved[0]))
+        predictions = self.predict_all(batch([schedule]))
+        return Prediction(
+            float(predictions.us[0]), int(predictions.shared[0]), self.floor(), float(predictions.moved[0])
+        )
 
     def predict_all(self, schedules: Batch) -> Predictions:
         """The predictions for a batch of schedules."""
         return _Estimate(self, schedules).run()
 
     def parallel(self, schedule: Schedule) -> bool:
-        """Whether the blocks of a schedule are worth more than one thread of a CPU."""
+        """True if the blocks of a schedule are worth more than one thread of a CPU."""
         estimate = _Estimate(self, batch([schedule]))
         return bool(estimate.parallel(estimate.task_us())[0])
 
@@ -152,10 +154,10 @@ class _Estimate:
         """Elements of a tile."""
         key = (axes, phase == BODY)
         if key not in self.counts:
-            found = self.ones
+            count = self.ones
             for a in sorted(axes):
-                found = found * self.tile(a, phase)
-            self.counts[key] = found
+                count = count * self.tile(a, phase)
+            self.counts[key] = count
         return self.counts[key]
 
     def own(self, o: BlockOp) -> Floats:
@@ -167,12 +169,12 @@ class _Estimate:
         return self.elements(self.axes[o.inputs[0]], o.phase)
 
     def kept(self, o: BlockOp) -> bool:
-        """Whether an elementwise value is a tile of its own, since others than one operator on the same axes read it."""
+        """True if an elementwise value is a tile of its own, since others than one operator on the same axes read it."""
         readers = [r for r in self.g.ops if o.name in r.inputs]
         return len(readers) > 1 or any(self.axes[r.name] != self.axes[o.name] for r in readers if r.op == "thread")
 
     def repeat(self, o: BlockOp) -> Floats:
-        """How often a block runs an operator."""
+        """Number of times that a block runs an operator."""
         return self.steps if o.phase == BODY else self.ones
 
     def run(self) -> Predictions:
@@ -254,19 +256,19 @@ class _Estimate:
         return seconds * 1e6
 
     def parallel(self, task: Floats) -> Bools:
-        """Whether blocks that take so long are worth more than one thread."""
+        """Mask of the schedules whose blocks, taking so long, are worth more than one thread."""
         return (self.blocks > 1) & (self.blocks * task > 2 * self.t.fork_us)
 
     def segment(self, o: BlockOp) -> Floats:
         """Bytes that lie side by side in what a load reads."""
         source = self.m.reads[o.source_value or ""]
-        found, whole = self.ones * self.m.p.sources[source.source].dtype.bytes, self.ones > 0
+        bytes_, whole = self.ones * self.m.p.sources[source.source].dtype.bytes, self.ones > 0
         for s in reversed(source.access):
             extent = number(s.extent, self.m.sizes)
             taken = self.ones * (1 if s.axis is None else np.minimum(self.tile(s.axis, o.phase), extent))
-            found = np.where(whole, found * taken, found)
+            bytes_ = np.where(whole, bytes_ * taken, bytes_)
             whole = whole & (taken >= extent)
-        return found
+        return bytes_
 
     def memory_us(self) -> Floats:
         """All blocks' reads and writes on a CPU: what comes from memory, and what the caches give again."""
@@ -354,7 +356,7 @@ def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = Mappin
 def original_us(
     program: Program, operators: int, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
 ) -> float:
-    """What the original operators would cost one after the other: each reads and writes its tensors, each is launched."""
+    """Microseconds of the original operators one after the other: each reads and writes its tensors, each is launched."""
     extents = {a.name: number(a.extent, sizes) for a in program.axes}
 
     def size(v: str) -> int:
@@ -385,11 +387,11 @@ def original_us(
 def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
     """Axes that some contraction has in both operands and does not sum."""
     axes = graph.axes_of(program)
-    found: set[str] = set()
+    kept: set[str] = set()
     for o in graph.ops:
         if o.op == "contract":
-            found |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
-    return frozenset(found)
+            kept |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
+    return frozenset(kept)
 
 
 def number(e: ex.Extent, sizes: Mapping[str, int] = MappingProxyType({})) -> int:

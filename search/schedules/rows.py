@@ -37,7 +37,7 @@ SCHEDULERS = 4  #: instructions of warps that it issues at a time
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How threads share rows; see `codegen/rows/engine.py`."""
+    """The division of rows among threads; see `codegen/rows/engine.py`."""
 
     threads: int
     lanes: int
@@ -128,8 +128,8 @@ def shown(rows: Rows, shape: Shape) -> int:
     if rows.along or shape.lanes == 1:
         return 0
     doubles = wide_row_sums(rows)
-    found = [v for v in rows.values.values() if v.op in REDUCTIONS]
-    words = [(2 if v.name in doubles else 1) * (shape.width if rows.vector in v.axes else 1) for v in found]
+    reductions = [v for v in rows.values.values() if v.op in REDUCTIONS]
+    words = [(2 if v.name in doubles else 1) * (shape.width if rows.vector in v.axes else 1) for v in reductions]
     return shape.lanes * max(words, default=0)
 
 
@@ -183,7 +183,7 @@ def _shapes(rows: Rows, width: int, target: Target) -> Iterator[Shape]:
 
 
 def shared(rows: Rows) -> bool:
-    """Whether all rows read something together, such as a gain."""
+    """True if all rows read something together, such as a gain."""
     kept = frozenset(rows.kept)
     return bool(kept) and any(v.op == "load" and v.axes and not v.axes & kept for v in rows.values.values())
 
@@ -275,16 +275,16 @@ def ranked(
         return []
     try:
         rows = rows_of(program, graph)
-        found = list(shapes(rows, target))
+        candidate_shapes = list(shapes(rows, target))
     except Refused:
         return []
     floor, moved = floor_us(program, target, sizes), bytes_once(program, sizes)
-    made = []
-    for shape in found:
+    candidates = []
+    for shape in candidate_shapes:
         us = score = predicted_us(program, rows, shape, target, sizes)
         if program.symbols and not alone:
             small = dict.fromkeys(program.symbols, SMALL)
             score = math.sqrt(us * predicted_us(program, rows, shape, target, small))
         schedule = schedule_of(program, graph, shape, sizes)
-        made.append(Ranked(schedule, Prediction(us, exchanged(rows, shape) * 4, floor, moved), score))
-    return sorted(made, key=lambda r: r.order)[:count]
+        candidates.append(Ranked(schedule, Prediction(us, exchanged(rows, shape) * 4, floor, moved), score))
+    return sorted(candidates, key=lambda r: r.order)[:count]

@@ -45,22 +45,22 @@ def products(graph: BlockGraph) -> list[BlockOp]:
 
 def made_of_products(graph: BlockGraph) -> frozenset[str]:
     """The values of the body that depend on a contraction there."""
-    found: set[str] = set()
+    values: set[str] = set()
     for o in graph.ops:
-        if o.phase == BODY and (o.op == "contract" or found & set(o.inputs)):
-            found.add(o.name)
-    return frozenset(found)
+        if o.phase == BODY and (o.op == "contract" or values & set(o.inputs)):
+            values.add(o.name)
+    return frozenset(values)
 
 
 def resident(target: Target, shared: int, threads: int, floats: float) -> int:
-    """How many blocks a multiprocessor holds at a time, each of so much shared memory and so many threads with so many
+    """Number of blocks that a multiprocessor holds at a time, each of so much shared memory and so many threads with so many
     registers of products."""
     by_registers = int(target.registers / (threads * min(255.0, OTHER_REGISTERS + 1.25 * floats)))
     return max(1, min(target.shared_total // (shared + RESERVED), by_registers, MOST_RESIDENT))
 
 
 def orient(program: Program, graph: BlockGraph, size: Size) -> Sides:
-    """How the axes of a block graph lie in matrices. Raises Refused where no way fits all contractions.
+    """The sides of matrices on which the axes of a block graph lie. Raises Refused where no way fits all contractions.
 
     A contraction of what another one made sums along its columns, whose rows are then those of the result. Otherwise the
     smaller side lies along the columns.
@@ -124,7 +124,7 @@ MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What each grid axis is to the products of a block graph; the axes of its values, and those made of products."""
+    """The role of each grid axis in the products of a block graph; the axes of its values, and those made of products."""
 
     sides: Sides
     batch: frozenset[str]
@@ -184,13 +184,13 @@ def _check_outside(graph: BlockGraph) -> None:
     kinds = {o.name: o.op for o in graph.ops}
     accumulated = {o.name for o in graph.ops if o.op == "accum"}
     loaded = {o.name for o in graph.ops if o.op == "load"}
-    made = {
+    allowed = {
         PROLOGUE: ("load", "iota", "extent", "thread", "sum", "top"),
         EPILOGUE: ("load", "iota", "extent", "thread", "accum", "contract"),
         GRID: ("thread", "grid_sum", "grid_top"),
     }
     for o in graph.ops:
-        if o.op not in made.get(o.phase, (o.op,)):
+        if o.op not in allowed.get(o.phase, (o.op,)):
             raise Refused(f"{o.name}: {o.op} in the {o.phase}")
         if o.op == "accum" and kinds[o.inputs[0]] not in ("contract", "sum"):
             raise Refused(f"{o.name} accumulates what is computed from products or sums")
@@ -227,7 +227,7 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
 
 
 def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, int], loop: int, across: int) -> bool:
-    """Whether so many warps may share the columns of scores and results: there have to be enough of both."""
+    """True if so many warps may share the columns of scores and results: there have to be enough of both."""
     results = [
         math.prod(_held(program, tile, a) for a in r.axes[o.name] & r.sides.cols)
         for o in graph.ops
@@ -251,12 +251,12 @@ def _shared_out(
 def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, s: Schedule) -> Iterator[Schedule]:
     """A schedule with as many stages as one block, or two, on a multiprocessor have memory for."""
     shape = Shape(program, graph, s, r)
-    made = set()
+    counts = set()
     for blocks in (1, 2):
         room = min(target.shared_total // blocks - RESERVED, target.shared_bytes) - shape.kept
         stages = min(MOST_STAGES, room // max(1, shape.stage * shape.groups))
-        if stages >= 2 and shape.merge <= room and stages not in made and shape.registers() <= MATRIX_REGISTERS:
-            made.add(stages)
+        if stages >= 2 and shape.merge <= room and stages not in counts and shape.registers() <= MATRIX_REGISTERS:
+            counts.add(stages)
             yield replace(s, stages=stages)
 
 
@@ -369,7 +369,7 @@ class Shape:
         return n
 
     def exact(self) -> bool:
-        """Whether products are done in float32."""
+        """True if products are done in float32."""
         return any(o.dtype is not None and o.dtype.bytes == 4 for o in products(self.g))
 
     def _feeds(self, load: str, operands: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""How a schedule of the engine `strip` puts the warps of a group together."""
+"""The warps of a group, as a schedule of the engine `strip` puts them together."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def across_of(s: Schedule) -> int:
 
 
 def multiply_together(s: Schedule, target: Target) -> bool:
-    """Whether the four warps of 64 rows multiply together, as matrix instructions of a warpgroup: where columns are shared,
+    """True if the four warps of 64 rows multiply together, as matrix instructions of a warpgroup: where columns are shared,
     since operands lie in shared memory then."""
     return target.features.warpgroup_products and across_of(s) > 1 and s.number("members") % 4 == 0

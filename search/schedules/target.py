@@ -25,7 +25,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What kernels may use, where a file's list `features` names it."""
+    """Features of a target that kernels may use, where a file's list `features` names them."""
 
     clusters: bool = False  #: blocks form clusters that share their memory
     copy_engine: bool = False  #: boxes of tensors are copied by an engine of their own (TMA)
@@ -35,7 +35,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a kernel is made for. Sizes in bytes, rates per second, times in microseconds."""
+    """The device that a kernel is made for. Sizes in bytes, rates per second, times in microseconds."""
 
     name: str  #: "cpu", or an architecture as nvcc spells it
     kind: str  #: "cuda" or "cpu"

@@ -74,12 +74,12 @@ def _options(program: Program, axis: str, batch: bool, target: Target) -> list[i
     extent = program.extent(axis)
     if not isinstance(extent, int):
         return list(TILES[target.kind])
-    found = {t for t in TILES[target.kind] if t < extent}
+    sizes = {t for t in TILES[target.kind] if t < extent}
     if extent <= WHOLE:
-        found.add(extent if target.kind == "cpu" or extent < 16 else -(-extent // 16) * 16)
+        sizes.add(extent if target.kind == "cpu" or extent < 16 else -(-extent // 16) * 16)
     if target.kind == "cpu" and WHOLE < extent <= HALVED:
-        found.add(-(-extent // 2 // 16) * 16)
-    return sorted(found) or [1]
+        sizes.add(-(-extent // 2 // 16) * 16)
+    return sorted(sizes) or [1]
 
 
 def ranked(
@@ -98,10 +98,10 @@ def ranked(
     `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
     typical and at small sizes, since it has to serve both; with `alone` it is to serve these sizes only.
     """
-    found = blocks_ranked(program, graph, target, count, sizes, alone)
+    candidates = blocks_ranked(program, graph, target, count, sizes, alone)
     for engine in engines:
-        found += _MODELS[engine].ranked(program, graph, target, count, sizes, alone)
-    return sorted(found, key=lambda r: r.order)[: None if apart else count]
+        candidates += _MODELS[engine].ranked(program, graph, target, count, sizes, alone)
+    return sorted(candidates, key=lambda r: r.order)[: None if apart else count]
 
 
 def blocks_ranked(
@@ -119,18 +119,18 @@ def blocks_ranked(
     if not len(space.loop):
         return []
     model = CostModel(program, graph, target, sizes)
-    found = model.predict_all(space)
-    scores = found.us
+    predictions = model.predict_all(space)
+    scores = predictions.us
     if program.symbols and not alone:
         small = CostModel(program, graph, target, dict.fromkeys(program.symbols, SMALL)).predict_all(space)
-        scores = np.sqrt(found.us * small.us)
-    keys = (space.warps, space.loop, *reversed(space.tiles.values()), found.shared, found.moved, scores)
-    fitting = [int(k) for k in np.lexsort(keys) if found.shared[k] <= target.shared_bytes]
+        scores = np.sqrt(predictions.us * small.us)
+    keys = (space.warps, space.loop, *reversed(space.tiles.values()), predictions.shared, predictions.moved, scores)
+    fitting = [int(k) for k in np.lexsort(keys) if predictions.shared[k] <= target.shared_bytes]
     floor = model.floor()
     return [
         Ranked(
             space.at(k),
-            Prediction(float(found.us[k]), int(found.shared[k]), floor, float(found.moved[k])),
+            Prediction(float(predictions.us[k]), int(predictions.shared[k]), floor, float(predictions.moved[k])),
             float(scores[k]),
         )
         for k in fitting[:count]
@@ -140,7 +140,7 @@ def blocks_ranked(
 def predicted_us(
     program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
 ) -> float:
-    """What the model of a schedule's engine predicts for it at these sizes, in microseconds."""
+    """The prediction of a schedule's engine's model for it at these sizes, in microseconds."""
     if schedule.engine == "block":
         return CostModel(program, graph, target, sizes).predict(schedule).us
     us: float = _MODELS[schedule.engine].schedule_us(program, graph, schedule, target, sizes)
@@ -148,7 +148,7 @@ def predicted_us(
 
 
 def holds_symbolic(program: Program, graph: BlockGraph) -> bool:
-    """Whether a block would hold an axis of unknown extent whole: no amount of memory is enough for that."""
+    """True if a block would hold an axis of unknown extent whole: no amount of memory is enough for that."""
     tiled = {*graph.grid, graph.loop}
     axes = graph.axes_of(program)
     held = {a for o in graph.ops if o.op != "load" or o.phase != BODY for a in axes[o.name]} - tiled

@@ -37,7 +37,7 @@ BARRIER_BYTES = 2048  #: of shared memory, beside tiles
 
 
 def suits(target: Target) -> bool:
-    """Whether a target has what the engine needs."""
+    """True if a target has what the engine needs."""
     return target.features.copy_engine and target.features.warpgroup_products
 
 
@@ -64,7 +64,7 @@ def walk(program: Program, source: Input) -> tuple[int, list[tuple[str, Extent, 
     """Where a value lies in its source: the first element; and axis, extent and elements between neighbours of each dimension
     that is walked, innermost first. Raises Refused for a first element that depends on symbols."""
     stride: Extent = 1
-    start, found = 0, list[tuple[str, Extent, Extent]]()
+    start, strides = 0, list[tuple[str, Extent, Extent]]()
     for s in reversed(source.access):
         if s.offset:
             moved = ex.product([stride, s.offset])
@@ -73,19 +73,19 @@ def walk(program: Program, source: Input) -> tuple[int, list[tuple[str, Extent, 
             start += moved
         extent = program.extent(s.axis) if s.axis is not None else 1
         if s.axis is not None and extent != 1:
-            found.append((s.axis, extent, stride))
+            strides.append((s.axis, extent, stride))
         stride = ex.product([stride, s.extent])
-    return start, found
+    return start, strides
 
 
 def aligned(start: int, walked: Sequence[tuple[str, Extent, Extent]]) -> bool:
-    """Whether the first element and all rows begin at multiples of 16 bytes, as the copy engine needs it."""
+    """True if the first element and all rows begin at multiples of 16 bytes, as the copy engine needs it."""
     factors = (s.factor if isinstance(s, Symbolic) else s for _, _, s in walked[1:])
     return start % CHUNK == 0 and all(f % CHUNK == 0 for f in factors)
 
 
 def _brought(program: Program, value: str) -> bool:
-    """Whether the copy engine can bring tiles of a value."""
+    """True if the copy engine can bring tiles of a value."""
     try:
         return aligned(*walk(program, next(i for i in program.inputs if i.name == value)))
     except Refused:
@@ -141,12 +141,12 @@ def ranked(
     if not all(_brought(program, o.source_value or "") for o in model.operands()):
         return []
     small = _Model(program, graph, target, rows, batch, dict.fromkeys(program.symbols, SMALL))
-    made = []
+    candidates = []
     for s in model.schedules():
         prediction = model.predict(s)
         score = math.sqrt(prediction.us * small.predict(s).us) if program.symbols and not alone else prediction.us
-        made.append(Ranked(s, prediction, score))
-    return sorted(made, key=lambda r: r.order)[:count]
+        candidates.append(Ranked(s, prediction, score))
+    return sorted(candidates, key=lambda r: r.order)[:count]
 
 
 def schedule_us(
@@ -200,8 +200,8 @@ class _Model:
                 tiles[self.g.loop or ""] = share
             ordered = tuple((a, tiles.get(a, 1)) for a in self.g.grid)
             for numbers in self.numbers(consumers):
-                made = (Schedule(ordered, loop, 4 * (consumers + 1), n, "warpgroup", numbers) for n in STAGES)
-                fitting = (s for s in made if self.fits(s))
+                staged = (Schedule(ordered, loop, 4 * (consumers + 1), n, "warpgroup", numbers) for n in STAGES)
+                fitting = (s for s in staged if self.fits(s))
                 yield from itertools.islice(fitting, 1)
 
     def columns(self, axis: str) -> list[int]:
@@ -244,7 +244,7 @@ class _Model:
         return first if self.rows in self.axes[first] else second
 
     def keepable(self) -> bool:
-        """Whether a left operand is loaded once, so that it could stay in registers."""
+        """True if a left operand is loaded once, so that it could stay in registers."""
         return any((o := self.ops[self.left(c)]).op == "load" and o.phase == PROLOGUE for c in self.contractions)
 
     # --- sizes ----------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class _Model:
         return [self.ops[n] for n in names]
 
     def fits(self, s: Schedule) -> bool:
-        """Whether shared memory and registers are enough."""
+        """True if shared memory and registers are enough."""
         resident, consumers = s.number("resident"), s.warps // 4 - 1
         registers = (REGISTERS // resident - PRODUCER_REGISTERS) // consumers // 8 * 8
         held = self.fragments(s) + SPARE_REGISTERS + AHEAD_REGISTERS * s.number("ahead")

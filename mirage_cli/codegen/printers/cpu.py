@@ -141,7 +141,7 @@ class CpuEmitter(Emitter):
         }
 
     def is_whole(self, sizes: Sizes, phase: str) -> bool:
-        """Whether all positions of a group are always taken."""
+        """True if all positions of a group are always taken."""
         return (
             not sizes
             or bool([a for a, _ in sizes[1:] if not self.shapes.exact(a, phase)])
@@ -255,12 +255,12 @@ class CpuEmitter(Emitter):
     # --- the kernel ---------------------------------------------------------------------------------------------------
     def partial(self) -> list[dict[str, Any]]:
         """Axes whose last tile is partial, with the count of their valid positions."""
-        found = []
+        axes = []
         for g in self.grid():
             if not self.shapes.exact(g["axis"], EPILOGUE) and g["tile"] > 1:
                 extent = self.extent(self.p.extent(g["axis"]))
-                found.append({"axis": g["axis"], "tile": g["tile"], "extent": extent})
-        return found
+                axes.append({"axis": g["axis"], "tile": g["tile"], "extent": extent})
+        return axes
 
     def kernel_context(self) -> dict[str, Any]:
         """Everything that `kernel.cpp.j2` prints for one kernel."""

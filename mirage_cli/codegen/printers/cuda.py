@@ -61,12 +61,12 @@ class CudaEmitter(FragmentEmitter):
     # --- nodes --------------------------------------------------------------------------------------------------------
     def nodes(self, nodes: Sequence[TileNode], phase: str) -> list[dict[str, Any]]:
         """The statements of a phase; ring loads are printed by `ring_loads`."""
-        made = []
+        statements = []
         for n in nodes:
             if isinstance(n, Load) and self.t.buffers[n.buffer].place == RING:
                 continue
-            made.append(self.node(n, phase))
-        return made
+            statements.append(self.node(n, phase))
+        return statements
 
     def node(self, n: TileNode, phase: str) -> dict[str, Any]:
         """One statement."""
@@ -196,7 +196,7 @@ class CudaEmitter(FragmentEmitter):
         return self.each(f, [*out.lines, f"if ({padding}) {line}" if padding else line])
 
     def reads_stored(self, e: Expr) -> bool:
-        """Whether an expression reads a stored tensor."""
+        """True if an expression reads a stored tensor."""
         return isinstance(e, Global) or any(self.reads_stored(a) for a in getattr(e, "args", ()))
 
     def fragment_domain(self, e: Expr, b: Buffer) -> Sizes:
@@ -340,15 +340,15 @@ class CudaEmitter(FragmentEmitter):
 
     def ring_loads(self) -> list[dict[str, Any]]:
         """The loads that run ahead of the loop, into stage `slot`."""
-        made = []
+        loads = []
         for n in self.t.body:
             if isinstance(n, Load) and self.t.buffers[n.buffer].place == RING:
                 b = self.t.buffers[n.buffer]
-                made.append(self.load(n, BODY, f"({b.name} + slot * {self.stage(b)})"))
-        return made
+                loads.append(self.load(n, BODY, f"({b.name} + slot * {self.stage(b)})"))
+        return loads
 
     def split_context(self) -> dict[str, Any] | None:
-        """How blocks of a split axis find one another: numbers of tiles and of blocks for each, floats of a share."""
+        """Variables by which blocks of a split axis find one another: numbers of tiles and of blocks, floats of a share."""
         if not self.g.split:
             return None
         plain = [g["blocks"] for g in self.grid() if g["axis"] not in self.g.split]

@@ -63,11 +63,11 @@ class _TargetLoader(jinja2.BaseLoader):
     ) -> tuple[str, str | None, Callable[[], bool] | None]:
         for folder in self.folders:
             try:
-                found = self.package.get_source(environment, folder + template)
+                source = self.package.get_source(environment, folder + template)
             except jinja2.TemplateNotFound:
                 continue
-            _check_declaration(environment, folder + template, found[0])
-            return found
+            _check_declaration(environment, folder + template, source[0])
+            return source
         raise jinja2.TemplateNotFound(template)
 
 

@@ -80,7 +80,7 @@ class Emitter:
         return "(" + " * ".join(([f"{e.factor}LL"] if e.factor != 1 else []) + names) + ")"
 
     def sized(self, axis: str, phase: str) -> bool:
-        """Whether tiles of a phase hold more than one position of an axis."""
+        """True if tiles of a phase hold more than one position of an axis."""
         return self.shapes.size(axis, phase) > 1
 
     def base(self, axis: str, phase: str) -> list[str]:
@@ -151,7 +151,7 @@ class Emitter:
         return " + ".join(terms) or "0"
 
     def whole_loop(self, b: Buffer, axis: str, phase: str) -> bool:
-        """Whether a body statement reads a part of a buffer that holds the loop axis whole."""
+        """True if a body statement reads a part of a buffer that holds the loop axis whole."""
         return axis == self.g.loop and phase == BODY and b.phase == PROLOGUE
 
     def expression(self, e: Expr, phase: str, out: Lines, guard: str = "") -> str:
@@ -211,7 +211,7 @@ class Emitter:
         return f"static_cast<int>(({self.extent(extent)} + {step - 1}) / {step})"
 
     def context(self) -> dict[str, Any]:
-        """What both kernel templates need."""
+        """Variables that both kernel templates need."""
         return {
             "kernel": self.kernel,
             "offset_type": "int64_t" if self.wide else "int",

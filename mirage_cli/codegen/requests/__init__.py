@@ -1,1 +1,1 @@
-"""What code generation is asked for, and what it gives back."""
+"""Requests for code, and the kernels that answer them."""

@@ -1,4 +1,4 @@
-"""What can be left out on the way from a program to its source, to see what it is worth: the optimizer passes, and the
+"""Parts of the way from a program to its source that can be left out, to see their worth: the optimizer passes, and the
 engines that kernels of many or few rows and of rows without products have for themselves (`codegen/engines.py`).
 
     fusion   elementwise operators that feed one another stay in registers (`search/finish/fuse.py`; off: `unfuse.py`)

@@ -1,4 +1,4 @@
-"""What an engine is asked for and what it gives back."""
+"""The request that an engine gets, and the kernel that it gives back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Request:
 
     @property
     def divides(self) -> bool:
-        """Whether the kernel has quotients that are to be 0 where the fragment sums over nothing."""
+        """True if the kernel has quotients that are to be 0 where the fragment sums over nothing."""
         return bool(self.hollow) and any(n.op == "div" for n in self.program.nodes)
 
 

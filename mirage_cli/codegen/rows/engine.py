@@ -48,10 +48,10 @@ class Section:
 def rows_kernel(r: Request) -> Kernel:
     """A kernel of the engine `rows`. Raises Refused."""
     r.schedule.validate(r.block)
-    made = RowProgram(rows_of(r.program, r.block), shape_of(r.schedule))
-    check(made.rows, made.shape, r.target)
-    printer = RowEmitter(made, r.number, r.symbols, r.constants, r.hollow)
-    return Kernel(made, printer.context(r.target.features.dependent_launch))
+    program = RowProgram(rows_of(r.program, r.block), shape_of(r.schedule))
+    check(program.rows, program.shape, r.target)
+    printer = RowEmitter(program, r.number, r.symbols, r.constants, r.hollow)
+    return Kernel(program, printer.context(r.target.features.dependent_launch))
 
 
 class RowEmitter(RowPositions):
@@ -85,14 +85,14 @@ class RowEmitter(RowPositions):
             index = "[j]" if self.varies(by.axes)[1] else ""
             text = f"divide<{str(self.exact).lower()}>({self.use(v.args[0], v.level)}, {by.name}_by{index})"
             return quotient(self.hollow, self.use(v.args[1], v.level), text)
-        if found := self.scaled_sum(v):
-            return found
+        if product := self.scaled_sum(v):
+            return product
         args = [self.use(a, v.level) for a in v.args]
         text = f"m_{v.op}({', '.join(args)})" if v.op in PAIRED else lookup(v.op).c.format(*args)
         return quotient(self.hollow, args[1], text) if v.op == "div" else text
 
     def scaled_sum(self, v: Value) -> str:
-        """What a sum in float64 is when it is multiplied or divided by a constant; nothing for other values."""
+        """C++ of a sum in float64 that is multiplied or divided by a constant; nothing for other values."""
         for a, by in (v.args, v.args[::-1]) if v.op == "mul" else (v.args,) if v.op == "div" else ():
             number = self.r.values[by].number
             if a in self.doubles and isinstance(number, Fraction):
@@ -137,7 +137,7 @@ class RowEmitter(RowPositions):
         return [*lines_node([*declared, *outside]), *self.section(section, fixed)]
 
     def when_read(self) -> tuple[list[Value], list[Value], list[Value]]:
-        """What is read before the kernel in front of this one has ended, once for all turns, and in every turn."""
+        """Values read before the kernel in front of this one has ended, once for all turns, and in every turn."""
         early, once, rest = list[Value](), list[Value](), list[Value]()
         for v in self.r.values.values():
             if v.op == "load":
@@ -176,7 +176,7 @@ class RowEmitter(RowPositions):
 
     # --- levels -------------------------------------------------------------------------------------------------------
     def level(self, level: int) -> list[Node]:
-        """What is computed and stored between two rounds of reductions, and the round behind it."""
+        """Nodes that compute and store between two rounds of reductions, and the round behind them."""
         nodes = self.few(level)
         section = Section()
         for v in self.computed(level):
@@ -239,20 +239,20 @@ class RowEmitter(RowPositions):
 
     def kept(self) -> list[str]:
         """Declarations of what later levels read again."""
-        made = []
+        declarations = []
         for v in self.r.values.values():
             slot, element = self.varies(v.axes)
             if slot and v.op not in (*LEAVES, *REDUCTIONS) and self.r.later(v.name):
-                made.append(f"float {v.name}_kept[SLOTS]{'[WIDTH]' if element else ''};")
-        return made
+                declarations.append(f"float {v.name}_kept[SLOTS]{'[WIDTH]' if element else ''};")
+        return declarations
 
     # --- reductions ---------------------------------------------------------------------------------------------------
     def meet(self, level: int) -> list[Node]:
         """The reductions over the lanes of a row."""
-        found = self.reduced(level)
-        if not found:
+        reductions = self.reduced(level)
+        if not reductions:
             return []
-        return lines_node(self.meet_along(found) if self.r.along else self.meet_across(found))
+        return lines_node(self.meet_along(reductions) if self.r.along else self.meet_across(reductions))
 
     def room(self, v: Value, many: int) -> str:
         """The place of so many numbers that threads show one another."""

@@ -36,13 +36,13 @@ class RowPositions:
 
     def __init__(
         self,
-        made: RowProgram,
+        program: RowProgram,
         number: int,
         symbols: Sequence[str],
         constants: frozenset[int],
         empty: Sequence[Symbolic] = (),
     ) -> None:
-        self.r, self.shape, self.number, self.symbols = made.rows, made.shape, number, tuple(symbols)
+        self.r, self.shape, self.number, self.symbols = program.rows, program.shape, number, tuple(symbols)
         self.p, self.constants = self.r.program, constants
         self.reads = {i.name: i for i in self.p.inputs}
         sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
@@ -62,7 +62,7 @@ class RowPositions:
         return [Access((), t.bytes) for t in (*types, *(o.dtype for o in self.p.outputs)) if t.is_float]
 
     def quick(self, v: Value) -> bool:
-        """Whether a quotient has a divisor that is the same for several."""
+        """True if a quotient has a divisor that is the same for several."""
         if v.op != "div":
             return False
         by = self.r.values[v.args[1]]
@@ -86,7 +86,7 @@ class RowPositions:
         return total // self.shape.width
 
     def varies(self, axes: frozenset[str]) -> tuple[bool, bool]:
-        """Whether a value with these axes differs from slot to slot, and within a chunk."""
+        """Flags for a value with these axes: it differs from slot to slot, and within a chunk."""
         return bool(axes & self.slotted), self.r.vector in axes
 
     def position(self, axis: str, element: bool) -> str:
@@ -109,7 +109,7 @@ class RowPositions:
         return " + ".join(reversed(terms)) or "0"
 
     def whole(self, access: Sequence[Slot]) -> bool:
-        """Whether a chunk is one access."""
+        """True if a chunk is one access."""
         axis = self.r.vector
         return axis is not None and Access(tuple(access), 1).aligned(axis, self.shape.width)
 
@@ -152,7 +152,7 @@ class RowPositions:
         return lines + self.decode("row", self.r.kept)
 
     def ragged(self) -> bool:
-        """Whether some threads have rows that there are not."""
+        """True if some threads have rows that there are not."""
         own = self.shape.units(self.r)
         return bool(self.r.row) and not (isinstance(self.units, int) and self.units % own == 0)
 

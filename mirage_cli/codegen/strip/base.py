@@ -108,7 +108,7 @@ class StripBase(FragmentEmitter):
         return padded(count(cols), 8 * self.across) // (8 * self.across)
 
     def side(self, axes: Sequence[str], depth: frozenset[str]) -> int:
-        """What a group of axes is padded to in a tile."""
+        """The multiple that a group of axes is padded to in a tile."""
         own = set(axes)
         if own & depth:
             return max(16, 8 * self.across) if own <= self.sides.cols else 16
@@ -167,7 +167,7 @@ class StripBase(FragmentEmitter):
         return tile
 
     def padding(self, outer: Sizes, inner: Sizes, depth: frozenset[str], side: str, dtype: DType) -> tuple[int, int]:
-        """What the two sides of a tile are padded to: whole matrices, and rows of whole chunks."""
+        """The padded sizes of a tile's two sides: whole matrices, and rows of whole chunks."""
         along = {a for a, _ in inner}
         units = [self.side([a for a, _ in part], depth) for part in (outer, inner)]
         if not outer:
@@ -176,7 +176,7 @@ class StripBase(FragmentEmitter):
         return padded(count(outer), units[0]), padded(count(inner), units[1])
 
     def only_computed(self, name: str) -> bool:
-        """Whether a value only goes into elementwise operators, and what these make into products."""
+        """True if a value only goes into elementwise operators, and what these make into products."""
         readers = self.readers[name]
         return all(r.op == "thread" for r in readers) and all(
             r.op == "contract" or (r.op == "thread" and self.only_computed(o.name))
@@ -185,7 +185,7 @@ class StripBase(FragmentEmitter):
         )
 
     def constant(self, source: Input) -> bool:
-        """Whether an input may be read before the work in front of the kernel has ended."""
+        """True if an input may be read before the work in front of the kernel has ended."""
         return source.source in self.r.constants
 
     def check_run(self, source: Input, run: list[str], phase: str) -> None:
@@ -326,7 +326,7 @@ class StripBase(FragmentEmitter):
         return self.axes[name]
 
     def has_position(self, e: Expr) -> bool:
-        """Whether an expression needs to know where it is evaluated."""
+        """True if an expression needs to know where it is evaluated."""
         if isinstance(e, Ref):
             return e.buffer in self.vectors
         if isinstance(e, Apply):
@@ -346,7 +346,7 @@ class StripBase(FragmentEmitter):
         return " + ".join(reversed(terms)) or "0"
 
     def reads_inputs(self, e: Expr) -> bool:
-        """Whether an expression reads stored tensors."""
+        """True if an expression reads stored tensors."""
         return bool(globals_of(e))
 
     def clamped(self, index: str, sizes: tuple[tuple[str, int], ...], n: int) -> str:

@@ -98,13 +98,13 @@ class _Kernel(StripMerge):
         return [line for t in tiles for line in self.load_lines(t)]
 
     def awaits_held(self) -> bool:
-        """Whether something before or in the loop reads a tile that is loaded once."""
+        """True if something before or in the loop reads a tile that is loaded once."""
         names = [f"{t.name}_tile" for t in self.tiles.values() if not t.ring and not t.computed]
         lines = [*self.prologue, *self.before, *self.body]
         return any(n in line for line in lines for n in names)
 
     def summary(self, shared: int, blocks: int) -> list[str]:
-        """What the kernel is made of, for golden files."""
+        """A summary of the kernel's parts for golden files, a line each."""
         lines = [f"strip {self.s.to_json()} shared {shared} resident {blocks} cluster {self.splits}"]
         for t in self.tiles.values():
             place = "ring" if t.ring else "held"

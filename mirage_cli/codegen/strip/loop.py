@@ -122,9 +122,9 @@ class StripLoop(StripTiles):
         assert o.thread is not None
         e = from_thread(o.thread, [self.here(i) for i in o.inputs])
         self.value[o.name] = e
-        found = self.matrix_in(e)
-        if found is not None:
-            self.matrix_value(o, e, found)
+        matrix = self.matrix_in(e)
+        if matrix is not None:
+            self.matrix_value(o, e, matrix)
         elif any(n in self.row_vectors for n in refs(e)) and not any(n in self.vectors for n in refs(e)):
             if self.reads_loop(e):
                 return  # a part of an expression over a strip
@@ -133,7 +133,7 @@ class StripLoop(StripTiles):
             self.column_value(o, e)
 
     def reads_loop(self, e: Expr) -> bool:
-        """Whether an expression has axes along columns."""
+        """True if an expression has axes along columns."""
         return bool(self.sized_axes(self.axes_in(e), BODY)) and bool(
             set(self.sized_axes(self.axes_in(e), BODY)) & self.sides.cols
         )
@@ -288,11 +288,11 @@ class StripLoop(StripTiles):
         return t.inner, t.outer, t.n_outer
 
     def inner_depth(self, t: OperandTile, over: frozenset[str]) -> str:
-        """Whether rows of a tile walk what is summed, as a C++ constant."""
+        """The C++ constant that tells whether rows of a tile walk what is summed."""
         return "true" if {a for a, _ in t.inner} & over else "false"
 
     def joint(self, dtype: DType, cols: Sizes, t: OperandTile) -> bool:
-        """Whether, as far as the operand along columns goes, the warps of 64 rows multiply together."""
+        """True if, as far as the operand along columns goes, the warps of 64 rows multiply together."""
         matrices = self.column_matrices(cols)
         return dtype in MATRIX_TYPES and t.panels and (matrices in (2, 4, 8) or matrices % 16 == 0)
 

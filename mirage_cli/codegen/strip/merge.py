@@ -31,7 +31,7 @@ class StripMerge(StripResults):
         self.store_all()
 
     def inner_side(self) -> bool:
-        """Whether results are stored along the rows of strips."""
+        """True if results are stored along the rows of strips."""
         for o in self.p.outputs:
             stored = [s.axis for s in o.access if s.axis is not None and self.shapes.size(s.axis, EPILOGUE) > 1]
             if stored and set(stored) & self.sides.cols and stored[-1] in self.sides.rows:

@@ -177,7 +177,7 @@ class StripResults(StripLoop):
         ]
 
     def side_by_side(self, value: str, d: Domain) -> bool:
-        """Whether an input's elements of a chunk lie side by side, aligned and inside."""
+        """True if an input's elements of a chunk lie side by side, aligned and inside."""
         slots = [s for s in self.reads[value].access if s.extent != 1]
         if d.vector == 1 or not slots or len(d.inner) != 1 or slots[-1].axis != d.inner[0][0]:
             return False

@@ -15,7 +15,7 @@ from mirage_cli.search.schedules.strip import made_of_products
 
 
 class StripTiles(StripBase):
-    """What the loop keeps beside strips: tiles, vectors, sums over tiles; accumulators are in `self.accumulators`."""
+    """The parts of the loop that are no strips: tiles, vectors, sums over tiles; accumulators are in `self.accumulators`."""
 
     made: frozenset[str]
 
@@ -70,7 +70,7 @@ class StripTiles(StripBase):
         raise Refused(f"{reader} reads {value}, which is not loaded in the {phase}")
 
     def is_tile_of(self, t: OperandTile, value: str, phase: str) -> bool:
-        """Whether a tile holds what a phase has copied of an input."""
+        """True if a tile holds what a phase has copied of an input."""
         return t.value == value and t.phase == phase and not t.computed
 
     def tile_element(self, value: str, phase: str) -> str:

@@ -1,4 +1,4 @@
-"""What a strip kernel is made of: tiles in shared memory, strips in registers, vectors, and where all of it lies."""
+"""Parts of a strip kernel: tiles in shared memory, strips in registers, vectors, and where all of it lies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OperandTile:
 
     @property
     def ring(self) -> bool:
-        """Whether the loop loads it anew for every iteration."""
+        """True if the loop loads it anew for every iteration."""
         return self.phase == BODY and not self.computed
 
     @property
@@ -51,7 +51,7 @@ class OperandTile:
 
     @property
     def panels(self) -> bool:
-        """Whether it lies in memory as matrix instructions of a warpgroup read it."""
+        """True if it lies in memory as matrix instructions of a warpgroup read it."""
         return self.unit == SWIZZLED and self.n_outer % 8 == 0 and self.n_inner * self.dtype.bytes % 128 == 0
 
     @property
@@ -122,7 +122,7 @@ class Vector:
 
     @property
     def size(self) -> int:
-        """How many numbers."""
+        """Number of elements."""
         return count(self.axes)
 
 

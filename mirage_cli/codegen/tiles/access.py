@@ -1,4 +1,4 @@
-"""What the nodes of a tile program read and write, and where the threads of a block wait for one another inside a node."""
+"""Buffers that nodes of a tile program read and write, and where the threads of a block wait for one another inside a node."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def accesses(n: TileNode) -> tuple[set[str], set[str]]:
 
 
 def synchronises(n: TileNode) -> bool:
-    """Whether the threads of a block wait for one another inside a node (see `templates/include/mirage/cuda/tile.cuh`)."""
+    """True if the threads of a block wait for one another inside a node (see `templates/include/mirage/cuda/tile.cuh`)."""
     return isinstance(n, Exchange) or (isinstance(n, Reduce) and bool(n.scratch))
 
 
 def shared_halves(t: TileProgram, n: TileNode) -> tuple[Touch, Touch]:
-    """What a node touches in shared memory before and after the wait inside it; without one, everything before.
+    """Shared tiles that a node touches before and after the wait inside it; without one, all before.
 
     A reduction of fragments writes partial results, waits, and reads them to write its result.
     """
@@ -77,7 +77,7 @@ def shared_halves(t: TileProgram, n: TileNode) -> tuple[Touch, Touch]:
 
 
 def is_shared(t: TileProgram, name: str) -> bool:
-    """Whether a name is that of a tile in memory that threads share (not of a fragment, nor of a stored tensor)."""
+    """True if a name is that of a tile in memory that threads share (not of a fragment, nor of a stored tensor)."""
     return name in t.buffers and t.buffers[name].place != FRAGMENT
 
 

@@ -27,7 +27,7 @@ class Block:
     last: int
 
     def meets(self, other: Block) -> bool:
-        """Whether both are alive at some time."""
+        """True if both are alive at some time."""
         return self.first <= other.last and other.first <= self.last
 
 

@@ -68,7 +68,7 @@ def arrange(
 
 
 class _Search:
-    """What both kinds of search share: states are bit sets of the steps that are done."""
+    """The common part of both kinds of search: states are bit sets of the steps that are done."""
 
     def __init__(self, steps: Sequence[Step], tiles: Sequence[_Tile]) -> None:
         self.steps, self.tiles = steps, tiles
@@ -115,11 +115,11 @@ class _OneByOne(_Search):
     def least(self, done: int, known: dict[int, tuple[int, int]]) -> int:
         """The least peak from a state on; `known` holds it with the next step."""
         if done not in known:
-            found = []
+            peaks = []
             for k in self.ready(done):
                 self.spend()
-                found.append((max(self.live(done, 1 << k, 0), self.least(done | 1 << k, known)), k))
-            known[done] = min(found)
+                peaks.append((max(self.live(done, 1 << k, 0), self.least(done | 1 << k, known)), k))
+            known[done] = min(peaks)
         return known[done][0]
 
     def greedy(self) -> list[int | None]:
@@ -202,12 +202,12 @@ class _Intervals(_Search):
         if (done, opener) not in self.barriers:
             taken = self.together(done, opener)
             after = done | taken
-            found = [self.fewest(after | c, c) for c in self.closers(done, taken, opener)]
+            counts = [self.fewest(after | c, c) for c in self.closers(done, taken, opener)]
             if after == self.all:
-                found.append(0)
+                counts.append(0)
             elif taken or opener:
-                found.append(1 + self.fewest(after, 0))
-            self.barriers[done, opener] = min(found)
+                counts.append(1 + self.fewest(after, 0))
+            self.barriers[done, opener] = min(counts)
         return self.barriers[done, opener]
 
     def earliest(self, done: int, opener: int) -> _Interval:
@@ -222,7 +222,7 @@ class _Intervals(_Search):
         """The least peak of live bytes from a state on, with the fewest barriers; `peaks` holds it with its interval."""
         if (done, opener) not in self.peaks:
             wanted = self.fewest(done, opener)
-            found: tuple[int, _Interval] | None = None
+            best: tuple[int, _Interval] | None = None
             for taken in self.parts(done, self.together(done, opener)):
                 after = done | taken
                 for closer in (0, *self.closers(done, taken, opener)):
@@ -235,10 +235,10 @@ class _Intervals(_Search):
                     peak = self.live(done, taken | closer, opener)
                     if closer or not end:
                         peak = max(peak, self.least(after | closer, closer))
-                    if found is None or peak < found[0]:
-                        found = (peak, _Interval(taken, closer))
-            assert found is not None
-            self.peaks[done, opener] = found
+                    if best is None or peak < best[0]:
+                        best = (peak, _Interval(taken, closer))
+            assert best is not None
+            self.peaks[done, opener] = best
         return self.peaks[done, opener][0]
 
     def parts(self, done: int, most: int, at: int = 0, taken: int = 0) -> Iterator[int]:

@@ -57,8 +57,8 @@ def layouts(t: TileProgram) -> TileProgram:
     """The program with the cheapest layouts of its shared tiles (nothing changes on targets without shared memory)."""
     if t.target.kind != "cuda":
         return t
-    options = {name: found for name in t.buffers if len(found := choices(t, name)) > 1}
-    best = minimise(factors(t, options), {name: len(found) for name, found in options.items()})
+    options = {name: several for name in t.buffers if len(several := choices(t, name)) > 1}
+    best = minimise(factors(t, options), {name: len(several) for name, several in options.items()})
     changed = {name: options[name][k] for name, k in best.items()}
     return replace(t, buffers=t.buffers | changed)
 
@@ -86,19 +86,19 @@ def choices(t: TileProgram, name: str) -> list[Buffer]:
 
 def _fixed(t: TileProgram) -> set[str]:
     """Buffers whose places other blocks or the kernel's own functions know."""
-    found: set[str] = set()
+    names: set[str] = set()
     for n in (*t.prologue, *t.body, *t.epilogue):
         if isinstance(n, Reduce):
-            found.add(n.scratch)
+            names.add(n.scratch)
         elif isinstance(n, GridTop | GridSum):
-            found |= set().union(*accesses(n)) | {n.source} | ({n.own} if isinstance(n, GridSum) else set())
+            names |= set().union(*accesses(n)) | {n.source} | ({n.own} if isinstance(n, GridSum) else set())
         elif isinstance(n, Exchange):
-            found |= set(n.buffers)
-    return found
+            names |= set(n.buffers)
+    return names
 
 
 def _separate(b: Buffer, summed: set[str]) -> bool:
-    """Whether one of the two groups of axes is summed, and the other one is not."""
+    """True if one of the two groups of axes is summed, and the other one is not."""
     rows, cols = ({a for a, _ in g} for g in (b.rows, b.cols))
     return (rows <= summed and not cols & summed) or (cols <= summed and not rows & summed)
 
@@ -106,7 +106,7 @@ def _separate(b: Buffer, summed: set[str]) -> bool:
 # --- the cheapest -----------------------------------------------------------------------------------------------------------
 def factors(t: TileProgram, options: Mapping[str, Sequence[Buffer]]) -> list[Factor]:
     """The cost of the program's layouts, as far as it depends on those that are free."""
-    found = []
+    parts = []
     for term in terms(t):
         scope = tuple(dict.fromkeys(b for b in term.scope if b in options))
         if not scope:
@@ -115,8 +115,8 @@ def factors(t: TileProgram, options: Mapping[str, Sequence[Buffer]]) -> list[Fac
         for choice in itertools.product(*(range(len(options[b])) for b in scope)):
             taken = dict(zip(scope, choice, strict=True))
             costs[choice] = term.cost([options[b][taken[b]] if b in taken else t.buffers[b] for b in term.scope])
-        found.append(Factor(scope, costs))
-    return found
+        parts.append(Factor(scope, costs))
+    return parts
 
 
 def minimise(parts: Sequence[Factor], sizes: Mapping[str, int]) -> dict[str, int]:
@@ -142,10 +142,10 @@ def minimise(parts: Sequence[Factor], sizes: Mapping[str, int]) -> dict[str, int
             best[choice] = sums.index(costs[choice])
         left = [f for f in left if name not in f.scope] + [Factor(scope, costs)]
         steps.append((name, scope, best))
-    found: dict[str, int] = {}
+    choices: dict[str, int] = {}
     for name, scope, best in reversed(steps):
-        found[name] = best[tuple(found[b] for b in scope)]
-    return found
+        choices[name] = best[tuple(choices[b] for b in scope)]
+    return choices
 
 
 def _neighbours(parts: Sequence[Factor], name: str) -> tuple[str, ...]:
@@ -158,13 +158,13 @@ def _cost(f: Factor, taken: Mapping[str, int]) -> int:
 
 def _one_at_a_time(parts: Sequence[Factor], sizes: Mapping[str, int]) -> dict[str, int]:
     """From the present layouts on, the best one for each tile while the others stay, until nothing changes."""
-    found = dict.fromkeys(sizes, 0)
+    choices = dict.fromkeys(sizes, 0)
     while True:
-        before = dict(found)
+        before = dict(choices)
         for name, size in sizes.items():
             mine = [f for f in parts if name in f.scope]
-            costs = [sum(_cost(f, found | {name: k}) for f in mine) for k in range(size)]
-            if min(costs) < costs[found[name]]:
-                found[name] = costs.index(min(costs))
-        if found == before:
-            return found
+            costs = [sum(_cost(f, choices | {name: k}) for f in mine) for k in range(size)]
+            if min(costs) < costs[choices[name]]:
+                choices[name] = costs.index(min(costs))
+        if choices == before:
+            return choices

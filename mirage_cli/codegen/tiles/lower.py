@@ -126,8 +126,8 @@ class _Lowering:
 
     def sizes(self, axes: Sequence[str], phase: str) -> Sizes:
         """The axes of which a tile holds more than one position, with their sizes."""
-        found = ((a, self.shapes.size(a, phase)) for a in axes)
-        return tuple((a, n) for a, n in found if n > 1)
+        sizes = ((a, self.shapes.size(a, phase)) for a in axes)
+        return tuple((a, n) for a, n in sizes if n > 1)
 
     def ordered(self, axes: frozenset[str]) -> list[str]:
         return [a.name for a in self.p.axes if a.name in axes]
@@ -211,7 +211,7 @@ class _Lowering:
         return Ref(b.name)
 
     def read_where_stored(self, o: BlockOp, source: Input, dtype: DType, contractions: list[BlockOp]) -> bool:
-        """Whether contractions on the CPU read the stored tensor itself. They convert columns of another type than
+        """True if contractions on the CPU read the stored tensor itself. They convert columns of another type than
         float32 while they read them; rows, and what is read again in every iteration, are converted once."""
         if dtype not in MATRIX_TYPES or not all(self.stored.direct(source, c.over, o.phase) for c in contractions):
             return False
@@ -306,7 +306,7 @@ class _Lowering:
         return b.name
 
     def carried(self, v: str) -> bool:
-        """Whether a value is an accumulator: it exists after the loop."""
+        """True if a value is an accumulator: it exists after the loop."""
         return self.ops[v].op in ("accum", "running")
 
     def group_of(self, operand: str) -> tuple[Sizes, Sizes]:
@@ -373,7 +373,7 @@ class _Lowering:
         self.value[o.name] = Ref(self.keep(o, e))
 
     def same_place(self, o: BlockOp, reader: BlockOp) -> bool:
-        """Whether the only reader visits the value's positions once each, where the value is computed."""
+        """True if the only reader visits the value's positions once each, where the value is computed."""
         if reader.op in ("sum", "top", *EXTREMES):
             return reader.phase == o.phase or (o.phase == BODY and reader.op in EXTREMES)
         if reader.op == "accum":
@@ -437,15 +437,15 @@ class _Lowering:
 
     def matrix_vector(self, o: BlockOp, e: Expr, target: str, add: bool) -> bool:
         """Emit a sum of products as a contraction of one row where a stored matrix meets a vector along the sum."""
-        found = self.stored.product(e, o.over, self.buffers, o.phase)
-        if found is None:
+        product = self.stored.product(e, o.over, self.buffers, o.phase)
+        if product is None:
             return False
-        vector = found.vector
+        vector = product.vector
         if not isinstance(vector, Ref) or self.buffers[vector.buffer].dtype != F32:
-            b = self.shared(f"{o.name}_row", found.over, o.phase)
-            self.emit(o.phase, Compute(b.name, self.readable(vector, o.phase, found.over)))
+            b = self.shared(f"{o.name}_row", product.over, o.phase)
+            self.emit(o.phase, Compute(b.name, self.readable(vector, o.phase, product.over)))
             vector = Ref(b.name)
-        self.emit(o.phase, Contract(target, vector.buffer, found.matrix.value, found.over, add))
+        self.emit(o.phase, Contract(target, vector.buffer, product.matrix.value, product.over, add))
         self.value[o.name] = Ref(target)
         return True
 

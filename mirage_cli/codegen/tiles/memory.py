@@ -69,8 +69,8 @@ def plan(
 ) -> TileProgram:
     """The program with offsets of its shared buffers and their total size."""
     names, blocks = blocks_of(t, live_ranges(t, intervals))
-    found = method(blocks)
-    return replace(t, offsets=dict(zip(names, found.offsets, strict=True)), shared_bytes=found.total)
+    allocation = method(blocks)
+    return replace(t, offsets=dict(zip(names, allocation.offsets, strict=True)), shared_bytes=allocation.total)
 
 
 def apart(t: TileProgram) -> TileProgram:

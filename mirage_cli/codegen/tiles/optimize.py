@@ -46,8 +46,8 @@ def _synchronised(t: TileProgram) -> TileProgram:
 
 
 def price(t: TileProgram) -> tuple[int, ...]:
-    """What is least in the best program: whether it does not fit, (negative) how many blocks fit a multiprocessor, barriers
-    of an iteration, other barriers, bytes."""
+    """The key that is least for the best program: misfit, (negative) blocks that fit a multiprocessor, barriers of an
+    iteration, other barriers, bytes."""
     return (not fits(t), -resident(t), *barrier_counts(t), t.shared_bytes)
 
 
@@ -57,12 +57,12 @@ def needed_bytes(t: TileProgram) -> int:
 
 
 def fits(t: TileProgram) -> bool:
-    """Whether the target has the shared memory that a kernel asks for."""
+    """True if the target has the shared memory that a kernel asks for."""
     return needed_bytes(t) <= t.target.shared_bytes
 
 
 def resident(t: TileProgram) -> int:
-    """How many blocks a multiprocessor holds at a time, as far as memory and threads go; 1 on the CPU."""
+    """Number of blocks that a multiprocessor holds at a time, as far as memory and threads go; 1 on the CPU."""
     if t.target.kind != "cuda":
         return 1
     threads = t.target.threads // (32 * t.schedule.warps)

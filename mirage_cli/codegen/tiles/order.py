@@ -93,7 +93,7 @@ def barriers(t: TileProgram) -> TileProgram:
 
 
 class _Pending:
-    """What was read and written since the last barrier."""
+    """The buffers read and written since the last barrier."""
 
     def __init__(self, t: TileProgram) -> None:
         self.t = t
@@ -121,7 +121,7 @@ class _Pending:
         return tuple(result)
 
     def meets(self, a: frozenset[str], b: frozenset[str]) -> bool:
-        """Whether some buffers share memory."""
+        """True if some buffers share memory."""
         if not self.t.offsets:
             return bool(a & b)
         at = self.t.offsets
@@ -129,7 +129,7 @@ class _Pending:
 
 
 def _is_copy(t: TileProgram, n: TileNode) -> bool:
-    """Whether a node is a load that runs ahead of the loop."""
+    """True if a node is a load that runs ahead of the loop."""
     return isinstance(n, Load) and t.buffers[n.buffer].place == RING
 
 

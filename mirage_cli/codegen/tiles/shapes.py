@@ -1,4 +1,4 @@
-"""How many positions of each axis a block holds, and which of them can lie outside the tensor."""
+"""Shapes of tiles: positions of each axis that a block holds, and those that can lie outside the tensor."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Shapes:
         return self.padded.get(axis, extent)
 
     def exact(self, axis: str, phase: str) -> bool:
-        """Whether every position of every tile lies within the axis."""
+        """True if every position of every tile lies within the axis."""
         extent = self.p.extent(axis)
         if not isinstance(extent, int) or extent % self.size(axis, phase):
             return False

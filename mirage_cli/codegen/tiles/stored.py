@@ -52,18 +52,18 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class StoredReads:
-    """What can be read where it is stored, in a kernel of a program with these tile shapes."""
+    """The operands that can be read where they are stored, in a kernel of a program with these tile shapes."""
 
     program: Program
     shapes: Shapes
 
     def sizes(self, source: Input, phase: str) -> Sizes:
         """The axes of which a tile of a stored tensor holds more than one position."""
-        found = ((a, self.shapes.size(a, phase)) for a in storage_order(source))
-        return tuple((a, n) for a, n in found if n > 1)
+        sizes = ((a, self.shapes.size(a, phase)) for a in storage_order(source))
+        return tuple((a, n) for a, n in sizes if n > 1)
 
     def direct(self, source: Input, over: Collection[str], phase: str) -> bool:
-        """Whether a contraction over `over` can read the stored tensor itself: two strides, one of them 1."""
+        """True if a contraction over `over` can read the stored tensor itself: two strides, one of them 1."""
         stored = [a for a, _ in self.sizes(source, phase)]
         summed = [a for a in stored if a in over]
         free = [a for a in stored if a not in over]

@@ -108,7 +108,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many positions an axis has, as a number."""
+    """The number of positions of an axis, as an operand."""
 
     axis: str
 

@@ -1,4 +1,4 @@
-"""What the layouts of shared tiles cost: a model of one block on a GPU.
+"""Costs of the layouts of shared tiles: a model of one block on a GPU.
 
 The unit is a *wavefront*: what shared memory serves at a time, one word of each of its 32 banks. A warp's access takes as
 many as some bank has different words to give (all threads, or the few whose chunks are served together). Copies from
@@ -62,11 +62,11 @@ def layout_cost(t: TileProgram) -> int:
 
 def terms(t: TileProgram) -> list[Term]:
     """The parts of the cost of a program."""
-    found = [_memory(t, b) for b in t.buffers if is_shared(t, b)]
+    parts = [_memory(t, b) for b in t.buffers if is_shared(t, b)]
     for nodes, times in ((t.prologue, 1), (t.body, _iterations(t)), (t.epilogue, 1)):
         for n in nodes:
-            found += [_times(term, times * WAVEFRONT) for term in _node(t, n)]
-    return found
+            parts += [_times(term, times * WAVEFRONT) for term in _node(t, n)]
+    return parts
 
 
 def _times(term: Term, factor: int) -> Term:
@@ -112,7 +112,7 @@ def _of(name: str, cost: Callable[[Buffer], int]) -> Term:
 
 
 def _reads(t: TileProgram, e: Expr, f: Buffer | None, otherwise: Callable[[Buffer], int]) -> Iterator[Term]:
-    """What an expression reads of shared tiles, at the positions of a fragment if there is one."""
+    """Terms for the shared tiles that an expression reads, at the positions of a fragment if there is one."""
     for name in _tiles(t, e):
         yield _of(name, otherwise if f is None else lambda x: _by_fragment(t, f, x))
 
@@ -138,7 +138,7 @@ def _compute(t: TileProgram, b: Buffer, e: Expr, touches: int) -> Iterator[Term]
 
 
 def _stored_reads(t: TileProgram, value: str) -> Callable[[Buffer], int]:
-    """What it costs to read a stored tensor at the positions of a buffer."""
+    """The cost of reading a stored tensor at the positions of a buffer."""
     access = next(i.access for i in t.program.inputs if i.name == value)
     size = _element(t, value)
     return lambda x: _sectors_by_loop(access, size, x.axes)
@@ -150,8 +150,8 @@ def _tiles(t: TileProgram, e: Expr) -> list[str]:
 
 def _fragment(t: TileProgram, e: Expr, domain: Sizes) -> Buffer | None:
     """The fragment of these axes that an expression is made of."""
-    found, axes = (t.buffers[name] for name in refs(e)), {a for a, _ in domain}
-    return next((f for f in found if f.place == FRAGMENT and {a for a, _ in f.axes} == axes), None)
+    buffers, axes = (t.buffers[name] for name in refs(e)), {a for a, _ in domain}
+    return next((f for f in buffers if f.place == FRAGMENT and {a for a, _ in f.axes} == axes), None)
 
 
 def _element(t: TileProgram, value: str) -> int:
@@ -161,7 +161,7 @@ def _element(t: TileProgram, value: str) -> int:
 
 # --- accesses -------------------------------------------------------------------------------------------------------------
 def wavefronts(addresses: Sequence[int], bytes_: int) -> int:
-    """How many wavefronts it takes to serve threads that touch `bytes_` bytes each, at these byte addresses."""
+    """Number of wavefronts that serve threads that touch `bytes_` bytes each, at these byte addresses."""
     words = {w for at in addresses for w in range(at // WORD, (at + bytes_ - 1) // WORD + 1)}
     return max(Counter(w % BANKS for w in words).values(), default=0)
 
@@ -249,8 +249,8 @@ def _sectors(access: Sequence[Slot], size: int, places: Sequence[Place], bytes_:
         if s.axis is not None:
             strides[s.axis] = strides.get(s.axis, 0) + stride
         stride = stride * s.extent if isinstance(s.extent, int) else max(stride, FAR)
-    found = set()
+    sectors = set()
     for at in places:
         address = sum(strides[a] * i for a, i in at.items() if a in strides)
-        found |= set(range(address // SECTOR, (address + bytes_ - 1) // SECTOR + 1))
-    return len(found)
+        sectors |= set(range(address // SECTOR, (address + bytes_ - 1) // SECTOR + 1))
+    return len(sectors)

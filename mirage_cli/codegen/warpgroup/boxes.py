@@ -1,4 +1,4 @@
-"""How the copy engine brings tiles: tensor maps that the host makes, and the boxes of a tile."""
+"""Tiles for the copy engine: tensor maps that the host makes, and the boxes of a tile."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def tensor_map(plan: Plan, tile: Tile, shared: bool) -> Map:
     if len({axis for axis, _, _ in strides}) < len(strides):
         raise Refused(f"{tile.name} reads a diagonal")
     boxes = {tile.inner: PANEL, tile.outer: height}
-    found = [Dimension(axis, extent, stride, boxes.get(axis, 1)) for axis, extent, stride in strides]
-    if not 2 <= len(found) <= MAX_RANK or found[0].axis != tile.inner or found[0].stride != 1:
-        raise Refused(f"{tile.name}: {len(found)} dimensions, or none that is contiguous")
+    dimensions = [Dimension(axis, extent, stride, boxes.get(axis, 1)) for axis, extent, stride in strides]
+    if not 2 <= len(dimensions) <= MAX_RANK or dimensions[0].axis != tile.inner or dimensions[0].stride != 1:
+        raise Refused(f"{tile.name}: {len(dimensions)} dimensions, or none that is contiguous")
     if not aligned(start, strides):
         raise Refused(f"{tile.name}: rows do not begin at multiples of 16 bytes")
-    return Map(tile, tuple(found), start, parts)
+    return Map(tile, tuple(dimensions), start, parts)

@@ -40,28 +40,28 @@ def warpgroup_kernel(r: Request) -> Kernel:
     """A kernel of the engine `warpgroup`. Raises Refused."""
     if not suits(r.target):
         raise Refused(f"{r.target.name} has no products of warpgroups, or no copy engine")
-    made = plan(r.program, r.block, r.schedule)
-    text = Text(made, r.symbols, r.hollow)
-    printer = _Printer(made, text, statements(made, text))
+    kernel_plan = plan(r.program, r.block, r.schedule)
+    text = Text(kernel_plan, r.symbols, r.hollow)
+    printer = _Printer(kernel_plan, text, statements(kernel_plan, text))
     context = printer.context(r.number)
     if context["shared_bytes"] > r.target.shared_bytes:
         raise Refused(f"{context['shared_bytes']} bytes of shared memory, {r.target.name} has {r.target.shared_bytes}")
-    return Kernel(made, context, setup=lambda _: printer.setup())
+    return Kernel(kernel_plan, context, setup=lambda _: printer.setup())
 
 
 class _Printer:
-    def __init__(self, made: Plan, text: Text, lines: Statements) -> None:
-        self.plan, self.text, self.lines = made, text, lines
-        self.p, self.g, self.numbers = made.program, made.graph, dict(made.schedule.numbers)
-        self.products = (*made.early, *made.late)
+    def __init__(self, kernel_plan: Plan, text: Text, lines: Statements) -> None:
+        self.plan, self.text, self.lines = kernel_plan, text, lines
+        self.p, self.g, self.numbers = kernel_plan.program, kernel_plan.graph, dict(kernel_plan.schedule.numbers)
+        self.products = (*kernel_plan.early, *kernel_plan.late)
         rights = {p.right for p in self.products} - {p.left for p in self.products}
-        self.maps = {t.name: tensor_map(made, t, t.name in rights and t.ring != HELD) for t in made.tiles}
+        self.maps = {t.name: tensor_map(kernel_plan, t, t.name in rights and t.ring != HELD) for t in kernel_plan.tiles}
         self.rights = rights
 
     # --- memory and registers -----------------------------------------------------------------------------------------
     def rings(self) -> list[dict[str, Any]]:
         """The rings of tiles: their places in shared memory, and what brings them."""
-        found: list[dict[str, Any]] = []
+        rings: list[dict[str, Any]] = []
         at = 0
         for ring in (HELD, EARLY, LATE):
             tiles = self.plan.ring(ring)
@@ -73,12 +73,12 @@ class _Printer:
                 loads += self.maps[t.name].loads(self.plan, self.text, self.shared(t))
                 offset += t.bytes
             stages = 1 if ring == HELD else self.plan.schedule.stages
-            found.append({"name": ring, "tiles": places, "at": at, "bytes": offset, "stages": stages, "loads": loads})
+            rings.append({"name": ring, "tiles": places, "at": at, "bytes": offset, "stages": stages, "loads": loads})
             at += offset * stages
-        return found
+        return rings
 
     def shared(self, t: Tile) -> bool:
-        """Whether blocks of a cluster bring a tile together."""
+        """True if blocks of a cluster bring a tile together."""
         return self.plan.cluster > 1 and t.name in self.rights and t.ring != HELD
 
     def registers(self) -> int:
@@ -89,7 +89,7 @@ class _Printer:
         return (REGISTERS // resident - PRODUCER_REGISTERS) // groups // 8 * 8
 
     def ahead(self) -> bool:
-        """Whether scores of the next iteration are multiplied while those of one are worked on."""
+        """True if scores of the next iteration are multiplied while those of one are worked on."""
         ahead = bool(self.numbers.get("ahead", 0))
         if ahead and (
             not self.plan.late or any(self.needs_late(p) for p in self.plan.early) or self.lines.side_ring == EARLY
@@ -205,18 +205,18 @@ class _Printer:
         return [line for m in self.maps.values() for line in m.setup(self.text)]
 
     def context(self, kernel: int) -> dict[str, Any]:
-        """What `warpgroup.j2` prints."""
+        """Variables of `warpgroup.j2`."""
         self.check_registers()
         ahead = self.ahead()
         rings = self.rings()
-        made = self.plan.schedule
+        schedule = self.plan.schedule
         loop = self.g.loop
         units = " * ".join(["int64_t{1}", *(self.blocks(a) for a in self.g.grid if a not in self.g.split)])
         resident = self.numbers.get("resident", 1)
         tiles = sum(r["bytes"] * r["stages"] for r in rings)
         exchange = self.lines.published * self.plan.consumers * 512
-        barriers = (sum(2 * r["stages"] for r in rings) + 2 + made.stages) * 8
-        sides = len(self.lines.side_names) * self.plan.schedule.loop * 4 * made.stages
+        barriers = (sum(2 * r["stages"] for r in rings) + 2 + schedule.stages) * 8
+        sides = len(self.lines.side_names) * self.plan.schedule.loop * 4 * schedule.stages
         cluster = self.plan.cluster * self.plan.parts
         late = bool(self.plan.late)
         held, words = {t.name for t in self.plan.ring(HELD)}, self.plan.in_words
@@ -250,7 +250,7 @@ class _Printer:
             "exchange_at": tiles,
             "sides_at": tiles + exchange,
             "barriers_at": tiles + exchange + sides,
-            "stages": made.stages,
+            "stages": schedule.stages,
             "rings": rings,
             "group_rows": self.plan.row_tiles * 64,
             "steps": self.steps(),
@@ -275,7 +275,7 @@ class _Printer:
         }
 
     def needs_late(self, p: Product) -> bool:
-        """Whether an early product reads a tile that late ones read as well."""
+        """True if an early product reads a tile that late ones read as well."""
         return any((t := self.plan.tile(i)) is not None and t.ring == LATE for i in (p.left, p.right))
 
 

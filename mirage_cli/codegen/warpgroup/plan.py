@@ -1,4 +1,4 @@
-"""What a kernel of warpgroups is made of: roles of axes, tiles that the copy engine brings, products in their order.
+"""Parts of a kernel of warpgroups: roles of axes, tiles that the copy engine brings, products in their order.
 
 A block holds a tile of rows (`rows` is their axis); each of its consumer warpgroups holds 64 or 128 of them in registers:
 as full fragments (rows and one more axis), as numbers of rows, or as accumulators. Everything else is read from tiles in
@@ -50,7 +50,7 @@ class Tile:
         return self.rows * self.cols * 2
 
     def positions(self, axis: str) -> int:
-        """How many positions of an axis it holds."""
+        """Number of positions of an axis that it holds."""
         return self.cols if axis == self.inner else self.rows
 
 
@@ -112,7 +112,7 @@ class Plan:
         return next((t for t in self.tiles if t.name == name), None)
 
     def in_words(self, product: Product) -> bool:
-        """Whether the left operand of a product is read from registers: it is computed, or a tile that is loaded once and
+        """True if the left operand of a product is read from registers: it is computed, or a tile that is loaded once and
         kept there (number `kept` of the schedule)."""
         tile = self.tile(product.left)
         kept = bool(dict(self.schedule.numbers).get("kept", 0))
@@ -127,7 +127,7 @@ class Plan:
         return frozenset(a for a in axes if a in self.sizes)
 
     def exact(self, axis: str) -> bool:
-        """Whether every position of every tile lies within the axis."""
+        """True if every position of every tile lies within the axis."""
         extent = self.program.extent(axis)
         if not isinstance(extent, int):
             return False
@@ -201,7 +201,7 @@ class _Planning:
         )
 
     def check_graph(self) -> None:
-        """What every body has."""
+        """Raise Refused unless the graph has what every body has."""
         if self.g.loop is None or not self.contractions:
             raise Refused("warpgroups need a loop with products")
         if self.g.split:
@@ -247,7 +247,7 @@ class _Planning:
         return frozenset(a for a in self.axes[name] if a in self.sizes)
 
     def multiplied(self, name: str) -> bool:
-        """Whether a value of the body depends on a product."""
+        """True if a value of the body depends on a product."""
         o = self.ops[name]
         return o.op == "contract" or (o.phase == BODY and any(self.multiplied(i) for i in o.inputs))
 

@@ -126,10 +126,10 @@ class _Writing:
             value = f"{outside} ? {value} : 0.0f"
         pack = f"Words<{ctype(p.dtype)}>::pack(pair[j][i - 1], pair[j][i])"
         inner = [*lines.lines, f"pair[j][i] = {value};", f"if (i % 2) {name}[m][k][j * 2 + i / 2] = {pack};"]
-        made = self.text.each(self.text.tiles_of(e), p.over, inner)
-        made.insert(4, "        float pair[2][4];")
+        loops = self.text.each(self.text.tiles_of(e), p.over, inner)
+        loops.insert(4, "        float pair[2][4];")
         target = self.out.words if late else self.out.prologue if phase == PROLOGUE else self.out.operands
-        target += made
+        target += loops
 
     def kept(self, p: Product) -> None:
         """The words of a left operand that is loaded once."""
@@ -179,7 +179,7 @@ class _Writing:
             self.value[o.name] = Ref(o.name)
 
     def alone(self, o: BlockOp) -> bool:
-        """Whether a value is made of loaded tiles alone: it is computed again where it is read."""
+        """True if a value is made of loaded tiles alone: it is computed again where it is read."""
         readers = self.readers[o.name]
         return o.phase != EPILOGUE and o.name in self.lefts and not self.multiplied(o.name) and bool(readers)
 
@@ -271,11 +271,11 @@ class _Writing:
         value = f"({inside} ? {value} : {none})" if inside else value
         combine = "{0} += {1};" if kind == "sum" else "{0} = fmaxf({0}, {1});"
         line = combine.format("part[j][i / 2]", value)
-        made = self.text.each(self.text.tiles_of(e), over[0], [*lines.lines, line])
-        made[1] += " {"
-        made.insert(2, f"    float part[2][2] = {{{{{none}, {none}}}, {{{none}, {none}}}}};")
+        loops = self.text.each(self.text.tiles_of(e), over[0], [*lines.lines, line])
+        loops[1] += " {"
+        loops.insert(2, f"    float part[2][2] = {{{{{none}, {none}}}, {{{none}, {none}}}}};")
         return [
-            *made,
+            *loops,
             "#pragma unroll",
             "    for (int h = 0; h < 2; ++h) {",
             f"        {combine.format('part[0][h]', 'part[1][h]')}",
@@ -316,7 +316,7 @@ class _Writing:
             self.level(o.name, o.phase)
 
     def level(self, name: str, phase: str) -> None:
-        """What exponentials below a maximum take away."""
+        """Print the level that exponentials below a maximum subtract."""
         self.out.start.append(f"float {name}_level[{self.plan.row_tiles}][2];")
         self.place(phase).extend(self.text.each_row([f"{name}_level[m][h] = level_of({name}[m][h]);"]))
 
@@ -335,7 +335,7 @@ class _Writing:
         self.weighing = bool(self.plan.late)
 
     def lazy(self, o: BlockOp) -> bool:
-        """Whether a running maximum may stay behind by a little: what stands below it are numbers that late products
+        """True if a running maximum may stay behind by a little: what stands below it are numbers that late products
         read as they are, so none of them leaves its type's range. The value of a maximum itself is never a result."""
         for r in self.readers[o.name]:
             if r.op != "thread":
@@ -462,9 +462,9 @@ class _Writing:
         if next((s.axis for s in reversed(o.access) if s.extent != 1), None) != axis:
             raise Refused(f"what is contiguous of output {k} is not {axis}, the axis of columns")
         count = self.text.columns(axis, parts)
-        made = self.text.each([], axis, lines.lines, parts)
-        made[1] += " {"
-        made.insert(2, f"    float result[{count}][4];")
+        loops = self.text.each([], axis, lines.lines, parts)
+        loops[1] += " {"
+        loops.insert(2, f"    float result[{count}][4];")
         row = "(row + m * 64 + h * 8)"
         rows = self.text.inside([self.plan.rows], EPILOGUE).replace("r_", row)
         test = " && ".join([*first, *([rows] if rows else [])])
@@ -475,7 +475,7 @@ class _Writing:
         left = [self.text.extent(self.p.extent(axis)), *self.text.base(axis, EPILOGUE), skipped]
         columns = str(count * 8) if self.plan.exact(axis) else f"static_cast<int>({' - '.join(left)})"
         return [
-            *made,
+            *loops,
             f"    auto place = [&](int h) {{ return {pointer}; }};",
             f"    store_rows<{str(self.aligned(k)).lower()}, {ctype(o.dtype)}>(result, place, {columns});",
             "}",
@@ -486,7 +486,7 @@ class _Writing:
         return not isinstance(extent, int) or extent > tile
 
     def aligned(self, k: int) -> bool:
-        """Whether rows of an output start at multiples of 16 bytes."""
+        """True if rows of an output start at multiples of 16 bytes."""
         o = self.p.outputs[k]
         unit = 16 // o.dtype.bytes
         slots = [s for s in o.access if s.extent != 1]

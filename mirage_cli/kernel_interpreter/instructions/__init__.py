@@ -1,1 +1,1 @@
-"""What the functions of `templates/include/mirage/` mean, a module for each header."""
+"""Meanings of the functions of `templates/include/mirage/`, a module for each header."""

@@ -147,7 +147,7 @@ def _all_known(world: Any, touched: dict[tuple[int, int], int]) -> None:
 
 
 def _known_in(world: Any, block: int, agent: int) -> int:
-    """What some warp of a block knows of an agent."""
+    """The latest count of an agent that some warp of a block knows."""
     warps = -(-world.launch.threads // 32)
     return int(world.clocks.known[block * warps : block * warps + warps, agent].max())
 
@@ -305,16 +305,16 @@ class Barrier:
 
     def _wait(self, s: Any, parity: Any, which: int) -> None:
         cells, parity = self.cells(s), np.broadcast_to(parity, s.active.shape)
-        found, clocks = [], s.world.clocks
+        waits, clocks = [], s.world.clocks
         for w in np.unique(np.flatnonzero(s.active) // 32):
             lanes = np.flatnonzero(s.active[w * 32 : w * 32 + 32]) + w * 32
             if len(np.unique(cells[lanes])) > 1 or len(np.unique(parity[lanes])) > 1:
                 raise Fault("lanes of a warp wait for different phases")
             agent = acting(s, int(w))
             p = self.at(s, cells[lanes[0]], agent)
-            found.append((p, agent, p.wanted(agent, int(parity[lanes[0]]))))
-        s.world.turns.until(s.number, lambda: all(len(p.done) > phase for p, _, phase in found), "wait")
-        for p, agent, phase in found:
+            waits.append((p, agent, p.wanted(agent, int(parity[lanes[0]]))))
+        s.world.turns.until(s.number, lambda: all(len(p.done) > phase for p, _, phase in waits), "wait")
+        for p, agent, phase in waits:
             if len(p.done) > phase + 1:
                 raise Fault("a phase of a barrier ends before somebody has waited for the one before")
             p.waited[agent] = phase

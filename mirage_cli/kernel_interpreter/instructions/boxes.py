@@ -40,7 +40,7 @@ class Boxes:
     box: list[int]
 
     def valid(self) -> bool:
-        """Whether the driver makes a map of it."""
+        """True if the driver makes a map of it."""
         return (
             self.base.at * BYTES % 16 == 0
             and all(n > 0 for n in self.extents)
@@ -122,10 +122,10 @@ def _values(s: Any, boxes: Boxes, at: Sequence[Array]) -> Array:
     if inside.any() and index.max() >= memory.values.shape[1]:
         raise Fault(f"a box reads element {int(index.max())} of {memory.name}, which has {memory.values.shape[1]}")
     if memory.written is not None:
-        found = np.where(memory.written[index], memory.values[:, index], s.arithmetic.arbitrary(index.shape))
+        elements = np.where(memory.written[index], memory.values[:, index], s.arithmetic.arbitrary(index.shape))
     else:
-        found = memory.values[:, index]
-    return np.where(inside, found, 0)
+        elements = memory.values[:, index]
+    return np.where(inside, elements, 0)
 
 
 def _bring(s: Any, lanes: Array, to: Array, full: Barrier, values: Array, rank: int | None) -> None:

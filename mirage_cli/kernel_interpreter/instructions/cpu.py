@@ -67,7 +67,7 @@ def spread(s: Any, count: int, names: Sequence[int] | None = None) -> tuple[Any,
 
 
 def joined(s: Any) -> None:
-    """What lanes do from now on comes after what all lanes of their blocks did."""
+    """Order what lanes do from now on after what all lanes of their blocks did."""
     s.world.clocks.tick(np.unique(s.warps))
 
 
@@ -153,9 +153,9 @@ def _reduce(s: Any, static: Sequence[Any], n: Any, value: Callable[..., Any]) ->
         return type_of(static[0]).none(s, ())  # type: ignore[no-any-return]
     wide, number = spread(s, len(k))
     wide.active = wide.active & there.T.reshape(-1)
-    found = wide.wide(value(wide, number)).reshape(s.arithmetic.fields, s.count, len(k))
+    terms = wide.wide(value(wide, number)).reshape(s.arithmetic.fields, s.count, len(k))
     joined(s)
-    return _reduced(s, static[0], np.swapaxes(found, 1, 2), there)
+    return _reduced(s, static[0], np.swapaxes(terms, 1, 2), there)
 
 
 # --- matrix products ----------------------------------------------------------------------------------------------------

@@ -107,10 +107,10 @@ def flight(s: Any) -> Flight:
     """The products of a strand."""
     key = ("products", s.number)
     if key not in s.world.barriers:
-        made = s.world.barriers[key] = Flight()
-        s.world.endings.append(lambda: _landed(made))
-    found: Flight = s.world.barriers[key]
-    return found
+        empty = s.world.barriers[key] = Flight()
+        s.world.endings.append(lambda: _landed(empty))
+    products: Flight = s.world.barriers[key]
+    return products
 
 
 def _landed(f: Flight) -> None:
@@ -261,7 +261,7 @@ def _operand(s: Any, descriptor: Any, groups: Array, count: int, turned: bool, o
 def _weakest(s: Any, warps: Array, cells: Array) -> Array:
     """Of each group the warp that knows least of who wrote cells (all of them, if several know less than others)."""
     shared: Shared = s.world.shared
-    found = warps[:, 0].copy()
+    weakest = warps[:, 0].copy()
     for g, own in enumerate(warps):
         writers = np.unique(shared.writer[cells[g]])
         by = np.where(writers >= 0, writers // 32, -2 - writers)[writers != -1]
@@ -269,8 +269,8 @@ def _weakest(s: Any, warps: Array, cells: Array) -> Array:
             known = shared.clocks.known[own[:, None], by]
             if (known != known[0]).any():
                 late = known < known.max(axis=0)
-                found[g] = own[int(np.argmax(late.any(axis=1)))]
-    return found
+                weakest[g] = own[int(np.argmax(late.any(axis=1)))]
+    return weakest
 
 
 def _multiply(columns: int, words: bool) -> registry.Instruction:
@@ -297,10 +297,10 @@ def _multiply(columns: int, words: bool) -> registry.Instruction:
 
 def _made(name: str) -> registry.Instruction:
     """The product that is made for one kernel."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise Unknown(f"unknown instruction {name}")
-    return _multiply(int(found[1]), found[3] == "words")
+    return _multiply(int(match[1]), match[3] == "words")
 
 
 registry.PREFIXES["multiply"] = _made

@@ -53,7 +53,7 @@ class TileType:
 
     @property
     def panels(self) -> bool:
-        """Whether eight chunks of all rows lie together."""
+        """True if eight chunks of all rows lie together."""
         return self.group == 8 and self.OUTER % 8 == 0
 
     def index(self, outer: Any, inner: Any) -> Any:
@@ -210,7 +210,7 @@ class Rows16:
     deep: bool
 
     def matrix(self, s: Any, rows: int, depth: int) -> Array:
-        """What each warp multiplies: [fields, warps, rows, depth]."""
+        """The operand of each warp: [fields, warps, rows, depth]."""
         if self.deep:
             return self.tile.part(s, self.first, 0, rows, depth)
         return self.tile.part(s, 0, self.first, depth, rows).swapaxes(2, 3)
@@ -232,7 +232,7 @@ class HeldRows:
         self.warps = self.warps | own
 
     def matrix(self, s: Any, rows: int, depth: int) -> Array:
-        """What each warp multiplies."""
+        """The operand of each warp."""
         if self.values is None or (s.active[::32] & ~self.warps).any() or (rows, depth) != self.shape:
             raise Fault(f"an operand of {rows} rows and {depth} positions was not read")
         return self.values
@@ -245,7 +245,7 @@ class StripOperand:
     strip: Cells
 
     def matrix(self, s: Any, rows: int, depth: int) -> Array:
-        """What each warp multiplies."""
+        """The operand of each warp."""
         mt, nt, _ = self.strip.dims
         if rows != 16 * mt or depth > 8 * nt:
             raise Fault(f"a strip of {16 * mt} rows and {8 * nt} columns as one of {rows} and {depth}")
@@ -263,7 +263,7 @@ class Columns8:
     deep: bool
 
     def matrix(self, s: Any, depth: int, columns: int) -> Array:
-        """What each warp multiplies: [fields, warps, depth, columns]."""
+        """The operand of each warp: [fields, warps, depth, columns]."""
         if self.deep:
             return self.tile.part(s, self.first * 8, 0, columns, depth).swapaxes(2, 3)
         return self.tile.part(s, 0, self.first * 8, depth, columns)

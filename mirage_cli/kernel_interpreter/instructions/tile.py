@@ -198,7 +198,7 @@ def _read_halves(s: Any, of: Fragment, depth: int, left: Operand, right: Operand
 
 
 def _read_floats(s: Any, of: Fragment, depth: int, left: Operand, right: Operand) -> None:
-    """What split instructions take, 16 positions at a time, and what is left of them or of single columns by multiply-adds."""
+    """Read the operands: 16 positions at a time for split instructions, the rest, or single columns, by multiply-adds."""
     lane, whole = s.thread % 32, depth // SPLIT_DEPTH * SPLIT_DEPTH if of.NT > 1 else 0
     rows, cols = (8 * np.arange(n)[:, None, None] for n in (2 * of.MT, of.NT))
     split, rest = np.arange(0, whole, 4)[:, None] + lane % 4, np.arange(whole, depth)[:, None] + 0 * lane
@@ -287,7 +287,7 @@ registry.GRID.add("last_to_arrive")
 
 @instruction("last_to_arrive")
 def _last_to_arrive(s: Any, static: Sequence[Any], arrivals: Pointer, count: Any) -> Array:
-    """Whether a lane's block is the last one of `count`. Blocks come in another order than that of their numbers."""
+    """Mask of the lanes whose block is the last one of `count`. Blocks come in another order than that of their numbers."""
     s.together(s.block, "last_to_arrive")
     world, blocks = s.world, s.count // s.world.launch.threads
     counters, first = np.broadcast_to(arrivals.at, (s.count,)), s.active & (s.thread == 0)

@@ -29,7 +29,7 @@ registry.TYPES["decltype"] = lambda value: value
 
 @instruction("uniform")
 def _uniform(s: Any, static: Sequence[Any], x: Any) -> Array:
-    """What the first lane of a warp has."""
+    """The value of a warp's first lane, for all its lanes."""
     return np.repeat(np.broadcast_to(x, s.active.shape)[::32], 32)
 
 
@@ -62,8 +62,8 @@ registry.TYPES["Words"] = Words
 
 def put_words(s: Any, to: Cells, values: Array) -> None:
     """Put elements [fields, words, 2, lanes] into words."""
-    made = [Number(np.concatenate([values[:, k, 0], values[:, k, 1]])) for k in range(values.shape[1])]
-    to.set_all([s.merge(old, new) for old, new in zip(to.all(), made, strict=True)])
+    words = [Number(np.concatenate([values[:, k, 0], values[:, k, 1]])) for k in range(values.shape[1])]
+    to.set_all([s.merge(old, new) for old, new in zip(to.all(), words, strict=True)])
 
 
 # --- tiles --------------------------------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ def fragment(s: Any, turned: bool, tile: Any, rows: int, row: Any, column: Any) 
     n, h, p = (x[..., None] for x in np.indices((2, 2, 2)))
     r = row + s.thread // 32 % 4 * 16 + s.thread % 32 // 4 + 8 * h
     c = column + 8 * n + s.thread % 4 * 2 + p
-    found = elements(s, tile, rows, c, r) if turned else elements(s, tile, rows, r, c)
-    return found.reshape(found.shape[0], 4, 2, s.count)
+    values = elements(s, tile, rows, c, r) if turned else elements(s, tile, rows, r, c)
+    return values.reshape(values.shape[0], 4, 2, s.count)
 
 
 @instruction("load_fragment")
@@ -96,8 +96,8 @@ def _load_eight(s: Any, static: Sequence[Any], to: Cells, tile: Any, rows: int, 
     """Eight elements of a row, or of a column."""
     k = np.broadcast_to(q * CHUNK + np.arange(CHUNK)[:, None], (CHUNK, s.count))
     row = np.broadcast_to(row, k.shape)
-    found = elements(s, tile, rows, k, row) if static[0] else elements(s, tile, rows, row, k)
-    put_words(s, to, found.reshape(found.shape[0], 4, 2, s.count))
+    values = elements(s, tile, rows, k, row) if static[0] else elements(s, tile, rows, row, k)
+    put_words(s, to, values.reshape(values.shape[0], 4, 2, s.count))
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
