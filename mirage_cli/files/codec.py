@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def says(text: str, **limits: Any) -> msgspec.Meta:
-    """What an entry of a form says, for people, and what it keeps to (`ge`, `le`, `pattern` ...)."""
+    """A description of an entry of a form, for people, and what it keeps to (`ge`, `le`, `pattern` ...)."""
     return msgspec.Meta(description=text, **limits)
 
 
@@ -68,7 +68,7 @@ def checked(data: Any, form: type[T]) -> T:
 
 
 def _found(data: Any, message: str) -> str:
-    """What stands where a message points to, unless the message says it, or points into a map."""
+    """The value that stands where a message points to, unless the message says it, or points into a map."""
     _, at, path = message.rstrip("`").rpartition(" - at `$")
     if not at or "got" in message or "missing" in message or "[...]" in path:
         return ""

@@ -31,7 +31,7 @@ _FILES = {"library": (LIBRARY,), "model": (MODEL, DATA)}
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """What got worse by more than is allowed."""
+    """A change that is worse by more than is allowed."""
 
     what: A[str, says("What, with the fragment's id where it is one's.")]
     old: A[float, says("From.")]

@@ -235,5 +235,5 @@ def _parts(axes: Sequence[str]) -> Iterator[Axes]:
 
 
 def tag(op: str) -> str | None:
-    """What tells a quotient from others in abstract expressions."""
+    """The mark that tells a quotient from others in abstract expressions."""
     return None if op == "div" else op

@@ -21,21 +21,21 @@ ROUNDED = "rounded"
 
 def rounded_alike(graph: BlockGraph) -> BlockGraph:
     """The graph with such differences made so."""
-    made = {o.name: o for o in graph.ops}
+    by_name = {o.name: o for o in graph.ops}
     others: dict[str, dict[int, str]] = {o.name: {} for o in graph.ops}
     for d in sum_differences(steps_of(graph)):
-        term = made[d.sum].inputs[0]
+        term = by_name[d.sum].inputs[0]
         owner, _, node = d.other.partition(".")
         if node:
             others[owner][int(node)] = term
         elif owner == term:
-            made[term] = _rounded(made[term])
+            by_name[term] = _rounded(by_name[term])
     for owner, nodes in others.items():
-        same = {k: made[term] for k, term in nodes.items() if _same(made[owner], k, made[term])}
-        made |= {term.name: _rounded(term) for term in same.values()}
+        same = {k: by_name[term] for k, term in nodes.items() if _same(by_name[owner], k, by_name[term])}
+        by_name |= {term.name: _rounded(term) for term in same.values()}
         if same:
-            made[owner] = _spelled(made[owner], {k: made[term.name] for k, term in same.items()})
-    return replace(graph, ops=tuple(made[o.name] for o in graph.ops))
+            by_name[owner] = _spelled(by_name[owner], {k: by_name[term.name] for k, term in same.items()})
+    return replace(graph, ops=tuple(by_name[o.name] for o in graph.ops))
 
 
 def _rounded(o: BlockOp) -> BlockOp:
@@ -48,7 +48,7 @@ def _rounded(o: BlockOp) -> BlockOp:
 
 
 def _same(o: BlockOp, node: int, term: BlockOp) -> bool:
-    """Whether node number `node` of an operator is what `term` computes."""
+    """True if node number `node` of an operator is what `term` computes."""
     forms = _Forms()
     return term.thread is not None and forms.of(o)[len(o.inputs) + node] == forms.of(term)[-1]
 
@@ -99,20 +99,20 @@ class _Forms:
     def of(self, o: BlockOp) -> list[int]:
         """The numbers of a thread operator's operands and nodes."""
         assert o.thread is not None
-        found = [self._number(("operand", name)) for name in o.inputs]
+        numbers = [self._number(("operand", name)) for name in o.inputs]
         for n in o.thread.nodes:
-            args = [found[i] for i in n.inputs]
+            args = [numbers[i] for i in n.inputs]
             if n.op == ROUNDED:
-                found.append(args[0])
+                numbers.append(args[0])
             elif n.op in ("mul", "add"):
                 parts = Counter[int]()
                 for a in args:
                     parts.update(self.parts.get((n.op, a), {a: 1}))
-                found.append(self._number((n.op, frozenset(parts.items()))))
-                self.parts[n.op, found[-1]] = parts
+                numbers.append(self._number((n.op, frozenset(parts.items()))))
+                self.parts[n.op, numbers[-1]] = parts
             else:
-                found.append(self._number((n.op, n.value, *args)))
-        return found
+                numbers.append(self._number((n.op, n.value, *args)))
+        return numbers
 
     def _number(self, form: object) -> int:
         return self.numbers.setdefault(form, len(self.numbers))

@@ -49,10 +49,10 @@ def _next(
 ) -> tuple[BlockOp, BlockOp] | None:
     uses = Counter(i for o in ops for i in set(o.inputs))
     uses.update(outputs)
-    made = {o.name: o for o in ops}
+    by_name = {o.name: o for o in ops}
     for consumer in ops:
         for i in consumer.inputs:
-            producer = made[i]
+            producer = by_name[i]
             if (
                 consumer.op == "thread"
                 and producer.op == "thread"
@@ -148,7 +148,7 @@ def _less(axes: frozenset[str], phase: int, all_axes: frozenset[str], own: int, 
 def _gain(
     part: BlockOp, axes: frozenset[str], phase: int, all_axes: frozenset[str], own: int, program: Program
 ) -> float:
-    """What is saved for each element by computing a part by itself, in multiply-adds."""
+    """The price that is saved for each element by computing a part by itself, in multiply-adds."""
     assert part.thread is not None
     times = ITERATIONS if phase < own else 1
     for a in all_axes - axes:

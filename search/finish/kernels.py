@@ -135,7 +135,7 @@ def _needed_sources(part: Program) -> list[int]:
 
 
 def storage(program: Program, value: str) -> tuple[Slot, ...]:
-    """How an intermediate value is stored: row-major in the program's order of axes."""
+    """The storage of an intermediate value: row-major in the program's order of axes."""
     own = program.axes_of(value)
     return tuple(Slot(a.name, a.extent) for a in program.axes if a.name in own)
 
@@ -168,7 +168,7 @@ def link(program: Program, parts: Sequence[Part], graphs: Sequence[KernelGraph])
     kernels: list[CustomKernel] = []
     left = dict(enumerate(program.outputs))
     for (part, labels), graph in zip(parts, graphs, strict=True):
-        made = []
+        written = []
         for o in part.outputs:
             k = next((k for k, other in left.items() if other == o), None)
             if k is None:
@@ -176,10 +176,10 @@ def link(program: Program, parts: Sequence[Part], graphs: Sequence[KernelGraph])
                 total += 1
             else:
                 del left[k]
-            made.append(number[o.value] if k is None else count + k)
+            written.append(number[o.value] if k is None else count + k)
         own = range(total, total + graph.tensors - graph.sources - graph.outputs)
         total = own.stop
-        tensors = (*(number[label] for label in labels), *made, *own)
+        tensors = (*(number[label] for label in labels), *written, *own)
         kernels += [
             CustomKernel(c.program, c.block, tuple(tensors[t] for t in c.inputs), tuple(tensors[t] for t in c.outputs))
             for c in graph.kernels

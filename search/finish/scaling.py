@@ -56,13 +56,13 @@ def with_headroom(program: Program, graph: KernelGraph, largest: Largest) -> Ker
 
 
 def _narrow(dtype: DType | None) -> bool:
-    """Whether a type lacks numbers that float32 has room for."""
+    """True if a type lacks numbers that float32 has room for."""
     return dtype is not None and dtype.is_float and dtype.exponent < F32.exponent
 
 
 class _Terms:
-    """What values are computed of, as numbers: equal ones have one number, whatever the order of sums and products. `own` are
-    those that the program itself multiplies, and rounds before."""
+    """The terms that values are computed of, as numbers: equal ones have one number, whatever the order of sums and products.
+    `own` are those that the program itself multiplies, and rounds before."""
 
     def __init__(self, program: Program, largest: Largest) -> None:
         self._largest = dict(enumerate(s.dtype.largest for s in program.sources)) | dict(largest)
@@ -132,7 +132,7 @@ class _Block:
             self.values[o.name] = stored[o.source_value or ""] if o.op == "load" else self.term(o)
 
     def term(self, o: BlockOp) -> int:
-        """What an operator computes."""
+        """The term that an operator computes."""
         args = [self.values[i] for i in o.inputs]
         if o.op in ("accum", "grid_sum"):
             return args[0]

@@ -25,7 +25,7 @@ def with_maxima(program: Program) -> Program | None:
 
 
 def _outlives(program: Program, e: Node) -> bool:
-    """Whether an output has an exponential's axes and depends on its sums over these."""
+    """True if an output has an exponential's axes and depends on its sums over these."""
     whole, summed, late = {e.name}, set[str](), set[str]()
     for n in program.nodes:
         reduces = n.op in ("contract", *REDUCTIONS) and not set(e.over).isdisjoint(n.over)

@@ -49,7 +49,7 @@ class Parts:
     length: int
 
     def names(self, over: Iterable[str]) -> tuple[str, ...]:
-        """What a part reduces in the place of `over`."""
+        """The axes that a part reduces in the place of `over`."""
         return tuple(self.inner if a == self.axis else a for a in over)
 
     def slots(self, access: Sequence[Slot]) -> tuple[Slot, ...]:
@@ -105,12 +105,12 @@ class _Combine:
         tensor = {v: count + outputs + k for k, v in enumerate(shares)}
         own = [k for k, v in enumerate(self.g.outputs) if v in early]
         first = self.first(first_ops, axes, [*((v, stores[v], names[v]) for v in shares)], own)
-        made = (*(tensor[v] for v in shares), *(count + k for k in own))
+        written = (*(tensor[v] for v in shares), *(count + k for k in own))
         rest = [k for k in range(outputs) if k not in own]
         second, block = self.second(shares, stores, names, rest)
         sources = [*range(count), *tensor.values()]
         kernels = (
-            CustomKernel(prune(first[0]), first[1], tuple(_used(first[0])), made),
+            CustomKernel(prune(first[0]), first[1], tuple(_used(first[0])), written),
             CustomKernel(
                 prune(second), block, tuple(sources[k] for k in _used(second)), tuple(count + k for k in rest)
             ),
@@ -128,7 +128,7 @@ class _Combine:
         return [o.name for o in self.g.ops if o.name in read and (o.name in partial or not self.again(o.name))]
 
     def again(self, v: str) -> bool:
-        """Whether the second kernel computes a value again: loads and what is elementwise in them."""
+        """True if the second kernel computes a value again: loads and what is elementwise in them."""
         o = self.ops[v]
         return o.op in ("load", "iota", "extent") or (o.op == "thread" and all(self.again(i) for i in o.inputs))
 
@@ -257,7 +257,7 @@ def describe(ops: Sequence[BlockOp], base: Program) -> tuple[dict[str, str], tup
     taken = {i.name for i in base.inputs}
     names: dict[str, str] = {}
     nodes: list[Node] = []
-    made = {o.name: o for o in ops}
+    by_name = {o.name: o for o in ops}
 
     def add(node: Node) -> str:
         name = f"v{len(nodes)}"
@@ -267,7 +267,7 @@ def describe(ops: Sequence[BlockOp], base: Program) -> tuple[dict[str, str], tup
         return name
 
     def top_of(v: str) -> BlockOp:
-        o = made[v]
+        o = by_name[v]
         return top_of(o.inputs[0]) if o.op == "running" else o
 
     for o in ops:

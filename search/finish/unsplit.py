@@ -52,7 +52,7 @@ class _Parts:
 
 
 def is_first(kernel: CustomKernel, program: Program) -> bool:
-    """Whether a kernel takes an axis of a program in parts."""
+    """True if a kernel takes an axis of a program in parts."""
     known = {a.name for a in program.axes}
     return any(a.name not in known for a in kernel.program.axes)
 
@@ -60,9 +60,9 @@ def is_first(kernel: CustomKernel, program: Program) -> bool:
 def spelled(program: Program) -> BlockGraph:
     """A program as a block graph without a loop, operator by operator."""
     ops = [BlockOp(i.name, "load", (), PROLOGUE, source_value=i.name) for i in program.inputs]
-    made = {n.name: n for n in program.nodes}
+    by_name = {n.name: n for n in program.nodes}
     for n in program.nodes:
-        below = made.get(n.inputs[0]) if n.inputs else None
+        below = by_name.get(n.inputs[0]) if n.inputs else None
         if n.op in ("contract", "sum", "iota", "extent") or (n.op in EXTREMES and n.over):
             ops.append(BlockOp(n.name, n.op, n.inputs, PROLOGUE, n.over, axis=n.axis, dtype=n.dtype))
         elif n.op == "top":
@@ -70,7 +70,7 @@ def spelled(program: Program) -> BlockGraph:
         elif n.op == "stable_exp":
             ops.append(BlockOp(f"{n.name} top", "top", n.inputs, PROLOGUE, n.over))
             ops.append(_elementwise(n.name, "exp_minus", (n.inputs[0], f"{n.name} top")))
-        elif n.op == "exp" and below is not None and below.op == "sub" and _is_maximum(made.get(below.inputs[1])):
+        elif n.op == "exp" and below is not None and below.op == "sub" and _is_maximum(by_name.get(below.inputs[1])):
             ops.append(_elementwise(n.name, "exp_difference", below.inputs))
         else:
             ops.append(_elementwise(n.name, n.op, n.inputs, n.value))
@@ -147,17 +147,17 @@ class _Fold:
         return replace(o, name=f"{kernel} {o.name}", inputs=tuple(f"{kernel} {i}" for i in o.inputs))
 
     def over(self, o: BlockOp) -> tuple[str, ...]:
-        """What an operator of the first kernel reduces."""
+        """The axes that an operator of the first kernel reduces."""
         return tuple(self.parts.axis if a == self.parts.inner else a for a in o.over)
 
     def loads(self, kernel: CustomKernel) -> dict[str, str]:
         """For each input of a kernel that reads what the program reads, the program's input."""
-        found = {}
+        loaded = {}
         for i in kernel.program.inputs:
             whole = self.reads.get((kernel.inputs[i.source], self.parts.whole(i.access)))
             if whole is not None:
-                found[i.name] = whole
-        return found
+                loaded[i.name] = whole
+        return loaded
 
 
 def _parts(program: Program, first: CustomKernel, second: CustomKernel) -> _Parts:

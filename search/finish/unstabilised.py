@@ -61,7 +61,7 @@ def _single(o: BlockOp, n: ThreadNode, operands: list[str]) -> BlockOp:
 
 
 def _is_exponential(o: BlockOp, by_name: Mapping[str, BlockOp]) -> bool:
-    """Whether an operator is an exponential less a maximum that this kernel takes."""
+    """True if an operator is an exponential less a maximum that this kernel takes."""
     return o.thread is not None and o.thread.nodes[0].op == "exp_minus" and by_name[o.inputs[1]].op in ADDED
 
 

@@ -47,7 +47,7 @@ MAX_REDRAWS = 3  #: points of all its rounds that may be drawn again when denomi
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
-    """What came of running the kernels that are printed for a muGraph, thread by thread, over residues, beside its program:
+    """The outcome of running the kernels that are printed for a muGraph, thread by thread, over residues, beside its program:
     `passed`, or why not (or why nothing was run: `compared` is 0 then); at extents that are "real" or a "stand-in", how many
     elements of outputs were compared in how many `fields`."""
 
@@ -60,7 +60,7 @@ class KernelRun:
 
     @property
     def refuted(self) -> bool:
-        """Whether the kernels were run and do something else."""
+        """True if the kernels were run and do something else."""
         return not self.passed and bool(self.compared)
 
 
