@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations programs fuzz foreign \
+.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations kernel-mutations programs fuzz foreign \
   threads passes suite tuning cpu-suite edges oldest reproducible lock dist clean
 
 help: ## Print these targets
@@ -75,6 +75,9 @@ experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small p
 
 mutations: $(STAMP) ## Prove or refute 10,000 random changes of proved muGraphs (docs/proof.md)
 	$(BIN)/python -m tests.search.proof.test_mutations --count 10000
+
+kernel-mutations: $(STAMP) ## Run random changes of printed kernels over residues (docs/proof.md); COUNT of each kernel
+	$(BIN)/python -m tests.kernel_proof.mutations --count $(or $(COUNT),40)
 
 programs: $(STAMP) ## Optimize 1,000 random programs and compare them with float64 (docs/reliability.md); COUNT, SEED for others
 	$(BIN)/python -m tests.random_programs --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
