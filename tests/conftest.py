@@ -26,8 +26,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_state(shared_folder: Path) -> Iterator[None]:
-    """Logs and the secret that seals kept results are this test run's own, beside its cache."""
+    """Logs and the secret that seals kept results are this test run's own, beside its cache. Kernels run where that is tested
+    (tests/kernel_proof), not for each plan."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MIRAGE_KERNEL_RUNS", "0")
         patch.setenv("XDG_STATE_HOME", str(cache_folder(shared_folder) / "state"))
         yield
 

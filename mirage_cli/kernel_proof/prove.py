@@ -8,6 +8,7 @@ differs in the extents alone.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from mirage_cli.search.proof.verify import KernelRun, Verdict, verify
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
+VARIABLE = "MIRAGE_KERNEL_RUNS"  #: of the environment; "0" leaves kernels without a run, for tests of other things
 DRAWS = 2  #: random points at which kernels have to differ before they are refuted (a divisor may be 0 at one)
 SPREAD = 60.0  #: of numbers on which exponentials leave the range of float64 where they are below no maximum
 AFFORDABLE = 2e7  #: nanoseconds that evaluating a program and its muGraph may take where all kernels are run together
@@ -63,6 +65,21 @@ def prove_kernels(
     return KernelRun(not reason, reason, extents, compared, FIELDS, time.perf_counter() - start)
 
 
+def kernel_run(
+    program: Program,
+    graph: KernelGraph,
+    schedules: Sequence[Schedule],
+    target: Target,
+    passes: Passes,
+    seed: int,
+    entropy: str,
+) -> KernelRun:
+    """The run of a plan's kernels; none where the environment says so (`MIRAGE_KERNEL_RUNS=0`), which the report tells."""
+    if os.environ.get(VARIABLE) == "0":
+        return KernelRun(False, f"{VARIABLE} is 0")
+    return prove_kernels(program, graph, schedules, target, passes, seed, entropy)
+
+
 def prove(
     program: Program,
     graph: KernelGraph,
@@ -78,7 +95,7 @@ def prove(
     verdict = verify(program, graph, tiles, seed, confidence, entropy=entropy)
     if not verdict.passed:
         return verdict
-    return replace(verdict, kernels=prove_kernels(program, graph, schedules, target, passes, seed, entropy))
+    return replace(verdict, kernels=kernel_run(program, graph, schedules, target, passes, seed, entropy))
 
 
 def _sizes(p: Program, symbols: Mapping[str, int]) -> str:

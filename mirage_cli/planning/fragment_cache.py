@@ -7,6 +7,7 @@ would give, byte by byte. A search with a time limit depends on the machine's sp
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,6 +22,7 @@ from mirage_cli.codegen.source import Memory
 from mirage_cli.files import codec
 from mirage_cli.files.output import digest
 from mirage_cli.files.result_store import Kept, key
+from mirage_cli.kernel_proof import prove
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.machine import devices
 from mirage_cli.planning.plan import FragmentPlan, Other, PlanOptions, Slower, TargetPlan
@@ -38,7 +40,7 @@ _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  #: packages; asking for versions
 def plan_key(identifier: str, name: str, program: Program, operators: int, options: PlanOptions) -> str:
     """The name of a fragment's plan: of all that `plan_fragment` is given, but for the number of processes and the entropy."""
     told = repr(replace(options, search=replace(options.search, jobs=1), entropy=""))
-    libraries = [np.__version__, platform.python_version()]
+    libraries = [np.__version__, platform.python_version(), os.environ.get(prove.VARIABLE)]
     return key("plan", identifier, name, program.to_json(), operators, told, libraries)
 
 

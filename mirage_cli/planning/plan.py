@@ -16,7 +16,7 @@ from mirage_cli import __version__
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.source import Memory, Rendered, lowered, source
 from mirage_cli.errors import CheckFailed, InvalidGraph, Refused
-from mirage_cli.kernel_proof.prove import prove_kernels
+from mirage_cli.kernel_proof.prove import kernel_run
 from mirage_cli.lax.dtypes import F64
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.numerics import infinities, quotient_overflow, rounding
@@ -366,7 +366,7 @@ def planned(
     problem = infinities.changed_finiteness(program, graph, tiles, options.seed)
     if problem:
         raise AnyTiles(problem)
-    kernels = prove_kernels(program, graph, candidate.schedules, target, options.passes, options.seed, options.entropy)
+    kernels = kernel_run(program, graph, candidate.schedules, target, options.passes, options.seed, options.entropy)
     if kernels.refuted:
         raise CheckFailed(f"its kernels do not compute it: {kernels.reason}")
     if target.kind == "cuda":

@@ -1,0 +1,70 @@
+"""Kernels of plans are run, and one that does something else is passed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from mirage_cli.codegen import source as sources
+from mirage_cli.kernel_proof import prove
+from mirage_cli.kernel_proof.prove import kernel_run, prove_kernels
+from mirage_cli.lax.dtypes import F16
+from mirage_cli.planning.plan import PlanOptions, plan_fragment
+from mirage_cli.search.schedules.target import load_target
+from tests.codegen.kernels import Case, cases
+from tests.codegen.programs import NAMED, program
+
+ONE = PlanOptions({"cpu": ("cpu",), "cuda": ("sm_90a",)})
+
+
+def _case(name: str, target: str) -> Case:
+    return next(iter(cases(name, program(NAMED[name], F16), target, 1)))
+
+
+@pytest.mark.parametrize(("name", "target"), [("gated", "cpu"), ("attention", "sm_80"), ("symbolic", "cpu")])
+def test_printed_kernels_are_run(name: str, target: str) -> None:
+    c = _case(name, target)
+    run = prove_kernels(c.program, c.graph, c.schedules, c.target)
+    assert run.passed and run.compared and run.extents in ("real", "stand-in"), run.reason
+
+
+def test_plans_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(prove.VARIABLE, "1")
+    found = plan_fragment("abc", "gated", program(NAMED["gated"], F16), 4, ONE)
+    assert set(found.plans) == {"cpu", "cuda"}
+    for plan in found.plans.values():
+        assert plan.verdict.kernels is not None and plan.verdict.kernels.passed
+        assert plan.verdict.to_json()["kernels"]["compared"] > 0
+
+
+def test_kernels_that_do_something_else_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(prove.VARIABLE, "1")
+    real = sources.source
+
+    def broken(*arguments: object) -> sources.Rendered:
+        rendered = real(*arguments)  # type: ignore[arg-type]
+        return sources.Rendered(rendered.text.replace("(e0 + ", "(e0 - ").replace(" * e0)", " + e0)"), (), ())
+
+    with mock.patch.object(prove, "source", broken):
+        found = plan_fragment("abc", "gated", program(NAMED["gated"], F16), 4, PlanOptions({"cpu": ("cpu",)}))
+    assert not found.plans
+    assert found.reasons["cpu"].startswith("its kernels do not compute it: output 0 differs at")
+
+
+def test_a_text_that_is_not_of_the_language_is_not_run() -> None:
+    c = _case("gated", "cpu")
+    with mock.patch.object(
+        prove,
+        "source",
+        lambda *_: sources.Rendered("void kernel0(void* data, size_t block) {\n    goto x;\n}\n", (), ()),
+    ):
+        run = prove_kernels(c.program, c.graph, c.schedules, c.target)
+    assert not run.passed and not run.compared and "goto" in run.reason and not run.refuted
+
+
+def test_the_environment_leaves_them_without_a_run(tmp_path: Path) -> None:
+    c = _case("gated", "cpu")
+    run = kernel_run(c.program, c.graph, c.schedules, load_target("cpu"), c.passes, 0, "")
+    assert (run.passed, run.compared, run.refuted) == (False, 0, False) and prove.VARIABLE in run.reason
