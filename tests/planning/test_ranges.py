@@ -91,7 +91,7 @@ def test_files_hold_all_of_them(fragment: Program, planned: plans.FragmentPlan) 
     stored = plan_from_json(json.loads(json.dumps(planned.to_json())))
     assert stored.others["cuda"] == tuple(o.alternative for o in p.others)
     ways = list(stored.ways)
-    assert [where for _, where, _, _ in ways] == ["", *(f" where {o.alternative.condition}" for o in p.others)]
+    assert [way.where for way in ways] == ["", *(f" where {o.alternative.condition}" for o in p.others)]
     again = rendered("abc", fragment, p.graph, p.schedules, stored.target("cuda"), others=stored.others["cuda"]).text
     assert again == p.text
 
