@@ -1,5 +1,5 @@
-"""The folder `targets/`: which targets there are, and which devices run code for them. Imports no numpy, so that the
-command line can name them."""
+"""The folder `targets/`: which targets there are, and which devices run code for them. Imports neither numpy nor yaml at once,
+so that the command line can name them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import re
 from importlib.resources import files
 from typing import Any
 
-import yaml
-
 from mirage_cli.errors import UsageError
 
 CUDA = "sm_"  #: how the names of CUDA architectures begin
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where there is a libyaml
+_BY_DEFAULT = re.compile(r"^by_default: *true\b", re.MULTILINE)
 
 
 def target_names() -> list[str]:
@@ -29,13 +27,19 @@ def at(name: str) -> str:
 
 def data(name: str) -> dict[str, Any]:
     """The keys and values of a target's file. Raises UsageError for an unknown target."""
+    import yaml  # noqa: PLC0415 - the command line names targets without it
+
     if name not in target_names():
         raise UsageError(f"unknown architecture {name!r}", f"known: {', '.join(target_names())}")
-    text = files("mirage_cli.search").joinpath("targets", f"{name}.yaml").read_text(encoding="utf-8")
-    content = yaml.load(text, _Loader)
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where there is a libyaml
+    content = yaml.load(_text(name), loader)
     if not isinstance(content, dict):
         raise UsageError(f"{at(name)}expected keys with values")
     return content
+
+
+def _text(name: str) -> str:
+    return files("mirage_cli.search").joinpath("targets", f"{name}.yaml").read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -47,7 +51,7 @@ def architectures() -> tuple[str, ...]:
 @functools.cache
 def default_architectures() -> tuple[str, ...]:
     """Those that kernels are made for where nobody says for which."""
-    return tuple(n for n in architectures() if data(n).get("by_default"))
+    return tuple(n for n in architectures() if _BY_DEFAULT.search(_text(n)))
 
 
 def number(name: str) -> int:

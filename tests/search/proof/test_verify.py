@@ -380,7 +380,7 @@ def test_the_worked_example_of_the_documentation() -> None:
     verdict = verify(p, one_kernel(p, BlockGraph((), (), None, ops, ("t9",))), [{}])
     assert verdict.passed
     assert (verdict.degree, verdict.argument_degree, verdict.applications, len(verdict.primes)) == (5, 2, 2448, 3)
-    text = (Path(__file__).parents[3] / "docs" / "proof.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "worked-proof.md").read_text()
     assert "d = 3 + 2 = 5" in text
     assert f"n = {verdict.applications}" in text
     assert f"h = {verdict.coefficient_bits} bits" in text
