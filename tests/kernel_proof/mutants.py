@@ -70,9 +70,16 @@ def _told(node: Any, changed: Any, statement: Any) -> str:
 
 
 def _changes(kernel: ir.Kernel) -> Iterator[tuple[Any, Any, Any, Build]]:
+    steps = [
+        s
+        for node, _, _ in _nodes(kernel.body, None, lambda body: body)
+        if isinstance(node, ir.For)
+        for s in (node.start, node.step)
+    ]
     for node, statement, build in _nodes(kernel.body, None, lambda body: replace(kernel, body=body)):
         for changed in _changed(node):
-            yield node, changed, statement, build
+            if changed is not None or not any(node is s for s in steps):  # a loop has all its parts
+                yield node, changed, statement, build
 
 
 def _nodes(value: Any, statement: Any, build: Build) -> Iterator[tuple[Any, Any, Build]]:
