@@ -18,14 +18,14 @@ from mirage_cli.search.schedules.target import Target, load_target
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A muGraph with its schedules: its kind of target, for which sizes it is taken (empty: elsewhere), and the target that
-    its sources were made for."""
+    """A muGraph with its schedules: its kind of target, for which sizes it is taken (empty: elsewhere), and the architecture
+    that its sources were made for where that is another one than the plan's."""
 
     kind: str
     where: str
     graph: KernelGraph
     schedules: tuple[Schedule, ...]
-    target: Target
+    architecture: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,13 @@ class StoredPlan:
     def ways(self) -> Iterator[Way]:
         """Every muGraph with its schedules."""
         for kind, (_, graph, schedules) in self.targets.items():
-            yield Way(kind, "", graph, schedules, self.target(kind))
+            yield Way(kind, "", graph, schedules)
             for o in self.others[kind]:
-                target = load_target(o.target) if o.target else self.target(kind)
-                yield Way(kind, f" where {o.condition}", o.graph, o.schedules, target)
+                yield Way(kind, f" where {o.condition}", o.graph, o.schedules, o.target)
+
+    def target_of(self, way: Way) -> Target:
+        """The target that the sources of a muGraph were made for. Raises UsageError for an unknown one."""
+        return load_target(way.architecture) if way.architecture else self.target(way.kind)
 
     def target(self, kind: str) -> Target:
         """The target that the sources of a kind were made for. Raises UsageError for an unknown one."""

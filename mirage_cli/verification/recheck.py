@@ -186,12 +186,13 @@ class Recheck:
                 try:
                     for kernel, schedule in zip(way.graph.kernels, way.schedules, strict=True):
                         schedule.validate(kernel.block)
+                    target = f.stored.target_of(way)
                 except (MirageError, ValueError) as error:
                     self.result.add("proof", f.file, f"{way.kind}{way.where}: the schedule does not fit: {error}")
                     continue
                 program = self.programs.get(f.id, f.stored.program)
                 how = (f.stored.passes, self.seed, self.options.confidence, self.entropy)
-                jobs.append((program, way.graph, way.schedules, way.target, *how))
+                jobs.append((program, way.graph, way.schedules, target, *how))
                 places.append((f, way.kind, way.where))
         self.progress.stage("prove", len(jobs))
         verdicts: dict[int, Verdict | isolation.Lost] = dict(isolation.each(prove, jobs, self.options.jobs))

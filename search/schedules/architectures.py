@@ -31,8 +31,7 @@ def data(name: str) -> dict[str, Any]:
 
     if name not in target_names():
         raise UsageError(f"unknown architecture {name!r}", f"known: {', '.join(target_names())}")
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where there is a libyaml
-    content = yaml.load(_text(name), loader)
+    content = yaml.safe_load(_text(name))
     if not isinstance(content, dict):
         raise UsageError(f"{at(name)}expected keys with values")
     return content

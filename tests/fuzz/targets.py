@@ -199,9 +199,9 @@ def _fragment_name(folder: Path) -> str:
 def _again(path: Path) -> None:
     data = mugraph_file.read(path)
     stored = plan_from_json(data)
-    for _, _, graph, _ in stored.ways:
-        assert graph_from_json(json.loads(json.dumps(graph_to_json(graph)))) == graph
-        graph.text()
+    for way in stored.ways:
+        assert graph_from_json(json.loads(json.dumps(graph_to_json(way.graph)))) == way.graph
+        way.graph.text()
     for picture in pictures.pictures(data):
         picture.svg.encode("utf-8", "backslashreplace")
 

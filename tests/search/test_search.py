@@ -283,7 +283,7 @@ def test_candidates_are_ranked() -> None:
 # --- determinism ----------------------------------------------------------------------------------------------------------
 LISTING = """
 import sys
-from mirage_cli.search.search import Searcher, SearchOptions, SearchResult, _together
+from mirage_cli.search.search import Searcher, SearchOptions
 from tests.search.programs import program_of
 for name in sys.argv[1:]:
     p = program_of(name)
