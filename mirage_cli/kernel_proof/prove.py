@@ -31,6 +31,7 @@ from mirage_cli.search.schedules.target import Target
 VARIABLE = "MIRAGE_KERNEL_RUNS"  #: of the environment; "0" leaves kernels without a run, for tests of other things
 DRAWS = 2  #: random points at which kernels have to differ before they are refuted (a divisor may be 0 at one)
 SPREAD = 60.0  #: of numbers on which exponentials leave the range of float64 where they are below no maximum
+MOST_ELEMENTS = 1 << 15  #: of results, at sizes of symbols that are chosen to be large
 AFFORDABLE = 2e7  #: nanoseconds that evaluating a program and its muGraph may take where all kernels are run together
 Print = Callable[[Program, KernelGraph, Sequence[Schedule]], str]
 Printed = tuple[Program, KernelGraph, str, dict[str, int]]
@@ -126,12 +127,23 @@ def _points(
     tiles = [_turning(s) for s in schedules]
     if program.symbols:
         printed = text(program, graph, schedules)
-        return "real", [(program, graph, printed, s) for s in assignments(program, graph, tiles)]
+        return "real", [(program, graph, printed, s) for s in _affordable(program, graph, tiles)]
     if len(graph.kernels) > 1 and _apart(program, graph, tiles):
         parts = [_alone(program, k) for k in graph.kernels]
         return "stand-in", [_shorter(*p, [s], text)[1] for p, s in zip(parts, schedules, strict=True)]
     kind, point = _shorter(program, graph, schedules, text)
     return kind, [point]
+
+
+def _affordable(program: Program, graph: KernelGraph, tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """Values of symbols: 1, small, and large, these halved until results have few enough elements."""
+    ones, small, large = assignments(program, graph, tiles)
+    while sum(ex.value(ex.product(o.dims), large) for o in program.outputs) > MOST_ELEMENTS:
+        halves = {s: max(small[s], n // 2 | 1) for s, n in large.items()}
+        if halves == large:
+            break
+        large = halves
+    return [ones, small, large]
 
 
 def _shorter(program: Program, graph: KernelGraph, schedules: Sequence[Schedule], text: Print) -> tuple[str, Printed]:
