@@ -268,7 +268,7 @@ def run(session: Any, inputs: Mapping[str, NDArray[Any]], seconds: float = 0) ->
 
 
 def _of_type(type_: str, array: Any) -> Any:
-    """An output of onnxruntime; the bytes of float8e4m3fn, the one such type that it hands over, as the numbers that they are."""
+    """An output of onnxruntime; the bytes of float8e4m3fn, the one such type it hands over, as the numbers they are."""
     if type_ != "tensor(float8e4m3fn)" or array.dtype != np.uint8:
         return array
     import ml_dtypes  # noqa: PLC0415
