@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mirage_cli.codegen.printers.cpu import CpuEmitter
 from mirage_cli.codegen.printers.cuda import CudaEmitter
+from mirage_cli.codegen.read_back import read_back
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.requests.request import Kernel, Request
 from mirage_cli.codegen.rows.engine import rows_kernel
@@ -51,7 +53,13 @@ def block_kernel(r: Request) -> Kernel:
     """A kernel of the engine `block`. Raises Refused."""
     tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
     printer = CudaEmitter(tile, r.number, r.symbols, r.hollow)
-    return Kernel(tile, printer.kernel_context(), printer.workspace(), printer.setup)
+    return read_back(r, tile, printer.kernel_context(), printer.workspace(), printer.setup)
+
+
+def cpu_kernel(r: Request) -> Kernel:
+    """A kernel for CPUs. Raises Refused."""
+    tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
+    return read_back(r, tile, CpuEmitter(tile, r.number, r.symbols, r.hollow).kernel_context())
 
 
 ENGINES: dict[str, Engine] = {
@@ -64,6 +72,8 @@ ENGINES: dict[str, Engine] = {
 
 def kernel_of(request: Request) -> Kernel:
     """The kernel that the schedule's engine makes. Raises Refused when it cannot."""
+    if request.target.kind == "cpu":
+        return cpu_kernel(request)
     engine = ENGINES.get(request.schedule.engine)
     if engine is None:
         raise Refused(f"unknown engine {request.schedule.engine!r}: there are {', '.join(ENGINES)}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from mirage_cli.codegen.engines import kernel_of, tile_program
-from mirage_cli.codegen.printers.cpu import CpuEmitter
+from mirage_cli.codegen import host
+from mirage_cli.codegen.engines import kernel_of
 from mirage_cli.codegen.printers.render import render
 from mirage_cli.codegen.requests.passes import ALL, Passes
-from mirage_cli.codegen.requests.request import Kernel, Request, Spelled
+from mirage_cli.codegen.requests.request import Request, Spelled
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.printer import function, parameters, text
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Program
@@ -20,7 +22,7 @@ from mirage_cli.search.schedules.architectures import alone, number
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
 
-WORKSPACE_ALIGNMENT = 256
+ARGUMENTS = ("in", "out", "workspace", "extents")  #: of the host function, with the stream or the pool behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A source and the kernels that it spells out (tile programs, for the CPU and for the engine `block`); what each of
-    them asks for."""
+    """A source; its kernels, and the decisions that they spell out; what each of them asks for."""
 
     text: str
+    kernels: tuple[ir.Kernel, ...]
     tiles: tuple[Spelled, ...]
     memory: tuple[Memory, ...]
 
@@ -45,9 +47,8 @@ def lowered(
     program: Program, graph: KernelGraph, schedules: Sequence[Schedule], target: Target, passes: Passes = ALL
 ) -> tuple[Spelled, ...]:
     """The kernels of a muGraph with every decision made, not yet printed. Raises Refused when one does not fit."""
-    tiles: list[Spelled] = []
-    _kernels(program, Alternative((), graph, tuple(schedules)), target, passes, tiles)
-    return tuple(tiles)
+    way = _way(program, Alternative((), graph, tuple(schedules)), target, passes, 0, None)
+    return tuple(s.kernel.tile for s in way.kernels)
 
 
 def source(
@@ -67,85 +68,108 @@ def source(
     take the place of `graph` where their bounds hold, the first that does; those with a target are for other devices than
     those of `target`, the newest one, and kernels are compiled for the architecture that they are made for alone.
     """
-    tiles: list[Spelled] = []
-    ways: list[dict[str, Any]] = []
+    ways: list[host.Way] = []
+    compiled_for: list[ir.Expression | None] = []
     built = dict.fromkeys((*(o.target for o in others if o.target), target.name))
-    for way in (*others, Alternative((), graph, tuple(schedules))):
-        own = load_target(way.target) if way.target else target
-        kernels, workspace = _kernels(program, way, own, passes, tiles)
-        for k in kernels:
-            k["compiled_for"] = " && ".join(_device_tests(own.name, built, "__CUDA_ARCH__"))
-        tests = _device_tests(own.name, built, "mirage::capability()") if way.target else []
-        tests += _tests(way.when, program.symbols)
-        ways.append({"condition": " && ".join(tests), "kernels": kernels, "workspace": workspace})
-    name = "kernel.cu.j2" if target.kind == "cuda" else "kernel.cpp.j2"
-    lines = "\n".join(f"// {line}".rstrip() for line in comment.splitlines())
-    memory = tuple(Memory(k.get("threads", 1), k["shared_bytes"]) for w in ways for k in w["kernels"])
-    return Rendered(render(name, target.name, id=identifier, comment=lines, ways=ways), tuple(tiles), memory)
+    for chosen in (*others, Alternative((), graph, tuple(schedules))):
+        own = load_target(chosen.target) if chosen.target else target
+        tests = [*(_device_tests(own.name, built, CAPABILITY) if chosen.target else ()), *_tests(chosen.when, program)]
+        ways.append(_way(program, chosen, own, passes, len(compiled_for), k.both(*tests)))
+        compiled_for += [k.both(*_device_tests(own.name, built, ARCHITECTURE))] * len(ways[-1].kernels)
+    kernels = [s.kernel for w in ways for s in w.kernels]
+    memory = tuple(Memory(s.launch.threads, s.launch.shared_bytes) for s in kernels)
+    cuda = target.kind == "cuda"
+    arguments = (*ARGUMENTS, "stream" if cuda else "pool")
+    printed = render(
+        "kernel.cu.j2" if cuda else "kernel.cpp.j2",
+        target.name,
+        id=identifier,
+        comment="\n".join(f"// {line}".rstrip() for line in comment.splitlines()),
+        headers=list(dict.fromkeys(h for s in kernels for h in s.headers)),
+        kernels=[
+            {
+                "name": s.kernel.name,
+                "number": s.kernel.name.removeprefix("kernel"),
+                "constant": s.kernel.grid_constant,
+                "parameters": parameters(s.kernel),
+                "preamble": s.preamble,
+                "function": function(s.kernel),
+                "compiled_for": text(condition) if condition is not None else "",
+            }
+            for s, condition in zip(kernels, compiled_for, strict=True)
+        ],
+        ways=[
+            {
+                "where": f"Where {text(w.condition)}" if w.condition is not None else "Elsewhere",
+                "body": text(host.launches(w.kernels, cuda)),
+            }
+            for w in ways[: len(ways) if len(ways) > 1 else 0]
+        ],
+        entry=text(host.entry(ways, arguments, cuda)),
+        workspace=text(host.workspace(ways)),
+    )
+    return Rendered(printed, tuple(s.kernel for s in kernels), tuple(s.tile for s in kernels), memory)
 
 
-def _kernels(
-    program: Program, way: Alternative, target: Target, passes: Passes, tiles: list[Spelled]
-) -> tuple[list[dict[str, Any]], str]:
-    """The contexts of a muGraph's kernels, whose numbers begin behind those of `tiles` (which grow), and its workspace as
-    a C expression."""
-    graph, kernels = way.graph, []
+CAPABILITY, ARCHITECTURE = (
+    k.call("mirage::capability"),
+    k.name("__CUDA_ARCH__"),
+)  #: a device's number on host and device
+
+
+def _way(
+    program: Program,
+    way: Alternative,
+    target: Target,
+    passes: Passes,
+    first: int,
+    condition: ir.Expression | None,
+) -> host.Way:
+    """A muGraph with its kernels, whose numbers begin at `first`."""
+    graph, kernels = way.graph, list[host.Started]()
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
     empty = _summed(program)
-    for part, schedule in zip(graph.kernels, way.schedules, strict=True):
+    for n, (part, schedule) in enumerate(zip(graph.kernels, way.schedules, strict=True), first):
         weights = part.constants(program)
-        request = Request(
-            part.program, part.block, schedule, target, len(tiles), program.symbols, passes, weights, empty
+        made = kernel_of(
+            Request(part.program, part.block, schedule, target, n, program.symbols, passes, weights, empty)
         )
-        own_kernel = _cpu_kernel(request) if target.kind == "cpu" else kernel_of(request)
-        tiles.append(own_kernel.tile)
-        context = dict(own_kernel.context)
         if not passes.overlap:
-            context["dependent"] = False
-        if request.divides:
-            more = {program.symbols.index(n) for e in empty for n in e.names}
-            context["symbols"] = sorted({*context["symbols"], *more})
-        for i in context["inputs"]:
-            i["pointer"] = _pointer(graph, part.inputs[i["source"]], offsets, program.symbols)
-        for n, o in enumerate(context["outputs"]):
-            o["pointer"] = _pointer(graph, part.outputs[n], offsets, program.symbols)
-        context["setup"] = own_kernel.setup(_inside([*total, *shares], program.symbols))
-        shares += [own_kernel.workspace] if own_kernel.workspace else []
-        kernels.append(context)
-    return kernels, _size([*total, *shares], program.symbols)
+            made = replace(made, launch=replace(made.launch, dependent=False))
+        inputs = (_pointer(graph, part.inputs[i.source], offsets, program.symbols) for i in made.launch.inputs)
+        outputs = (_pointer(graph, t, offsets, program.symbols) for t in part.outputs)
+        own = host.inside([*total, *shares], program.symbols)
+        kernels.append(host.Started(made, tuple(inputs), tuple(outputs), own))
+        shares += [made.workspace] if made.workspace else []
+    return host.Way(condition, tuple(kernels), host.bytes_of([*total, *shares], program.symbols))
 
 
-def _device_tests(own: str, built: Collection[str], device: str) -> list[str]:
-    """The C conditions that of the architectures `built` it is `own` whose code a `device` runs, given by its number: that of
+def _device_tests(own: str, built: Collection[str], device: ir.Expression) -> list[ir.Expression]:
+    """The conditions that of the architectures `built` it is `own` whose code a `device` runs, given by its number: that of
     sm_90a and the like where the number is the very same, else the newest of the others that is no newer than the device.
     So does CUDA choose the code of a library."""
     if len(built) == 1:
         return []
     if alone(own):
-        return [f"{device} == {number(own)}"]
+        return [k.binary("==", device, number(own))]
     least = number(own)
     most = min((number(n) for n in built if not alone(n) and number(n) > least), default=0)
-    tests = [f"{device} >= {least}"] if min(map(number, built)) < least else []
-    tests += [f"{device} < {most}"] if most else []
+    tests: list[ir.Expression] = [device >= least] if min(map(number, built)) < least else []
+    tests += [device < most] if most else []
     apart = (number(n) for n in built if alone(n))
-    return tests + [f"{device} != {n}" for n in apart if n >= least and (n < most or not most)]
+    return tests + [k.binary("!=", device, n) for n in apart if n >= least and (n < most or not most)]
 
 
-def _tests(bounds: Sequence[Bound], symbols: Sequence[str]) -> list[str]:
-    """Bounds as C conditions that have to hold together."""
-    tests = []
+def _tests(bounds: Sequence[Bound], program: Program) -> list[ir.Expression]:
+    """Bounds as conditions that have to hold together."""
+    tests: list[ir.Expression] = []
     for b in bounds:
-        factor = [str(b.extent.factor)] if b.extent.factor != 1 else []
-        text = " * ".join([*factor, *(f"extents[{symbols.index(n)}]" for n in b.extent.names)])
-        tests += [f"{text} >= {b.least}"] if b.least else []
-        tests += [f"{text} <= {b.most}"] if b.most is not None else []
+        factor = [b.extent.factor] if b.extent.factor != 1 else []
+        value = k.product([*factor, *(k.name("extents")[program.symbols.index(n)] for n in b.extent.names)])
+        tests += [value >= b.least] if b.least else []
+        tests += [value <= b.most] if b.most is not None else []
     return tests
-
-
-def _cpu_kernel(r: Request) -> Kernel:
-    tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
-    return Kernel(tile, CpuEmitter(tile, r.number, r.symbols, r.hollow).kernel_context())
 
 
 def _summed(program: Program) -> tuple[Symbolic, ...]:
@@ -166,26 +190,11 @@ def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent
     return offsets, sizes
 
 
-def _size(sizes: Sequence[Extent], symbols: Sequence[str]) -> str:
-    """The sum of sizes, each rounded up, as a C expression."""
-    parts = []
-    for s in sizes:
-        if isinstance(s, int):
-            parts.append(str(-(-s // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT))
-        else:
-            text = " * ".join([str(s.factor), *(f"extents[{symbols.index(n)}]" for n in s.names)])
-            parts.append(f"({text} + {WORKSPACE_ALIGNMENT - 1}) / {WORKSPACE_ALIGNMENT} * {WORKSPACE_ALIGNMENT}")
-    return " + ".join(parts) or "0"
-
-
-def _pointer(graph: KernelGraph, tensor: int, offsets: dict[int, list[Extent]], symbols: Sequence[str]) -> str:
+def _pointer(
+    graph: KernelGraph, tensor: int, offsets: dict[int, list[Extent]], symbols: Sequence[str]
+) -> ir.Expression:
     if tensor < graph.sources:
-        return f"in[{tensor}]"
+        return k.name("in")[tensor]
     if tensor < graph.sources + graph.outputs:
-        return f"out[{tensor - graph.sources}]"
-    return _inside(offsets[tensor], symbols)
-
-
-def _inside(sizes: Sequence[Extent], symbols: Sequence[str]) -> str:
-    """The place in the workspace behind parts of these sizes."""
-    return f"static_cast<void*>(static_cast<char*>(workspace) + {_size(sizes, symbols)})"
+        return k.name("out")[tensor - graph.sources]
+    return host.inside(offsets[tensor], symbols)

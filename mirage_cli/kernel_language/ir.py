@@ -5,11 +5,12 @@
     Expression = Literal | Name | Unary | Binary | Select | Cast | Index | Member | Call | Construct | List | Lambda
 
 An *instruction* is a function of the headers in `templates/include/mirage/`: the language knows its name and its static
-arguments, `mirage_cli/kernel_machine/` what it does. Everything is frozen; two kernels are the same if they are equal.
+arguments, `mirage_cli/kernel_interpreter/` what it does. Everything is frozen; two kernels are the same if they are equal.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,16 +26,75 @@ class Type:
     reference: bool = False
 
 
+class Operand:
+    """What all expressions have: Python's operators on them make the expression that says so. `==` is that of trees."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Value) -> Binary:
+        return Binary("+", lift(self), lift(other))
+
+    def __radd__(self, other: Value) -> Binary:
+        return Binary("+", lift(other), lift(self))
+
+    def __sub__(self, other: Value) -> Binary:
+        return Binary("-", lift(self), lift(other))
+
+    def __rsub__(self, other: Value) -> Binary:
+        return Binary("-", lift(other), lift(self))
+
+    def __mul__(self, other: Value) -> Binary:
+        return Binary("*", lift(self), lift(other))
+
+    def __rmul__(self, other: Value) -> Binary:
+        return Binary("*", lift(other), lift(self))
+
+    def __truediv__(self, other: Value) -> Binary:
+        return Binary("/", lift(self), lift(other))
+
+    def __rtruediv__(self, other: Value) -> Binary:
+        return Binary("/", lift(other), lift(self))
+
+    def __mod__(self, other: Value) -> Binary:
+        return Binary("%", lift(self), lift(other))
+
+    def __lt__(self, other: Value) -> Binary:
+        return Binary("<", lift(self), lift(other))
+
+    def __gt__(self, other: Value) -> Binary:
+        return Binary(">", lift(self), lift(other))
+
+    def __le__(self, other: Value) -> Binary:
+        return Binary("<=", lift(self), lift(other))
+
+    def __ge__(self, other: Value) -> Binary:
+        return Binary(">=", lift(self), lift(other))
+
+    def __neg__(self) -> Unary:
+        return Unary("-", lift(self))
+
+    def __getitem__(self, at: Value) -> Index:
+        return Index(lift(self), lift(at))
+
+    def __call__(self, *args: Value) -> Call:
+        """The expression that calls this one."""
+        return Call(lift(self), tuple(map(lift, args)))
+
+    def member(self, name: str, *static: StaticValue, arrow: bool = False) -> Member:
+        """`self.name`, or behind a pointer `self->name`."""
+        return Member(lift(self), name, tuple(map(lift_static, static)), arrow)
+
+
 # --- expressions --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(Operand):
     """A number or truth value as it is spelled: `12`, `0x1p-3f`, `true`, `INFINITY`, `nullptr`."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class Name(Operand):
     """A variable, instruction or type member (`Sum::none` has the path Sum, none), with its static arguments.
 
     Static arguments stand behind the last part, or behind the first one of a path of types (`Words<__half>::pack`), which
@@ -46,7 +106,7 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Unary:
+class Unary(Operand):
     """`op` one of - ! ~ & * (void)."""
 
     op: str
@@ -54,7 +114,7 @@ class Unary:
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Operand):
     """`op` one of + - * / % << >> & | ^ < <= > >= == != && ||."""
 
     op: str
@@ -63,7 +123,7 @@ class Binary:
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class Select(Operand):
     """`condition ? yes : no`."""
 
     condition: Expression
@@ -72,7 +132,7 @@ class Select:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(Operand):
     """`static_cast` or `reinterpret_cast` (`kind` without `_cast`); `of` for a type called like a function, double(x)."""
 
     kind: str
@@ -81,7 +141,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class Index(Operand):
     """`of[at]`."""
 
     of: Expression
@@ -89,7 +149,7 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Member(Operand):
     """`of.name`, with static arguments where a member function has some; `arrow` for `of->name`."""
 
     of: Expression
@@ -99,7 +159,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Operand):
     """An instruction, a member function, a defined function or a lambda, called."""
 
     function: Expression
@@ -107,7 +167,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Construct:
+class Construct(Operand):
     """A value of a type from its parts: `Tile<__half, 32, 16>{pointer}`."""
 
     type: Type
@@ -115,14 +175,14 @@ class Construct:
 
 
 @dataclass(frozen=True, slots=True)
-class List:
+class List(Operand):
     """The parts of an array that is declared: `{0.0f, 1.0f}`."""
 
     items: tuple[Expression, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lambda:
+class Lambda(Operand):
     """A function that sees the variables around it: `[&](int r) { ... }`."""
 
     parameters: tuple[Parameter, ...]
@@ -141,6 +201,28 @@ Expression: TypeAlias = (
     Literal | Name | Unary | Binary | Select | Cast | Index | Member | Call | Construct | List | Lambda
 )
 Static: TypeAlias = Type | Expression  #: a static argument: a type (also what may be a constant's name), or a number
+Value: TypeAlias = Expression | Operand | int | str  #: what becomes an expression; a str is a name
+StaticValue: TypeAlias = Type | Value
+_NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)*")
+
+
+def lift(value: Value) -> Expression:
+    """An expression as it is, a whole number or truth value as a literal, a str as a name. Raises ValueError for others."""
+    match value:
+        case Operand():
+            return value  # type: ignore[return-value]
+        case bool():
+            return Literal(str(value).lower())
+        case int():
+            return Literal(str(value)) if value >= 0 else Unary("-", Literal(str(-value)))
+        case str() if _NAME.fullmatch(value):
+            return Name(tuple(value.split("::")))
+    raise ValueError(f"{value!r} is no name, whole number or expression")
+
+
+def lift_static(value: StaticValue) -> Static:
+    """A static argument: a type, or what `lift` takes."""
+    return value if isinstance(value, Type) else lift(value)
 
 
 # --- statements ---------------------------------------------------------------------------------------------------------
@@ -171,12 +253,11 @@ class Declare:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """`using name = type;`, or `typedef type name;` where `old`."""
+    """`using name = type;`."""
 
     name: str
     type: Type
     unused: bool = False
-    old: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +286,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """A loop; `unroll` is "", "#pragma unroll", "#pragma unroll 4" or a macro in front of it. `braces`: how it is written."""
+    """A loop; `unroll` is "", "#pragma unroll", "#pragma unroll 4" or a macro in front of it."""
 
     start: Statement
     condition: Expression
     step: Statement
     body: tuple[Statement, ...]
     unroll: str = ""
-    braces: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +303,6 @@ class ForEach:
     name: str
     over: Expression
     body: tuple[Statement, ...]
-    braces: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,18 +312,16 @@ class Each:
     macro: str
     type: Type
     body: tuple[Statement, ...]
-    braces: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class If:
-    """A choice; `static` where it is made when the kernel is compiled (`if constexpr`). `braces` are those of both sides."""
+    """A choice; `static` where it is made when the kernel is compiled (`if constexpr`)."""
 
     condition: Expression
     then: tuple[Statement, ...]
     otherwise: tuple[Statement, ...] = ()
     static: bool = False
-    braces: bool = True
 
 
 @dataclass(frozen=True, slots=True)

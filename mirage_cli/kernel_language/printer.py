@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.tokens import PRECEDENCE
 
+MOST_BEHIND = 60  #: characters of a statement that stands in the line of its loop or choice
 ANY, UNARY, OPERAND = 0, 20, 21  #: how strongly expressions bind; binary operators lie between the first two
 
 
@@ -18,7 +19,7 @@ Simple = (
 def text(of: ir.Kernel | Sequence[ir.Statement] | ir.Statement | ir.Expression) -> str:
     """The text of a kernel with the struct of its parameters, of statements, or of an expression."""
     if isinstance(of, ir.Kernel):
-        return _kernel(of)
+        return f"{parameters(of)}\n{function(of)}"
     if isinstance(of, ir.Statement):
         return _statement(of) + "\n"
     if isinstance(of, ir.Expression):
@@ -107,26 +108,29 @@ def _static(arg: ir.Static) -> str:
 # --- statements ---------------------------------------------------------------------------------------------------------
 def _statement(s: ir.Statement) -> str:
     match s:
-        case ir.For(start, condition, step, body, unroll, braces):
+        case ir.For(start, condition, step, body, unroll):
             head = f"for ({_simple(start)}; {_expression(condition)}; {_simple(step)})"
-            return (f"{unroll}\n" if unroll else "") + head + _body(body, braces)
-        case ir.ForEach(type_, name, over, body, braces):
-            return f"for ({_type(type_)} {name} : {_expression(over)})" + _body(body, braces)
-        case ir.Each(macro, type_, body, braces):
-            return f"{macro}({_type(type_)})" + _body(body, braces)
-        case ir.If(condition, then, otherwise, static, braces):
-            braces = braces or (bool(otherwise) and (len(then) != 1 or not isinstance(then[0], Simple)))
-            head = f"if {'constexpr ' if static else ''}({_expression(condition)})" + _body(then, braces)
-            return head + (f"{' ' if braces else chr(10)}else{_body(otherwise, braces)}" if otherwise else "")
+            return (f"{unroll}\n" if unroll else "") + head + _body(body)
+        case ir.ForEach(type_, name, over, body):
+            return f"for ({_type(type_)} {name} : {_expression(over)})" + _body(body)
+        case ir.Each(macro, type_, body):
+            return f"{macro}({_type(type_)})" + _body(body)
+        case ir.If(condition, then, otherwise, static):
+            head = f"if {'constexpr ' if static else ''}({_expression(condition)})"
+            if not otherwise:
+                return head + _body(then)
+            return f"{head} {_braces(map(_statement, then))} else {_braces(map(_statement, otherwise))}"
         case ir.Scope(body):
             return _braces(map(_statement, body))
     return _simple(s) + ";"
 
 
-def _body(body: Sequence[ir.Statement], braces: bool) -> str:
-    """The body of a loop or a choice, as it stands behind the head."""
+def _body(body: Sequence[ir.Statement]) -> str:
+    """The body of a loop or a choice, as it stands behind the head: a short one without others in it in the same line."""
     lines = [_statement(s) for s in body]
-    return " " + _braces(lines) if braces or len(lines) != 1 else "\n" + _indented(lines[0])
+    if len(lines) == 1 and isinstance(body[0], Simple) and "\n" not in lines[0] and len(lines[0]) <= MOST_BEHIND:
+        return " " + lines[0]
+    return " " + _braces(lines)
 
 
 def _simple(s: ir.Statement) -> str:
@@ -137,8 +141,6 @@ def _simple(s: ir.Statement) -> str:
             stars = len(names) - len(names.lstrip("*&"))  # those of the first one stand at the type
             marks = ("[[maybe_unused]]" if unused else "", storage, _type(type_) + names[:stars], names[stars:])
             return " ".join(filter(None, marks))
-        case ir.Alias(name, type_, old=True):
-            return f"typedef {_type(type_)} {name}"
         case ir.Alias(name, type_, unused):
             return f"using {name}{' [[maybe_unused]]' if unused else ''} = {_type(type_)}"
         case ir.Assign(place, op, value):
@@ -170,12 +172,18 @@ def _dims(dims: Sequence[ir.Expression]) -> str:
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------------
-def _kernel(k: ir.Kernel) -> str:
-    struct = "Parameters" + k.name.removeprefix("kernel")
+def parameters(k: ir.Kernel) -> str:
+    """The struct of a kernel's parameters."""
     fields = _braces(f"{_type(f.type)} {f.name}{_dims(f.dims)};" for f in k.fields)
+    return f"struct Parameters{k.name.removeprefix('kernel')} {fields};\n"
+
+
+def function(k: ir.Kernel) -> str:
+    """A kernel without the struct of its parameters."""
     head = f"void {k.name}(void* {k.parameters}, size_t block)"
     if k.bounds:
         constant = "__grid_constant__ " if k.grid_constant else ""
         bounds = ", ".join(map(str, k.bounds))
+        struct = f"Parameters{k.name.removeprefix('kernel')}"
         head = f"__global__ void __launch_bounds__({bounds}) {k.name}(const {constant}{struct} {k.parameters})"
-    return f"struct {struct} {fields};\n\n{head} {_braces(map(_statement, k.body))}\n"
+    return f"{head} {_braces(map(_statement, k.body))}\n"

@@ -276,7 +276,7 @@ class _Reader(Tokens):
             case "typedef":
                 self.at += 1
                 type_ = self.type()
-                return ir.Alias(self.name(), type_, old=True)
+                return ir.Alias(self.name(), type_)
             case "++" | "--":
                 self.at += 1
                 return ir.Step(token, self.unary())
@@ -379,9 +379,9 @@ class _Reader(Tokens):
             self.take("]")
         return tuple(extents)
 
-    def body(self) -> tuple[tuple[ir.Statement, ...], bool]:
-        """The body of a loop or a choice, and whether it stands in braces."""
-        return (self.statements("}"), True) if self.takes("{") else ((self.statement(),), False)
+    def body(self) -> tuple[ir.Statement, ...]:
+        """The body of a loop or a choice."""
+        return self.statements("}") if self.takes("{") else (self.statement(),)
 
     def loop(self, unroll: str) -> ir.For | ir.ForEach:
         """A loop."""
@@ -395,8 +395,7 @@ class _Reader(Tokens):
         self.take(";")
         step = self.simple()
         self.take(")")
-        body, braces = self.body()
-        return ir.For(start, condition, step, body, unroll, braces)
+        return ir.For(start, condition, step, self.body(), unroll)
 
     def range(self) -> ir.ForEach | None:
         """A loop over elements, behind its parenthesis, if it is one."""
@@ -409,7 +408,7 @@ class _Reader(Tokens):
         self.take(":")
         over = self.expression()
         self.take(")")
-        return ir.ForEach(type_, name, over, *self.body())
+        return ir.ForEach(type_, name, over, self.body())
 
     def each(self) -> ir.Each:
         """A loop over what a thread has of a value."""
@@ -418,20 +417,15 @@ class _Reader(Tokens):
         self.take("(")
         type_ = self.type()
         self.take(")")
-        return ir.Each(macro, type_, *self.body())
+        return ir.Each(macro, type_, self.body())
 
     def choice(self) -> ir.If:
         """A choice."""
         self.take("if")
         static = self.takes("constexpr")
         condition = self.parenthesised()
-        then, braces = self.body()
-        otherwise: tuple[ir.Statement, ...] = ()
-        if self.takes("else"):
-            if braces != (self.tokens[self.at] == "{"):
-                raise self.refused("both sides of a choice in braces, or none")
-            otherwise = self.body()[0]
-        return ir.If(condition, then, otherwise, static, braces)
+        then = self.body()
+        return ir.If(condition, then, self.body() if self.takes("else") else (), static)
 
     # --- kernels ----------------------------------------------------------------------------------------------------------
     def kernel(self) -> ir.Kernel | None:

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from mirage_cli.codegen import source
+from mirage_cli.kernel_language.printer import text
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
 from mirage_cli.search.schedules.architectures import alone, architectures, number
@@ -35,13 +36,13 @@ def _holds(condition: str, device: int) -> bool:
 @pytest.mark.parametrize("built", SOME, ids="-".join)
 def test_a_device_runs_the_kernels_whose_code_is_loaded(built: tuple[str, ...]) -> None:
     for device in DEVICES:
-        chosen = [n for n in built if _holds(" && ".join(source._device_tests(n, built, "__CUDA_ARCH__")), device)]
+        chosen = [n for n in built if _holds(" && ".join(map(text, source._device_tests(n, built, source.ARCHITECTURE))), device)]
         loaded = _loaded(built, device)
         assert chosen == [loaded] or (loaded is None and len(chosen) <= 1)
 
 
 def test_one_architecture_needs_no_test() -> None:
-    assert source._device_tests("sm_90a", ["sm_90a"], "__CUDA_ARCH__") == []
+    assert source._device_tests("sm_90a", ["sm_90a"], source.ARCHITECTURE) == []
 
 
 @pytest.mark.parametrize("built", [("sm_120", "sm_80", "sm_90a"), architectures()], ids="-".join)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Protocol
 
 from mirage_cli.codegen.requests.passes import ALL, Passes
+from mirage_cli.kernel_language import ir
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
@@ -42,16 +43,59 @@ class Request:
         """True if the kernel has quotients that are to be 0 where the fragment sums over nothing."""
         return bool(self.hollow) and any(n.op == "div" for n in self.program.nodes)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The places among the fragment's symbols of those that the kernel needs."""
+        names = {*self.program.symbols, *(n for e in self.hollow if self.divides for n in e.names)}
+        return tuple(sorted(map(self.symbols.index, names)))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor that a kernel reads or writes: its name there, the C type of its elements, of an input the source's number."""
+
+    name: str
+    type: str
+    source: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the host starts a kernel: the tensors and symbols (by number) among its parameters, factors of the number of
+    blocks, threads and bytes of shared memory of a block (on a CPU: of a thread's own), blocks of a cluster, whether it may
+    begin before the one before it has ended (`dependent`), and on a CPU whether threads share its blocks out (`parallel`)."""
+
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
+    symbols: tuple[int, ...]
+    blocks: tuple[ir.Expression, ...]
+    threads: int = 1
+    shared_bytes: int = 0
+    cluster: int = 1
+    dependent: bool = False
+    parallel: bool = True
+
+    def fields(self, *members: ir.Field) -> tuple[ir.Field, ...]:
+        """The members of the kernel's parameters, with `members` of its own."""
+        inputs = [ir.Field(ir.Type(i.type, pointers=1, const=True), i.name) for i in self.inputs]
+        outputs = [ir.Field(ir.Type(o.type, pointers=1), o.name) for o in self.outputs]
+        symbols = [ir.Field(ir.Type("int64_t"), f"s_{n}") for n in self.symbols]
+        return (*inputs, *outputs, *symbols, *members)
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel made: its context for the template, bytes of workspace that it needs for itself, and the statements that
-    set the members of its parameters, given the workspace's place as a C expression."""
+    """A kernel made, how it is launched, and the headers of `templates/include/mirage/cuda/` with its instructions; bytes of
+    workspace that it needs for itself, and the host's statements that set its own members of the parameters (`p`), given the
+    workspace's place. `Raises Refused` is what engines do for kernels that do not fit."""
 
     tile: Spelled
-    context: dict[str, Any]
+    kernel: ir.Kernel
+    launch: Launch
+    headers: tuple[str, ...] = ()
     workspace: int = 0
-    setup: Callable[[str], Sequence[str]] = field(default=lambda _: ())
+    setup: Callable[[ir.Expression], Sequence[ir.Statement]] = field(default=lambda _: ())
+    preamble: str = ""
 
 
 def hollow(extents: Sequence[Symbolic], extent: Callable[[Extent], str]) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from mirage_cli.codegen.printers.cuda import CudaEmitter
 from mirage_cli.codegen.printers.render import c_float
 from mirage_cli.codegen.printers.statements import PAIRED
+from mirage_cli.codegen.read_back import read_back
 from mirage_cli.codegen.requests.request import Kernel, Request, quotient, scaled
 from mirage_cli.codegen.rows.positions import Node, RowPositions, RowProgram, lines_node, used
 from mirage_cli.lax.ir.program import Output
@@ -51,7 +52,7 @@ def rows_kernel(r: Request) -> Kernel:
     program = RowProgram(rows_of(r.program, r.block), shape_of(r.schedule))
     check(program.rows, program.shape, r.target)
     printer = RowEmitter(program, r.number, r.symbols, r.constants, r.hollow)
-    return Kernel(program, printer.context(r.target.features.dependent_launch))
+    return read_back(r, program, printer.context(r.target.features.dependent_launch))
 
 
 class RowEmitter(RowPositions):

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from mirage_cli.codegen.read_back import read_back
 from mirage_cli.codegen.requests.request import Kernel, Request
 from mirage_cli.codegen.strip.merge import StripMerge
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile
@@ -91,7 +92,7 @@ class _Kernel(StripMerge):
         context["grid"] = sorted(context["grid"], key=lambda g: g["axis"] in self.g.split)
         for key in ("declare", "ring_constants", "ring_others", "prologue", "body", "epilogue"):
             context[key] = [_placed(line, offsets) for line in context[key]]
-        return Kernel(StripProgram(tuple(self.summary(shared, held_blocks))), context)
+        return read_back(self.r, StripProgram(tuple(self.summary(shared, held_blocks))), context)
 
     def loads(self, tiles: list[OperandTile]) -> list[str]:
         """Start copying tiles."""

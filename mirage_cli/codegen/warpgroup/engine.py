@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mirage_cli.codegen.read_back import read_back
 from mirage_cli.codegen.requests.request import Kernel, Request
 from mirage_cli.codegen.warpgroup.boxes import tensor_map
 from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, LATE, PANEL, Plan, Product, Tile, plan
@@ -46,7 +47,7 @@ def warpgroup_kernel(r: Request) -> Kernel:
     context = printer.context(r.number)
     if context["shared_bytes"] > r.target.shared_bytes:
         raise Refused(f"{context['shared_bytes']} bytes of shared memory, {r.target.name} has {r.target.shared_bytes}")
-    return Kernel(kernel_plan, context, setup=lambda _: printer.setup())
+    return read_back(r, kernel_plan, context, setup=lambda _: printer.setup())
 
 
 class _Printer:

@@ -16,30 +16,11 @@
 //     epilogue t7 = accum(t5)
 //     epilogue t8 = mul(t6, silu(t7))
 //     store t8
-#include <cstdlib>
-
 #include "mirage/cpu/tile.hpp"
 #include "mirage/entry.h"
 
 namespace {
 using namespace mirage;
-
-// Scratch of the running thread, kept from task to task.
-struct Scratch {
-    void* data = nullptr;
-    size_t size = 0;
-    ~Scratch() { std::free(data); }
-};
-unsigned char* scratch(size_t size) {
-    static thread_local Scratch own;
-    if (own.size < size) {
-        std::free(own.data);
-        own.data = std::aligned_alloc(128, (size + 127) / 128 * 128);
-        own.size = own.data != nullptr ? size : 0;
-    }
-    return static_cast<unsigned char*>(own.data);
-}
-[[maybe_unused]] inline int smaller(int64_t a, int64_t b) { return static_cast<int>(a < b ? a : b); }
 
 struct Parameters0 {
     const half* x0;
@@ -70,7 +51,6 @@ void kernel0(void* data, size_t block) {
     float* const t6 = reinterpret_cast<float*>(memory + 256);
     float* const t7 = reinterpret_cast<float*>(memory + 384);
     (void)block;
-
     {
         load_row(t1 + 0, x1 + a_at * 40, 40);
     }
@@ -92,7 +72,7 @@ void kernel0(void* data, size_t block) {
         MIRAGE_VECTOR_LOOP
         for (int i_b = 0; i_b < 4; ++i_b) {
             const float e0 = m_silu(t7[i_b]);
-            const float e1 = (t6[i_b] * e0);
+            const float e1 = t6[i_b] * e0;
             row[i_b] = e1;
         }
         store_row(y0 + a_at * 24 + b_at, row, 4);

@@ -68,16 +68,15 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
     __half* const t7_as_f16 = reinterpret_cast<__half*>(shared + 3840);
     float* const t11 = reinterpret_cast<float*>(shared + 5120);
     float* const t9_scratch = reinterpret_cast<float*>(shared + 4608);
-    typedef Fragment<16, 16, 1, 2> F_t5;
+    using F_t5 = Fragment<16, 16, 1, 2>;
     F_t5 t5;
-    typedef Fragment<16, 16, 1, 2> F_t6;
+    using F_t6 = Fragment<16, 16, 1, 2>;
     F_t6 t6;
-    typedef Fragment<16, 16, 1, 2> F_t7;
+    using F_t7 = Fragment<16, 16, 1, 2>;
     F_t7 t7;
-    typedef Fragment<16, 16, 1, 2> F_t10;
+    using F_t10 = Fragment<16, 16, 1, 2>;
     F_t10 t10;
     (void)block;
-
     load_rows<__half, 4, 16, 16, THREADS>(t3, x1, 16, [&](int r) {
         (void)r;
         [[maybe_unused]] const int i_b = r;
@@ -92,13 +91,13 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
             const offset_t d_step = static_cast<offset_t>(step) * 16;
             (void)slot;
             (void)d_step;
-            load_rows<__half, 16, 16, 16, THREADS>((t0 + slot * 256), x0, 16, [&](int r) {
+            load_rows<__half, 16, 16, 16, THREADS>(t0 + slot * 256, x0, 16, [&](int r) {
                 (void)r;
                 [[maybe_unused]] const int i_d = r;
                 const __half* const from = x0 + a_at * 592 + (d_step + i_d) * 16 + c_at;
                 return Row<__half>{d_step + i_d < 37 ? from : nullptr, i_d * 16};
             });
-            load_rows<__half, 16, 16, 16, THREADS>((t4 + slot * 256), x2, 16, [&](int r) {
+            load_rows<__half, 16, 16, 16, THREADS>(t4 + slot * 256, x2, 16, [&](int r) {
                 (void)r;
                 [[maybe_unused]] const int i_d = r;
                 const __half* const from = x2 + a_at * 592 + (d_step + i_d) * 16;
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
     __syncthreads();
     for (int i = threadIdx.x; i < 4; i += THREADS) {
         [[maybe_unused]] const int i_b = i;
-        t7_max[i_b] = (-INFINITY);
+        t7_max[i_b] = -INFINITY;
     }
     t10.fill(0x0p+0f);
     for (int i = threadIdx.x; i < 4; i += THREADS) {
@@ -136,26 +135,23 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
             [[maybe_unused]] const int i_d = c_;
             const float e0 = static_cast<float>(d_step + i_d);
             const float e1 = static_cast<float>(b_at + i_b);
-            const float e2 = (0x1.4p+4f + e1);
+            const float e2 = 0x1.4p+4f + e1;
             const float e3 = m_le(e0, e2);
-            const float e4 = (t5.v[m_][n_][i_] * 0x1p-2f);
-            const float e5 = m_where(e3, e4, (-INFINITY));
+            const float e4 = t5.v[m_][n_][i_] * 0x1p-2f;
+            const float e5 = m_where(e3, e4, -INFINITY);
             t6.v[m_][n_][i_] = e5;
         }
-        mirage::reduce_rows<Max, F_t6, THREADS>(
-            t7_top_scratch,
-            [&](int row, int col, int m, int n, int i) {
-                (void)row, (void)col, (void)m, (void)n, (void)i;
-                [[maybe_unused]] const int r_ = min(row, 3);
-                [[maybe_unused]] const int c_ = col;
-                [[maybe_unused]] const int i_b = r_;
-                [[maybe_unused]] const int i_d = c_;
-                return d_step + i_d < 37 && F_t6::row(m, i) < 4 ? t6.v[m][n][i] : Max::none();
-            },
-            [&](int r, float x) {
-                [[maybe_unused]] const int i_b = r;
-                if (r < 4) t7_top[i_b] = x;
-            });
+        mirage::reduce_rows<Max, F_t6, THREADS>(t7_top_scratch, [&](int row, int col, int m, int n, int i) {
+            (void)row, (void)col, (void)m, (void)n, (void)i;
+            [[maybe_unused]] const int r_ = min(row, 3);
+            [[maybe_unused]] const int c_ = col;
+            [[maybe_unused]] const int i_b = r_;
+            [[maybe_unused]] const int i_d = c_;
+            return d_step + i_d < 37 && F_t6::row(m, i) < 4 ? t6.v[m][n][i] : Max::none();
+        }, [&](int r, float x) {
+            [[maybe_unused]] const int i_b = r;
+            if (r < 4) t7_top[i_b] = x;
+        });
         __syncthreads();
         for (int i = threadIdx.x; i < 4; i += THREADS) {
             [[maybe_unused]] const int i_b = i;
@@ -177,7 +173,9 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
             [[maybe_unused]] const int c_ = F_t7::col(n_, i_);
             [[maybe_unused]] const int i_b = r_;
             [[maybe_unused]] const int i_d = c_;
-            if (F_t7::row(m_, i_) < 4) put(t7_as_f16[i_b * 24 + i_d], d_step + i_d < 37 ? t7.v[m_][n_][i_] : 0.0f);
+            if (F_t7::row(m_, i_) < 4) {
+                put(t7_as_f16[i_b * 24 + i_d], d_step + i_d < 37 ? t7.v[m_][n_][i_] : 0.0f);
+            }
         }
         MIRAGE_EACH(F_t10) {
             [[maybe_unused]] const int r_ = min(F_t10::row(m_, i_), 3);
@@ -190,20 +188,17 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
             [[maybe_unused]] const int i_b = i;
             t11[i_b] *= t7_shrink[i_b];
         }
-        mirage::reduce_rows<Sum, F_t7, THREADS>(
-            t9_scratch,
-            [&](int row, int col, int m, int n, int i) {
-                (void)row, (void)col, (void)m, (void)n, (void)i;
-                [[maybe_unused]] const int r_ = min(row, 3);
-                [[maybe_unused]] const int c_ = col;
-                [[maybe_unused]] const int i_b = r_;
-                [[maybe_unused]] const int i_d = c_;
-                return d_step + i_d < 37 && F_t7::row(m, i) < 4 ? t7.v[m][n][i] : Sum::none();
-            },
-            [&](int r, float x) {
-                [[maybe_unused]] const int i_b = r;
-                if (r < 4) t11[i_b] += x;
-            });
+        mirage::reduce_rows<Sum, F_t7, THREADS>(t9_scratch, [&](int row, int col, int m, int n, int i) {
+            (void)row, (void)col, (void)m, (void)n, (void)i;
+            [[maybe_unused]] const int r_ = min(row, 3);
+            [[maybe_unused]] const int c_ = col;
+            [[maybe_unused]] const int i_b = r_;
+            [[maybe_unused]] const int i_d = c_;
+            return d_step + i_d < 37 && F_t7::row(m, i) < 4 ? t7.v[m][n][i] : Sum::none();
+        }, [&](int r, float x) {
+            [[maybe_unused]] const int i_b = r;
+            if (r < 4) t11[i_b] += x;
+        });
         mirage::contract<16, true, 24, true, 16>(t10, t7_as_f16, t0_now);
     }
     copy_wait<0>();
@@ -214,7 +209,7 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
         [[maybe_unused]] const int i_b = r_;
         [[maybe_unused]] const int i_c = c_;
         if (F_t10::row(m_, i_) < 4 && b_at + i_b < 5) {
-            const float e0 = (t10.v[m_][n_][i_] / t11[i_b]);
+            const float e0 = t10.v[m_][n_][i_] / t11[i_b];
             put(y0[a_at * 80 + (b_at + i_b) * 16 + c_at + i_c], e0);
         }
     }
@@ -242,8 +237,7 @@ extern "C" MIRAGE_EXPORT int mirage_golden(const void* const* in, void* const* o
         const int64_t blocks = int64_t{1} * 2 * 2 * 1;
         if (blocks > 0) {
             static std::atomic<uint64_t> admitted{0};
-            status = mirage::launch(kernel0, admitted, blocks, 256, 5504,
-                                    1, false, stream, p);
+            status = mirage::launch(kernel0, admitted, blocks, 256, 5504, 1, false, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }

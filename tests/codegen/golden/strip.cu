@@ -71,8 +71,6 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     const int mine = steps > group ? (steps - group + GROUPS - 1) / GROUPS : 0;
     launch_dependents();
     cluster_arrive_relaxed();
-
-    // Constants of the model may be read before the kernel in front of this one has ended.
     auto load_constants = [&](int turn, int slot) {
         (void)slot;
         if (turn >= mine) return;
@@ -111,16 +109,16 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     for (int turn = 0; turn < 1; ++turn) load_others(turn, turn);
     copy_wait<1>();
     __syncthreads();
-    reduce<StripSum, 24, 16, THREADS>(
-        [&](int o, int k) {
-            (void)o, (void)k;
-            [[maybe_unused]] const int i_b = o;
-            [[maybe_unused]] const int i_d = k;
-            const bool e0 = b_at + i_b < 9;
-            const float e1 = (to_float(*Tile_t1{t1_tile}.element(i_b, i_d)) * to_float(*Tile_t1{t1_tile}.element(i_b, i_d)));
-            return e0 ? e1 : StripSum::none();
-        },
-        [&](int o, float x) { t6[o] = x; });
+    reduce<StripSum, 24, 16, THREADS>([&](int o, int k) {
+        (void)o, (void)k;
+        [[maybe_unused]] const int i_b = o;
+        [[maybe_unused]] const int i_d = k;
+        const bool e0 = b_at + i_b < 9;
+        const float e1 = to_float(*Tile_t1{t1_tile}.element(i_b, i_d)) * to_float(*Tile_t1{t1_tile}.element(i_b, i_d));
+        return e0 ? e1 : StripSum::none();
+    }, [&](int o, float x) {
+        t6[o] = x;
+    });
     __syncthreads();
     HeldRows<__half, 1, 1> t1_held;
     t1_held.read(Rows16<Tile_t1, true>{Tile_t1{t1_tile}, member * 16});
@@ -128,8 +126,8 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     MIRAGE_STRIP_ROWS(StripRows<1>) {
         [[maybe_unused]] const int r_ = min(strip_row<StripRows<1>>(member, m_, h_ * 2), 23);
         [[maybe_unused]] const int i_b = r_;
-        const float e0 = (0x1p-4f * t6[i_b]);
-        const float e1 = (0x1.0624dep-10f + e0);
+        const float e0 = 0x1p-4f * t6[i_b];
+        const float e1 = 0x1.0624dep-10f + e0;
         const float e2 = m_sqrt(e1);
         t8_rows.v[m_][h_] = e2;
     }
@@ -139,7 +137,6 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     t16.fill(0.0f);
     StripRows<1> t17;
     t17.fill(0.0f);
-
     int slot = 0;
     for (int turn = 0; turn < mine; ++turn) {
         copy_wait<0>();
@@ -165,10 +162,10 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
                 #pragma unroll
                 for (int e = 0; e < Tile_t2::VEC; ++e) {
                     [[maybe_unused]] const int i_e = o;
-                    [[maybe_unused]] const int i_d = (first + e);
+                    [[maybe_unused]] const int i_d = first + e;
                     const bool inside = e_at + e_step + i_e < 72;
-                    const float e0 = (x[e] * x[e]);
-                    sum += (inside ? e0 : 0.0f);
+                    const float e0 = x[e] * x[e];
+                    sum += inside ? e0 : 0.0f;
                 }
                 sum += __shfl_xor_sync(0xffffffffu, sum, 1);
                 if (k % 2 == 0) t7[o] = sum;
@@ -177,8 +174,8 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
         wait_together<GROUP>(1 + group);
         for (int i = in_group; i < 32; i += GROUP) {
             [[maybe_unused]] const int i_e = i;
-            const float e0 = (0x1p-4f * t7[i_e]);
-            const float e1 = (0x1.0624dep-10f + e0);
+            const float e0 = 0x1p-4f * t7[i_e];
+            const float e1 = 0x1.0624dep-10f + e0;
             const float e2 = m_sqrt(e1);
             t9[i] = e2;
             t9_inverse[i] = 1.0f / t9[i];
@@ -192,21 +189,22 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
             const float e0 = 1.0f / t8_rows.v[m_][i_ >> 1];
             const float e1 = t4.v[m_][n_][i_] * e0;
             const float e2 = e1 * t9_inverse[i_e];
-            const float e3 = (0x1p-2f * e2);
+            const float e3 = 0x1p-2f * e2;
             t12.v[m_][n_][i_] = e3;
         }
         StripRows<1> t13_top;
         MIRAGE_STRIP_ROWS(StripRows<1>) {
             float x = StripMax::none();
-        #pragma unroll
-            for (int n_ = 0; n_ < 4; ++n_)
-        #pragma unroll
+            #pragma unroll
+            for (int n_ = 0; n_ < 4; ++n_) {
+                #pragma unroll
                 for (int i_ = 2 * h_; i_ < 2 * h_ + 2; ++i_) {
                     [[maybe_unused]] const int r_ = min(strip_row<S_t12>(member, m_, i_), 23), c_ = strip_col(n_, i_);
                     [[maybe_unused]] const int i_b = r_;
                     [[maybe_unused]] const int i_e = c_;
                     x = StripMax::join(x, e_at + e_step + i_e < 72 ? t12.v[m_][n_][i_] : StripMax::none());
                 }
+            }
             t13_top.v[m_][h_] = over_row<StripMax>(x);
         }
         StripRows<1> t13_shrink;
@@ -230,15 +228,16 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
         strip_contract<2>(t16, StripOperand<__half, S_t13>{t13}, Columns8<Tile_t0, false>{Tile_t0{reinterpret_cast<__half*>(stage + 1024)}});
         MIRAGE_STRIP_ROWS(StripRows<1>) {
             float x = StripSum::none();
-        #pragma unroll
-            for (int n_ = 0; n_ < 4; ++n_)
-        #pragma unroll
+            #pragma unroll
+            for (int n_ = 0; n_ < 4; ++n_) {
+                #pragma unroll
                 for (int i_ = 2 * h_; i_ < 2 * h_ + 2; ++i_) {
                     [[maybe_unused]] const int r_ = min(strip_row<S_t13>(member, m_, i_), 23), c_ = strip_col(n_, i_);
                     [[maybe_unused]] const int i_b = r_;
                     [[maybe_unused]] const int i_e = c_;
                     x = StripSum::join(x, e_at + e_step + i_e < 72 ? t13.v[m_][n_][i_] : StripSum::none());
                 }
+            }
             t17.v[m_][h_] = t17.v[m_][h_] * t13_shrink.v[m_][h_] + x;
         }
         slot = slot == 1 ? 0 : slot + 1;
@@ -251,19 +250,24 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     }
     MIRAGE_STRIP_ROWS(StripRows<1>) {
         const float x = over_row<StripSum>(t17.v[m_][h_]);
-        if ((lane_of() & 3) == 0) t17_part[group * 32 + strip_row<StripRows<1>>(member, m_, h_ * 2)] = x;
+        if ((lane_of() & 3) == 0) {
+            t17_part[group * 32 + strip_row<StripRows<1>>(member, m_, h_ * 2)] = x;
+        }
     }
     MIRAGE_STRIP_ROWS(StripRows<1>) {
         const float x = t13_max.v[m_][h_];
-        if ((lane_of() & 3) == 0) t13_max_part[group * 32 + strip_row<StripRows<1>>(member, m_, h_ * 2)] = x;
+        if ((lane_of() & 3) == 0) {
+            t13_max_part[group * 32 + strip_row<StripRows<1>>(member, m_, h_ * 2)] = x;
+        }
     }
     __syncthreads();
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float high = -INFINITY;
         for (int g = 0; g < GROUPS; ++g) high = fmaxf(high, t13_max_part[g * 32 + r]);
         t13_max_merged[r] = high;
-        for (int g = 0; g < GROUPS; ++g)
+        for (int g = 0; g < GROUPS; ++g) {
             t13_max_weight[g * 32 + r] = strip_exp_difference(t13_max_part[g * 32 + r], high);
+        }
         float t17_x = 0.0f;
         for (int g = 0; g < GROUPS; ++g) t17_x += t17_part[g * 32 + r] * t13_max_weight[g * 32 + r];
         t17_merged[r] = t17_x;
@@ -280,12 +284,13 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
         [[maybe_unused]] const int i_b = outer;
         float t16_x[4] = {};
         #pragma unroll
-        for (int g = 0; g < GROUPS; ++g)
+        for (int g = 0; g < GROUPS; ++g) {
             add_scaled(t16_x, t16_part + (g * 32 + outer) * 28 + first, t13_max_weight[g * 32 + outer]);
+        }
         float share[4];
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            [[maybe_unused]] const int i_c = (first + e);
+            [[maybe_unused]] const int i_c = first + e;
             share[e] = t16_x[e];
         }
         put_floats(in_block(t16_shares, i / 48) + (rank * 48 + i % 48) * 4, share);
@@ -304,7 +309,9 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     }
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = 0.0f;
-        for (int s = 0; s < 3; ++s) x += t17_shares[s * 24 + r] * strip_exp_difference(t13_max_shares[s * 24 + r], t13_common_merged[r]);
+        for (int s = 0; s < 3; ++s) {
+            x += t17_shares[s * 24 + r] * strip_exp_difference(t13_max_shares[s * 24 + r], t13_common_merged[r]);
+        }
         t19_merged[r] = x;
     }
     __syncthreads();
@@ -312,22 +319,25 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
         const int i = static_cast<int>(rank) * 48 + j;
         if (i >= 144) break;
         [[maybe_unused]] const int first = i % 6 * 4, outer = i / 6;
-            {
-                [[maybe_unused]] const int i_b = outer;
-                float t18_x[4] = {};
-                #pragma unroll
-                for (int s = 0; s < 3; ++s)
-                    add_scaled(t18_x, t16_shares + (s * 48 + i - static_cast<int>(rank) * 48) * 4, strip_exp_difference(t13_max_shares[s * 24 + i_b], t13_common_merged[i_b]));
-                float result[4];
-                #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    [[maybe_unused]] const int i_c = (first + e);
-                    const float e0 = (t18_x[e] / t19_merged[i_b]);
-                    result[e] = e0;
-                }
-                [[maybe_unused]] const int i_c = first;
-                if (b_at + i_b < 9 && c_at + i_c < 16) put_vector(y0 + a_at * 144 + (b_at + i_b) * 16 + c_at + i_c, result);
+        {
+            [[maybe_unused]] const int i_b = outer;
+            float t18_x[4] = {};
+            #pragma unroll
+            for (int s = 0; s < 3; ++s) {
+                add_scaled(t18_x, t16_shares + (s * 48 + i - static_cast<int>(rank) * 48) * 4, strip_exp_difference(t13_max_shares[s * 24 + i_b], t13_common_merged[i_b]));
             }
+            float result[4];
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                [[maybe_unused]] const int i_c = first + e;
+                const float e0 = t18_x[e] / t19_merged[i_b];
+                result[e] = e0;
+            }
+            [[maybe_unused]] const int i_c = first;
+            if (b_at + i_b < 9 && c_at + i_c < 16) {
+                put_vector(y0 + a_at * 144 + (b_at + i_b) * 16 + c_at + i_c, result);
+            }
+        }
     }
 }
 
@@ -353,8 +363,7 @@ extern "C" MIRAGE_EXPORT int mirage_golden(const void* const* in, void* const* o
         const int64_t blocks = int64_t{1} * 2 * 1 * 1 * 3;
         if (blocks > 0) {
             static std::atomic<uint64_t> admitted{0};
-            status = mirage::launch(kernel0, admitted, blocks, 128, 15232,
-                                    3, true, stream, p);
+            status = mirage::launch(kernel0, admitted, blocks, 128, 15232, 3, true, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }

@@ -1,9 +1,28 @@
 // Tiles of one task on a CPU: copies with conversion, contractions, reductions the compiler can vectorise.
 #pragma once
+#include <cstdlib>
+
 #include "mirage/cpu/contract.hpp"
 
 namespace mirage {
 inline namespace MIRAGE_ISA {
+
+// Scratch of the running thread, kept from task to task.
+struct Scratch {
+    void* data = nullptr;
+    size_t size = 0;
+    ~Scratch() { std::free(data); }
+};
+inline unsigned char* scratch(size_t size) {
+    static thread_local Scratch own;
+    if (own.size < size) {
+        std::free(own.data);
+        own.data = std::aligned_alloc(128, (size + 127) / 128 * 128);
+        own.size = own.data != nullptr ? size : 0;
+    }
+    return static_cast<unsigned char*>(own.data);
+}
+MIRAGE_INLINE int smaller(int64_t a, int64_t b) { return static_cast<int>(a < b ? a : b); }
 
 // --- rows with conversion -----------------------------------------------------------------------------------------------
 template <class T>

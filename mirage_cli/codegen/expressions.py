@@ -1,0 +1,92 @@
+"""Numbers, extents and operators of programs as expressions of kernels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from mirage_cli.codegen.printers.render import c_float
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.reader import read_expression
+from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.ops import lookup
+
+PAIRED = ("exp_minus", "exp_difference")  #: functions of two numbers that are not in the registry
+ZERO = k.number("0.0f")
+
+
+@dataclass(slots=True)
+class Lets:
+    """Statements of one loop body; equal subexpressions get one variable."""
+
+    statements: list[ir.Statement] = field(default_factory=list)
+    known: dict[ir.Expression, ir.Name] = field(default_factory=dict)
+
+    def let(self, value: ir.Expression, kind: str = "float") -> ir.Name:
+        """A variable with a value."""
+        if value not in self.known:
+            variable = k.name(f"e{len(self.known)}")
+            self.known[value] = variable
+            self.statements.append(k.let(kind, variable.path[0], value))
+        return self.known[value]
+
+
+def float_number(value: Fraction | float) -> ir.Expression:
+    """The float32 nearest to a value (ties to even)."""
+    literal = c_float(value)
+    return k.number(literal) if literal[0] != "(" else -k.number(literal[2:-1])
+
+
+def double_number(value: float) -> ir.Expression:
+    """A float64."""
+    return k.number(value.hex()) if math.copysign(1, value) > 0 else -k.number((-value).hex())
+
+
+@functools.lru_cache(maxsize=512)
+def _form(op: str) -> tuple[ir.Expression, tuple[ir.Name, ...]]:
+    """How an operator of the registry is spelled, and the names that stand for its arguments."""
+    o = lookup(op)
+    names = tuple(k.name(f"argument{n}") for n in range(o.arity))
+    return read_expression(o.c.format(*(n.path[0] for n in names))), names
+
+
+def applied(op: str, args: Sequence[ir.Expression], prefix: str = "m_") -> ir.Expression:
+    """An operator of the registry, or one of `PAIRED`, on float32 values; `prefix` is that of the headers' functions of
+    pairs."""
+    if op in PAIRED:
+        return k.call(prefix + op, *args)
+    form, names = _form(op)
+    return k.substituted(form, dict(zip(names, args, strict=True)))
+
+
+def extent(e: Extent, symbols: Sequence[str], wide: bool) -> ir.Expression:
+    """An extent; `wide` where it is part of numbers beyond 32 bits. Symbols are called `s_` and their number."""
+    if not isinstance(e, Symbolic):
+        return k.number(f"{e}LL") if wide else ir.lift(e)
+    factor = [k.number(f"{e.factor}LL")] if e.factor != 1 else []
+    return k.product([*factor, *(k.name(f"s_{symbols.index(n)}") for n in e.names)])
+
+
+def hollow(extents: Iterable[ir.Expression]) -> ir.Expression | None:
+    """The condition that something is summed over nothing; None where nothing can be.
+
+    Such a sum is 0, and so is what was divided by one in each of its terms: a softmax over nothing has no terms. Programs
+    have that division behind the sum, where it is 0 / 0."""
+    return k.joined("||", (k.binary("==", e, 0) for e in extents))
+
+
+def quotient(empty: ir.Expression | None, below: ir.Expression, value: ir.Expression) -> ir.Expression:
+    """A quotient that is 0 where the divisor `below` is a sum over nothing."""
+    if empty is None:
+        return value
+    return k.select(k.binary("&&", empty, k.binary("==", below, ZERO)), ZERO, value)
+
+
+def scaled(wide: ir.Expression, op: str, by: Fraction) -> ir.Expression:
+    """A float64 that is multiplied (`mul`) or divided (`div`) by a constant, rounded to float32. A quotient is a product as
+    well, which is off by two units of float64 at most."""
+    return k.call("to_float", wide * double_number(float(1 / by if op == "div" else by)))
