@@ -1,0 +1,223 @@
+"""Positions, elements and expressions of a tile program in kernels: what the engines `block` and `strip` and CPUs share.
+
+Axis `a` of a tile is walked by the index variable `i_a`; the tile's first position is `a_at` for a grid axis, `a_step` for
+the loop axis in the body, 0 for an axis held whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from mirage_cli.codegen import expressions
+from mirage_cli.codegen.expressions import ZERO, Lets
+from mirage_cli.codegen.requests.request import Parameter, Request
+from mirage_cli.codegen.tiles.shapes import Shapes
+from mirage_cli.codegen.tiles.tile import (
+    FRAGMENT,
+    RING,
+    Apply,
+    Buffer,
+    Count,
+    Expr,
+    Global,
+    Number,
+    Position,
+    Ref,
+    TileProgram,
+)
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import F64, DType
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.ir.program import Slot
+from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
+
+SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
+#: C types of elements on devices
+CUDA_TYPES = {
+    "f64": "double",
+    "f32": "float",
+    "f16": "__half",
+    "bf16": "__nv_bfloat16",
+    "i64": "int64_t",
+    "i32": "int32_t",
+    "i16": "int16_t",
+    "i8": "int8_t",
+    "u32": "uint32_t",
+    "u16": "uint16_t",
+    "u8": "uint8_t",
+    "bool": "uint8_t",
+}
+
+
+class Positions:
+    """Where a kernel's statements are in its tensors and tiles."""
+
+    types = CUDA_TYPES
+
+    def __init__(self, tile: TileProgram, r: Request) -> None:
+        self.t, self.r, self.symbols = tile, r, r.symbols
+        self.p, self.g = tile.program, tile.graph
+        self.shapes = Shapes(tile.program, tile.graph, tile.schedule, tile.target)
+        self.reads = {i.name: i for i in self.p.inputs}
+        sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
+        self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
+        self.hollow = expressions.hollow(self.extent(e) for e in r.hollow)
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+    def ctype(self, dtype: DType) -> str:
+        """The C type of an element."""
+        return self.types[dtype.name]
+
+    def extent(self, e: Extent) -> ir.Expression:
+        """An extent."""
+        return expressions.extent(e, self.symbols, self.wide)
+
+    def sized(self, axis: str, phase: str) -> bool:
+        """True if tiles of a phase hold more than one position of an axis."""
+        return self.shapes.size(axis, phase) > 1
+
+    def base(self, axis: str, phase: str) -> list[ir.Expression]:
+        """The terms of a tile's first position along an axis; none for 0."""
+        terms: list[ir.Expression] = [k.name(f"{axis}_at")] if self.t.schedule.tile(axis) is not None else []
+        return terms + ([k.name(f"{axis}_step")] if axis == self.g.loop and phase == BODY else [])
+
+    def position(self, axis: str, phase: str) -> ir.Expression:
+        """The current position along an axis."""
+        return k.total([*self.base(axis, phase), *([k.name(f"i_{axis}")] if self.sized(axis, phase) else [])])
+
+    def inside(self, axes: Sequence[str], phase: str) -> ir.Expression | None:
+        """The condition that the current position lies within the extents of `axes`; None when it always does."""
+        partial = [a for a in axes if not self.shapes.exact(a, phase)]
+        return k.both(*(self.position(a, phase) < self.extent(self.p.extent(a)) for a in partial))
+
+    def offset(self, access: Sequence[Slot], phase: str, fixed: Sequence[str] = ()) -> ir.Expression:
+        """The element offset of the current position in a stored tensor; index variables of `fixed` count as 0."""
+        terms: list[ir.Expression] = []
+        stride = ex.ONE
+        for s in reversed(access):
+            here: list[ir.Expression] = []
+            if s.axis is not None:
+                here = self.base(s.axis, phase)
+                here += [k.name(f"i_{s.axis}")] if self.sized(s.axis, phase) and s.axis not in fixed else []
+            here += [ir.lift(s.offset)] if s.offset else []
+            if here:
+                terms.append(k.total(here) if stride == 1 else k.total(here) * self.extent(stride))
+            stride = ex.product([stride, s.extent])
+        return k.total(reversed(terms))
+
+    def first(self, axes: Sequence[str]) -> ir.Expression | None:
+        """The condition that a block is the first one along grid axes; None without axes."""
+        return k.both(*(k.binary("==", f"{a}_at", 0) for a in axes))
+
+    # --- expressions --------------------------------------------------------------------------------------------------
+    def element(self, b: Buffer, phase: str) -> ir.Expression:
+        """An element of a buffer at the current position."""
+        if b.place == FRAGMENT:
+            return k.name(b.name).member("v")["m_"]["n_"]["i_"]
+        return self.pointer(b)[self.index(b, phase)]
+
+    def pointer(self, b: Buffer) -> ir.Name:
+        """The start of a buffer (of the current stage of a ring)."""
+        return k.name(f"{b.name}_now" if b.place == RING else b.name)
+
+    def index(self, b: Buffer, phase: str, fixed: Sequence[str] = ()) -> ir.Expression:
+        """The element index of the current position in a shared buffer."""
+        terms: list[ir.Expression] = []
+        for a, _ in b.axes:
+            parts = [k.name(f"i_{a}")] if self.sized(a, phase) and a not in fixed else []
+            parts += [k.name(f"{a}_step")] if self.whole_loop(b, a, phase) else []
+            if parts:
+                terms.append(k.total(parts) if b.stride(a) == 1 else k.total(parts) * b.stride(a))
+        return k.total(terms)
+
+    def whole_loop(self, b: Buffer, axis: str, phase: str) -> bool:
+        """True if a body statement reads a part of a buffer that holds the loop axis whole."""
+        return axis == self.g.loop and phase == BODY and b.phase == PROLOGUE
+
+    def expression(self, e: Expr, phase: str, out: Lets, guard: ir.Expression | None = None) -> ir.Expression:
+        """The value of an expression at the current position; reads of stored tensors happen only under `guard`."""
+        match e:
+            case Ref(name):
+                b = self.t.buffers[name]
+                element = self.element(b, phase)
+                return element if b.dtype.name == "f32" else out.let(k.call("to_float", element))
+            case Global(v):
+                read = k.call("to_float", k.name(v)[self.offset(self.reads[v].access, phase)])
+                return out.let(read if guard is None else k.select(guard, read, ZERO))
+            case Number(value):
+                return expressions.float_number(value)
+            case Position(a):
+                return out.let(k.cast("float", self.position(a, phase)))
+            case Count(a):
+                return k.cast("float", self.extent(self.p.extent(a)))
+            case Apply("mul" | "div" as op, (Ref(name), Number(Fraction() as by))) | Apply(
+                "mul" as op, (Number(Fraction() as by), Ref(name))
+            ) if self.t.buffers[name].dtype == F64:
+                return out.let(expressions.scaled(self.element(self.t.buffers[name], phase), op, by))
+            case Apply(op, args):
+                inner = [self.expression(a, phase, out, guard) for a in args]
+                value = expressions.applied(op, inner)
+                divides = op == "div" and phase != BODY
+                return out.let(expressions.quotient(self.hollow, inner[1], value) if divides else value)
+
+    # --- parts of a kernel --------------------------------------------------------------------------------------------
+    def blocks(self, axis: str) -> ir.Expression:
+        """The number of blocks along a grid axis."""
+        tile, extent = self.tile(axis), self.p.extent(axis)
+        return ir.lift(-(-extent // tile)) if isinstance(extent, int) else (self.extent(extent) + (tile - 1)) / tile
+
+    def tile(self, axis: str) -> int:
+        """Positions of a grid axis in a block's tile."""
+        return self.t.schedule.tile(axis) or 1
+
+    def grid(self) -> Sequence[str]:
+        """The grid axes, slowest first."""
+        return self.g.grid
+
+    def steps(self) -> ir.Expression:
+        """The number of iterations of the loop."""
+        if self.g.loop is None:
+            return k.ZERO
+        extent, step = self.p.extent(self.g.loop), self.t.schedule.loop
+        if self.g.loop in self.g.split:
+            at = k.name(f"{self.g.loop}_at")
+            share = k.converted("offset_t", at + self.tile(self.g.loop))
+            end = k.call("min", share, k.converted("offset_t", self.extent(extent)))
+            return k.cast("int", (end - at + (step - 1)) / step)
+        if isinstance(extent, int):
+            return ir.lift(-(-extent // step))
+        return k.cast("int", (self.extent(extent) + (step - 1)) / step)
+
+    def inputs(self) -> tuple[Parameter, ...]:
+        """The tensors that the kernel reads."""
+        return tuple(Parameter(i.name, self.ctype(self.p.sources[i.source].dtype), i.source) for i in self.p.inputs)
+
+    def outputs(self) -> tuple[Parameter, ...]:
+        """The tensors that the kernel writes."""
+        return tuple(Parameter(f"y{n}", self.ctype(o.dtype)) for n, o in enumerate(self.p.outputs))
+
+    def offset_type(self, wide: bool) -> ir.Alias:
+        """The type of numbers of elements."""
+        return k.alias("offset_t", "int64_t" if wide else "int", unused=True)
+
+    def names(self, parameters: str, restrict: bool) -> list[ir.Statement]:
+        """The kernel's parameters under their own names."""
+        own, of = list[ir.Statement](), k.name(parameters)
+        for i in self.inputs():
+            pointer = k.of_type(f"{i.type}*", const=True)
+            own.append(k.let(pointer, i.name, of.member(i.name), restrict=restrict))
+        for o in self.outputs():
+            own.append(k.let(f"{o.type}*", o.name, of.member(o.name), restrict=restrict))
+        return own
+
+    def places(self) -> list[ir.Statement]:
+        """The first positions of a CUDA block along the grid axes, from its number."""
+        block, found = k.name("block"), list[ir.Statement]()
+        for a in reversed(self.grid()):
+            found.append(k.let("unsigned", f"{a}_block", block % self.blocks(a), unused=True))
+            at = k.cast("offset_t", f"{a}_block") * self.tile(a)
+            found += [k.let("offset_t", f"{a}_at", at, unused=True), k.assign(block, self.blocks(a), "/=")]
+        return [k.declare("unsigned", "block", k.name("blockIdx").member("x")), *found, k.ignore(block)]
