@@ -14,8 +14,8 @@ from pathlib import Path
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.contains import contains
 from mirage_cli.search.proof.verify import verify
+from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.target import Target, load_target
-from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher
 from samples.cases import CASES, Case, program, search_options
 from samples.golden import GOLDEN, Golden

@@ -24,9 +24,9 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.optimization import task
 from mirage_cli.search.finish.unfuse import unfused
 from mirage_cli.search.mugraph.mugraph import KernelGraph
+from mirage_cli.search.schedules.ranking import BLOCK, engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
-from mirage_cli.search.schedules.tiling import blocks_ranked
 from mirage_cli.search.search import Searcher, SearchOptions
 from mirage_cli.suite.report import between
 from samples.cases import CASES, program, search_options
@@ -103,7 +103,7 @@ def measured(name: str, p: Program, target: Target) -> Row:
     options = search_options(CASES[name], p) if name in CASES else SearchOptions()
     for candidate in Searcher(options).search(p, target).candidates:
         graph = candidate.graph
-        ways = [blocks_ranked(k.program, k.block, target, 1) for k in graph.kernels]
+        ways = [engine_ranked(BLOCK, k.program, k.block, target, 1) for k in graph.kernels]
         if not all(ways):
             continue
         pairs = zip(candidate.schedules, ways, strict=True)

@@ -29,9 +29,10 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGr
 from mirage_cli.search.reassociation import variants
 from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
+from mirage_cli.search.schedules.ranking import ENGINES, ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
-from mirage_cli.search.schedules.tiling import ENGINES, SPLITS, ranked
+from mirage_cli.search.schedules.tiling import SPLITS
 
 FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be worth storing
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands

@@ -1,23 +1,19 @@
-"""Engines: the ways to make a CUDA kernel of a block graph with a schedule. Each brings a template of `templates/cuda/`.
+"""Engines: the ways to make kernels of a block graph with a schedule.
 
-    block      tiles of a block in shared memory, all warps in step (`codegen/tiles/lower.py`, `codegen/printers/cuda.py`)
-    strip      groups of warps that walk the loop on their own, values in registers (`codegen/strip/`)
-    rows       rows of graphs without contractions in registers (`codegen/rows/engine.py`)
-    warpgroup  many rows on sm_90a: a warp brings tiles, warpgroups multiply them (`codegen/warpgroup/engine.py`)
+    block      tiles of a block in shared memory, all warps in step
+    strip      groups of warps that walk the loop on their own, values in registers
+    rows       rows of graphs without contractions in registers
+    warpgroup  many rows on sm_90a: a warp brings tiles, warpgroups multiply them
 
-A template prints `kernelN(const Parameters parameters)` from `k`, the kernel's context. `kernel.cu.j2` itself prints the
-parameters, the workspace and the launches, and needs of every engine:
-
-    inputs, outputs, symbols, grid   what the kernel reads and writes, and its blocks (see `Emitter.context`)
-    headers, template                files of `templates/include/mirage/cuda/` and of `templates/cuda/`
-    members, setup                   further members of the parameters, and the statements that set them on the host
-    threads, shared_bytes, cluster   of a block; how many blocks make a cluster (1: none)
-    dependent                        whether the kernel may begin before the one before it has ended
+A kernel is data (`kernel_language/ir.py`); what it is launched with stands beside it (`requests/request.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 from mirage_cli.codegen.printers.cpu import CpuEmitter
 from mirage_cli.codegen.printers.cuda import CudaEmitter
@@ -33,10 +29,34 @@ from mirage_cli.codegen.warpgroup.engine import warpgroup_kernel
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.schedules.model import ModelMaker
+from mirage_cli.search.schedules.ranking import MODELS
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
-Engine = Callable[[Request], Kernel]
+
+class Engine(Protocol):
+    """A way to make kernels: `model` says whether a block graph suits, which schedules there are and what they cost, `make`
+    makes the kernel of one. Both raise Refused."""
+
+    @property
+    def model(self) -> ModelMaker:
+        """The engine's model of a block graph on a target."""
+
+    def make(self, request: Request, /) -> Kernel:
+        """The kernel of a schedule of this engine's. Raises Refused where it does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEngine:
+    """An engine of a model and a maker."""
+
+    model: ModelMaker
+    maker: Callable[[Request], Kernel]
+
+    def make(self, request: Request, /) -> Kernel:
+        """The kernel of a schedule."""
+        return self.maker(request)
 
 
 def tile_program(
@@ -62,12 +82,18 @@ def cpu_kernel(r: Request) -> Kernel:
     return read_back(r, tile, CpuEmitter(tile, r.number, r.symbols, r.hollow).kernel_context())
 
 
-ENGINES: dict[str, Engine] = {
-    "block": block_kernel,
-    "strip": strip_kernel,
-    "rows": rows_kernel,
-    "warpgroup": warpgroup_kernel,
-}
+_MAKERS = {"block": block_kernel, "strip": strip_kernel, "rows": rows_kernel, "warpgroup": warpgroup_kernel}
+ENGINES: dict[str, Engine] = {name: OwnEngine(MODELS[name], maker) for name, maker in _MAKERS.items()}
+
+
+@contextmanager
+def added(name: str, engine: Engine) -> Iterator[None]:
+    """One more engine for a while: searches that name it consider its schedules (`SearchOptions.engines`)."""
+    ENGINES[name], MODELS[name] = engine, engine.model
+    try:
+        yield
+    finally:
+        del ENGINES[name], MODELS[name]
 
 
 def kernel_of(request: Request) -> Kernel:
@@ -77,4 +103,4 @@ def kernel_of(request: Request) -> Kernel:
     engine = ENGINES.get(request.schedule.engine)
     if engine is None:
         raise Refused(f"unknown engine {request.schedule.engine!r}: there are {', '.join(ENGINES)}")
-    return engine(request)
+    return engine.make(request)

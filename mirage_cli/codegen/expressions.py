@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from mirage_cli.codegen.printers.render import c_float
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.literals import c_float
 from mirage_cli.kernel_language.reader import read_expression
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ops import lookup

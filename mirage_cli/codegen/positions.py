@@ -159,9 +159,9 @@ class Positions:
                 return out.let(expressions.scaled(self.element(self.t.buffers[name], phase), op, by))
             case Apply(op, args):
                 inner = [self.expression(a, phase, out, guard) for a in args]
-                value = expressions.applied(op, inner)
+                result = expressions.applied(op, inner)
                 divides = op == "div" and phase != BODY
-                return out.let(expressions.quotient(self.hollow, inner[1], value) if divides else value)
+                return out.let(expressions.quotient(self.hollow, inner[1], result) if divides else result)
 
     # --- parts of a kernel --------------------------------------------------------------------------------------------
     def blocks(self, axis: str) -> ir.Expression:

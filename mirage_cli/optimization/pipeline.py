@@ -36,7 +36,6 @@ from mirage_cli.processes import isolation
 from mirage_cli.report.report import Report
 from mirage_cli.report.stages import Clock, Progress, Silent
 from mirage_cli.runtime import given
-from mirage_cli.search.schedules.tiling import ENGINES
 from mirage_cli.search.search import SearchOptions, Standing
 
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
@@ -325,9 +324,8 @@ def plan_options(
     """Targets, bounds and proof options of a run; `given` is what is said of the `symbols` of its programs."""
     typical = tuple(sorted(ranges.typical(symbols, given).items()))
     passes = without(options.without)
-    engines = tuple(e for e in ENGINES if e not in passes.off)
     bounds = SearchOptions(
-        options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical, engines=engines
+        options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical, engines=passes.engines
     )
     pool = TUNING_POOL if options.tune_candidates and not options.dry_run and _tunes(options) else 0
     return PlanOptions(

@@ -13,8 +13,8 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.options.dims import Range
 from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided
 from mirage_cli.search.schedules.cost import TYPICAL
+from mirage_cli.search.schedules.ranking import predicted_us
 from mirage_cli.search.schedules.target import Target
-from mirage_cli.search.schedules.tiling import predicted_us
 from mirage_cli.search.search import Candidate, Searcher
 
 BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them

@@ -19,8 +19,9 @@ from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.mugraph.row_values import LEAVES, REDUCTIONS, Rows, rows_of, widths
 from mirage_cli.search.mugraph.subtracted_sums import wide_row_sums
-from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, bytes_once, floor_us, number
+from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Rows as RowConstants
+from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -255,36 +256,22 @@ def price(rows: Rows, width: int, access: float) -> float:
     return total
 
 
-def schedule_us(
-    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
-) -> float:
-    """Microseconds of a schedule of the engine."""
-    return predicted_us(program, rows_of(program, graph), shape_of(schedule), target, sizes)
+class RowsModel(Model):
+    """Rows of a block graph in registers. Raises Refused where the graph has products, or there is no CUDA."""
 
+    def __init__(self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int]) -> None:
+        if target.kind != "cuda":
+            raise Refused(f"{target.name} has no threads that share rows")
+        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
+        self.rows = rows_of(program, graph)
+        self.floor, self.moved = floor_us(program, target, sizes), bytes_once(program, sizes)
 
-def ranked(
-    program: Program,
-    graph: BlockGraph,
-    target: Target,
-    count: int,
-    sizes: Mapping[str, int] = MappingProxyType({}),
-    alone: bool = False,
-) -> list[Ranked]:
-    """The `count` best schedules of the engine for a block graph; none where it does not suit."""
-    if target.kind != "cuda":
-        return []
-    try:
-        rows = rows_of(program, graph)
-        candidate_shapes = list(shapes(rows, target))
-    except Refused:
-        return []
-    floor, moved = floor_us(program, target, sizes), bytes_once(program, sizes)
-    candidates = []
-    for shape in candidate_shapes:
-        us = score = predicted_us(program, rows, shape, target, sizes)
-        if program.symbols and not alone:
-            small = dict.fromkeys(program.symbols, SMALL)
-            score = math.sqrt(us * predicted_us(program, rows, shape, target, small))
-        schedule = schedule_of(program, graph, shape, sizes)
-        candidates.append(Ranked(schedule, Prediction(us, exchanged(rows, shape) * 4, floor, moved), score))
-    return sorted(candidates, key=lambda r: r.order)[:count]
+    def schedules(self) -> Iterator[Schedule]:
+        """How rows may be shared out to threads."""
+        return (schedule_of(self.p, self.g, shape, self.sizes) for shape in shapes(self.rows, self.t))
+
+    def predict(self, schedule: Schedule) -> Prediction:
+        """Microseconds, and the bytes that lanes exchange."""
+        shape = shape_of(schedule)
+        us = predicted_us(self.p, self.rows, shape, self.t, self.sizes)
+        return Prediction(us, exchanged(self.rows, shape) * 4, self.floor, self.moved)

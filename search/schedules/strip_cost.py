@@ -5,14 +5,14 @@ them is 1.04 times slower than the best (geometric mean)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, bytes_once, floor_us
+from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us
 from mirage_cli.search.schedules.fitted import Clusters, Strip
+from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.strip import Shape, resident, roles, schedules
 from mirage_cli.search.schedules.strip_warps import multiply_together
@@ -66,39 +66,22 @@ def _moved(shape: Shape, sector: int) -> float:
     return moved
 
 
-def schedule_us(
-    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
-) -> float:
-    """Microseconds of a schedule of the engine."""
-    shape = Shape(program, graph, schedule, roles(program, graph), sizes)
-    return predicted_us(shape, target, bytes_once(program, sizes))
+class StripModel(Model):
+    """A block graph whose warps walk the loop on their own. Raises Refused where products do not suit strips."""
 
+    def __init__(self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int]) -> None:
+        if target.kind != "cuda":
+            raise Refused(f"{target.name} has no matrix instructions of warps")
+        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
+        self.roles = roles(program, graph)
+        self.floor, self.once = floor_us(program, target, sizes), bytes_once(program, sizes)
 
-def ranked(
-    program: Program,
-    graph: BlockGraph,
-    target: Target,
-    count: int,
-    sizes: Mapping[str, int] = MappingProxyType({}),
-    alone: bool = False,
-) -> list[Ranked]:
-    """The `count` best schedules of a block graph for the engine `strip`; none where it does not suit it."""
-    if target.kind != "cuda":
-        return []
-    try:
-        r = roles(program, graph)
-        candidates = list(schedules(program, graph, target, r))
-    except Refused:
-        return []
-    floor, once = floor_us(program, target, sizes), bytes_once(program, sizes)
-    small = dict.fromkeys(program.symbols, SMALL)
-    once_small = bytes_once(program, small)
-    options = []
-    for s in candidates:
-        shape = Shape(program, graph, s, r, sizes)
-        us = score = predicted_us(shape, target, once)
-        if program.symbols and not alone:
-            score = math.sqrt(us * predicted_us(Shape(program, graph, s, r, small), target, once_small))
+    def schedules(self) -> Iterator[Schedule]:
+        """Tiles, groups of warps and stages that fit."""
+        return schedules(self.p, self.g, self.t, self.roles)
+
+    def predict(self, schedule: Schedule) -> Prediction:
+        """Microseconds, and the bytes of all stages that blocks bring."""
+        shape = Shape(self.p, self.g, schedule, self.roles, self.sizes)
         moved = float(shape.blocks * shape.groups * shape.turns * shape.stage)
-        options.append(Ranked(s, Prediction(us, shape.shared, floor, moved), score))
-    return sorted(options, key=lambda o: o.order)[:count]
+        return Prediction(predicted_us(shape, self.t, self.once), shape.shared, self.floor, moved)

@@ -1,4 +1,4 @@
-"""Candidate schedules of a block graph, best first by the cost model.
+"""Schedules of the engine `block` and of CPUs.
 
 1. An axis that is a batch of some contraction (both operands have it and it is not summed) is split to single positions. A
    graph that does not split it, as where a norm spans all heads of an attention, has no schedule: it takes two kernels.
@@ -9,14 +9,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 
+from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
-from mirage_cli.search.schedules import rows, strip_cost, warpgroup
-from mirage_cli.search.schedules.cost import SMALL, Batch, CostModel, Prediction, Ranked, batch_axes, number
+from mirage_cli.search.schedules.cost import Batch, CostModel, Prediction, Ranked, batch_axes, number
+from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -27,14 +27,6 @@ HALVED = 8192  #: an axis up to this extent may be split in two on a CPU, for tw
 SPLITS = (2, 4, 8, 16)  #: blocks that share a split reduction
 WARPS = (4, 8)
 STAGES = (3, 2)
-_MODELS = {"rows": rows, "warpgroup": warpgroup, "strip": strip_cost}
-ENGINES = tuple(_MODELS)  #: the engines beside `block`
-
-
-def schedules(program: Program, graph: BlockGraph, target: Target) -> Iterator[Schedule]:
-    """All schedules that are worth a prediction."""
-    space = schedule_space(program, graph, target)
-    return (space.at(k) for k in range(len(space.loop)))
 
 
 def schedule_space(program: Program, graph: BlockGraph, target: Target) -> Batch:
@@ -82,69 +74,46 @@ def _options(program: Program, axis: str, batch: bool, target: Target) -> list[i
     return sorted(sizes) or [1]
 
 
-def ranked(
-    program: Program,
-    graph: BlockGraph,
-    target: Target,
-    count: int,
-    sizes: Mapping[str, int] = MappingProxyType({}),
-    apart: bool = False,
-    alone: bool = False,
-    engines: Sequence[str] = ENGINES,
-) -> list[Ranked]:
-    """The `count` best schedules of `block` and the other `engines`, or of each with `apart`; those that cannot fit are
-    left out.
+class BlockModel(Model):
+    """Tiles of a block in shared memory; on a CPU, of a thread. Raises Refused where a block would hold an axis of unknown
+    extent, or several positions of a batch."""
 
-    `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
-    typical and at small sizes, since it has to serve both; with `alone` it is to serve these sizes only.
-    """
-    candidates = blocks_ranked(program, graph, target, count, sizes, alone)
-    for engine in engines:
-        candidates += _MODELS[engine].ranked(program, graph, target, count, sizes, alone)
-    return sorted(candidates, key=lambda r: r.order)[: None if apart else count]
+    def __init__(self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int]) -> None:
+        if holds_symbolic(program, graph):
+            raise Refused("a block would hold an axis of unknown extent whole")
+        if not batch_axes(program, graph) <= set(graph.grid):
+            raise Refused("a batch of products that the grid does not split")
+        self.space = schedule_space(program, graph, target)
+        self.model, self.target = CostModel(program, graph, target, sizes), target
 
+    def schedules(self) -> Iterator[Schedule]:
+        """All schedules that are worth a prediction."""
+        return (self.space.at(n) for n in range(len(self.space.loop)))
 
-def blocks_ranked(
-    program: Program,
-    graph: BlockGraph,
-    target: Target,
-    count: int,
-    sizes: Mapping[str, int] = MappingProxyType({}),
-    alone: bool = False,
-) -> list[Ranked]:
-    """The best schedules of the engine `block`, the only one of a CPU."""
-    if holds_symbolic(program, graph) or not batch_axes(program, graph) <= set(graph.grid):
-        return []
-    space = schedule_space(program, graph, target)
-    if not len(space.loop):
-        return []
-    model = CostModel(program, graph, target, sizes)
-    predictions = model.predict_all(space)
-    scores = predictions.us
-    if program.symbols and not alone:
-        small = CostModel(program, graph, target, dict.fromkeys(program.symbols, SMALL)).predict_all(space)
-        scores = np.sqrt(predictions.us * small.us)
-    keys = (space.warps, space.loop, *reversed(space.tiles.values()), predictions.shared, predictions.moved, scores)
-    fitting = [int(k) for k in np.lexsort(keys) if predictions.shared[k] <= target.shared_bytes]
-    floor = model.floor()
-    return [
-        Ranked(
-            space.at(k),
-            Prediction(float(predictions.us[k]), int(predictions.shared[k]), floor, float(predictions.moved[k])),
-            float(scores[k]),
-        )
-        for k in fitting[:count]
-    ]
+    def predict(self, schedule: Schedule) -> Prediction:
+        """The prediction for a schedule."""
+        return self.model.predict(schedule)
 
-
-def predicted_us(
-    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
-) -> float:
-    """The prediction of a schedule's engine's model for it at these sizes, in microseconds."""
-    if schedule.engine == "block":
-        return CostModel(program, graph, target, sizes).predict(schedule).us
-    us: float = _MODELS[schedule.engine].schedule_us(program, graph, schedule, target, sizes)
-    return us
+    def ranked(self, count: int, small: Model | None) -> list[Ranked]:
+        """The best schedules that fit, all predicted at once."""
+        space = self.space
+        if not len(space.loop):
+            return []
+        predictions = self.model.predict_all(space)
+        scores = predictions.us
+        if isinstance(small, BlockModel):
+            scores = np.sqrt(predictions.us * small.model.predict_all(space).us)
+        keys = (space.warps, space.loop, *reversed(space.tiles.values()), predictions.shared, predictions.moved, scores)
+        fitting = [int(n) for n in np.lexsort(keys) if predictions.shared[n] <= self.target.shared_bytes]
+        floor = self.model.floor()
+        return [
+            Ranked(
+                space.at(n),
+                Prediction(float(predictions.us[n]), int(predictions.shared[n]), floor, float(predictions.moved[n])),
+                float(scores[n]),
+            )
+            for n in fitting[:count]
+        ]
 
 
 def holds_symbolic(program: Program, graph: BlockGraph) -> bool:

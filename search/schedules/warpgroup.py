@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
@@ -17,8 +16,9 @@ from mirage_cli.lax.dtypes import BF16, F16
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
-from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, batch_axes, bytes_once, floor_us, number
+from mirage_cli.search.schedules.cost import Prediction, batch_axes, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
+from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -108,83 +108,52 @@ def feeds(graph: BlockGraph) -> dict[str, bool]:
     return {o.name: any(multiplied(i) for i in o.inputs) for o in graph.ops if o.op == "contract"}
 
 
-def ranked(
-    program: Program,
-    graph: BlockGraph,
-    target: Target,
-    count: int,
-    sizes: Mapping[str, int] = MappingProxyType({}),
-    alone: bool = False,
-) -> list[Ranked]:
-    """The `count` best schedules of the engine for a block graph; none where it does not suit."""
-    contractions = [o for o in graph.ops if o.op == "contract"]
-    split = set(graph.split) - {graph.loop}
-    if not suits(target) or split or graph.loop is None or not contractions:
-        return []
-    if graph.split and not isinstance(program.extent(graph.loop), int):
-        return []
-    if any(o.phase != BODY or o.dtype not in (F16, BF16) for o in contractions):
-        return []
-    batch = batch_axes(program, graph)
-    rows = rows_axis(program, graph, batch)
-    axes = graph.axes_of(program)
-    if any(o.op == "load" and o.phase != BODY and graph.loop in axes[o.name] for o in graph.ops):
-        return []
-    if rows is None or number(program.extent(rows), sizes) < LEAST_ROWS:
-        return []
-    if any(not axes[i] - frozenset(o.over) - batch for o in contractions for i in o.inputs):
-        return []  # a product with a vector
-    model = _Model(program, graph, target, rows, batch, sizes)
-    source = {i.name: program.sources[i.source].dtype for i in program.inputs}
-    if any(source[o.source_value or ""] not in (F16, BF16) for o in model.operands()):
-        return []
-    if not all(_brought(program, o.source_value or "") for o in model.operands()):
-        return []
-    small = _Model(program, graph, target, rows, batch, dict.fromkeys(program.symbols, SMALL))
-    candidates = []
-    for s in model.schedules():
-        prediction = model.predict(s)
-        score = math.sqrt(prediction.us * small.predict(s).us) if program.symbols and not alone else prediction.us
-        candidates.append(Ranked(s, prediction, score))
-    return sorted(candidates, key=lambda r: r.order)[:count]
+class WarpgroupModel(Model):
+    """Products of many rows for warpgroups. Raises Refused where there are no such products, or no warpgroups."""
 
-
-def schedule_us(
-    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
-) -> float:
-    """Microseconds of a schedule of the engine. Raises Refused where there is no axis of rows."""
-    batch = batch_axes(program, graph)
-    rows = rows_axis(program, graph, batch)
-    if rows is None:
-        raise Refused("products have no axis of rows in common")
-    return _Model(program, graph, target, rows, batch, sizes).predict(schedule).us
-
-
-class _Model:
-    def __init__(
-        self,
-        program: Program,
-        graph: BlockGraph,
-        target: Target,
-        rows: str,
-        batch: frozenset[str],
-        sizes: Mapping[str, int],
-    ) -> None:
-        self.p, self.g, self.t, self.rows, self.batch, self.sizes = program, graph, target, rows, batch, sizes
-        self.axes = graph.axes_of(program)
+    def __init__(self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int]) -> None:
+        if not suits(target):
+            raise Refused(f"{target.name} has no products of warpgroups, or no copy engine")
+        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
+        self.batch, self.axes = batch_axes(program, graph), graph.axes_of(program)
+        self.contractions = [o for o in graph.ops if o.op == "contract"]
+        self.rows = self.checked_rows()
         self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.ops = {o.name: o for o in graph.ops}
         self.fed = feeds(graph)
         self.late = any(self.fed.values())
-        self.contractions = [o for o in graph.ops if o.op == "contract"]
         self.c = target.fitted(Warpgroup)
         self.rate = target.rate(self.contractions[0].dtype)
         self.once = bytes_once(program, sizes)
         self.floor = floor_us(program, target, sizes)
+        source = {i.name: program.sources[i.source].dtype for i in program.inputs}
+        loads = [o.source_value or "" for o in self.operands()]
+        if not all(source[v] in (F16, BF16) and _brought(program, v) for v in loads):
+            raise Refused("an operand of a product is not of 16 bits, or has no rows that the copy engine can bring")
+
+    def checked_rows(self) -> str:
+        """The axis of rows. Raises Refused where products have none in common, or are none for warpgroups."""
+        graph, loop, axes = self.g, self.g.loop, self.axes
+        if loop is None or not self.contractions or set(graph.split) - {loop}:
+            raise Refused("no products in a loop, or a reduction that is split along another axis")
+        if graph.split and not isinstance(self.p.extent(loop), int):
+            raise Refused(f"{loop}, which blocks share, has no known extent")
+        if any(o.phase != BODY or o.dtype not in (F16, BF16) for o in self.contractions):
+            raise Refused("a product outside the loop, or not of 16 bits")
+        if any(o.op == "load" and o.phase != BODY and loop in axes[o.name] for o in graph.ops):
+            raise Refused(f"an input would be held whole along {loop}")
+        if any(not axes[i] - frozenset(o.over) - self.batch for o in self.contractions for i in o.inputs):
+            raise Refused("a product with a vector")
+        rows = rows_axis(self.p, graph, self.batch)
+        if rows is None:
+            raise Refused("products have no axis of rows in common")
+        return rows
 
     # --- the space ----------------------------------------------------------------------------------------------------
     def schedules(self) -> Iterator[Schedule]:
-        """Tiles, warps, stages and numbers that are worth a prediction."""
+        """Tiles, warps, stages and numbers that are worth a prediction; none for few rows."""
+        if self.extents[self.rows] < LEAST_ROWS:
+            return
         wide = [a for a in self.g.grid if a not in self.batch and a not in (self.rows, self.g.loop)]
         options = [self.columns(a) for a in wide]
         shapes = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (64, 1))

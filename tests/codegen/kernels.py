@@ -45,7 +45,7 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
 from mirage_cli.search.schedules.alternatives import Alternative
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
-from mirage_cli.search.schedules.tiling import schedules
+from mirage_cli.search.schedules.tiling import schedule_space
 from mirage_cli.search.search import Searcher, SearchOptions
 
 Places = list[tuple[int, int]]  #: (offset, bytes) of what may be touched; none: everything
@@ -146,7 +146,9 @@ def cases(
     random = np.random.default_rng(seed)
     machine = load_target(target)
     graphs = [g for g in Searcher(SearchOptions()).blocks(program)[0] if kind is None or kind(g)]
-    pairs = [(g, s) for g in graphs if not g.split or machine.kind == "cuda" for s in schedules(program, g, machine)]
+    whole = [g for g in graphs if not g.split or machine.kind == "cuda"]
+    spaces = [(g, schedule_space(program, g, machine)) for g in whole]
+    pairs = [(g, space.at(n)) for g, space in spaces for n in range(len(space.loop))]
     made = 0
     for k in random.permutation(len(pairs)):
         if made == count:

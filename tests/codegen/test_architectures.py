@@ -36,7 +36,8 @@ def _holds(condition: str, device: int) -> bool:
 @pytest.mark.parametrize("built", SOME, ids="-".join)
 def test_a_device_runs_the_kernels_whose_code_is_loaded(built: tuple[str, ...]) -> None:
     for device in DEVICES:
-        chosen = [n for n in built if _holds(" && ".join(map(text, source._device_tests(n, built, source.ARCHITECTURE))), device)]
+        tests = {n: source._device_tests(n, built, source.ARCHITECTURE) for n in built}
+        chosen = [n for n, own in tests.items() if _holds(" && ".join(map(text, own)), device)]
         loaded = _loaded(built, device)
         assert chosen == [loaded] or (loaded is None and len(chosen) <= 1)
 

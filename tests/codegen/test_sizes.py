@@ -20,8 +20,8 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.schedules.alternatives import Alternative, Bound
+from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
 
 from . import kernels

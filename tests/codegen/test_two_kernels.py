@@ -8,8 +8,8 @@ import pytest
 
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.finish.split_reduction import two_kernels
+from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import CPU_FLAGS, SANITIZERS, Case, build, run
 from tests.search.programs import attention, normed, program_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -45,7 +46,7 @@ def test_kernels_that_do_something_else_are_passed_over(monkeypatch: pytest.Monk
 
     def broken(*arguments: object) -> sources.Rendered:
         rendered = real(*arguments)  # type: ignore[arg-type]
-        return sources.Rendered(rendered.text.replace("(e0 + ", "(e0 - ").replace(" * e0)", " + e0)"), (), ())
+        return replace(rendered, text=rendered.text.replace(" = e0 + ", " = e0 - ").replace(" * e0;", " + e0;"))
 
     with mock.patch.object(prove, "source", broken):
         found = plan_fragment("abc", "gated", program(NAMED["gated"], F16), 4, PlanOptions({"cpu": ("cpu",)}))
@@ -58,7 +59,7 @@ def test_a_text_that_is_not_of_the_language_is_not_run() -> None:
     with mock.patch.object(
         prove,
         "source",
-        lambda *_: sources.Rendered("void kernel0(void* data, size_t block) {\n    goto x;\n}\n", (), ()),
+        lambda *_: sources.Rendered("void kernel0(void* data, size_t block) {\n    goto x;\n}\n", (), (), ()),
     ):
         run = prove_kernels(c.program, c.graph, c.schedules, c.target)
     assert not run.passed and not run.compared and "goto" in run.reason and not run.refuted

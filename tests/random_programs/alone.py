@@ -34,8 +34,8 @@ from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.optimization import task as works
 from mirage_cli.processes import isolation
 from mirage_cli.search.finish.split_reduction import two_kernels
+from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen import kernels
 from tests.codegen.kernels import Case

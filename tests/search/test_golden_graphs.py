@@ -13,8 +13,8 @@ from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.contains import contains
 from mirage_cli.search.proof.verify import verify
+from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
 from samples import cases
 from samples.cases import CASES, Case

@@ -28,9 +28,9 @@ from mirage_cli.search.mugraph.mugraph import (
     ThreadNode,
 )
 from mirage_cli.search.proof.verify import verify
+from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.tiling import ranked
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.lax.programs import recorded
 from tests.search.mugraph.test_mugraph import NORMED, changed, divided, golden, with_op

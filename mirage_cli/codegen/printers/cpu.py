@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mirage_cli.codegen.printers.render import c_float
 from mirage_cli.codegen.printers.statements import Emitter, Lines
 from mirage_cli.codegen.tiles.tile import (
     Barrier,
@@ -25,6 +24,7 @@ from mirage_cli.codegen.tiles.tile import (
     count,
 )
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language.literals import c_float
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F64
 from mirage_cli.lax.extents import Extent

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from mirage_cli.codegen.printers.matrix_fragments import FragmentEmitter
-from mirage_cli.codegen.printers.render import c_float
 from mirage_cli.codegen.printers.statements import Lines
 from mirage_cli.codegen.tiles.access import chunk_bytes
 from mirage_cli.codegen.tiles.tile import (
@@ -34,6 +33,7 @@ from mirage_cli.codegen.tiles.tile import (
     refs,
 )
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language.literals import c_float
 from mirage_cli.lax.dtypes import F64
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
 

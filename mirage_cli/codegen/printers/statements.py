@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from mirage_cli.codegen.printers.render import c_float
 from mirage_cli.codegen.requests.request import hollow, quotient, scaled
 from mirage_cli.codegen.tiles.shapes import Shapes
 from mirage_cli.codegen.tiles.tile import (
@@ -27,6 +26,7 @@ from mirage_cli.codegen.tiles.tile import (
     Ref,
     TileProgram,
 )
+from mirage_cli.kernel_language.literals import c_float
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F64, DType
 from mirage_cli.lax.extents import Extent, Symbolic

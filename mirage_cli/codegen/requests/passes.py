@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from mirage_cli.errors import UsageError
+from mirage_cli.search.schedules.ranking import ENGINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +29,16 @@ class Passes:
     order: bool = True
     memory: bool = True
     overlap: bool = True
-    strip: bool = True
-    rows: bool = True
-    warpgroup: bool = True
+    engines: tuple[str, ...] = ENGINES  #: those that may be chosen beside `block`
 
     @property
     def off(self) -> tuple[str, ...]:
         """The names of those that do not."""
-        return tuple(name for name in PASSES if not getattr(self, name))
+        return tuple(n for n in PASSES if not (n in self.engines if n in ENGINES else getattr(self, n)))
 
 
-PASSES = tuple(f.name for f in fields(Passes))  #: their names, in the order in which they run
+_OWN = tuple(f.name for f in fields(Passes) if f.name != "engines")
+PASSES = (*_OWN, "strip", "rows", "warpgroup")  #: the names of passes, in the order in which they run, and of engines
 ALL = Passes()
 BLOCK_PASSES = ("fusion", "layouts", "order", "memory")  #: those that work on kernels of the engine `block`
 
@@ -48,4 +48,4 @@ def without(names: Iterable[str]) -> Passes:
     off = set(names)
     if off - set(PASSES):
         raise UsageError(f"unknown pass {min(off - set(PASSES))!r}", f"passes are {', '.join(PASSES)}")
-    return Passes(**{name: name not in off for name in PASSES})
+    return Passes(**{n: n not in off for n in _OWN}, engines=tuple(e for e in ENGINES if e not in off))

@@ -19,11 +19,11 @@ from fractions import Fraction
 from typing import Any
 
 from mirage_cli.codegen.printers.cuda import CudaEmitter
-from mirage_cli.codegen.printers.render import c_float
 from mirage_cli.codegen.printers.statements import PAIRED
 from mirage_cli.codegen.read_back import read_back
 from mirage_cli.codegen.requests.request import Kernel, Request, quotient, scaled
 from mirage_cli.codegen.rows.positions import Node, RowPositions, RowProgram, lines_node, used
+from mirage_cli.kernel_language.literals import c_float
 from mirage_cli.lax.ir.program import Output
 from mirage_cli.lax.ops import lookup
 from mirage_cli.search.mugraph.row_values import LEAVES, REDUCTIONS, Value, rows_of

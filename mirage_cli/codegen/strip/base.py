@@ -7,7 +7,6 @@ from typing import Any
 
 from mirage_cli.codegen.printers.cuda import CudaEmitter
 from mirage_cli.codegen.printers.matrix_fragments import FragmentEmitter
-from mirage_cli.codegen.printers.render import c_float
 from mirage_cli.codegen.printers.statements import PAIRED, Lines
 from mirage_cli.codegen.requests.request import Request, quotient
 from mirage_cli.codegen.strip.values import (
@@ -36,6 +35,7 @@ from mirage_cli.codegen.tiles.tile import (
     refs,
 )
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language.literals import c_float
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic

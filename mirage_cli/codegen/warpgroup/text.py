@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mirage_cli.codegen.printers.cuda import CudaEmitter
-from mirage_cli.codegen.printers.render import c_float
 from mirage_cli.codegen.printers.statements import PAIRED, SMALL, Lines
 from mirage_cli.codegen.requests.request import hollow, quotient
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Number, Position, Ref
 from mirage_cli.codegen.warpgroup.plan import Plan
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language.literals import c_float
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BF16, F16, DType
 from mirage_cli.lax.extents import Extent, Symbolic

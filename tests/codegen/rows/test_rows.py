@@ -17,10 +17,10 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.mugraph.row_values import rows_of
-from mirage_cli.search.schedules.rows import Shape, check, predicted_us, ranked, schedule_of, shape_of, shapes
+from mirage_cli.search.schedules.ranking import engine_ranked
+from mirage_cli.search.schedules.ranking import ranked as all_ranked
+from mirage_cli.search.schedules.rows import Shape, check, predicted_us, schedule_of, shape_of, shapes
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.tiling import blocks_ranked
-from mirage_cli.search.schedules.tiling import ranked as all_ranked
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen import kernels
 from tests.codegen.kernels import Case, single
@@ -69,11 +69,11 @@ def combined() -> Iterator[Case]:
         try:
             graph = two_kernels(p, block, 2 if p.extent(block.split[0]) != 150 else 5)
             first, second = graph.kernels
-            rows = ranked(second.program, second.block, HOPPER, 99)
+            rows = engine_ranked("rows", second.program, second.block, HOPPER, 99)
         except Refused:
             continue
         if rows:
-            own = blocks_ranked(first.program, first.block, HOPPER, 1)
+            own = engine_ranked("block", first.program, first.block, HOPPER, 1)
             yield Case(f"combined{block.split[0]}", p, graph, (own[0].schedule, rows[-1].schedule), HOPPER)
             return
 
@@ -138,9 +138,9 @@ def test_the_engine_is_chosen_for_rows_and_only_there() -> None:
     (best, *_) = all_ranked(p, whole_graph(p), HOPPER, 4)
     assert best.schedule.engine == "rows"
     assert best.schedule.validate(whole_graph(p)) == best.schedule
-    assert not ranked(p, whole_graph(p), load_target("cpu"), 4)
+    assert not engine_ranked("rows", p, whole_graph(p), load_target("cpu"), 4)
     q = program(CONTRACTIONS["matmul"], F16)
-    assert not [r for g in _graphs(q) for r in ranked(q, g, HOPPER, 4)]
+    assert not [r for g in _graphs(q) for r in engine_ranked("rows", q, g, HOPPER, 4)]
 
 
 def test_predictions_are_of_the_shape() -> None:
@@ -211,7 +211,7 @@ def test_sources_compile(target: str, tmp_path: Path) -> None:
     for k, (name, build) in enumerate({"wide": _wide_norm, **NAMED}.items()):
         p = program(build, (F16, F32, BF16)[k % 3])
         graph = whole_graph(p)
-        found = ranked(p, graph, machine, 99)
+        found = engine_ranked("rows", p, graph, machine, 99)
         for n, r in enumerate((found[0], found[-1])):
             case = Case(f"{name}{n}", p, single(p, graph), (r.schedule,), machine)
             texts += [f"namespace of_{case.name} {{", case.render().text, "}"]

@@ -12,7 +12,8 @@ import pytest
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.ir.compose import causal, linear, matmul, scale, softmax
 from mirage_cli.lax.ir.graph import Graph
-from mirage_cli.search.schedules import strip, strip_cost
+from mirage_cli.search.schedules import strip
+from mirage_cli.search.schedules.ranking import engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.strip_warps import across_of
 from mirage_cli.search.search import Searcher, SearchOptions
@@ -92,7 +93,7 @@ def test_columns_are_shared_where_one_warp_cannot_hold_them(width: int) -> None:
     """Schedules that the cost model is asked about: none for narrow results, all for those of 512 columns."""
     p = program(lambda g, t: _latent(g, t, 1, 128, width, 64, 4096), F16)
     graphs = [b for b in Searcher(SearchOptions()).blocks(p)[0] if b.split and b.loop in b.split]
-    found = [r.schedule for b in graphs[:1] for r in strip_cost.ranked(p, b, HOPPER, 1000)]
+    found = [r.schedule for b in graphs[:1] for r in engine_ranked("strip", p, b, HOPPER, 1000)]
     shares = {across_of(s) for s in found}
     assert shares == {64: {1}, 256: {1, 2, 4}, 512: {2, 4, 8}}[width]
     assert Case("x", p, single(p, graphs[0]), (found[0],), HOPPER).renders()

@@ -28,7 +28,7 @@ from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import program_from_json
 from mirage_cli.runtime.sessions import numpy_type
 from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
-from mirage_cli.search.schedules import strip_cost
+from mirage_cli.search.schedules.ranking import engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule, schedule_from_json
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
@@ -183,7 +183,7 @@ def test_what_strips_refuse() -> None:
 def test_what_is_ranked_is_made(name: str) -> None:
     """Nearly all schedules that the cost model is asked about suit the engine."""
     p = program(NAMED[name], F16)
-    ranked = [(b, r.schedule) for b in block_graphs(p) for r in strip_cost.ranked(p, b, HOPPER, 2)]
+    ranked = [(b, r.schedule) for b in block_graphs(p) for r in engine_ranked("strip", p, b, HOPPER, 2)]
     made = [b for b, schedule in ranked if Case("x", p, single(p, b), (schedule,), HOPPER).renders()]
     assert ranked and len(made) > 0.75 * len(ranked)
 
@@ -234,7 +234,7 @@ def test_text_is_as_it_was(kept: str, file: str) -> None:
 def test_computed_tiles_are_made_of_tiles(name: str) -> None:
     """All that an operand is computed from is copied ahead to the ring and read by whole chunks."""
     p = program(NAMED[name], F16)
-    ranked = [(b, r.schedule) for b in block_graphs(p) if not b.split for r in strip_cost.ranked(p, b, HOPPER, 1)]
+    ranked = [(b, r.schedule) for b in block_graphs(p) if not b.split for r in engine_ranked("strip", p, b, HOPPER, 1)]
     texts = [Case("x", p, single(p, b), (s,), HOPPER).render().text for b, s in ranked]
     for text in texts:
         body = text[text.index("const int free") : text.index("copy_wait<0>()")]
@@ -271,7 +271,9 @@ def _full_size(target: str) -> Iterator[Case]:
     for name, build in FULL_SIZE.items():
         p = program(build, F16)
         graphs = [b for b in block_graphs(p) if machine.features.clusters or not b.split]
-        ranks = [(r.order, n, b, r.schedule) for n, b in enumerate(graphs) for r in strip_cost.ranked(p, b, machine, 2)]
+        ranks = [
+            (r.order, n, b, r.schedule) for n, b in enumerate(graphs) for r in engine_ranked("strip", p, b, machine, 2)
+        ]
         for _, _, block, schedule in sorted(ranks, key=lambda r: r[:2]):
             case = Case(name, p, single(p, block), (schedule,), machine)
             if case.renders():

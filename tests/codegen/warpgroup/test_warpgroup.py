@@ -23,9 +23,11 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.schedules import warpgroup
+from mirage_cli.search.schedules.cost import batch_axes
+from mirage_cli.search.schedules.ranking import engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.warpgroup import rows_axis
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import single
 from tests.codegen.programs import Build, program
@@ -78,8 +80,8 @@ CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] =
 
 def _schedule(p: Program, g: BlockGraph, sizes: tuple[int, int, int, int, int], numbers: dict[str, int]) -> Schedule:
     rows, columns, loop, warps, stages = sizes
-    batch = warpgroup.batch_axes(p, g)
-    axis = warpgroup.rows_axis(p, g, batch)
+    batch = batch_axes(p, g)
+    axis = rows_axis(p, g, batch)
     tiles = tuple((a, 1 if a in batch else rows if a == axis else columns) for a in g.grid)
     return Schedule(tiles, loop, warps, stages, "warpgroup", tuple(numbers.items()))
 
@@ -226,7 +228,7 @@ def _ranked(build: Build, target: str = "sm_90a") -> list[Plan]:
     p = program(build, F16)
     found = []
     for g in SEARCHER.blocks(p)[0]:
-        for r in warpgroup.ranked(p, g, load_target(target), 4):
+        for r in engine_ranked("warpgroup", p, g, load_target(target), 4):
             assert r.prediction.shared <= TARGET.shared_bytes
             try:
                 source("ranked", p, single(p, g), [r.schedule], load_target(target), "")
