@@ -40,5 +40,5 @@ def test_everything_is_marked(page: Path) -> None:
     assert [b.text for b in pages.blocks(page) if not b.mark] == []
 
 
-def test_there_are_three_pages() -> None:
-    assert [p.stem for p in PAGES] == ["front-end", "operator", "target"]
+def test_there_are_four_pages() -> None:
+    assert [p.stem for p in PAGES] == ["engine", "front-end", "operator", "target"]
