@@ -15,24 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from mirage_cli.codegen.printers.cpu import CpuEmitter
-from mirage_cli.codegen.printers.cuda import CudaEmitter
-from mirage_cli.codegen.read_back import read_back
-from mirage_cli.codegen.requests.passes import ALL, Passes
+from mirage_cli.codegen.block.engine import block_kernel
+from mirage_cli.codegen.cpu.engine import cpu_kernel
 from mirage_cli.codegen.requests.request import Kernel, Request
 from mirage_cli.codegen.rows.engine import rows_kernel
 from mirage_cli.codegen.strip.engine import strip_kernel
-from mirage_cli.codegen.tiles.lower import lower
-from mirage_cli.codegen.tiles.optimize import fits, needed_bytes, optimized
-from mirage_cli.codegen.tiles.tile import TileProgram
 from mirage_cli.codegen.warpgroup.engine import warpgroup_kernel
 from mirage_cli.errors import Refused
-from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.model import ModelMaker
 from mirage_cli.search.schedules.ranking import MODELS
-from mirage_cli.search.schedules.schedule import Schedule
-from mirage_cli.search.schedules.target import Target
 
 
 class Engine(Protocol):
@@ -57,29 +48,6 @@ class OwnEngine:
     def make(self, request: Request, /) -> Kernel:
         """The kernel of a schedule."""
         return self.maker(request)
-
-
-def tile_program(
-    program: Program, block: BlockGraph, schedule: Schedule, target: Target, passes: Passes = ALL
-) -> TileProgram:
-    """The finished tile program of one kernel. Raises Refused when it does not fit the target."""
-    tile = optimized(lower(program, block, schedule, target, passes.fusion), passes)
-    if not fits(tile):
-        raise Refused(f"{needed_bytes(tile)} bytes of shared memory, {target.name} has {target.shared_bytes}")
-    return tile
-
-
-def block_kernel(r: Request) -> Kernel:
-    """A kernel of the engine `block`. Raises Refused."""
-    tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
-    printer = CudaEmitter(tile, r.number, r.symbols, r.hollow)
-    return read_back(r, tile, printer.kernel_context(), printer.workspace(), printer.setup)
-
-
-def cpu_kernel(r: Request) -> Kernel:
-    """A kernel for CPUs. Raises Refused."""
-    tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
-    return read_back(r, tile, CpuEmitter(tile, r.number, r.symbols, r.hollow).kernel_context())
 
 
 _MAKERS = {"block": block_kernel, "strip": strip_kernel, "rows": rows_kernel, "warpgroup": warpgroup_kernel}

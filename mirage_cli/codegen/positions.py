@@ -24,6 +24,7 @@ from mirage_cli.codegen.tiles.tile import (
     Number,
     Position,
     Ref,
+    Running,
     TileProgram,
 )
 from mirage_cli.kernel_language import build as k
@@ -162,6 +163,16 @@ class Positions:
                 result = expressions.applied(op, inner)
                 divides = op == "div" and phase != BODY
                 return out.let(expressions.quotient(self.hollow, inner[1], result) if divides else result)
+
+    def running(self, n: Running, phase: str) -> list[ir.Statement]:
+        """A maximum that takes a further one in, and what its sums shrink by."""
+        at = self.index(self.t.buffers[n.maximum], phase)
+        own, top, shrink = (k.name(b)[at] for b in (n.maximum, n.top, n.shrink))
+        return [
+            k.lets("float", {"low": own, "high": k.call("m_max", "low", top)}),
+            k.assign(own, "high"),
+            k.assign(shrink, k.call("m_exp_difference", "low", "high")),
+        ]
 
     # --- parts of a kernel --------------------------------------------------------------------------------------------
     def blocks(self, axis: str) -> ir.Expression:

@@ -20,23 +20,19 @@ def read_back(
     setup: Callable[[str], Sequence[str]] = lambda _: (),
 ) -> Kernel:
     """The kernel that a template prints of a context."""
-    cpu = r.target.kind == "cpu"
-    printed = render(
-        "nodes/cpu_kernel.j2" if cpu else context["template"], r.target.name, k=context | {"symbols": r.numbers}
-    )
-    start = printed.index("void kernel" if cpu else "__global__")
+    printed = render(context["template"], r.target.name, k=context | {"symbols": r.numbers})
+    start = printed.index("__global__")
     launch = Launch(
         tuple(Parameter(i["name"], i["type"], i["source"]) for i in context["inputs"]),
         tuple(Parameter(o["name"], o["type"]) for o in context["outputs"]),
         r.numbers,
         tuple(read_expression(str(g["blocks"])) for g in context["grid"]),
-        context.get("threads", 1),
+        context["threads"],
         context["shared_bytes"],
         context.get("cluster", 1),
         context.get("dependent", False),
-        context.get("parallel", True),
     )
-    members = [f"{t};" for t in "".join(context.get("members", [])).split(";") if t] + (["int failed;"] if cpu else [])
+    members = [f"{t};" for t in "".join(context.get("members", [])).split(";") if t]
     own = [_field(m) for m in members]
     struct = text(ir.Kernel(f"kernel{r.number}", "p", launch.fields(*own), (), ())).split("\n\n")[0]
     (kernel,) = read_kernels(f"{struct}\n\n{printed[start:]}").values()

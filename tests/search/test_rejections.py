@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from mirage_cli.codegen.engines import tile_program
+from mirage_cli.codegen.tiles.optimize import tile_program
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.dtypes import F16, F32
 from mirage_cli.lax.ir import compose

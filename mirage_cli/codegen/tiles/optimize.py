@@ -11,12 +11,28 @@ from collections.abc import Iterator
 
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.tiles.layouts import layouts
+from mirage_cli.codegen.tiles.lower import lower
 from mirage_cli.codegen.tiles.memory import apart, plan
 from mirage_cli.codegen.tiles.order import barrier_counts, barriers, loads_first, ordered
 from mirage_cli.codegen.tiles.tile import TileProgram
+from mirage_cli.errors import Refused
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target
 
 ARRIVAL_BYTES = 16  #: shared memory of `last_to_arrive` beside the tiles
 MOST_RESIDENT = 8  #: blocks of a multiprocessor beyond which more of them gain nothing
+
+
+def tile_program(
+    program: Program, block: BlockGraph, schedule: Schedule, target: Target, passes: Passes = ALL
+) -> TileProgram:
+    """The finished tile program of one kernel. Raises Refused when it does not fit the target."""
+    tile = optimized(lower(program, block, schedule, target, passes.fusion), passes)
+    if not fits(tile):
+        raise Refused(f"{needed_bytes(tile)} bytes of shared memory, {target.name} has {target.shared_bytes}")
+    return tile
 
 
 def optimized(t: TileProgram, passes: Passes = ALL) -> TileProgram:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mirage_cli.codegen.engines import tile_program
 from mirage_cli.codegen.printers import render
 from mirage_cli.codegen.requests.passes import Passes
 from mirage_cli.codegen.tiles.memory import ALIGNMENT, live_ranges, nbytes
+from mirage_cli.codegen.tiles.optimize import tile_program
 from mirage_cli.codegen.tiles.tile import FRAGMENT, TileProgram
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax.dtypes import F16, F32, DType

@@ -1,0 +1,81 @@
+"""Kernels for CPUs: a thread makes a block at a time, whose tiles lie in its scratch memory."""
+
+from __future__ import annotations
+
+from mirage_cli.codegen.cpu.statements import CpuPositions, buffer_type, statements
+from mirage_cli.codegen.requests.request import Kernel, Launch, Request
+from mirage_cli.codegen.tiles.optimize import tile_program
+from mirage_cli.codegen.tiles.tile import Buffer
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
+from mirage_cli.search.schedules.cost import CostModel
+
+ALIGNMENT = 128  #: bytes of scratch memory beyond the tiles
+PARAMETERS, MEMORY, BLOCK, STEP = map(k.name, ("parameters", "memory", "block", "step"))
+
+
+def cpu_kernel(r: Request) -> Kernel:
+    """A kernel for CPUs. Raises Refused."""
+    tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
+    at = CpuPositions(tile, r)
+    parallel = CostModel(at.p, at.g, r.target).parallel(r.schedule)
+    blocks = tuple(map(at.blocks, at.grid()))
+    launch = Launch(at.inputs(), at.outputs(), r.numbers, blocks, shared_bytes=tile.shared_bytes, parallel=parallel)
+    fields = launch.fields(ir.Field(k.of_type("int"), "failed"))
+    body = (
+        *_declarations(at),
+        *statements(at, at.t.prologue, PROLOGUE),
+        *_loop(at),
+        *statements(at, at.t.epilogue, EPILOGUE),
+    )
+    return Kernel(tile, ir.Kernel(f"kernel{r.number}", "data", fields, (), body), launch)
+
+
+def _declarations(at: CpuPositions) -> list[ir.Statement]:
+    """The places of all that the kernel reads and writes."""
+    struct = f"Parameters{at.r.number}"
+    given = ir.Unary("*", k.cast(f"{struct}*", "data"))
+    failed = k.assign(PARAMETERS.member("failed"), "MIRAGE_OUT_OF_MEMORY")
+    return [
+        k.declare(k.of_type(struct, reference=True), "parameters", given),
+        at.offset_type(wide=True),
+        k.let("unsigned char*", "memory", k.call("scratch", ir.lift(at.t.shared_bytes) + ALIGNMENT)),
+        k.when(k.binary("==", MEMORY, k.number("nullptr")), failed, ir.Return()),
+        *at.names("parameters", restrict=False),
+        *(k.let("offset_t", f"s_{n}", PARAMETERS.member(f"s_{n}")) for n in at.r.numbers),
+        *_places(at),
+        *(_buffer(b, at.t.offsets[b.name]) for b in at.t.buffers.values() if b.name in at.t.offsets),
+        k.ignore(BLOCK),
+    ]
+
+
+def _places(at: CpuPositions) -> list[ir.Statement]:
+    """The first positions of a block along the grid axes, and how many of them lie inside those that it may leave."""
+    places = list[ir.Statement]()
+    for a in reversed(at.grid()):
+        start = k.cast("offset_t", BLOCK % at.blocks(a)) * at.tile(a)
+        places += [k.let("offset_t", f"{a}_at", start), k.assign(BLOCK, at.blocks(a), "/=")]
+    partial = [a for a in at.grid() if at.tile(a) > 1 and not at.shapes.exact(a, EPILOGUE)]
+    return places + [_inside(at, a, f"n_{a}", at.tile(a), f"{a}_at") for a in partial]
+
+
+def _inside(at: CpuPositions, axis: str, variable: str, most: int, start: str) -> ir.Statement:
+    """How many of `most` positions from `start` on lie inside an axis."""
+    return k.let("int", variable, k.call("smaller", most, at.extent(at.p.extent(axis)) - k.name(start)))
+
+
+def _buffer(b: Buffer, offset: int) -> ir.Statement:
+    kind = f"{buffer_type(b)}*"
+    return k.let(kind, b.name, k.reinterpret(kind, MEMORY + offset))
+
+
+def _loop(at: CpuPositions) -> list[ir.Statement]:
+    """The loop, if there is one."""
+    loop, step = at.g.loop, at.t.schedule.loop
+    if loop is None:
+        return []
+    here = k.let("offset_t", f"{loop}_step", k.cast("offset_t", STEP) * step, unused=True)
+    inside = [] if at.shapes.exact(loop, BODY) else [_inside(at, loop, f"n_{loop}_step", step, f"{loop}_step")]
+    body = (here, *inside, *statements(at, at.t.body, BODY))
+    return [k.let("int", "steps", at.steps()), k.loop("step", "steps", *body)]

@@ -1,0 +1,297 @@
+"""Statements of a kernel for CPUs, by the nodes of its tile program.
+
+Loops run over the positions that lie inside the tensors, so nothing is masked; a contraction sums over them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mirage_cli.codegen.expressions import Lets, float_number
+from mirage_cli.codegen.positions import CUDA_TYPES, Positions
+from mirage_cli.codegen.tiles.tile import (
+    Barrier,
+    Buffer,
+    Compute,
+    Contract,
+    Expr,
+    Init,
+    Load,
+    Reduce,
+    Ref,
+    Running,
+    Scale,
+    Sizes,
+    Store,
+    TileNode,
+    count,
+)
+from mirage_cli.errors import Refused
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.tokens import VECTOR_LOOP
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import F64
+from mirage_cli.lax.extents import Extent
+
+PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
+ABREAST = 256  #: sums that are made side by side
+JOINS = {"sum": "Sum", "max": "Max"}  #: what joins two numbers in the headers
+TOTAL, FROM, TO = k.name("total"), k.name("from"), k.name("to")
+
+
+class CpuPositions(Positions):
+    """Where a kernel's statements are, with the types of elements and the loops of CPUs."""
+
+    types = CUDA_TYPES | {"f16": "half", "bf16": "bfloat"}
+
+    def valid(self, axis: str, phase: str) -> ir.Expression:
+        """The number of positions of a tile that lie inside an axis."""
+        if self.shapes.exact(axis, phase):
+            return ir.lift(self.shapes.size(axis, phase))
+        return k.name(f"n_{axis}_step" if axis == self.g.loop else f"n_{axis}")
+
+    def loops(self, axes: Sequence[str], phase: str) -> list[tuple[str, ir.Expression]]:
+        """Index variables of axes with their ends."""
+        return [(f"i_{a}", self.valid(a, phase)) for a in axes]
+
+    def nest(self, domain: Sizes, *body: ir.Statement, phase: str) -> ir.Statement:
+        """Statements for the valid positions of `domain`, on vectors along the innermost axis."""
+        if not domain:
+            return k.scope(*body)
+        *outer, (variable, end) = self.loops([a for a, _ in domain], phase)
+        return k.nested(outer, k.loop(variable, end, *body, unroll=VECTOR_LOOP))[0]
+
+    def contiguous(self, e: Expr, axis: str) -> Buffer | None:
+        """The buffer that an expression just reads, with neighbours along `axis` side by side."""
+        if isinstance(e, Ref):
+            b = self.t.buffers[e.buffer]
+            if b.dtype != F64 and axis in dict(b.axes) and b.stride(axis) == 1:
+                return b
+        return None
+
+    def row(self, b: Buffer, phase: str, axis: str) -> ir.Expression:
+        """The place in a buffer where the current position's row along an axis begins."""
+        return k.total([self.pointer(b), self.index(b, phase, [axis])])
+
+
+def statements(at: CpuPositions, nodes: Sequence[TileNode], phase: str) -> list[ir.Statement]:
+    """The statements of a phase. Raises Refused."""
+    return [_node(at, n, phase) for n in nodes if not isinstance(n, Barrier)]
+
+
+def _node(at: CpuPositions, n: TileNode, phase: str) -> ir.Statement:
+    match n:
+        case Load():
+            return _load(at, n, phase)
+        case Init(name, value):
+            return k.loop("i", at.t.buffers[name].elements, k.assign(k.name(name)[k.name("i")], float_number(value)))
+        case Compute(name, e, _, add):
+            return _changed(at, at.t.buffers[name], e, "+=" if add else "=", phase)
+        case Contract():
+            return _contract(at, n, phase)
+        case Reduce():
+            return _reduce(at, n, phase)
+        case Scale(name, e):
+            return _changed(at, at.t.buffers[name], e, "*=", phase)
+        case Running(m, _, _):
+            return at.nest(at.t.buffers[m].axes, *at.running(n, phase), phase=phase)
+        case Store():
+            return k.when(at.first(n.once), _store(at, n, phase))
+    raise Refused(f"{n} is not rendered on the CPU")
+
+
+def _changed(at: CpuPositions, b: Buffer, e: Expr, op: str, phase: str) -> ir.Statement:
+    """An expression's value put into every element of a buffer."""
+    out = Lets()
+    value = at.expression(e, phase, out)
+    return at.nest(b.axes, *out.statements, k.assign(at.element(b, phase), value, op), phase=phase)
+
+
+# --- loads and stores ---------------------------------------------------------------------------------------------------
+def _load(at: CpuPositions, n: Load, phase: str) -> ir.Statement:
+    """Row by row with conversion where the innermost stored axis is the innermost of the tile."""
+    b, access = at.t.buffers[n.buffer], at.reads[n.value].access
+    slots, own, stored = [s for s in access if s.extent != 1], k.name(n.buffer), k.name(n.value)
+    if not b.axes or not slots or slots[-1].axis != b.axes[-1][0]:
+        value = k.call("to_float", stored[at.offset(access, phase)])
+        return at.nest(b.axes, k.assign(own[at.index(b, b.phase)], value), phase=phase)
+    axis = b.axes[-1][0]
+    to, start = k.total([own, at.index(b, b.phase, [axis])]), k.total([stored, at.offset(access, phase, [axis])])
+    return at.nest(b.axes[:-1], k.do(k.call("load_row", to, start, at.valid(axis, phase))), phase=phase)
+
+
+def _store(at: CpuPositions, n: Store, phase: str) -> ir.Statement:
+    """Element by element in float32; in other types rows are converted together, where they lie side by side."""
+    o, out, own = at.p.outputs[n.output], Lets(), k.name(f"y{n.output}")
+    sizes = dict(n.domain)
+    order = [s.axis for s in o.access if s.axis is not None and at.sized(s.axis, phase)]
+    domain = tuple((a, sizes[a] if a in sizes else at.shapes.size(a, phase)) for a in order)
+    innermost = next((s.axis for s in reversed(o.access) if s.extent != 1), None)
+    if o.dtype.name == "f32" or not domain or domain[-1][0] != innermost:
+        value = at.expression(n.expr, phase, out)
+        put = k.do(k.call("put", own[at.offset(o.access, phase)], value))
+        return at.nest(domain, *out.statements, put, phase=phase)
+    axis, size = domain[-1]
+    stored, made = at.contiguous(n.expr, axis), list[ir.Statement]()
+    row: ir.Expression = k.name("row")
+    if stored is not None:
+        row = at.row(stored, phase, axis)
+    else:
+        value = at.expression(n.expr, phase, out)
+        filled = k.assign(row[k.name(f"i_{axis}")], value)
+        made += [
+            k.declare("float", "row", k.array(), dims=[size]),
+            at.nest(domain[-1:], *out.statements, filled, phase=phase),
+        ]
+    to = k.total([own, at.offset(o.access, phase, [axis])])
+    return at.nest(domain[:-1], *made, k.do(k.call("store_row", to, row, at.valid(axis, phase))), phase=phase)
+
+
+# --- contractions -------------------------------------------------------------------------------------------------------
+def _contract(at: CpuPositions, n: Contract, phase: str) -> ir.Statement:
+    c = at.t.buffers[n.out]
+    a, (_, along_a), b, along_b = *_operand(at, n.a, c.rows, n.over, phase), *_operand(at, n.b, c.cols, n.over, phase)
+    rows, cols = (count(g) if _whole(at, g, phase) else 0 for g in (c.rows, c.cols))
+    known = k.of_type("mirage::Known", rows, count(c.rows), cols, count(n.over), along_a, *along_b, n.add)
+    sizes = (_positions(at, c.rows, phase), _positions(at, c.cols, phase), _summed(at, n.over, phase))
+    return k.do(k.call("mirage::contract", n.out, c.pitch, *sizes, a, b, n.add, static=[known]))
+
+
+def _partial(at: CpuPositions, sizes: Sizes, phase: str) -> list[str]:
+    """The axes of a row-major group that may be partial, but for the outermost one."""
+    return [a for a, _ in sizes[1:] if not at.shapes.exact(a, phase)]
+
+
+def _whole(at: CpuPositions, sizes: Sizes, phase: str) -> bool:
+    """True if all positions of a group are always taken."""
+    return not sizes or bool(_partial(at, sizes, phase)) or at.shapes.exact(sizes[0][0], phase)
+
+
+def _positions(at: CpuPositions, sizes: Sizes, phase: str) -> ir.Expression:
+    """The number of positions of a group that are taken: all where an axis is partial that is not the outermost one."""
+    parts = [ir.lift(n) for _, n in sizes]
+    if not _whole(at, sizes, phase):
+        parts[0] = at.valid(sizes[0][0], phase)
+    return k.product(p for p in parts if p != k.ONE)
+
+
+def _summed(at: CpuPositions, sizes: Sizes, phase: str) -> ir.Expression:
+    """The number of positions of a group that are summed over. Raises Refused where these do not lie side by side."""
+    for axis in _partial(at, sizes, phase):
+        raise Refused(f"axis {axis} of a summed group is partial and not outermost")
+    return _positions(at, sizes, phase)
+
+
+def _operand(
+    at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str
+) -> tuple[ir.Expression, tuple[int, int]]:
+    """The operand of a contraction (its place, strides between free positions and between summed ones), and these strides
+    as far as they are known (else 0)."""
+    if name in at.t.buffers:
+        b, loop = at.t.buffers[name], at.g.loop
+        place: ir.Expression = at.pointer(b)
+        if loop is not None and loop in dict(over) and at.whole_loop(b, loop, phase):
+            place = place + k.name(f"{loop}_step") * b.stride(loop)
+        f, o = (b.stride(g[-1][0]) if g else 1 for g in (free, over))
+        return k.call("operand", place, f, o), (f, o)
+    access = at.reads[name].access
+    place = k.total([name, at.offset(access, phase, [s.axis for s in access if s.axis is not None])])
+    strides = [_stride(at, name, g[-1][0]) if g else ex.ONE for g in (free, over)]
+    f, o = (s if isinstance(s, int) and not (at.wide and g) else 0 for s, g in zip(strides, (free, over), strict=True))
+    return k.call("operand", place, *map(at.extent, strides)), (f, o)
+
+
+def _stride(at: CpuPositions, name: str, axis: str) -> Extent:
+    """The elements between neighbours along an axis of a stored tensor."""
+    stride = ex.ONE
+    for s in reversed(at.reads[name].access):
+        if s.axis == axis:
+            return stride
+        stride = ex.product([stride, s.extent])
+    raise Refused(f"input {name} has no axis {axis}")
+
+
+# --- reductions ---------------------------------------------------------------------------------------------------------
+def _reduce(at: CpuPositions, n: Reduce, phase: str) -> ir.Statement:
+    out, sizes = Lets(), dict(n.domain)
+    kept = [a for a, _ in n.domain if a not in n.over]
+    summed = [a for a, _ in n.domain if a in n.over]
+    value = at.expression(n.expr, phase, out)
+    inner = bool(n.domain) and n.domain[-1][0] in n.over
+    if summed and sizes[n.domain[-1][0]] < PARTS:  # short runs would be added to a total one after the other
+        summed.append(summed.pop(summed.index(max(summed, key=sizes.__getitem__))))
+        inner = inner or sizes[summed[-1]] >= PARTS
+    if kept and not inner:
+        return _reduce_outer(at, n, kept, summed, out.statements, value, phase)
+    return _reduce_inner(at, n, kept, summed, out.statements, value, phase)
+
+
+def _start(at: CpuPositions, n: Reduce, phase: str) -> ir.Expression:
+    """What a result begins with."""
+    return at.element(at.t.buffers[n.buffer], phase) if n.add else k.call(f"{JOINS[n.kind]}::none")
+
+
+def _put(at: CpuPositions, n: Reduce, value: ir.Expression, phase: str) -> ir.Statement:
+    """A result put in its place."""
+    b = at.t.buffers[n.buffer]
+    return k.assign(at.element(b, phase), k.cast(buffer_type(b), value))
+
+
+def buffer_type(b: Buffer) -> str:
+    """The C++ type of a buffer's elements."""
+    return "double" if b.dtype == F64 else "float"
+
+
+def _reduce_inner(
+    at: CpuPositions,
+    n: Reduce,
+    kept: Sequence[str],
+    summed: Sequence[str],
+    lets: Sequence[ir.Statement],
+    value: ir.Expression,
+    phase: str,
+) -> ir.Statement:
+    """Each result is made by itself, along the innermost summed axis in parts."""
+    join, last = JOINS[n.kind], summed[-1] if summed else "none"
+    end = at.valid(last, phase) if summed else k.ONE
+    row = at.contiguous(n.expr, last) if summed and n.domain[-1][0] in n.over and not lets else None
+    if row is None:
+        each = k.function([("int", f"i_{last}")], k.ignore(f"i_{last}"), *lets, ir.Return(value))
+        part = k.call("mirage::reduce", end, each, static=[join])
+    else:
+        part = k.call("mirage::reduce_row", at.row(row, phase, last), end, static=[join])
+    body = (
+        k.declare(f"{join}::Wide", "total", _start(at, n, phase)),
+        *k.nested(at.loops(summed[:-1], phase), k.do(k.call(f"{join}::take", TOTAL, part))),
+        _put(at, n, TOTAL, phase),
+    )
+    return k.nested(at.loops(kept, phase), *body)[0] if kept else k.scope(*body)
+
+
+def _reduce_outer(
+    at: CpuPositions,
+    n: Reduce,
+    kept: Sequence[str],
+    summed: Sequence[str],
+    lets: Sequence[ir.Statement],
+    value: ir.Expression,
+    phase: str,
+) -> ir.Statement:
+    """Results are made side by side along the innermost kept axis."""
+    join, width = JOINS[n.kind], min(dict(n.domain)[kept[-1]], ABREAST)
+    ((variable, end),) = at.loops(kept[-1:], phase)
+    part = k.name("part")[k.name(variable) - FROM]
+
+    def abreast(*body: ir.Statement) -> ir.Statement:
+        return k.loop(variable, TO, *body, start=FROM, unroll=VECTOR_LOOP)
+
+    taken = k.do(k.call(f"{join}::take", part, k.converted(f"{join}::Wide", value)))
+    body = (
+        k.let("int", "to", k.call("smaller", FROM + width, end)),
+        k.declare(f"{join}::Wide", "part", dims=[width]),
+        abreast(k.assign(part, _start(at, n, phase))),
+        *k.nested(at.loops(summed, phase), abreast(*lets, taken)),
+        abreast(_put(at, n, part, phase)),
+    )
+    return k.nested(at.loops(kept[:-1], phase), k.loop("from", end, *body, step=width))[0]
