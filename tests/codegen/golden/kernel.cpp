@@ -58,8 +58,7 @@ void kernel0(void* data, size_t block) {
     for (int i = 0; i < 4; ++i) t7[i] = 0x0p+0f;
     const int steps = 3;
     for (int step = 0; step < steps; ++step) {
-        const offset_t c_step = static_cast<offset_t>(step) * 16;
-        (void)c_step;
+        [[maybe_unused]] const offset_t c_step = static_cast<offset_t>(step) * 16;
         const int n_c_step = smaller(16, 40 - c_step);
         {
             load_row(t2 + 0, x1 + a_at * 40 + c_step, n_c_step);

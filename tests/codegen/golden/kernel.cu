@@ -46,18 +46,16 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
     const __half* const __restrict__ x2 = parameters.x2;
     __half* const __restrict__ y0 = parameters.y0;
     unsigned block = blockIdx.x;
-    const unsigned c_block = block % 1;
-    const offset_t c_at = static_cast<offset_t>(c_block) * 16;
+    [[maybe_unused]] const unsigned c_block = block % 1;
+    [[maybe_unused]] const offset_t c_at = static_cast<offset_t>(c_block) * 16;
     block /= 1;
-    (void)c_at;
-    const unsigned b_block = block % 2;
-    const offset_t b_at = static_cast<offset_t>(b_block) * 4;
+    [[maybe_unused]] const unsigned b_block = block % 2;
+    [[maybe_unused]] const offset_t b_at = static_cast<offset_t>(b_block) * 4;
     block /= 2;
-    (void)b_at;
-    const unsigned a_block = block % 2;
-    const offset_t a_at = static_cast<offset_t>(a_block) * 1;
+    [[maybe_unused]] const unsigned a_block = block % 2;
+    [[maybe_unused]] const offset_t a_at = static_cast<offset_t>(a_block) * 1;
     block /= 2;
-    (void)a_at;
+    (void)block;
     __half* const t0 = reinterpret_cast<__half*>(shared + 0);
     __half* const t3 = reinterpret_cast<__half*>(shared + 3072);
     __half* const t4 = reinterpret_cast<__half*>(shared + 1536);
@@ -76,7 +74,6 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
     F_t7 t7;
     using F_t10 = Fragment<16, 16, 1, 2>;
     F_t10 t10;
-    (void)block;
     load_rows<__half, 4, 16, 16, THREADS>(t3, x1, 16, [&](int r) {
         (void)r;
         [[maybe_unused]] const int i_b = r;
@@ -87,10 +84,8 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
     const int steps = 3;
     auto load_stage = [&](int step) {
         if (step < steps) {
-            const int slot = step % 3;
-            const offset_t d_step = static_cast<offset_t>(step) * 16;
-            (void)slot;
-            (void)d_step;
+            [[maybe_unused]] const int slot = step % 3;
+            [[maybe_unused]] const offset_t d_step = static_cast<offset_t>(step) * 16;
             load_rows<__half, 16, 16, 16, THREADS>(t0 + slot * 256, x0, 16, [&](int r) {
                 (void)r;
                 [[maybe_unused]] const int i_d = r;
@@ -122,8 +117,7 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
         copy_wait<1>();
         __syncthreads();
         load_stage(step + 2);
-        const offset_t d_step = static_cast<offset_t>(step) * 16;
-        (void)d_step;
+        [[maybe_unused]] const offset_t d_step = static_cast<offset_t>(step) * 16;
         const __half* const t0_now = t0 + step % 3 * 256;
         const __half* const t4_now = t4 + step % 3 * 256;
         t5.fill(0.0f);
