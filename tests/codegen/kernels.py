@@ -12,7 +12,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.codegen import engines, source
+from mirage_cli.codegen import source
 from mirage_cli.codegen.printers import render
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.requests.request import Spelled
 from mirage_cli.codegen.strip import base
 from mirage_cli.codegen.strip.engine import StripProgram
 from mirage_cli.codegen.strip.values import Memory
+from mirage_cli.codegen.tiles import optimize
 from mirage_cli.codegen.tiles.memory import live_ranges
 from mirage_cli.codegen.tiles.optimize import optimized
 from mirage_cli.codegen.tiles.tile import RING, TileProgram
@@ -217,7 +218,7 @@ def emulated(case: Case, separate: bool, finish: Finish = optimized) -> str:
     roomy = replace(case, target=replace(case.target, shared_bytes=ROOMY)) if separate else case
     strips: list[Places] = []
     with (
-        mock.patch.object(engines, "optimized", apart if separate else finish),
+        mock.patch.object(optimize, "optimized", apart if separate else finish),
         mock.patch.object(base, "Memory", (lambda: Apart(strips)) if separate else Memory),
     ):
         rendered = roomy.render()
@@ -228,6 +229,15 @@ def emulated(case: Case, separate: bool, finish: Finish = optimized) -> str:
         lambda _: f"unsigned char* const shared = emulator::shared({{{_listed(next(places))}}});",
         rendered.text,
     )
+
+
+def parts(tree: Any) -> Iterator[Any]:
+    """A tree of the kernel language, or several, with all that is in them."""
+    yield tree
+    for inner in tree if isinstance(tree, tuple) else ():
+        yield from parts(inner)
+    for f in fields(tree) if is_dataclass(tree) else ():
+        yield from parts(getattr(tree, f.name))
 
 
 def _places(tile: Spelled, strips: Iterator[Places]) -> Places:

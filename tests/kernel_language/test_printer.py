@@ -61,11 +61,13 @@ def test_goldens(golden: str) -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "sm_80"])
 def test_engine_block(target: str) -> None:
-    found = 0
+    found = list[ir.Kernel]()
     for k, (name, build) in list(enumerate(programs.NAMED.items()))[::2]:
         p = programs.program(build, TYPES[k % 3])
-        found += sum(same(c.render().text) for c in kernels.cases(name, p, target, 1, k))
-    assert found >= len(programs.NAMED) // 2 - 1
+        found += [kernel for c in kernels.cases(name, p, target, 1, k) for kernel in c.render().kernels]
+    for kernel in found:
+        assert read_kernels(text(kernel)) == {kernel.name: kernel}
+    assert len(found) >= len(programs.NAMED) // 2 - 1
 
 
 def test_engine_rows() -> None:
