@@ -8,15 +8,35 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.literals import c_float
 from mirage_cli.kernel_language.reader import read_expression
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import lookup
 
 PAIRED = ("exp_minus", "exp_difference")  #: functions of two numbers that are not in the registry
 ZERO = k.number("0.0f")
+SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
+#: C types of elements on devices
+CUDA_TYPES = {
+    "f64": "double",
+    "f32": "float",
+    "f16": "__half",
+    "bf16": "__nv_bfloat16",
+    "i64": "int64_t",
+    "i32": "int32_t",
+    "i16": "int16_t",
+    "i8": "int8_t",
+    "u32": "uint32_t",
+    "u16": "uint16_t",
+    "u8": "uint8_t",
+    "bool": "uint8_t",
+}
 
 
 @dataclass(slots=True)
@@ -33,6 +53,19 @@ class Lets:
             self.known[value] = variable
             self.statements.append(k.let(kind, variable.path[0], value))
         return self.known[value]
+
+
+def ctype(dtype: DType) -> str:
+    """The type of a tensor's elements on a GPU. Raises Refused for those that kernels do not have."""
+    if dtype.name not in CUDA_TYPES:
+        raise Refused(f"tensors of type {dtype} are not rendered")
+    return CUDA_TYPES[dtype.name]
+
+
+def wide(program: Program) -> bool:
+    """True if some stored tensor is so large, or may be, that its elements are addressed with 64-bit integers."""
+    sizes = [ex.product(d) for d in (*(s.dims for s in program.sources), *(o.dims for o in program.outputs))]
+    return any(not isinstance(n, int) or n >= SMALL for n in sizes)
 
 
 def float_number(value: Fraction | float) -> ir.Expression:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from mirage_cli.codegen import expressions
-from mirage_cli.codegen.expressions import ZERO, Lets
+from mirage_cli.codegen.expressions import CUDA_TYPES, ZERO, Lets
 from mirage_cli.codegen.requests.request import Parameter, Request
 from mirage_cli.codegen.tiles.shapes import Shapes
 from mirage_cli.codegen.tiles.tile import (
@@ -35,23 +35,6 @@ from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Slot
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
 
-SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
-#: C types of elements on devices
-CUDA_TYPES = {
-    "f64": "double",
-    "f32": "float",
-    "f16": "__half",
-    "bf16": "__nv_bfloat16",
-    "i64": "int64_t",
-    "i32": "int32_t",
-    "i16": "int16_t",
-    "i8": "int8_t",
-    "u32": "uint32_t",
-    "u16": "uint16_t",
-    "u8": "uint8_t",
-    "bool": "uint8_t",
-}
-
 
 class Positions:
     """Where a kernel's statements are in its tensors and tiles."""
@@ -63,8 +46,7 @@ class Positions:
         self.p, self.g = tile.program, tile.graph
         self.shapes = Shapes(tile.program, tile.graph, tile.schedule, tile.target)
         self.reads = {i.name: i for i in self.p.inputs}
-        sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
-        self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
+        self.wide = expressions.wide(self.p)
         self.hollow = expressions.hollow(self.extent(e) for e in r.hollow)
 
     # --- numbers ------------------------------------------------------------------------------------------------------

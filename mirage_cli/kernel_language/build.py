@@ -244,6 +244,6 @@ def names_in(tree: Any) -> set[str]:
     """The parts of all names in a tree of the grammar, or in several."""
     if isinstance(tree, ir.Name):
         return {*tree.path, *names_in(tree.args), *names_in(tree.owner)}
-    if isinstance(tree, tuple):
+    if isinstance(tree, (tuple, list)):
         return set().union(*map(names_in, tree))
     return set().union(*(names_in(getattr(tree, f.name)) for f in fields(tree))) if is_dataclass(tree) else set()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mirage_cli.codegen.requests.request import hollow
+from mirage_cli.codegen import expressions
+from mirage_cli.codegen.requests.request import Request
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Slot
@@ -15,8 +16,9 @@ from mirage_cli.search.mugraph.row_values import LEAVES, Access, Rows, Value
 from mirage_cli.search.mugraph.subtracted_sums import wide_row_sums
 from mirage_cli.search.schedules.rows import Shape
 
-SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
-Node = dict[str, Any]
+THREAD, BLOCK = (k.name(n).member("x") for n in ("threadIdx", "blockIdx"))
+ACROSS = k.name("THREADS") / "LANES"  #: rows that a block's threads hold side by side
+LANE, REAL, SCRATCH = map(k.name, ("lane", "real", "scratch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +34,14 @@ class RowProgram:
 
 
 class RowPositions:
-    """Printing of positions, offsets and conditions; names and shapes that all parts of a kernel use."""
+    """Positions, offsets and conditions; names and shapes that all parts of a kernel use."""
 
-    def __init__(
-        self,
-        program: RowProgram,
-        number: int,
-        symbols: Sequence[str],
-        constants: frozenset[int],
-        empty: Sequence[Symbolic] = (),
-    ) -> None:
-        self.r, self.shape, self.number, self.symbols = program.rows, program.shape, number, tuple(symbols)
-        self.p, self.constants = self.r.program, constants
+    def __init__(self, program: RowProgram, request: Request) -> None:
+        self.program, self.request = program, request
+        self.r, self.shape, self.p = program.rows, program.shape, program.rows.program
         self.reads = {i.name: i for i in self.p.inputs}
-        sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
-        self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
-        self.hollow = hollow(empty, self.extent)
+        self.wide = expressions.wide(self.p)
+        self.hollow = expressions.hollow(map(self.extent, request.hollow))
         self.exact = any(a.bytes > 2 for a in self.float_accesses())
         self.slotted = frozenset(self.r.row or self.r.kept)
         self.by = {v.args[1] for v in self.r.values.values() if self.quick(v)}
@@ -69,12 +63,9 @@ class RowPositions:
         return by.op not in LEAVES and not self.varies(by.axes)[0] and self.varies(v.axes) != self.varies(by.axes)
 
     # --- numbers ------------------------------------------------------------------------------------------------------
-    def extent(self, e: Extent) -> str:
-        """An extent as a C expression."""
-        if not isinstance(e, Symbolic):
-            return f"{e}LL" if self.wide else str(e)
-        names = [f"s_{self.symbols.index(n)}" for n in e.names]
-        return "(" + " * ".join(([f"{e.factor}LL"] if e.factor != 1 else []) + names) + ")"
+    def extent(self, e: Extent) -> ir.Expression:
+        """An extent."""
+        return expressions.extent(e, self.request.symbols, self.wide)
 
     def per_width(self, axes: Sequence[str]) -> Extent:
         """Positions of axes, chunks of the vector axis."""
@@ -89,24 +80,28 @@ class RowPositions:
         """Flags for a value with these axes: it differs from slot to slot, and within a chunk."""
         return bool(axes & self.slotted), self.r.vector in axes
 
-    def position(self, axis: str, element: bool) -> str:
-        """The position along an axis, of the current element or of the chunk."""
-        return f"i_{axis} + j" if element and axis == self.r.vector and self.shape.width > 1 else f"i_{axis}"
+    def position(self, axis: str, element: bool) -> list[ir.Expression]:
+        """The terms of the position along an axis, of the current element or of the chunk."""
+        inside = element and axis == self.r.vector and self.shape.width > 1
+        return [k.name(f"i_{axis}"), *([k.name("j")] if inside else [])]
 
-    def offset(self, access: Sequence[Slot], element: bool) -> str:
-        """The element offset of the current position in a stored tensor."""
-        terms, stride = [], ex.ONE
+    def offset(self, access: Sequence[Slot], element: bool) -> list[ir.Expression]:
+        """The terms of the element offset of the current position in a stored tensor."""
+        terms, stride = list[ir.Expression](), ex.ONE
         for s in reversed(access):
-            here = [] if s.axis is None else [self.position(s.axis, element)]
-            here += [str(s.offset)] if s.offset else []
-            if here:
-                text = " + ".join(here)
-                if stride != 1:
-                    text = f"({text})" if "+" in text else text
-                    text = f"{text} * {self.extent(stride)}"
-                terms.append(text)
+            here = [] if s.axis is None else self.position(s.axis, element)
+            here += [ir.lift(s.offset)] if s.offset else []
+            terms = ([k.total(here) * self.extent(stride)] if here and stride != 1 else here) + terms
             stride = ex.product([stride, s.extent])
-        return " + ".join(reversed(terms)) or "0"
+        return terms or [k.ZERO]
+
+    def place(self, tensor: str, access: Sequence[Slot]) -> ir.Expression:
+        """The address of the current chunk in a stored tensor."""
+        return k.total([k.name("p").member(tensor), *self.offset(access, False)])
+
+    def stored(self, tensor: str, access: Sequence[Slot], element: bool) -> ir.Expression:
+        """The current element of a stored tensor, or the chunk's first one."""
+        return k.name("p").member(tensor)[k.total(self.offset(access, element))]
 
     def whole(self, access: Sequence[Slot]) -> bool:
         """True if a chunk is one access."""
@@ -114,77 +109,68 @@ class RowPositions:
         return axis is not None and Access(tuple(access), 1).aligned(axis, self.shape.width)
 
     # --- where a thread is --------------------------------------------------------------------------------------------
-    def decode(self, index: str, axes: Sequence[str]) -> list[str]:
+    def decode(self, index: str, axes: Sequence[str]) -> list[ir.Declare]:
         """Positions along axes, slowest first, from an index over all of them (chunks of the vector axis)."""
-        lines, rest = [], index
-        for k, a in enumerate(reversed(axes)):
-            count = self.extent(self.per_width([a]))
-            text = rest if k == len(axes) - 1 else f"{rest} % {count}"
-            text = f"{text} * WIDTH" if a == self.r.vector else text
-            lines.append(f"const offset_t i_{a} = {text};")
-            if k < len(axes) - 1:
-                lines.append(f"const offset_t {index}_{k} = {rest} / {count};")
-                rest = f"{index}_{k}"
+        lines, rest = list[ir.Declare](), k.name(index)
+        for n, a in enumerate(reversed(axes)):
+            count, last = self.extent(self.per_width([a])), n == len(axes) - 1
+            here = rest if last else rest % count
+            lines.append(k.let("offset_t", f"i_{a}", here * "WIDTH" if a == self.r.vector else here))
+            if not last:
+                lines.append(k.let("offset_t", f"{index}_{n}", rest / count))
+                rest = k.name(f"{index}_{n}")
         return lines
 
-    def lane(self) -> list[str]:
+    def lane(self) -> list[ir.Declare]:
         """The place of a thread among those that share its rows."""
-        s = self.shape
         if not self.r.row:
             return []
-        if not self.r.along:
-            return ["const offset_t lane = threadIdx.x / (THREADS / LANES);"]
-        within = f" + blockIdx.x % {s.cluster} * THREADS" if s.cluster > 1 else ""
-        return [f"const offset_t lane = threadIdx.x % LANES{within};"]
+        lane = THREAD % "LANES" if self.r.along else THREAD / ACROSS
+        if self.shape.cluster > 1:
+            lane = lane + BLOCK % self.shape.cluster * "THREADS"
+        return [k.let("offset_t", "lane", lane)]
 
-    def outer(self) -> list[str]:
+    def outer(self) -> list[ir.Declare]:
         """The positions that a thread has for all its slots."""
         s = self.shape
         if not self.r.row:
             return []
-        group = f"blockIdx.x / {s.cluster}" if s.cluster > 1 else "blockIdx.x"
-        group = f"static_cast<offset_t>({group})"
-        group = f"({group} * TURNS + turn)" if s.turns > 1 else group
-        here = "threadIdx.x / LANES" if self.r.along else "threadIdx.x % (THREADS / LANES)"
-        lines = [f"const offset_t row = {group} * (THREADS / LANES) + {here};"]
+        group: ir.Operand = k.cast("offset_t", BLOCK / s.cluster if s.cluster > 1 else BLOCK)
+        group = group * "TURNS" + "turn" if s.turns > 1 else group
+        here = THREAD / "LANES" if self.r.along else THREAD % ACROSS
+        lines = [k.let("offset_t", "row", group * ACROSS + here)]
         if self.ragged():
-            lines.append(f"const bool real = row < {self.extent(self.units)};")
+            lines.append(k.let("bool", "real", k.name("row") < self.extent(self.units)))
         return lines + self.decode("row", self.r.kept)
 
     def ragged(self) -> bool:
         """True if some threads have rows that there are not."""
-        own = self.shape.units(self.r)
-        return bool(self.r.row) and not (isinstance(self.units, int) and self.units % own == 0)
+        return bool(self.r.row) and not self.even()
 
-    def inner(self) -> tuple[list[str], list[str]]:
-        """The positions of a slot, and the conditions that it exists."""
-        s = self.shape
+    def even(self) -> bool:
+        """True if all blocks have the same number of rows, or of chunks of no row."""
+        return isinstance(self.units, int) and self.units % self.shape.units(self.r) == 0
+
+    def inner(self, fixed: bool) -> tuple[list[ir.Declare], list[ir.Expression]]:
+        """The positions of a slot, and the conditions that it exists (`fixed`: whether there is the row or not)."""
+        s, slot = self.shape, k.name("s")
         if not self.r.row:
-            block = "static_cast<offset_t>(blockIdx.x) * (SLOTS * THREADS)"
-            lines = [f"const offset_t at = {block} + s * THREADS + static_cast<offset_t>(threadIdx.x);"]
-            exact = isinstance(self.units, int) and self.units % s.units(self.r) == 0
-            return lines + self.decode("at", self.r.kept), [] if exact else [f"at < {self.extent(self.units)}"]
-        count = self.per_width(self.r.row)
-        across = f"LANES * {s.cluster}" if s.cluster > 1 else "LANES"
-        lines = [
-            f"const offset_t at = s * ({across}) + lane;" if s.cluster > 1 else "const offset_t at = s * LANES + lane;"
-        ]
-        lines += self.decode("at", self.r.row)
-        tests = ["real"] if self.ragged() else []
-        return lines, tests + ([] if count == s.slots * s.lanes * s.cluster else [f"at < {self.extent(count)}"])
+            block = k.cast("offset_t", BLOCK) * (k.name("SLOTS") * "THREADS")
+            at = block + slot * "THREADS" + k.cast("offset_t", THREAD)
+            lines = [k.let("offset_t", "at", at), *self.decode("at", self.r.kept)]
+            return lines, [] if self.even() else [k.name("at") < self.extent(self.units)]
+        count, lanes = self.per_width(self.r.row), k.name("LANES")
+        at = slot * (lanes * s.cluster if s.cluster > 1 else lanes) + LANE
+        tests: list[ir.Expression] = [REAL] if self.ragged() and not fixed else []
+        tests += [] if count == s.slots * s.lanes * s.cluster else [k.name("at") < self.extent(count)]
+        return [k.let("offset_t", "at", at), *self.decode("at", self.r.row)], tests
 
 
-def lines_node(lines: Sequence[str]) -> list[Node]:
-    """Plain statements; nothing where there are none."""
-    return [{"kind": "lines", "lines": list(lines)}] if lines else []
-
-
-def used(declarations: Sequence[str], text: str) -> list[str]:
-    """The declarations that later ones or `text` read."""
-    kept: list[str] = []
-    for line in reversed(declarations):
-        name = line.split(" = ")[0].split()[-1]
-        if re.search(rf"\b{name}\b", text):
-            kept.append(line)
-            text += "\n" + line.split(" = ", 1)[1]
+def used(declarations: Sequence[ir.Declare], *readers: Sequence[ir.Statement | ir.Expression]) -> list[ir.Declare]:
+    """The declarations that later ones or `readers` read."""
+    kept, names = list[ir.Declare](), k.names_in(readers)
+    for d in reversed(declarations):
+        if d.variables[0].name in names:
+            kept.append(d)
+            names |= k.names_in(d)
     return kept[::-1]

@@ -6,9 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from mirage_cli.codegen import engines
+from mirage_cli.codegen.requests.request import Kernel, Request
+from mirage_cli.codegen.rows.engine import CLUSTER_ARRIVE, CLUSTER_WAIT, SYNC, rows_kernel
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.ir import compose
@@ -17,7 +21,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.mugraph.row_values import rows_of
-from mirage_cli.search.schedules.ranking import engine_ranked
+from mirage_cli.search.schedules.ranking import MODELS, engine_ranked
 from mirage_cli.search.schedules.ranking import ranked as all_ranked
 from mirage_cli.search.schedules.rows import Shape, check, predicted_us, schedule_of, shape_of, shapes
 from mirage_cli.search.schedules.target import load_target
@@ -99,19 +103,31 @@ def test_rows_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -> 
     assert kernels.run(harness, all_cases, BACKWARDS) == []
 
 
+def _without(number: int) -> engines.OwnEngine:
+    """The engine, whose kernels lack one of the two places where threads of a block, or blocks of a cluster, meet."""
+
+    def make(r: Request) -> Kernel:
+        made = rows_kernel(r)
+        meeting = (SYNC,) if r.schedule.number("cluster") == 1 else (CLUSTER_ARRIVE, CLUSTER_WAIT)
+        body, many = made.kernel.body, len(meeting)
+        places = [n for n in range(len(body)) if body[n : n + many] == meeting]
+        assert len(places) == 2
+        shorter = body[: places[number]] + body[places[number] + many :]
+        return replace(made, kernel=replace(made.kernel, body=shorter))
+
+    return engines.OwnEngine(MODELS["rows"], make)
+
+
 def test_a_barrier_that_is_missing_is_found(tmp_path: Path) -> None:
     """Of a block and of a cluster."""
     texts, broken = {}, list[Case]()
     p = program(NAMED["layernorm"], F16)
     block = schedule_of(p, whole_graph(p), Shape(128, 64, 1, 8), {})
     for case in (Case("block", p, single(p, whole_graph(p)), (block,), HOPPER), next(_shared())):
-        whole = kernels.emulated(case, separate=False)
-        wait = "__syncthreads();" if case.name == "block" else "cluster_arrive();\n    cluster_wait();"
-        assert whole.count(wait) == 2
-        for k, at in enumerate(m.start() for m in re.finditer(re.escape(wait), whole)):
-            broken.append(replace(case, name=f"{case.name}without{k}"))
-            text = whole[:at] + whole[at + len(wait) :]
-            texts[broken[-1].name] = text.replace(f"mirage_{case.name}", f"mirage_{broken[-1].name}")
+        for number in range(2):
+            broken.append(replace(case, name=f"{case.name}without{number}"))
+            with mock.patch.dict(engines.ENGINES, {"rows": _without(number)}):
+                texts[broken[-1].name] = kernels.emulated(broken[-1], separate=False)
     harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
     for case in broken:
         assert kernels.run(harness, [case]) or kernels.run(harness, [case], BACKWARDS), case.name
