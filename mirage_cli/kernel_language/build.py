@@ -95,14 +95,26 @@ def joined(op: str, parts: Iterable[Value | None], nothing: Value | None = None)
     return functools.reduce(lambda a, b: ir.Binary(op, a, b), values)
 
 
+def _terms(op: str, parts: Iterable[Value | None]) -> list[ir.Expression]:
+    """Parts, in the place of those that an operator has joined what it has joined."""
+    terms = list[ir.Expression]()
+    for p in parts:
+        match None if p is None else lift(p):
+            case ir.Binary(own, left, right) if own == op:
+                terms += [*_terms(op, [left]), right]
+            case ir.Operand() as other:
+                terms.append(other)
+    return terms
+
+
 def both(*conditions: Value | None) -> ir.Expression | None:
     """Conditions that hold together; None where there are none."""
-    return joined("&&", conditions)
+    return joined("&&", _terms("&&", conditions))
 
 
 def total(parts: Iterable[Value | None]) -> ir.Expression:
-    """The sum of parts, 0 where there are none."""
-    return lift(joined("+", parts, 0) or 0)
+    """The sum of parts, 0 where there are none; of a part that is a sum its own."""
+    return lift(joined("+", _terms("+", parts), 0) or 0)
 
 
 def product(parts: Iterable[Value | None]) -> ir.Expression:
@@ -148,6 +160,17 @@ def constants(type_: TypeLike, values: Mapping[str, Value], *, unused: bool = Fa
     return ir.Declare(
         of_type(type_), tuple(ir.Variable(n, value=lift(v)) for n, v in values.items()), "constexpr", unused
     )
+
+
+def lets(type_: TypeLike, values: Mapping[str, Value], *, unused: bool = False) -> ir.Declare:
+    """Values that do not change, in one declaration."""
+    return replace(constants(of_type(type_, const=True), values, unused=unused), storage="")
+
+
+def made(type_: TypeLike, variable: str, *args: Value) -> ir.Declare:
+    """A value of a type from its parts that does not change: `const Tile<float, 8, 8> x{pointer}`."""
+    t = of_type(type_, const=True)
+    return ir.Declare(t, (ir.Variable(variable, value=construct(t, *args), braces=True),))
 
 
 def alias(new: str, type_: TypeLike, *, unused: bool = False) -> ir.Alias:

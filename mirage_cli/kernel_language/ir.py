@@ -221,8 +221,11 @@ def lift(value: Value) -> Expression:
 
 
 def lift_static(value: StaticValue) -> Static:
-    """A static argument: a type, or what `lift` takes."""
-    return value if isinstance(value, Type) else lift(value)
+    """A static argument: a type, which a name that stands alone counts as, or what `lift` takes."""
+    if isinstance(value, Type):
+        return value
+    static = lift(value)
+    return Type("::".join(static.path)) if isinstance(static, Name) and not static.args and not static.owner else static
 
 
 # --- statements ---------------------------------------------------------------------------------------------------------
