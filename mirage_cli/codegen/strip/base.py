@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mirage_cli.codegen import expressions
-from mirage_cli.codegen.expressions import ZERO, Lets
+from mirage_cli.codegen.expressions import Lets
 from mirage_cli.codegen.fragments import THREAD, decode
 from mirage_cli.codegen.positions import Positions
 from mirage_cli.codegen.requests.request import Request
@@ -22,10 +22,8 @@ from mirage_cli.codegen.strip.values import (
 )
 from mirage_cli.codegen.tiles.tile import (
     Apply,
-    Count,
     Expr,
     Global,
-    Number,
     Position,
     Ref,
     Sizes,
@@ -318,17 +316,8 @@ class StripBase(Positions):
         match e:
             case Ref(name):
                 return ref(name)
-            case Global(v):
-                if read is not None and (found := read(v)) is not None:
-                    return found
-                element = k.call("to_float", k.name(v)[self.offset(self.reads[v].access, phase)])
-                return out.let(element if guard is None else k.select(guard, element, ZERO))
-            case Number(number):
-                return expressions.float_number(number)
-            case Position(a):
-                return out.let(k.cast("float", self.position(a, phase)))
-            case Count(a):
-                return k.cast("float", self.extent(self.p.extent(a)))
+            case Global(v) if read is not None and (found := read(v)) is not None:
+                return found
             case Apply("div", (above, Ref(below))) if below in self.inverses or below in self.row_vectors:
                 numerator, divisor = self.value_of(above, phase, out, ref, read, guard), ref(below)
                 if below in self.inverses:
@@ -339,6 +328,7 @@ class StripBase(Positions):
                 value: ir.Expression = expressions.applied(op, inner, "strip_")
                 divides = op == "div" and phase != BODY
                 return out.let(expressions.quotient(self.hollow, inner[1], value) if divides else value)
+        return self.expression(e, phase, out, guard)
 
     def axes_in(self, e: Expr) -> frozenset[str]:
         """The axes of an expression's inputs, positions, registers and vectors."""

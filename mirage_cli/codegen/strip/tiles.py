@@ -68,13 +68,15 @@ class StripTiles(StripBase):
                 return o.name
         raise Refused(f"{reader} reads {value}, which is not loaded in the {phase}")
 
-    def is_tile_of(self, t: OperandTile, value: str, phase: str) -> bool:
-        """True if a tile holds what a phase has copied of an input."""
-        return t.value == value and t.phase == phase and not t.computed
+    def copied(self, value: str, phase: str) -> OperandTile | None:
+        """The tile that a phase has copied an input to."""
+        tiles = (t for t in self.tiles.values() if t.value == value and t.phase == phase and not t.computed)
+        return next(tiles, None)
 
     def tile_element(self, value: str, phase: str) -> ir.Expression | None:
         """An input's element at the current position of the tile that a phase has copied it to; else nothing."""
-        return next((self.element_of_tile(t) for t in self.tiles.values() if self.is_tile_of(t, value, phase)), None)
+        tile = self.copied(value, phase)
+        return None if tile is None else self.element_of_tile(tile)
 
     def like(self, v: str, e: Expr, over: frozenset[str], side: str) -> OperandTile:
         """The tile of the input that has all axes of a value."""
@@ -146,7 +148,7 @@ class StripTiles(StripBase):
         out, read = Lets(), dict[str, OperandTile]()
 
         def element(value: str) -> ir.Expression | None:
-            tile = next((x for x in self.tiles.values() if self.is_tile_of(x, value, phase)), None)
+            tile = self.copied(value, phase)
             if tile is None or tile.inner != t.inner:
                 return self.tile_element(value, phase)
             read[value] = tile
@@ -159,10 +161,9 @@ class StripTiles(StripBase):
         inner = self.clamped(AT, t.inner, t.n_inner)
         statements = [*decode(t.outer, self.clamped("o", t.outer, t.n_outer)), array("made", t.vector)]
         for name, tile in read.items():
-            part = k.name(f"{name}_part")
-            row = self.vector_index(tile.outer)
-            statements.append(array(f"{name}_part", t.vector))
-            statements.append(k.do(k.call("tile_floats", part, self.held(tile), row, "first")))
+            part, row = f"{name}_part", self.vector_index(tile.outer)
+            read_row = k.do(k.call("tile_floats", part, self.held(tile), row, "first"))
+            statements += [array(part, t.vector), read_row]
         body = (*decode(t.inner, inner), *out.statements, k.assign(k.name("made")["e"], value))
         return [
             *statements,
@@ -280,9 +281,9 @@ class StripTiles(StripBase):
         if along != "inner" or not (whole or lanes):
             raise Refused(f"{o.name}: the group cannot sum rows of {t.chunks} chunks at once")
         v = self.vector(o.name, kept, grouped=True)
-        sum_, real = k.name("sum"), self.real(kept, t.n_outer, "o")
-        start, parts = k.declare("float", "sum", ZERO), self.summed(t, e, sum_)
-        keep = k.assign(k.name(v.name)["o"], sum_)
+        own, real = k.name("sum"), self.real(kept, t.n_outer, "o")
+        start, parts = k.declare("float", "sum", ZERO), self.summed(t, e, own)
+        keep = k.assign(k.name(v.name)["o"], own)
         if whole:
             self.body.append(self.over_rows(t, start, parts, k.when(real, keep)))
         else:
