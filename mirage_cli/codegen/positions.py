@@ -166,6 +166,10 @@ class Positions:
         """Positions of a grid axis in a block's tile."""
         return self.t.schedule.tile(axis) or 1
 
+    def pace(self, axis: str) -> ir.Expression:
+        """Positions of a grid axis between the first ones of two blocks."""
+        return ir.lift(self.tile(axis))
+
     def grid(self) -> Sequence[str]:
         """The grid axes, slowest first."""
         return self.g.grid
@@ -177,8 +181,9 @@ class Positions:
         extent, step = self.p.extent(self.g.loop), self.t.schedule.loop
         if self.g.loop in self.g.split:
             at = k.name(f"{self.g.loop}_at")
-            share = k.converted("offset_t", at + self.tile(self.g.loop))
-            end = k.call("min", share, k.converted("offset_t", self.extent(extent)))
+            whole = ir.lift(extent) if isinstance(extent, int) else self.extent(extent)
+            ends = (k.converted("offset_t", e) for e in (at + self.tile(self.g.loop), whole))
+            end = k.call("min", *ends)
             return k.cast("int", (end - at + (step - 1)) / step)
         if isinstance(extent, int):
             return ir.lift(-(-extent // step))
@@ -211,6 +216,6 @@ class Positions:
         block, found = k.name("block"), list[ir.Statement]()
         for a in reversed(self.grid()):
             found.append(k.let("unsigned", f"{a}_block", block % self.blocks(a), unused=True))
-            at = k.cast("offset_t", f"{a}_block") * self.tile(a)
+            at = k.cast("offset_t", f"{a}_block") * self.pace(a)
             found += [k.let("offset_t", f"{a}_at", at, unused=True), k.assign(block, self.blocks(a), "/=")]
         return [k.declare("unsigned", "block", k.name("blockIdx").member("x")), *found, k.ignore(block)]

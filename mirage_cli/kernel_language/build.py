@@ -167,6 +167,12 @@ def lets(type_: TypeLike, values: Mapping[str, Value], *, unused: bool = False) 
     return replace(constants(of_type(type_, const=True), values, unused=unused), storage="")
 
 
+def made(type_: TypeLike, variable: str, *args: Value) -> ir.Declare:
+    """A value of a type from its parts that does not change: `const Tile<float, 8, 8> x{pointer}`."""
+    t = of_type(type_, const=True)
+    return ir.Declare(t, (ir.Variable(variable, value=construct(t, *args), braces=True),))
+
+
 def alias(new: str, type_: TypeLike, *, unused: bool = False) -> ir.Alias:
     """`using new = type`."""
     return ir.Alias(new, of_type(type_), unused)

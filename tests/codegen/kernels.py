@@ -192,17 +192,13 @@ class Apart(Memory):
         super().reuse(name, type_, bytes_ + GAP)
         self.sizes[name] = bytes_
 
-    def layout(self, ring: int) -> tuple[list[str], int]:
+    def places(self, ring: int) -> tuple[list[tuple[str, str, int]], int]:
         first = -(-ring // 128) * 128 + GAP
         self.late = [(name, type_, first + at) for name, type_, at in self.late]
         self._late += first
-        lines, total = super().layout(0)
-        places = [(0, ring)]
-        for line in lines:
-            name, at = re.findall(r"const (\w+) = .*\(shared \+ (\d+)\);", line)[0]
-            places.append((int(at), self.sizes[name]))
-        self.plans.append(places)
-        return lines, total
+        found, total = super().places(0)
+        self.plans.append([(0, ring), *((at, self.sizes[name]) for name, _, at in found)])
+        return found, total
 
 
 def source_bytes(tile: TileProgram, name: str) -> int:

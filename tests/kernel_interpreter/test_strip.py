@@ -190,7 +190,7 @@ def test_a_change_is_found(what: str) -> None:
     ("name", "old", "new"),
     [
         ("across", "StripMax::join(x, c_at + c_step + i_c < 264 ?", "StripMax::join(x, c_at + c_step + i_c < 265 ?"),
-        ("across", "share == 0) t7_max_part", "share == 1) t7_max_part"),
+        ("across", "== 0 && share == 0", "== 0 && share == 1"),
         ("across", "o < 24 && a_at", "o < 25 && a_at"),
         ("across", "if (!(c_at + c_step + i_c < 264))", "if (false)"),
     ],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from mirage_cli.codegen.printers.cuda import CudaEmitter
-from mirage_cli.codegen.printers.matrix_fragments import FragmentEmitter
-from mirage_cli.codegen.printers.statements import PAIRED, Lines
-from mirage_cli.codegen.requests.request import Request, quotient
+from mirage_cli.codegen import expressions
+from mirage_cli.codegen.expressions import Lets
+from mirage_cli.codegen.fragments import THREAD, decode
+from mirage_cli.codegen.positions import Positions
+from mirage_cli.codegen.requests.request import Request
 from mirage_cli.codegen.strip.values import (
     CHUNK,
     SWIZZLED,
@@ -22,41 +22,51 @@ from mirage_cli.codegen.strip.values import (
 )
 from mirage_cli.codegen.tiles.tile import (
     Apply,
-    Count,
     Expr,
     Global,
-    Number,
     Position,
     Ref,
     Sizes,
     TileProgram,
     count,
-    globals_of,
     refs,
 )
 from mirage_cli.errors import Refused
-from mirage_cli.kernel_language.literals import c_float
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Input
-from mirage_cli.lax.ops import lookup
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules.strip import orient
 from mirage_cli.search.schedules.strip_warps import across_of, multiply_together
 
-Leaf = Callable[[str], str]
+Leaf = Callable[[str], ir.Expression]
+Read = Callable[[str], ir.Expression | None]
+ONE = k.number("1.0f")
+EACH_BLOCK = k.do(k.call("__syncthreads"))  #: all threads of a block wait for one another
+EACH_GROUP = k.do(k.call("wait_together", 1 + k.name("group"), static=["GROUP"]))  #: those of a group do
+SHOWN = k.do(k.call("show_products"))  #: what threads have written is seen by matrix instructions of a warpgroup
 
 
-class StripBase(FragmentEmitter):
+def over_threads(variable: str, n: int, *body: ir.Statement) -> ir.For:
+    """All threads of a block share numbers below `n`."""
+    return k.loop(variable, n, *body, start=THREAD, step="THREADS")
+
+
+def array(variable: str, n: Value, *value: ir.Expression) -> ir.Declare:
+    """Numbers in registers, with their first value."""
+    return k.declare("float", variable, *value, dims=[n])
+
+
+class StripBase(Positions):
     """The values of a kernel and how they are printed."""
 
-    types = CudaEmitter.types
-
     def __init__(self, r: Request) -> None:
-        tile = TileProgram(r.program, r.block, r.schedule, r.target, {}, (), (), ())
-        super().__init__(tile, r.number, r.symbols, r.hollow)
-        self.r, self.s = r, r.schedule
+        super().__init__(TileProgram(r.program, r.block, r.schedule, r.target, {}, (), (), ()), r)
+        self.s = r.schedule
         if self.g.loop is None:
             raise Refused("the engine strip needs a loop")
         self.loop_axis = self.g.loop
@@ -85,7 +95,7 @@ class StripBase(FragmentEmitter):
         self.memory = Memory()
         if multiply_together(self.s, r.target):
             self.memory.unit = SWIZZLED
-        self.declare: list[str] = []
+        self.declare: list[ir.Statement] = []
 
     # --- axes -----------------------------------------------------------------------------------------------------------
     def sized_axes(self, axes: frozenset[str], phase: str) -> list[str]:
@@ -147,7 +157,6 @@ class StripBase(FragmentEmitter):
         n_outer, n_inner = self.padding(outer_sizes, inner_sizes, depth, side, dtype)
         if not outer and self.only_computed(load):
             n_outer = 1
-        constant = self.constant(source)
         tile = OperandTile(
             load,
             source.name,
@@ -157,14 +166,23 @@ class StripBase(FragmentEmitter):
             n_outer,
             n_inner,
             phase,
-            constant=constant,
+            constant=source.source in self.r.constants,
             unit=self.memory.unit,
+            at=self.stage_bytes(),
         )
-        self.tiles[load] = tile
-        self.declare.append(f"using {tile.type} = Tile<{self.ctype(dtype)}, {n_outer}, {n_inner}>;")
+        self.add_tile(tile)
         if not tile.ring:
             self.memory.keep(f"{load}_tile", self.ctype(dtype), tile.bytes)
         return tile
+
+    def add_tile(self, t: OperandTile) -> None:
+        """A tile with a type of its own."""
+        self.tiles[t.name] = t
+        self.declare.append(k.alias(t.type, k.of_type("Tile", self.ctype(t.dtype), t.n_outer, t.n_inner)))
+
+    def stage_bytes(self) -> int:
+        """Bytes of a stage of the ring with the tiles that there are."""
+        return sum(t.bytes for t in self.tiles.values() if t.ring)
 
     def padding(self, outer: Sizes, inner: Sizes, depth: frozenset[str], side: str, dtype: DType) -> tuple[int, int]:
         """The padded sizes of a tile's two sides: whole matrices, and rows of whole chunks."""
@@ -183,10 +201,6 @@ class StripBase(FragmentEmitter):
             for o in readers
             for r in self.readers[o.name]
         )
-
-    def constant(self, source: Input) -> bool:
-        """True if an input may be read before the work in front of the kernel has ended."""
-        return source.source in self.r.constants
 
     def check_run(self, source: Input, run: list[str], phase: str) -> None:
         """Raises Refused when the axes of a run are not stored one behind the other."""
@@ -217,88 +231,104 @@ class StripBase(FragmentEmitter):
             if tile % vector:
                 raise Refused(f"tiles of {source.name} are not aligned to {CHUNK} bytes")
 
-    def load_lines(self, t: OperandTile) -> list[str]:
+    def loads(self, tiles: Sequence[OperandTile]) -> list[ir.Statement]:
+        """Start copying tiles."""
+        return [self.load(t) for t in tiles]
+
+    def load(self, t: OperandTile) -> ir.Do:
         """Start copying a tile: to its place in the ring by a group, else by the block."""
         source = self.reads[t.value]
         phase = BODY if t.ring else PROLOGUE
         fixed = [a for a, _ in t.inner]
         outer_axes = [s.axis for s in source.access if s.axis is not None and s.axis not in fixed]
-        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
-        tests += [x for x in [self.inside(outer_axes, phase)] if x]
-        valid = str(count(t.inner))
+        inside = k.both(self.real(t.outer, t.n_outer, "o"), self.inside(outer_axes, phase))
+        valid = ir.lift(count(t.inner))
         if len(t.inner) == 1 and not self.shapes.exact(t.inner[0][0], phase):
             axis = t.inner[0][0]
-            left = " - ".join([self.extent(self.p.extent(axis)), *self.base(axis, phase)])
-            valid = f"static_cast<int>(min(offset_t({valid}), offset_t({left})))"
-        threads, thread = ("GROUP", "in_group") if t.ring else ("THREADS", "static_cast<int>(threadIdx.x)")
-        text = f"{t.value} + {self.offset(source.access, phase, fixed)}"
-        return [
-            f"load_tile<{threads}>({self.tile_text(t)}, {thread}, {t.value}, {valid}, [&](int o) {{",
-            "    (void)o;",
-            *("    " + line for line in self.decode(t.outer, "o")),
-            f"    const {self.ctype(t.dtype)}* const from = {text};",
-            f"    return {' && '.join(tests)} ? from : nullptr;" if tests else "    return from;",
-            "});",
-        ]
+            left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
+            both = (k.converted("offset_t", valid), k.converted("offset_t", left or 0))
+            valid = k.cast("int", k.call("min", *both))
+        first, found = k.total([t.value, self.offset(source.access, phase, fixed)]), k.name("from")
+        row = k.function(
+            [("int", "o")],
+            k.ignore("o"),
+            *decode(t.outer, "o"),
+            k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", first),
+            ir.Return(k.select(inside, found, k.number("nullptr")) if inside else found),
+        )
+        threads, thread = self.sharing(t.ring)
+        return k.do(k.call("load_tile", self.held(t), thread, t.value, valid, row, static=[threads]))
 
-    def tile_text(self, t: OperandTile) -> str:
-        """A tile as a C++ value."""
-        if t.ring:
-            return f"{t.type}{{reinterpret_cast<{self.ctype(t.dtype)}*>(stage + {self.ring_offsets()[t.name]})}}"
-        return f"{t.type}{{{t.name}_tile}}"
+    def sharing(self, grouped: bool) -> tuple[str, ir.Expression]:
+        """The number of the threads of a group or block, and the number of one among them."""
+        return ("GROUP", k.name("in_group")) if grouped else ("THREADS", k.cast("int", THREAD))
 
-    def ring_offsets(self) -> dict[str, int | str]:
-        """The place of each tile within a stage, as text that the template's caller replaces (tiles come one by one)."""
-        return {name: f"OFFSET_{name}" for name in self.tiles}
+    def real(self, sizes: Sizes, n: int, index: Value) -> ir.Expression | None:
+        """The condition that an index below `n` is no padding of a group of axes; None where nothing is."""
+        return ir.lift(index) < count(sizes) if count(sizes) < n else None
+
+    def held(self, t: OperandTile) -> ir.Construct:
+        """A tile as a value."""
+        place = k.reinterpret(f"{self.ctype(t.dtype)}*", k.name("stage") + t.at) if t.ring else f"{t.name}_tile"
+        return k.construct(k.of_type(t.type), place)
+
+    def element_of_tile(self, t: OperandTile) -> ir.Call:
+        """A tile's element at the current position."""
+        at = (self.vector_index(t.outer), self.vector_index(t.inner))
+        return k.call("to_float", ir.Unary("*", self.held(t).member("element")(*at)))
 
     # --- shares of a loop whose length is not known -------------------------------------------------------------------------
-    def share(self) -> str:
+    def share(self) -> ir.Expression:
         """Positions of a block's share of the loop: whole iterations, the same number for all blocks."""
         together = self.s.parts * self.s.loop
-        return f"(({self.extent(self.p.extent(self.loop_axis))} + {together - 1}) / {together} * {self.s.loop})"
+        return (self.extent(self.p.extent(self.loop_axis)) + (together - 1)) / together * self.s.loop
 
-    def grid(self) -> list[dict[str, Any]]:
-        """The grid; blocks that share the loop by their number, where that is given."""
-        shared = {"tile": self.share(), "blocks": str(self.s.parts)} if self.s.parts else {}
-        return [g | (shared if g["axis"] == self.loop_axis else {}) for g in super().grid()]
+    def shared_loop(self, axis: str) -> bool:
+        """True for the loop's axis where blocks share it by their number, which is given."""
+        return bool(self.s.parts) and axis == self.loop_axis
 
-    def steps(self) -> str:
+    def grid(self) -> Sequence[str]:
+        """The grid axes; blocks that reduce together lie side by side."""
+        return sorted(self.g.grid, key=lambda a: a in self.g.split)
+
+    def blocks(self, axis: str) -> ir.Expression:
+        """The number of blocks along a grid axis."""
+        return ir.lift(self.s.parts) if self.shared_loop(axis) else super().blocks(axis)
+
+    def pace(self, axis: str) -> ir.Expression:
+        """Positions of a grid axis between the first ones of two blocks."""
+        return self.share() if self.shared_loop(axis) else super().pace(axis)
+
+    def steps(self) -> ir.Expression:
         """The number of iterations of a block; none where its share begins behind the end."""
         if not self.s.parts:
             return super().steps()
-        at, extent = f"{self.loop_axis}_at", self.extent(self.p.extent(self.loop_axis))
-        end = f"min({at} + {self.share()}, {extent})"
-        return f"{end} > {at} ? static_cast<int>(({end} - {at} + {self.s.loop - 1}) / {self.s.loop}) : 0"
+        at = k.name(f"{self.loop_axis}_at")
+        end = k.call("min", at + self.share(), self.extent(self.p.extent(self.loop_axis)))
+        return k.select(end > at, k.cast("int", (end - at + (self.s.loop - 1)) / self.s.loop), 0)
 
     # --- expressions ----------------------------------------------------------------------------------------------------
-    def printed(self, e: Expr, phase: str, out: Lines, ref: Leaf, read: Leaf | None = None, guard: str = "") -> str:
-        """The value of an expression at the current position; `ref` prints registers and vectors, `read` inputs."""
+    def value_of(
+        self, e: Expr, phase: str, out: Lets, ref: Leaf, read: Read | None = None, guard: ir.Expression | None = None
+    ) -> ir.Expression:
+        """The value of an expression at the current position; `ref` has registers and vectors, `read` inputs (None: read
+        them where they are stored, under `guard`)."""
         match e:
             case Ref(name):
                 return ref(name)
-            case Global(v):
-                if read is not None and (text := read(v)):
-                    return text
-                text = f"to_float({v}[{self.offset(self.reads[v].access, phase)}])"
-                return out.let(f"{guard} ? {text} : 0.0f" if guard else text)
-            case Number(value):
-                return c_float(value)
-            case Position(a):
-                return out.let(f"static_cast<float>({self.position(a, phase)})")
-            case Count(a):
-                return f"static_cast<float>({self.extent(self.p.extent(a))})"
+            case Global(v) if read is not None and (found := read(v)) is not None:
+                return found
             case Apply("div", (above, Ref(below))) if below in self.inverses or below in self.row_vectors:
-                text = self.printed(above, phase, out, ref, read, guard)
+                numerator, divisor = self.value_of(above, phase, out, ref, read, guard), ref(below)
                 if below in self.inverses:
-                    return out.let(f"{text} * {ref(below).replace(below, self.inverses[below], 1)}")
-                inverse = quotient(self.hollow, ref(below), f"1.0f / {ref(below)}")
-                return out.let(f"{text} * {out.let(inverse)}")
+                    return out.let(numerator * k.substituted(divisor, {k.name(below): k.name(self.inverses[below])}))
+                return out.let(numerator * out.let(expressions.quotient(self.hollow, divisor, ONE / divisor)))
             case Apply(op, args):
-                inner = [self.printed(a, phase, out, ref, read, guard) for a in args]
-                if op in PAIRED:
-                    return out.let(f"strip_{op}({', '.join(inner)})")
-                text = lookup(op).c.format(*inner)
-                return out.let(quotient(self.hollow, inner[1], text) if op == "div" and phase != BODY else text)
+                inner = [self.value_of(a, phase, out, ref, read, guard) for a in args]
+                value: ir.Expression = expressions.applied(op, inner, "strip_")
+                divides = op == "div" and phase != BODY
+                return out.let(expressions.quotient(self.hollow, inner[1], value) if divides else value)
+        return self.expression(e, phase, out, guard)
 
     def axes_in(self, e: Expr) -> frozenset[str]:
         """The axes of an expression's inputs, positions, registers and vectors."""
@@ -337,18 +367,14 @@ class StripBase(FragmentEmitter):
         """The first strip that an expression reads."""
         return next((self.matrices[n] for n in refs(e) if n in self.matrices), None)
 
-    def vector_index(self, sizes: Sizes) -> str:
+    def vector_index(self, sizes: Sizes) -> ir.Expression:
         """The index of the current position in a vector."""
-        terms, inner = [], 1
+        terms, inner = list[ir.Expression](), 1
         for a, n in reversed(sizes):
-            terms.append(f"i_{a}" if inner == 1 else f"i_{a} * {inner}")
+            terms.insert(0, k.name(f"i_{a}") if inner == 1 else k.name(f"i_{a}") * inner)
             inner *= n
-        return " + ".join(reversed(terms)) or "0"
+        return k.total(terms)
 
-    def reads_inputs(self, e: Expr) -> bool:
-        """True if an expression reads stored tensors."""
-        return bool(globals_of(e))
-
-    def clamped(self, index: str, sizes: tuple[tuple[str, int], ...], n: int) -> str:
+    def clamped(self, index: Value, sizes: Sizes, n: int) -> ir.Expression:
         """An index below `n` as one of a group of axes; padding counts as the last position."""
-        return index if count(sizes) == n else f"min({index}, {count(sizes) - 1})"
+        return ir.lift(index) if count(sizes) == n else k.call("min", index, count(sizes) - 1)

@@ -8,29 +8,35 @@ next product, sums and maxima along rows stay within four lanes. Behind the loop
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mirage_cli.codegen.read_back import read_back
-from mirage_cli.codegen.requests.request import Kernel, Request
+from mirage_cli.codegen.fragments import THREAD
+from mirage_cli.codegen.requests.request import Kernel, Launch, Request
+from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, SHOWN
 from mirage_cli.codegen.strip.merge import StripMerge
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.printer import text
 from mirage_cli.search.schedules.strip import resident
 
 MOST_FLOATS = 200  #: registers of a thread for results of products, beyond which kernels spill
+COMMITTED = k.do(k.call("copy_commit"))
+TURN, SLOT = k.name("turn"), k.name("slot")
 
 
 @dataclass(frozen=True, slots=True)
 class StripProgram:
-    """A strip kernel with every decision made, as readable lines."""
+    """A strip kernel with every decision made: lines about its parts, and the statements of each phase."""
 
-    lines: tuple[str, ...]
+    parts: tuple[str, ...]
+    phases: tuple[tuple[str, tuple[ir.Statement, ...]], ...]
 
     def text(self) -> str:
-        """The lines."""
-        return "\n".join(self.lines)
+        """The lines, and the statements with the names of their phases."""
+        return "\n".join([*self.parts, *(f"{p}: {x}" for p, body in self.phases for x in text(body).splitlines())])
 
 
 def strip_kernel(r: Request) -> Kernel:
@@ -46,63 +52,119 @@ class _Kernel(StripMerge):
         floats = sum(4 * m.mt * m.nt for m in self.matrices.values() if m.name in self.produced)
         if floats > MOST_FLOATS:
             raise Refused(f"{floats} registers of strips for each thread")
-        ring = [t for t in self.tiles.values() if t.ring]
-        offsets, stage = {}, 0
-        for t in ring:
-            offsets[t.name] = stage
-            stage += t.bytes
+        ring, others = ([t for t in self.tiles.values() if t.ring == kind] for kind in (True, False))
         if not ring:
             raise Refused("the loop loads no tiles")
-        stages = self.s.stages
-        declared, shared = self.memory.layout(stage * stages * self.groups)
+        places, shared = self.memory.places(self.stage_bytes() * self.s.stages * self.groups)
         if shared > self.r.target.shared_bytes:
             raise Refused(f"{shared} bytes of shared memory, {self.r.target.name} has {self.r.target.shared_bytes}")
         threads = 32 * self.s.warps
-        held_blocks = resident(self.r.target, shared, threads, floats)
-        held = [t for t in self.tiles.values() if not t.ring and not t.computed]
-        ring_place = f"unsigned char* const ring = shared + group * {stage * stages};"
-        context: dict[str, Any] = self.context() | {
-            "headers": ["strip.cuh", *(["strip_group.cuh"] if self.memory.unit == SWIZZLED else []), "tile.cuh"],
-            "template": "strip.j2",
-            "members": [],
-            "cluster": self.splits,
-            "dependent": self.r.target.features.dependent_launch,
-            "threads": threads,
-            "resident": held_blocks,
-            "shared_bytes": shared,
-            "group": self.group_threads,
-            "row_warps": self.members,
-            "across": self.across,
-            "groups": self.groups,
-            "unit": self.memory.unit,
-            "stages": stages,
-            "stage_bytes": stage,
-            "declare": [*self.declare, *declared, ring_place, *self.before_loop],
-            "ring_constants": self.loads([t for t in ring if t.constant]),
-            "ring_others": self.loads([t for t in ring if not t.constant]),
-            "held_constants": self.loads([t for t in held if t.constant]),
-            "held_others": self.loads([t for t in held if not t.constant]),
-            "awaits_held": self.awaits_held(),
-            "prologue": [*self.prologue, *self.before] if self.prologue or self.awaits_held() else [],
-            "body": self.body,
-            "epilogue": self.epilogue,
-        }
-        if not context["prologue"]:
-            context["declare"] += self.before
-        context["grid"] = sorted(context["grid"], key=lambda g: g["axis"] in self.g.split)
-        for key in ("declare", "ring_constants", "ring_others", "prologue", "body", "epilogue"):
-            context[key] = [_placed(line, offsets) for line in context[key]]
-        return read_back(self.r, StripProgram(tuple(self.summary(shared, held_blocks))), context)
+        blocks = resident(self.r.target, shared, threads, floats)
+        launch = Launch(
+            self.inputs(),
+            self.outputs(),
+            self.r.numbers,
+            tuple(map(self.blocks, self.grid())),
+            threads,
+            shared,
+            self.splits,
+            self.r.target.features.dependent_launch,
+        )
+        body = (
+            *self.beginning(threads),
+            *self.declare,
+            *(k.let(f"{t}*", n, k.reinterpret(f"{t}*", k.name("shared") + at), unused=True) for n, t, at in places),
+            k.let("unsigned char*", "ring", k.name("shared") + k.name("group") * (self.stage_bytes() * self.s.stages)),
+            *self.before_loop,
+            *self.up_to_loop(ring, [t for t in others if not t.computed]),
+            *self.loop(),
+            k.do(k.call("copy_wait", static=[0])),
+            EACH_BLOCK,
+            *self.epilogue,
+        )
+        kernel = ir.Kernel(f"kernel{self.r.number}", "parameters", launch.fields(), (threads, blocks), body)
+        headers = ("strip.cuh", *(["strip_group.cuh"] if self.memory.unit == SWIZZLED else []), "tile.cuh")
+        phases = tuple((p, tuple(getattr(self, p))) for p in ("prologue", "before", "body", "epilogue"))
+        return Kernel(StripProgram(tuple(self.summary(shared, blocks)), phases), kernel, launch, headers)
 
-    def loads(self, tiles: list[OperandTile]) -> list[str]:
-        """Start copying tiles."""
-        return [line for t in tiles for line in self.load_lines(t)]
+    def beginning(self, threads: int) -> list[ir.Statement]:
+        """The kernel's parameters, the place of the block, and the group and number of a warp."""
+        thread, rows, per = k.cast("int", THREAD), k.name("in_group") / 32, k.name("GROUP")
+        place = {"member": rows}
+        if self.across > 1:
+            place = {"member": rows % self.members, "share": k.name("in_group") / (32 * self.members)}
+        return [
+            k.constants("int", {"THREADS": threads, "GROUP": self.group_threads, "GROUPS": self.groups}),
+            self.offset_type(self.wide),
+            k.declare("unsigned char", "shared", dims=[k.number("")], storage="extern __shared__ __align__(1024)"),
+            *self.names("parameters", True),
+            *(
+                k.let("offset_t", f"s_{n}", k.cast("offset_t", k.name("parameters").member(f"s_{n}")))
+                for n in self.r.numbers
+            ),
+            *self.places(),
+            k.lets("int", {"group": thread / per, "in_group": thread % per}),
+            k.lets("int", place, unused=True),
+        ]
 
-    def awaits_held(self) -> bool:
-        """True if something before or in the loop reads a tile that is loaded once."""
-        names = [f"{t.name}_tile" for t in self.tiles.values() if not t.ring and not t.computed]
-        lines = [*self.prologue, *self.before, *self.body]
-        return any(n in line for line in lines for n in names)
+    def up_to_loop(self, ring: Sequence[OperandTile], held: Sequence[OperandTile]) -> list[ir.Statement]:
+        """From the number of iterations to the loop: the first copies, and what is in front of the loop. Constants of the
+        model may be read before the kernel in front of this one has ended."""
+        steps, group, groups = k.name("steps"), k.name("group"), k.name("GROUPS")
+        turns = (steps - group + groups - 1) / groups
+        constants, others = ([t for t in ring if t.constant == kind] for kind in (True, False))
+        lines = [*self.prologue, *self.before]
+        awaits = not {f"{t.name}_tile" for t in held}.isdisjoint(k.names_in((*lines, *self.body)))
+        declared, lines = ([], lines) if self.prologue or awaits else (self.before, [])
+        ahead = self.s.stages - 1
+        return [
+            *declared,
+            k.let("int", "steps", self.steps()),
+            k.let("int", "mine", k.select(steps > group, turns, 0)),
+            k.do(k.call("launch_dependents")),
+            *([k.do(k.call("cluster_arrive_relaxed"))] if self.splits > 1 else []),
+            self.loader("load_constants", k.when(TURN >= "mine", ir.Return()), *self.stage(*self.loads(constants))),
+            self.loader("load_others", k.when(TURN < "mine", *self.stage(*self.loads(others))), COMMITTED),
+            k.loop("turn", ahead, k.do(k.call("load_constants", TURN, TURN))),
+            *self.loads([t for t in held if t.constant]),
+            k.do(k.call("wait_for_earlier")),
+            *self.loads([t for t in held if not t.constant]),
+            COMMITTED,
+            k.loop("turn", ahead, k.do(k.call("load_others", TURN, TURN))),
+            *([k.do(k.call("copy_wait", static=[ahead])), EACH_BLOCK] if awaits else []),
+            *lines,
+        ]
+
+    def loader(self, name: str, *body: ir.Statement) -> ir.Declare:
+        """A function that starts the copies of an iteration to a stage of the ring."""
+        return k.declare("auto", name, k.function([("int", "turn"), ("int", "slot")], k.ignore("slot"), *body))
+
+    def stage(self, *body: ir.Statement) -> list[ir.Statement]:
+        """Statements for iteration `turn` of a group, with the stage `slot` of its ring."""
+        step = k.cast("offset_t", TURN * "GROUPS" + "group") * self.s.loop
+        place = k.name("ring") + SLOT * self.stage_bytes()
+        return [
+            k.let("offset_t", f"{self.loop_axis}_step", step, unused=True),
+            k.let("unsigned char*", "stage", place, unused=True),
+            *body,
+        ]
+
+    def loop(self) -> list[ir.Statement]:
+        """The iterations of a group, with copies ahead to the stage that is free."""
+        last, free = self.s.stages - 1, k.name("free")
+        ahead = [k.do(k.call(f, TURN + last, free)) for f in ("load_constants", "load_others")]
+        at_start, at_end = (k.binary("==", SLOT, n) for n in (0, last))
+        walk = k.loop(
+            "turn",
+            "mine",
+            k.do(k.call("copy_wait", static=[last - 1])),
+            *([SHOWN] if self.memory.unit == SWIZZLED else []),
+            EACH_GROUP,
+            k.scope(k.let("int", "free", k.select(at_start, last, SLOT - 1)), *ahead),
+            *self.stage(*self.body),
+            k.assign(SLOT, k.select(at_end, 0, SLOT + 1)),
+        )
+        return [k.declare("int", "slot", 0), walk]
 
     def summary(self, shared: int, blocks: int) -> list[str]:
         """A summary of the kernel's parts for golden files, a line each."""
@@ -118,10 +180,4 @@ class _Kernel(StripMerge):
         lines += [f"rows {v.name}: {dict(v.rows)}" for v in self.row_vectors.values()]
         lines += [f"vector {v.name}: {dict(v.axes)}" for v in self.vectors.values()]
         lines += [f"sum {s.name}: {dict(s.axes)} over the {s.along} side of {s.tile.name}" for s in self.sums.values()]
-        for phase in ("prologue", "before", "body", "epilogue"):
-            lines += [f"{phase}: {line}" for line in getattr(self, phase)]
         return lines
-
-
-def _placed(line: str, offsets: dict[str, int]) -> str:
-    return re.sub(r"OFFSET_(\w+)", lambda m: str(offsets[m[1]]), line)

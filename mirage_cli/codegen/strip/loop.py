@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from mirage_cli.codegen.printers.statements import Lines
+from mirage_cli.codegen.expressions import ZERO, Lets
+from mirage_cli.codegen.fragments import decode
+from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, ONE, SHOWN
 from mirage_cli.codegen.strip.tiles import StripTiles
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, padded
-from mirage_cli.codegen.tiles.tile import Count, Expr, Global, Position, Ref, Sizes, count, from_thread, refs
+from mirage_cli.codegen.tiles.tile import (
+    Count,
+    Expr,
+    Global,
+    Position,
+    Ref,
+    Sizes,
+    count,
+    from_thread,
+    globals_of,
+    refs,
+)
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 
@@ -52,23 +67,20 @@ class StripLoop(StripTiles):
         kept = self.group_sizes(self.sized_axes(source - frozenset(o.over), PROLOGUE), PROLOGUE)
         summed = self.group_sizes(self.sized_axes(source & frozenset(o.over), PROLOGUE), PROLOGUE)
         v = self.vector(o.name, kept)
-        out = Lines()
+        out = Lets()
         inside = self.inside([a for a, _ in (*kept, *summed)], PROLOGUE)
-        guard = out.let(inside, "bool") if inside else ""
+        guard = out.let(inside, "bool") if inside else None
         e = self.value[o.inputs[0]]
-        value = self.printed(e, PROLOGUE, out, self.shared_vector, self.held_element, guard)
+        value = self.value_of(e, PROLOGUE, out, self.shared_vector, lambda x: self.tile_element(x, PROLOGUE), guard)
         kind = "StripSum" if o.op == "sum" else "StripMax"
-        value = f"{guard} ? {value} : {kind}::none()" if guard else value
-        self.prologue += [
-            f"reduce<{kind}, {v.size}, {count(summed)}, THREADS>(",
-            "    [&](int o, int k) {",
-            "        (void)o, (void)k;",
-            *("        " + x for x in [*self.decode(kept, "o"), *self.decode(summed, "k"), *out.lines]),
-            f"        return {value};",
-            "    },",
-            f"    [&](int o, float x) {{ {o.name}[o] = x; }});",
-            "__syncthreads();",
-        ]
+        value = k.select(guard, value, k.call(f"{kind}::none")) if guard else value
+        places = (*decode(kept, "o"), *decode(summed, "k"))
+        element = k.function(
+            [("int", "o"), ("int", "k")], k.ignore("o", "k"), *places, *out.statements, ir.Return(value)
+        )
+        put = k.function([("int", "o"), ("float", "x")], k.assign(k.name(o.name)["o"], "x"))
+        static = (kind, v.size, count(summed), "THREADS")
+        self.prologue += [k.do(k.call("reduce", element, put, static=static)), EACH_BLOCK]
         self.value[o.name] = Ref(o.name)
 
     # --- body ---------------------------------------------------------------------------------------------------------
@@ -107,14 +119,10 @@ class StripLoop(StripTiles):
             rows = self.group_sizes(own, PROLOGUE)
             self.copies[name] = copy
             v = self.row_vectors[copy] = RowVector(copy, rows, self.row_matrices(rows))
-            out = Lines()
-            value = self.printed(e, PROLOGUE, out, self.shared_vector)
-            self.before += [
-                f"{v.type} {copy};",
-                f"MIRAGE_STRIP_ROWS({v.type.replace(' ', '')}) {{",
-                *("    " + x for x in [*self.row_position(v), *out.lines, f"{copy}.v[m_][h_] = {value};"]),
-                "}",
-            ]
+            out = Lets()
+            value = self.value_of(e, PROLOGUE, out, self.shared_vector)
+            body = (*self.row_position(v), *out.statements, k.assign(v.element, value))
+            self.before += [k.declare(v.type, copy), v.each(*body)]
         return Ref(self.copies[name])
 
     def thread(self, o: BlockOp) -> None:
@@ -144,69 +152,57 @@ class StripLoop(StripTiles):
         if own != set(like.axes):
             raise Refused(f"{o.name} has other axes than {like.name}")
         m = self.matrix(o.name, like.rows, like.cols)
-        self.body += [f"{m.type} {m.name};", *self.over_matrix(m, e, f"{m.name}.v[m_][n_][i_] = {{}};")]
+        out = Lets()
+        inside = self.inside([a for a, _ in m.rows + m.cols], BODY)
+        guard = out.let(inside, "bool") if inside and globals_of(e) else None
+        value = self.value_of(e, BODY, out, self.element_of_strip, None, guard)
+        position = self.strip_position(m) if self.has_position(e) or guard else []
+        self.body += [k.declare(m.type, m.name), m.each(*position, *out.statements, k.assign(m.element, value))]
         self.value[o.name] = Ref(m.name)
 
-    def over_matrix(self, m: Matrix, e: Expr, statement: str) -> list[str]:
-        """A statement for every element of a strip; `{}` stands for the expression's value."""
-        out = Lines()
-        inside = self.inside([a for a, _ in m.rows + m.cols], BODY)
-        guard = out.let(inside, "bool") if inside and self.reads_inputs(e) else ""
-        value = self.printed(e, BODY, out, self.element_of_strip, None, guard)
-        position = self.strip_position(m) if self.has_position(e) or guard else []
-        lines = [*position, *out.lines, statement.format(value)]
-        return [f"MIRAGE_STRIP(S_{m.name}) {{", *("    " + x for x in lines), "}"]
-
-    def element_of_strip(self, name: str) -> str:
+    def element_of_strip(self, name: str) -> ir.Expression:
         """A register or vector at a strip's element."""
         if name in self.matrices:
-            return f"{name}.v[m_][n_][i_]"
+            return self.matrices[name].element
         if name in self.row_vectors:
-            return f"{name}.v[m_][i_ >> 1]"
+            return self.row_vectors[name].beside
         if name in self.vectors:
-            return f"{name}[{self.vector_index(self.vectors[name].axes)}]"
+            return self.shared_vector(name)
         raise Refused(f"{name} is not there in the loop")
 
-    def strip_position(self, m: Matrix) -> list[str]:
+    def strip_position(self, m: Matrix) -> list[ir.Statement]:
         """Index variables of a strip's element; padding counts as the last row or column."""
-        row = self.clamped(f"strip_row<S_{m.name}>(member, m_, i_)", m.rows, 16 * self.members * m.mt)
-        col = self.clamped(m.column, m.cols, m.width)
-        lines = [f"[[maybe_unused]] const int r_ = {row}, c_ = {col};"]
-        return [*lines, *self.decode(m.rows, "r_"), *self.decode(m.cols, "c_")]
+        row = self.clamped(m.row, m.rows, 16 * self.members * m.mt)
+        places = {"r_": row, "c_": self.clamped(m.column, m.cols, m.width)}
+        return [k.lets("int", places, unused=True), *decode(m.rows, "r_"), *decode(m.cols, "c_")]
 
-    def row_position(self, v: RowVector) -> list[str]:
+    def row_position(self, v: RowVector) -> list[ir.Statement]:
         """Index variables of a row vector's element."""
-        row = f"strip_row<{v.type.replace(' ', '')}>(member, m_, h_ * 2)"
-        row = self.clamped(row, v.rows, 16 * self.members * v.mt)
-        return [f"[[maybe_unused]] const int r_ = {row};", *self.decode(v.rows, "r_")]
+        row = self.clamped(v.row, v.rows, 16 * self.members * v.mt)
+        return [k.let("int", "r_", row, unused=True), *decode(v.rows, "r_")]
 
-    def matrix(self, name: str, rows: tuple[tuple[str, int], ...], cols: tuple[tuple[str, int], ...]) -> Matrix:
+    def matrix(self, name: str, rows: Sizes, cols: Sizes) -> Matrix:
         """A strip with a type of its own."""
         columns = self.column_matrices(cols)
         m = self.matrices[name] = Matrix(name, rows, cols, self.row_matrices(rows), columns, self.across)
-        self.declare.append(f"using S_{name} = {m.type};")
+        self.declare.append(k.alias(m.own, m.type))
         return m
 
     def row_value(self, o: BlockOp, e: Expr) -> None:
         """A new row vector with the value of an expression."""
         like = next(self.row_vectors[n] for n in refs(e) if n in self.row_vectors)
         v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt)
-        out = Lines()
-        value = self.printed(e, BODY, out, self.element_of_rows)
+        out = Lets()
+        value = self.value_of(e, BODY, out, self.element_of_rows)
         position = self.row_position(v) if self.has_position(e) else []
-        self.body += [
-            f"{v.type} {v.name};",
-            f"MIRAGE_STRIP_ROWS({v.type}) {{",
-            *("    " + x for x in [*position, *out.lines, f"{v.name}.v[m_][h_] = {value};"]),
-            "}",
-        ]
+        self.body += [k.declare(v.type, v.name), v.each(*position, *out.statements, k.assign(v.element, value))]
         self.value[o.name] = Ref(o.name)
 
-    def element_of_rows(self, name: str) -> str:
+    def element_of_rows(self, name: str) -> ir.Expression:
         """A row vector's element."""
         if name not in self.row_vectors:
             raise Refused(f"{name} does not go with rows")
-        return f"{name}.v[m_][h_]"
+        return self.row_vectors[name].element
 
     def column_value(self, o: BlockOp, e: Expr) -> None:
         """A new vector of a group with the value of an expression."""
@@ -214,15 +210,14 @@ class StripLoop(StripTiles):
         if set(self.sized_axes(self.axes_in(e), BODY)) != {a for a, _ in like.axes}:
             return  # a part of an expression over a strip
         v = self.vector(o.name, like.axes, grouped=True)
-        out = Lines()
-        value = self.printed(e, BODY, out, self.shared_vector)
-        lines = [*self.decode(v.axes, "i"), *out.lines, f"{o.name}[i] = {value};"]
+        out, own = Lets(), k.name(o.name)["i"]
+        value = self.value_of(e, BODY, out, self.shared_vector)
+        body = [*decode(v.axes, "i"), *out.statements, k.assign(own, value)]
         if any(n.op == "div" for r in self.readers[o.name] if r.thread is not None for n in r.thread.nodes):
             inverse = self.vector(f"{o.name}_inverse", like.axes, grouped=True)
             self.inverses[o.name] = inverse.name
-            lines.append(f"{inverse.name}[i] = 1.0f / {o.name}[i];")
-        self.body += [f"for (int i = in_group; i < {v.size}; i += GROUP) {{", *("    " + x for x in lines), "}"]
-        self.body.append("wait_together<GROUP>(1 + group);")
+            body.append(k.assign(k.name(inverse.name)["i"], ONE / own))
+        self.body += [k.loop("i", v.size, *body, start="in_group", step="GROUP"), EACH_GROUP]
         self.value[o.name] = Ref(o.name)
 
     # --- products -----------------------------------------------------------------------------------------------------
@@ -243,29 +238,27 @@ class StripLoop(StripTiles):
             strip = self.masked(self.matrices[e.buffer], over)
             rows, depth, depth_padded = strip.rows, strip.cols, strip.width
             joint = joint and strip.mt == 1 and strip.width % PANEL == 0
-            a = self.strip_operand(strip, dtype)
+            a: ir.Expression = self.strip_operand(strip, dtype)
         else:
             row_tile = self.operand_tile(first, dtype, over, "rows")
             rows, depth, depth_padded = self.parts(row_tile, over)
             matrices = self.row_matrices(rows)
-            joint = joint and matrices == 1 and row_tile.panels and self.inner_depth(row_tile, over) == "true"
+            joint = joint and matrices == 1 and row_tile.panels and self.inner_depth(row_tile, over)
             a = self.row_operand(row_tile, over, matrices, depth_padded // 16, not joint)
         if depth != other_depth or depth_padded != other_padded or depth_padded % 16:
             raise Refused(f"{o.name}: its operands lie differently along what it sums over")
         name, shrink = self.target(o)
         m = self.matrix(name, rows, cols)
         self.produced.add(name)
-        inner = self.inner_depth(col_tile, over)
-        own = f", share * {m.nt}" if self.across > 1 else ""
-        b = f"Columns8<{col_tile.type}, {inner}>{{{self.tile_text(col_tile)}{own}}}"
-        if name == o.name:
-            self.body += [f"{m.type} {name};", f"{name}.fill(0.0f);"]
-        else:
-            self.before += [f"{m.type} {name};", f"{name}.fill(0.0f);"]
-            self.body += self.scaled(m.name, f"MIRAGE_STRIP(S_{name}) ", "v[m_][n_][i_]", "v[m_][i_ >> 1]", shrink)
+        columns = k.of_type("Columns8", col_tile.type, self.inner_depth(col_tile, over))
+        own = [k.name("share") * m.nt] if self.across > 1 else []
+        (self.body if name == o.name else self.before).extend((k.declare(m.type, name), _filled(name, ZERO)))
+        if shrink:
+            self.body.append(m.each(k.assign(m.element, self.row_vectors[shrink].beside, "*=")))
         how = "strip_contract" if dtype in MATRIX_TYPES else "contract_exactly"
         how = "strip_contract_together" if joint else how
-        self.body.append(f"{how}<{depth_padded // 16}>({name}, {a}, {b});")
+        b = k.construct(columns, self.held(col_tile), *own)
+        self.body.append(k.do(k.call(how, name, a, b, static=[depth_padded // 16])))
         self.value[o.name] = Ref(name)
 
     def operands(self, o: BlockOp) -> tuple[str, str]:
@@ -279,70 +272,64 @@ class StripLoop(StripTiles):
             return x, y
         return y, x
 
-    def parts(
-        self, t: OperandTile, over: frozenset[str]
-    ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...], int]:
+    def parts(self, t: OperandTile, over: frozenset[str]) -> tuple[Sizes, Sizes, int]:
         """The free axes of a tile, the summed ones, and what these are padded to."""
-        if self.inner_depth(t, over) == "true":
+        if self.inner_depth(t, over):
             return t.outer, t.inner, t.n_inner
         return t.inner, t.outer, t.n_outer
 
-    def inner_depth(self, t: OperandTile, over: frozenset[str]) -> str:
-        """The C++ constant that tells whether rows of a tile walk what is summed."""
-        return "true" if {a for a, _ in t.inner} & over else "false"
+    def inner_depth(self, t: OperandTile, over: frozenset[str]) -> bool:
+        """True if rows of a tile walk what is summed."""
+        return bool({a for a, _ in t.inner} & over)
 
     def joint(self, dtype: DType, cols: Sizes, t: OperandTile) -> bool:
         """True if, as far as the operand along columns goes, the warps of 64 rows multiply together."""
         matrices = self.column_matrices(cols)
         return dtype in MATRIX_TYPES and t.panels and (matrices in (2, 4, 8) or matrices % 16 == 0)
 
-    def row_operand(self, t: OperandTile, over: frozenset[str], mt: int, kt: int, keep: bool) -> str:
+    def row_operand(self, t: OperandTile, over: frozenset[str], mt: int, kt: int, keep: bool) -> ir.Expression:
         """A tile as operand along rows, in registers (where it is to `keep` there) when it stays the same and is small."""
-        kind = f"Rows16<{t.type}, {self.inner_depth(t, over)}>"
-        text = f"{kind}{{{self.tile_text(t)}, {self.first_row(mt)}}}"
+        kind = k.of_type("Rows16", t.type, self.inner_depth(t, over))
+        value = k.construct(kind, self.held(t), self.first_row(mt))
         if t.phase == BODY or not keep or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
-            return text
-        held = f"{t.name}_held"
-        line = f"HeldRows<{self.ctype(t.dtype)}, {mt}, {kt}> {held};"
-        if line not in self.before:
-            self.before += [line, f"{held}.read({text});"]
+            return value
+        held = k.name(f"{t.name}_held")
+        declared = k.declare(k.of_type("HeldRows", self.ctype(t.dtype), mt, kt), held.path[0])
+        if declared not in self.before:
+            self.before += [declared, k.do(held.member("read")(value))]
         return held
 
-    def first_row(self, mt: int) -> str:
+    def first_row(self, mt: int) -> ir.Expression:
         """The first row of a warp in its group's tile."""
-        return f"member * {16 * mt}" if self.members > 1 else "0"
+        return k.name("member") * (16 * mt) if self.members > 1 else k.ZERO
 
     def masked(self, m: Matrix, over: frozenset[str]) -> Matrix:
         """A strip with zeros outside the extents of what a product sums over."""
-        inside = self.inside([a for a, _ in m.cols if a in over], BODY)
-        tests = [x for x in (inside, m.short) if x]
+        test = k.both(self.inside([a for a, _ in m.cols if a in over], BODY), m.short)
         if m.width % 16:
             raise Refused(f"{m.name} has {m.width} columns, no multiple of 16")
-        if tests:
-            line = f"if (!({' && '.join(tests)})) {m.name}.v[m_][n_][i_] = 0.0f;"
-            self.body += [f"MIRAGE_STRIP(S_{m.name}) {{", *("    " + x for x in [*self.strip_position(m), line]), "}"]
+        if test:
+            self.body.append(m.each(*self.strip_position(m), k.when(k.negated(test), k.assign(m.element, ZERO))))
         return m
 
-    def strip_operand(self, m: Matrix, dtype: DType) -> str:
+    def strip_operand(self, m: Matrix, dtype: DType) -> ir.Construct:
         """A strip as the operand along rows: in registers, or in a tile where warps share its columns."""
+        ctype = self.ctype(dtype)
         if self.across == 1:
-            return f"StripOperand<{self.ctype(dtype)}, S_{m.name}>{{{m.name}}}"
-        rows, ctype, name = 16 * self.members * m.mt, self.ctype(dtype), f"{m.name}_shared"
-        tile = f"Tile<{ctype}, {rows}, {m.width}>"
+            return k.construct(k.of_type("StripOperand", ctype, m.own), m.name)
+        rows, name = 16 * self.members * m.mt, f"{m.name}_shared"
+        tile = k.of_type("Tile", ctype, rows, m.width)
         if name not in self.spread:
             self.spread.add(name)
             bytes_ = padded(rows * m.width * dtype.bytes, self.memory.unit)
             self.memory.keep(f"{name}_all", ctype, bytes_ * self.groups)
-            self.before_loop.append(f"const {tile} {name}{{{name}_all + group * {bytes_ // dtype.bytes}}};")
-            shown = ["show_products();"] if self.memory.unit == SWIZZLED else []
-            self.body += [f"put_strip({name}, {m.name}, member, share);", *shown, "wait_together<GROUP>(1 + group);"]
-        return f"Rows16<{tile}, true>{{{name}, {self.first_row(m.mt)}}}"
+            place = k.name(f"{name}_all") + k.name("group") * (bytes_ // dtype.bytes)
+            self.before_loop.append(k.made(tile, name, place))
+            shown = [SHOWN] if self.memory.unit == SWIZZLED else []
+            self.body += [k.do(k.call("put_strip", name, m.name, "member", "share")), *shown, EACH_GROUP]
+        return k.construct(k.of_type("Rows16", tile, True), name, self.first_row(m.mt))
 
     # --- accumulators -------------------------------------------------------------------------------------------------
-    def scaled(self, name: str, loop: str, own: str, other: str, shrink: str) -> list[str]:
-        """Scale an accumulator by a shrink, if any."""
-        return [f"{loop}{name}.{own} *= {shrink}.{other};"] if shrink else []
-
     def sum_or_top(self, o: BlockOp) -> None:
         """A sum or maximum along columns of a strip, or along a side of a tile."""
         e, over = self.here(o.inputs[0]), frozenset(o.over)
@@ -357,47 +344,34 @@ class StripLoop(StripTiles):
         kind = "StripSum" if o.op == "sum" else "StripMax"
         name, shrink = self.target(o)
         v = self.row_vectors[name] = RowVector(name, m.rows, m.mt)
-        out = Lines()
-        test = " && ".join(x for x in (self.inside([a for a, _ in m.cols], BODY), m.short) if x)
-        value = self.printed(e, BODY, out, self.element_of_strip)
-        value = f"{test} ? {value} : {kind}::none()" if test else value
+        out, x, nothing = Lets(), k.name("x"), k.call(f"{kind}::none")
+        test = k.both(self.inside([a for a, _ in m.cols], BODY), m.short)
+        value = self.value_of(e, BODY, out, self.element_of_strip)
+        value = k.select(test, value, nothing) if test else value
         position = self.strip_position(m) if self.has_position(e) or test else []
-        lines = [*position, *out.lines, f"x = {kind}::join(x, {value});"]
+        join = k.assign(x, k.call(f"{kind}::join", x, value))
+        h = k.name("h_")
+        elements = k.loop("i_", 2 * h + 2, *position, *out.statements, join, start=2 * h, unroll=k.UNROLL)
+        walk = (k.declare("float", "x", nothing), k.loop("n_", m.nt, elements, unroll=k.UNROLL))
         if name == o.name:
-            self.body.append(f"{v.type} {name};")
-            put = f"{name}.v[m_][h_] = over_row<{kind}>(x);"
-        else:
-            self.before += [f"{v.type} {name};", f"{name}.fill(0.0f);"]
-            scale = f" * {shrink}.v[m_][h_]" if shrink else ""
-            put = f"{name}.v[m_][h_] = {name}.v[m_][h_]{scale} + x;"
-        self.body += [
-            f"MIRAGE_STRIP_ROWS({v.type}) {{",
-            f"    float x = {kind}::none();",
-            "#pragma unroll",
-            f"    for (int n_ = 0; n_ < {m.nt}; ++n_)",
-            "#pragma unroll",
-            "        for (int i_ = 2 * h_; i_ < 2 * h_ + 2; ++i_) {",
-            *("            " + x for x in lines),
-            "        }",
-            f"    {put}",
-            "}",
-        ]
-        if name == o.name:
+            self.body.append(k.declare(v.type, name))
+            self.body.append(v.each(*walk, k.assign(v.element, k.call("over_row", x, static=[kind]))))
             self.join_shares(v, kind)
+        else:
+            self.before += [k.declare(v.type, name), _filled(name, ZERO)]
+            kept = v.element * self.row_vectors[shrink].element if shrink else v.element
+            self.body.append(v.each(*walk, k.assign(v.element, kept + x)))
         self.value[o.name] = Ref(name)
 
     def join_shares(self, v: RowVector, kind: str) -> None:
         """Sums or maxima of rows over the warps that share their columns."""
         if self.across == 1:
             return
-        numbers = self.across * 16 * self.members * v.mt
-        self.memory.keep(f"{v.name}_all", "float", 4 * self.groups * numbers)
-        self.before_loop.append(f"float* const {v.name}_own = {v.name}_all + group * {numbers};")
-        self.body += [
-            f"put_share<{self.members}>({v.name}_own, {v.name}, member, share);",
-            "wait_together<GROUP>(1 + group);",
-            f"join_shares<{kind}, {self.across}, {self.members}>({v.name}, {v.name}_own, member);",
-        ]
+        numbers, own = self.across * 16 * self.members * v.mt, f"{v.name}_own"
+        self.keep_of_group(v.name, "float", numbers, 4 * numbers, own)
+        joined = k.call("join_shares", v.name, own, "member", static=[kind, self.across, self.members])
+        put = k.call("put_share", own, v.name, "member", "share", static=[self.members])
+        self.body += [k.do(put), EACH_GROUP, k.do(joined)]
 
     def running(self, o: BlockOp) -> None:
         """A running maximum and its shrink."""
@@ -406,16 +380,21 @@ class StripLoop(StripTiles):
         like = self.row_vectors[top.buffer]
         v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt)
         shrink = next(r.name for r in self.readers[o.name] if r.op == "shrink")
-        self.row_vectors[shrink] = RowVector(shrink, like.rows, like.mt)
+        scale = self.row_vectors[shrink] = RowVector(shrink, like.rows, like.mt)
         self.shrinks[shrink] = o.name
         self.maxima.append(o.name)
-        self.before += [f"{v.type} {o.name};", f"{o.name}.fill(-INFINITY);"]
+        self.before += [k.declare(v.type, o.name), _filled(o.name, -k.number("INFINITY"))]
         self.body += [
-            f"{v.type} {shrink};",
-            f"MIRAGE_STRIP_ROWS({v.type}) {{",
-            f"    const float low = {o.name}.v[m_][h_], high = fmaxf(low, {top.buffer}.v[m_][h_]);",
-            f"    {o.name}.v[m_][h_] = high;",
-            f"    {shrink}.v[m_][h_] = strip_exp_difference(low, high);",
-            "}",
+            k.declare(v.type, shrink),
+            v.each(
+                k.lets("float", {"low": v.element, "high": k.call("fmaxf", "low", like.element)}),
+                k.assign(v.element, "high"),
+                k.assign(scale.element, k.call("strip_exp_difference", "low", "high")),
+            ),
         ]
         self.value[o.name], self.value[shrink] = Ref(o.name), Ref(shrink)
+
+
+def _filled(name: str, value: ir.Expression) -> ir.Do:
+    """All numbers of a value in registers are one."""
+    return k.do(k.name(name).member("fill")(value))

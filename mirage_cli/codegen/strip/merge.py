@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from mirage_cli.codegen.printers.statements import Lines
+from mirage_cli.codegen.expressions import ZERO, Lets
+from mirage_cli.codegen.fragments import decode
+from mirage_cli.codegen.strip.base import EACH_BLOCK, over_threads
 from mirage_cli.codegen.strip.results import Domain, Small, StripResults
-from mirage_cli.codegen.strip.values import RowVector
+from mirage_cli.codegen.strip.values import Matrix, RowVector, TileSum
 from mirage_cli.codegen.tiles.tile import Ref, Sizes, count, from_thread, refs
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import EPILOGUE, GRID, BlockOp
+
+ARRIVED = k.do(k.call("cluster_wait"))  #: all blocks of a cluster have come so far
+LEAST: ir.Expression = -k.number("INFINITY")
 
 
 class StripMerge(StripResults):
@@ -69,106 +76,100 @@ class StripMerge(StripResults):
         """Every group writes what it has accumulated."""
         for name in [*self.accumulators, *self.maxima]:
             if name in self.matrices:
-                m = self.matrices[name]
-                outer, pitch = self.part_shape(m)
-                self.memory.reuse(f"{name}_part", "float", 4 * self.groups * outer * pitch)
-                at = (
-                    f"(group * {outer} + c) * {pitch} + r"
-                    if self.rows_inside
-                    else f"(group * {outer} + r) * {pitch} + c"
-                )
-                test = f"if (c < {count(m.cols)}) " if m.short else ""
-                self.epilogue += [
-                    f"MIRAGE_STRIP(S_{name}) {{",
-                    f"    const int r = strip_row<S_{name}>(member, m_, i_), c = {m.column};",
-                    f"    {test}{name}_part[{at}] = {name}.v[m_][n_][i_];",
-                    "}",
-                ]
+                self.write_matrix(name, self.matrices[name])
             elif name in self.row_vectors:
                 self.write_rows(name, self.row_vectors[name])
             else:
-                s = self.sums[name]
-                chunks = s.tile.n_outer * s.tile.chunks
-                self.memory.reuse(f"{name}_part", "float", 4 * self.groups * chunks * s.width)
-                self.epilogue += self.over_chunks(
-                    s.tile,
-                    [
-                        "(void)first;",
-                        f"for (int e = 0; e < {s.width}; ++e)",
-                        f"    {name}_part[(group * {chunks} + k) * {s.width} + e] = {name}[part][e];",
-                    ],
-                )
-        self.epilogue.append("__syncthreads();")
+                self.write_sum(name, self.sums[name])
+        self.epilogue.append(EACH_BLOCK)
+
+    def write_matrix(self, name: str, m: Matrix) -> None:
+        """Every group writes its part of a strip."""
+        outer, pitch = self.part_shape(m)
+        self.memory.reuse(f"{name}_part", "float", 4 * self.groups * outer * pitch)
+        place, inner = ("c", "r") if self.rows_inside else ("r", "c")
+        put = k.assign(k.name(f"{name}_part")[(k.name("group") * outer + place) * pitch + inner], m.element)
+        real = k.name("c") < count(m.cols) if m.short else None
+        self.epilogue.append(m.each(k.lets("int", {"r": m.row, "c": m.column}), k.when(real, put)))
 
     def write_rows(self, name: str, v: RowVector) -> None:
         """Every group writes a maximum of rows, every warp of it its share of a sum."""
-        rows, x, group, test = 16 * self.members * v.mt, f"{name}.v[m_][h_]", "group", "(lane_of() & 3) == 0"
-        parts = self.groups
-        if name not in self.maxima:
-            x = f"over_row<StripSum>({x})"
-            parts *= self.across
-        if self.across > 1 and name in self.maxima:
-            test += " && share == 0"
+        rows, top = 16 * self.members * v.mt, name in self.maxima
+        parts = self.groups if top else self.groups * self.across
+        group: ir.Expression = k.name("group")
+        test = k.binary("==", k.binary("&", k.call("lane_of"), 3), 0)
+        if self.across > 1 and top:
+            test = k.binary("&&", test, k.binary("==", "share", 0))
         elif self.across > 1:
-            group = f"(group * {self.across} + share)"
+            group = group * self.across + "share"
         self.memory.reuse(f"{name}_part", "float", 4 * parts * rows)
-        self.epilogue += [
-            f"MIRAGE_STRIP_ROWS({v.type}) {{",
-            f"    const float x = {x};",
-            f"    if ({test}) {name}_part[{group} * {rows} + strip_row<{v.type}>(member, m_, h_ * 2)] = x;",
-            "}",
-        ]
+        x = v.element if top else k.call("over_row", v.element, static=["StripSum"])
+        put = k.assign(k.name(f"{name}_part")[group * rows + v.row], "x")
+        self.epilogue.append(v.each(k.let("float", "x", x), k.when(test, put)))
 
-    def vector_of(self, name: str, axes: Sizes) -> str:
-        """A merged vector."""
+    def write_sum(self, name: str, s: TileSum) -> None:
+        """Every group writes the parts of a tile's sum."""
+        chunks = s.tile.n_outer * s.tile.chunks
+        self.memory.reuse(f"{name}_part", "float", 4 * self.groups * chunks * s.width)
+        place = (k.name("group") * chunks + "k") * s.width + "e"
+        put = k.assign(k.name(f"{name}_part")[place], k.name(name)["part"]["e"])
+        self.epilogue.append(self.over_chunks(s.tile, k.ignore("first"), k.loop("e", s.width, put)))
+
+    def vector_of(self, name: str, axes: Sizes) -> ir.Index:
+        """Number `r` of a merged vector."""
         self.merged[name] = axes
         self.memory.reuse(f"{name}_merged", "float", 4 * count(axes))
-        return f"{name}_merged"
+        return k.name(f"{name}_merged")["r"]
 
     def merge_vectors(self) -> None:
         """Maxima over groups, the weights of groups, sums of vectors."""
         before = len(self.epilogue)
         for name in self.maxima:
-            v = self.row_vectors[name]
-            rows, n = 16 * self.members * v.mt, count(v.rows)
-            merged = self.vector_of(name, v.rows)
-            self.memory.reuse(f"{name}_weight", "float", 4 * self.groups * rows)
-            lines = [
-                "float high = -INFINITY;",
-                f"for (int g = 0; g < GROUPS; ++g) high = fmaxf(high, {name}_part[g * {rows} + r]);",
-                f"{merged}[r] = high;",
-                "for (int g = 0; g < GROUPS; ++g)",
-                f"    {name}_weight[g * {rows} + r] = strip_exp_difference({name}_part[g * {rows} + r], high);",
-            ]
-            for other, running in self.accumulators.items():
-                if running == name and other in self.row_vectors:
-                    lines += self.vector_sum(other, f"{name}_weight[g * {rows} + r]")
-            self.epilogue += self.each_of(n, lines)
+            self.merge_maximum(name)
         for name, running in self.accumulators.items():
             if name in self.row_vectors and not running:
-                self.epilogue += self.each_of(count(self.row_vectors[name].rows), self.vector_sum(name, ""))
+                n = count(self.row_vectors[name].rows)
+                self.epilogue.append(over_threads("r", n, *self.vector_sum(name)))
             elif name in self.sums:
                 self.merge_tile_sum(name)
+        self.wait_behind(before)
+
+    def wait_behind(self, before: int) -> None:
+        """All threads wait, if there is something behind the first so many statements."""
         if len(self.epilogue) > before:
-            self.epilogue.append("__syncthreads();")
+            self.epilogue.append(EACH_BLOCK)
 
-    def each_of(self, n: int, lines: list[str]) -> list[str]:
-        """Statements for each number of a vector."""
-        return [f"for (int r = threadIdx.x; r < {n}; r += THREADS) {{", *("    " + x for x in lines), "}"]
-
-    def vector_sum(self, name: str, weight: str) -> list[str]:
-        """The sum of a row vector over groups."""
+    def merge_maximum(self, name: str) -> None:
+        """A maximum over groups, their weights, and the sums that go with it."""
         v = self.row_vectors[name]
         rows = 16 * self.members * v.mt
         merged = self.vector_of(name, v.rows)
-        scale = f" * {weight}" if weight else ""
-        part, shares = "g", ""
-        if self.across > 1:
-            part, shares = f"(g * {self.across} + s)", f"for (int s = 0; s < {self.across}; ++s) "
+        self.memory.reuse(f"{name}_weight", "float", 4 * self.groups * rows)
+        place = k.name("g") * rows + "r"
+        part, weight, high = k.name(f"{name}_part")[place], k.name(f"{name}_weight")[place], k.name("high")
+        body: list[ir.Statement] = [
+            k.declare("float", "high", LEAST),
+            k.loop("g", "GROUPS", k.assign(high, k.call("fmaxf", high, part))),
+            k.assign(merged, high),
+            k.loop("g", "GROUPS", k.assign(weight, k.call("strip_exp_difference", part, high))),
+        ]
+        for other, running in self.accumulators.items():
+            if running == name and other in self.row_vectors:
+                body += self.vector_sum(other, weight)
+        self.epilogue.append(over_threads("r", count(v.rows), *body))
+
+    def vector_sum(self, name: str, weight: ir.Expression | None = None) -> list[ir.Statement]:
+        """The sum of a row vector over groups."""
+        v, total = self.row_vectors[name], k.name(f"{name}_x")
+        merged = self.vector_of(name, v.rows)
+        part: ir.Expression = k.name("g") * self.across + "s" if self.across > 1 else k.name("g")
+        share = k.name(f"{name}_part")[part * (16 * self.members * v.mt) + "r"]
+        add = k.assign(total, share if weight is None else share * weight, "+=")
+        shares: list[tuple[str, ir.Value]] = [("s", self.across)] if self.across > 1 else []
         return [
-            f"float {name}_x = 0.0f;",
-            f"for (int g = 0; g < GROUPS; ++g) {shares}{name}_x += {name}_part[{part} * {rows} + r]{scale};",
-            f"{merged}[r] = {name}_x;",
+            k.declare("float", f"{name}_x", ZERO),
+            *k.nested([("g", "GROUPS"), *shares], add),
+            k.assign(merged, total),
         ]
 
     def merge_tile_sum(self, name: str) -> None:
@@ -176,40 +177,35 @@ class StripMerge(StripResults):
         s = self.sums[name]
         merged = self.vector_of(name, s.axes)
         chunks, across = s.tile.n_outer * s.tile.chunks, s.tile.chunks
+        group, r, c = k.name("g") * chunks, k.name("r"), k.name("c")
         if s.along == "inner":
-            at, times = f"(g * {chunks} + r * {across} + c)", across
+            at, times = group + r * across + c, across
         else:
-            at = f"((g * {chunks} + c * {across} + r / {s.width}) * {s.width} + r % {s.width})"
-            times = s.tile.n_outer
-        lines = [
-            "float x = 0.0f;",
-            "for (int g = 0; g < GROUPS; ++g)",
-            f"    for (int c = 0; c < {times}; ++c) x += {name}_part[{at}];",
-            f"{merged}[r] = x;",
-        ]
-        self.epilogue += self.each_of(count(s.axes), lines)
+            at, times = (group + c * across + r / s.width) * s.width + r % s.width, s.tile.n_outer
+        add = k.assign("x", k.name(f"{name}_part")[at], "+=")
+        sums = k.nested([("g", "GROUPS"), ("c", times)], add)
+        start = k.declare("float", "x", ZERO)
+        self.epilogue.append(over_threads("r", count(s.axes), start, *sums, k.assign(merged, "x")))
 
     def merge_wholes(self) -> None:
         """Accumulators that small products read, summed over groups."""
         for name in dict.fromkeys(s.matrix for s in self.smalls.values()):
-            m = self.matrices[name]
+            m, i = self.matrices[name], k.name("i")
             n = count(m.rows)
             self.memory.reuse(f"{name}_whole", "float", 4 * n * count(m.cols))
             outer, pitch = self.part_shape(m)
-            at = "c" if self.rows_inside else "r"
-            inner = "r" if self.rows_inside else "c"
-            weight = self.weight(name, "r")
-            self.epilogue += [
-                f"for (int i = threadIdx.x; i < {n * count(m.cols)}; i += THREADS) {{",
-                f"    const int r = i % {n}, c = i / {n};",
-                "    float x = 0.0f;",
-                "    for (int g = 0; g < GROUPS; ++g)",
-                f"        x += {name}_part[(g * {outer} + {at}) * {pitch} + {inner}]{weight};",
-                f"    {name}_whole[i] = x;",
-                "}",
-            ]
+            place, inner = ("c", "r") if self.rows_inside else ("r", "c")
+            part = k.name(f"{name}_part")[(k.name("g") * outer + place) * pitch + inner]
+            weight = self.weight(name, k.name("r"))
+            body = (
+                k.lets("int", {"r": i % n, "c": i / n}),
+                k.declare("float", "x", ZERO),
+                k.loop("g", "GROUPS", k.assign("x", part if weight is None else part * weight, "+=")),
+                k.assign(k.name(f"{name}_whole")[i], "x"),
+            )
+            self.epilogue.append(over_threads("i", n * count(m.cols), *body))
         if self.smalls:
-            self.epilogue.append("__syncthreads();")
+            self.epilogue.append(EACH_BLOCK)
 
     def over_blocks(self) -> None:
         """Blocks of a cluster send one another their shares; every block finishes its part of the results."""
@@ -217,9 +213,8 @@ class StripMerge(StripResults):
             raise Refused(f"{self.r.target.name} has no clusters of blocks")
         if len(self.g.split) != 1 or not 2 <= self.splits <= 16:
             raise Refused(f"{self.splits} blocks would make a cluster")
-        s = self.splits
-        self.epilogue.append("cluster_wait();")
-        self.declare.append(f"const unsigned rank = {self.g.split[0]}_block;")
+        self.epilogue.append(ARRIVED)
+        self.declare.append(k.let("unsigned", "rank", f"{self.g.split[0]}_block"))
         ops = [o for o in self.g.ops if o.phase == GRID]
         sent: list[str] = []
         for o in ops:
@@ -227,41 +222,37 @@ class StripMerge(StripResults):
                 if v not in sent:
                     sent.append(v)
                     self.send(v)
-        self.epilogue += ["cluster_arrive();", "cluster_wait();"]
+        self.epilogue += [k.do(k.call("cluster_arrive")), ARRIVED]
         before = len(self.epilogue)
         for o in ops:
             if o.op in ("grid_sum", "grid_top"):
-                self.receive(o, s)
+                self.receive(o)
             elif o.op == "thread" and o.thread is not None:
                 self.value[o.name] = from_thread(o.thread, [self.value[i] for i in o.inputs])
             else:
                 raise Refused(f"{o.name}: {o.op} over blocks")
-        if len(self.epilogue) > before:
-            self.epilogue.append("__syncthreads();")
+        self.wait_behind(before)
 
     def send(self, v: str) -> None:
         """A block's share of a value goes to all blocks (a vector) or to those that finish its parts (a strip)."""
         e, s = self.value[v], self.splits
         d = self.domain(e, self.axes[v], EPILOGUE)
+        name, i, rank = f"{v}_shares", k.name("i"), k.name("rank")
         if isinstance(d, Domain):
             own = -(-d.chunks // s)
-            self.memory.keep(f"{v}_shares", "float", 4 * s * own * d.vector)
-            put = f"put_floats(in_block({v}_shares, i / {own}) + (rank * {own} + i % {own}) * {d.vector}, share);"
-            self.epilogue += self.over_domain(d, [*self.chunk_lines(e, d, "share"), put])
+            self.memory.keep(name, "float", 4 * s * own * d.vector)
+            place = k.call("in_block", name, i / own) + (rank * own + i % own) * d.vector
+            put = k.do(k.call("put_floats", place, "share"))
+            self.epilogue.append(self.over_domain(d, *self.chunk_values(e, d, "share"), put))
             return
         n = count(d)
-        self.memory.keep(f"{v}_shares", "float", 4 * s * n)
-        out = Lines()
-        value = self.printed(e, EPILOGUE, out, self.element_behind)
-        lines = [*self.decode(d, "i"), *out.lines, f"const float share = {value};"]
-        self.epilogue += [
-            f"for (int i = threadIdx.x; i < {n}; i += THREADS) {{",
-            *("    " + x for x in lines),
-            f"    for (unsigned to = 0; to < {s}; ++to) in_block({v}_shares, to)[rank * {n} + i] = share;",
-            "}",
-        ]
+        self.memory.keep(name, "float", 4 * s * n)
+        out = Lets()
+        share = k.let("float", "share", self.value_of(e, EPILOGUE, out, self.element_behind))
+        put_all = k.loop("to", s, k.assign(k.call("in_block", name, "to")[rank * n + i], "share"), type_="unsigned")
+        self.epilogue.append(over_threads("i", n, *decode(d, "i"), *out.statements, share, put_all))
 
-    def receive(self, o: BlockOp, s: int) -> None:
+    def receive(self, o: BlockOp) -> None:
         """A maximum or sum over the blocks of a cluster."""
         v = o.inputs[0]
         d = self.domain(self.value[v], self.axes[v], EPILOGUE)
@@ -269,37 +260,33 @@ class StripMerge(StripResults):
         if isinstance(d, Domain):
             self.gathered[o.name] = v
             return
-        n = count(d)
+        n, x = count(d), k.name("x")
         merged = self.vector_of(o.name, d)
+        share: ir.Expression = k.name(f"{v}_shares")[k.name("s") * n + "r"]
         if o.op == "grid_top":
-            lines = ["float x = -INFINITY;", f"for (int s = 0; s < {s}; ++s) x = fmaxf(x, {v}_shares[s * {n} + r]);"]
+            join = k.assign(x, k.call("fmaxf", x, share))
         else:
-            weight = f" * {self.block_weight(o, 'r')}" if len(o.inputs) > 1 else ""
-            lines = ["float x = 0.0f;", f"for (int s = 0; s < {s}; ++s) x += {v}_shares[s * {n} + r]{weight};"]
-        self.epilogue += self.each_of(n, [*lines, f"{merged}[r] = x;"])
+            share = share * self.block_weight(o, k.name("r")) if len(o.inputs) > 1 else share
+            join = k.assign(x, share, "+=")
+        start = LEAST if o.op == "grid_top" else ZERO
+        body = (k.declare("float", "x", start), k.loop("s", self.splits, join), k.assign(merged, x))
+        self.epilogue.append(over_threads("r", n, *body))
 
     def store_all(self) -> None:
         """Every output; those of one domain in one loop."""
         loops: dict[Domain, list[tuple[int, str]]] = {}
-        for k, name in enumerate(self.g.outputs):
-            o = self.p.outputs[k]
+        for n, name in enumerate(self.g.outputs):
             final = GRID if self.ops[name].phase == GRID else EPILOGUE
-            stored = frozenset(s.axis for s in o.access if s.axis is not None)
+            stored = frozenset(s.axis for s in self.p.outputs[n].access if s.axis is not None)
             d = self.domain(self.value[name], self.axes[name] | stored, EPILOGUE)
             if isinstance(d, Domain):
-                loops.setdefault(d, []).append((k, name))
+                loops.setdefault(d, []).append((n, name))
             else:
-                self.store_vector(k, name, d, stored)
+                self.store_vector(n, name, d, stored)
             self.check_own(name, stored, final)
         for d, outputs in loops.items():
-            lines: list[str] = []
-            shared = any(n in self.gathered for k, name in outputs for n in refs(self.value[name]))
-            for k, name in outputs:
-                lines += ["{", *("    " + x for x in self.store_chunk(k, name, d)), "}"]
-            if shared:
-                own = -(-d.chunks // self.splits)
-                test = f"i / {own} == static_cast<int>(rank)"
-                lines = [f"if ({test}) {{", *("    " + x for x in lines), "}"]
-                self.epilogue += self.own_chunks(d, own, lines[1:-1])
+            stores = [self.store_chunk(n, name, d) for n, name in outputs]
+            if any(n in self.gathered for _, name in outputs for n in refs(self.value[name])):
+                self.epilogue.append(self.own_chunks(d, -(-d.chunks // self.splits), *stores))
             else:
-                self.epilogue += self.over_domain(d, lines)
+                self.epilogue.append(self.over_domain(d, *stores))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.printers.statements import Lines
+from mirage_cli.codegen.expressions import Lets
+from mirage_cli.codegen.fragments import decode
+from mirage_cli.codegen.strip.base import ONE, array, over_threads
 from mirage_cli.codegen.strip.loop import StripLoop
+from mirage_cli.codegen.strip.tiles import AT
 from mirage_cli.codegen.strip.values import Matrix
 from mirage_cli.codegen.tiles.tile import Expr, Sizes, count, globals_of, refs
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import EPILOGUE, GRID, BlockOp
 
 VECTOR = 4  #: results that a thread computes at a time
@@ -50,20 +56,20 @@ class StripResults(StripLoop):
     merged: dict[str, Sizes]  #: vectors behind the loop
     gathered: dict[str, str]  #: strips summed over blocks -> where the shares are
     rows_inside: bool
-    epilogue: list[str]
+    epilogue: list[ir.Statement]
 
     def part_shape(self, m: Matrix) -> tuple[int, int]:
         """(rows, pitch) of a group's part of a strip in shared memory."""
         rows, cols = 16 * self.members * m.mt, m.width
         return (cols, rows + 4) if self.rows_inside else (rows, cols + 4)
 
-    def weight(self, name: str, row: str) -> str:
-        """The factor of group g's part of an accumulator."""
+    def weight(self, name: str, row: ir.Expression) -> ir.Expression | None:
+        """The factor of group g's part of an accumulator; None for 1."""
         running = self.accumulators[name]
         if not running or self.groups == 1:
-            return ""
+            return None
         rows = 16 * self.members * self.row_vectors[running].mt
-        return f" * {running}_weight[g * {rows} + {row}]"
+        return k.name(f"{running}_weight")[k.name("g") * rows + row]
 
     def domain(self, e: Expr, own: frozenset[str], phase: str) -> Domain | Sizes:
         """Where an expression is computed: over a strip's positions, or over those of a vector."""
@@ -94,14 +100,14 @@ class StripResults(StripLoop):
                 return self.matrices[name].axes
         return None
 
-    def element_behind(self, name: str) -> str:
+    def element_behind(self, name: str) -> ir.Expression:
         """A register, vector or merged value at the current position."""
         if name in self.merged:
-            return f"{name}_merged[{self.vector_index(self.merged[name])}]"
+            return k.name(f"{name}_merged")[self.vector_index(self.merged[name])]
         if name in self.vectors and not self.vectors[name].grouped:
-            return f"{name}[{self.vector_index(self.vectors[name].axes)}]"
+            return self.shared_vector(name)
         if name in self.smalls or name in self.gathered or name in self.accumulators:
-            return f"{name}_x[e]"
+            return k.name(f"{name}_x")["e"]
         raise Refused(f"{name} is not there behind the loop")
 
     @property
@@ -117,64 +123,51 @@ class StripResults(StripLoop):
             raise Refused(f"axis {axis} of symbolic extent is split over blocks that reduce together")
         return -(-extent // tile)
 
-    def block_weight(self, o: BlockOp, row: str) -> str:
+    def block_weight(self, o: BlockOp, row: ir.Expression) -> ir.Call:
         """The factor of block s's share. A row's maximum is read by the thread that made it, or behind a barrier."""
         own, common = o.inputs[1], o.inputs[2]
-        n = count(self.merged[common])
-        return f"strip_exp_difference({own}_shares[s * {n} + {row}], {common}_merged[{row}])"
+        share = k.name(f"{own}_shares")[k.name("s") * count(self.merged[common]) + row]
+        return k.call("strip_exp_difference", share, k.name(f"{common}_merged")[row])
 
-    def over_domain(self, d: Domain, lines: list[str]) -> list[str]:
-        """Statements for each chunk of a domain: chunk `i` begins at `first` of row `outer`."""
-        across = count(d.inner) // d.vector
-        return [
-            f"for (int i = threadIdx.x; i < {d.chunks}; i += THREADS) {{",
-            f"    [[maybe_unused]] const int first = i % {across} * {d.vector}, outer = i / {across};",
-            *("    " + x for x in lines),
-            "}",
-        ]
+    def chunk_of(self, d: Domain) -> ir.Declare:
+        """Chunk `i` of a domain begins at `first` of row `outer`."""
+        i, across = k.name("i"), count(d.inner) // d.vector
+        return k.lets("int", {"first": i % across * d.vector, "outer": i / across}, unused=True)
 
-    def own_chunks(self, d: Domain, own: int, lines: list[str]) -> list[str]:
+    def over_domain(self, d: Domain, *body: ir.Statement) -> ir.For:
+        """Statements for each chunk of a domain."""
+        return over_threads("i", d.chunks, self.chunk_of(d), *body)
+
+    def own_chunks(self, d: Domain, own: int, *body: ir.Statement) -> ir.For:
         """Statements for the chunks that this block of its cluster finishes."""
-        across = count(d.inner) // d.vector
-        return [
-            f"for (int j = threadIdx.x; j < {own}; j += THREADS) {{",
-            f"    const int i = static_cast<int>(rank) * {own} + j;",
-            f"    if (i >= {d.chunks}) break;",
-            f"    [[maybe_unused]] const int first = i % {across} * {d.vector}, outer = i / {across};",
-            *("    " + x for x in lines),
-            "}",
-        ]
+        i = k.let("int", "i", k.cast("int", "rank") * own + "j")
+        return over_threads("j", own, i, k.when(k.name("i") >= d.chunks, ir.Break()), self.chunk_of(d), *body)
 
-    def chunk_lines(self, e: Expr, d: Domain, result: str) -> list[str]:
+    def chunk_values(self, e: Expr, d: Domain, result: str) -> list[ir.Statement]:
         """Statements that compute a chunk of an expression into `result`, at `outer` and from `first` on."""
-        v, lines = d.vector, [*self.decode(d.outer, "outer")]
+        v, statements = d.vector, decode(d.outer, "outer")
         for name in refs(e):
             if name in self.gathered:
-                lines += self.gather_blocks(name, d)
+                statements += self.gather_blocks(name, d)
             elif name in self.smalls:
-                lines += self.small_chunk(self.smalls[name], d)
+                statements += self.small_chunk(self.smalls[name], d)
             elif name in self.matrices and name not in self.merged:
-                lines += self.gather_groups(name, d)
-        vectors: dict[str, str] = {}
+                statements += self.gather_groups(name, d)
+        vectors: dict[str, ir.Expression] = {}
         for value in globals_of(e):
             if self.side_by_side(value, d):
-                fixed = [a for a, _ in d.inner]
-                text = f"{value} + {self.offset(self.reads[value].access, EPILOGUE, fixed)} + first"
-                lines += [f"float {value}_x[{v}];", f"get_vector({value}_x, {text});"]
-                vectors[value] = f"{value}_x[e]"
-        out = Lines()
+                offset = self.offset(self.reads[value].access, EPILOGUE, [a for a, _ in d.inner])
+                part = k.name(f"{value}_x")
+                read = k.call("get_vector", part, k.total([value, offset, "first"]))
+                statements += [array(f"{value}_x", v), k.do(read)]
+                vectors[value] = part["e"]
+        out = Lets()
         inside = self.inside([a for a, _ in (*d.outer, *d.inner)], EPILOGUE)
         scalar = any(x not in vectors for x in globals_of(e))
-        guard = out.let(inside, "bool") if inside and scalar else ""
-        value = self.printed(e, EPILOGUE, out, self.element_behind, lambda x: vectors.get(x, ""), guard)
-        return [
-            *lines,
-            f"float {result}[{v}];",
-            "#pragma unroll",
-            f"for (int e = 0; e < {v}; ++e) {{",
-            *("    " + x for x in [*self.decode(d.inner, "(first + e)"), *out.lines, f"{result}[e] = {value};"]),
-            "}",
-        ]
+        guard = out.let(inside, "bool") if inside and scalar else None
+        value_ = self.value_of(e, EPILOGUE, out, self.element_behind, vectors.get, guard)
+        body = (*decode(d.inner, AT), *out.statements, k.assign(k.name(result)["e"], value_))
+        return [*statements, array(result, v), k.loop("e", v, *body, unroll=k.UNROLL)]
 
     def side_by_side(self, value: str, d: Domain) -> bool:
         """True if an input's elements of a chunk lie side by side, aligned and inside."""
@@ -190,53 +183,47 @@ class StripResults(StripLoop):
             and extents[-1] % d.vector == 0
         )
 
-    def gather_groups(self, name: str, d: Domain) -> list[str]:
+    def gather_groups(self, name: str, d: Domain) -> list[ir.Statement]:
         """A chunk of an accumulator, summed over groups."""
-        m, v = self.matrices[name], d.vector
-        outer, pitch = self.part_shape(m)
-        part = f"{name}_part + (g * {outer} + outer) * {pitch} + first"
-        lines = [f"float {name}_x[{v}] = {{}};", "#pragma unroll", "for (int g = 0; g < GROUPS; ++g)"]
-        weight = self.weight(name, "(first + e)" if d.rows_inside else "outer").removeprefix(" * ")
-        if weight and d.rows_inside:
-            return [*lines, f"    for (int e = 0; e < {v}; ++e) {name}_x[e] += ({part})[e] * {weight};"]
-        return [*lines, f"    add_scaled({name}_x, {part}, {weight or '1.0f'});"]
+        outer, pitch = self.part_shape(self.matrices[name])
+        part = k.total([f"{name}_part", (k.name("g") * outer + "outer") * pitch, "first"])
+        weight = self.weight(name, AT if d.rows_inside else k.name("outer"))
+        return self.gathered_chunk(name, d, ("g", "GROUPS"), part, weight)
 
-    def gather_blocks(self, name: str, d: Domain) -> list[str]:
+    def gather_blocks(self, name: str, d: Domain) -> list[ir.Statement]:
         """A chunk of a strip, summed over blocks."""
-        o, v, s = self.ops[name], self.gathered[name], self.splits
-        own = -(-d.chunks // s)
-        part = f"{v}_shares + (s * {own} + i - static_cast<int>(rank) * {own}) * {d.vector}"
-        lines = [f"float {name}_x[{d.vector}] = {{}};", "#pragma unroll", f"for (int s = 0; s < {s}; ++s)"]
-        if len(o.inputs) < 2:
-            return [*lines, f"    add_scaled({name}_x, {part}, 1.0f);"]
-        index = self.vector_index(self.merged[o.inputs[2]])
-        if d.rows_inside:
-            step = f"    for (int e = 0; e < {d.vector}; ++e) {{"
-            inner = " ".join(self.decode(d.inner, "(first + e)"))
-            return [
-                *lines,
-                step,
-                f"        {inner} {name}_x[e] += ({part})[e] * {self.block_weight(o, index)};",
-                "    }",
-            ]
-        return [*lines, f"    add_scaled({name}_x, {part}, {self.block_weight(o, index)});"]
+        o, v = self.ops[name], self.gathered[name]
+        own = -(-d.chunks // self.splits)
+        part = k.name(f"{v}_shares") + (k.name("s") * own + "i" - k.cast("int", "rank") * own) * d.vector
+        weight = self.block_weight(o, self.vector_index(self.merged[o.inputs[2]])) if len(o.inputs) > 1 else None
+        return self.gathered_chunk(name, d, ("s", self.splits), part, weight, decode(d.inner, AT))
 
-    def small_chunk(self, s: Small, d: Domain) -> list[str]:
+    def gathered_chunk(
+        self,
+        name: str,
+        d: Domain,
+        over: tuple[str, ir.Value],
+        part: ir.Expression,
+        weight: ir.Expression | None,
+        places: Sequence[ir.Statement] = (),
+    ) -> list[ir.Statement]:
+        """A chunk that is a sum over groups or blocks, each with a weight (None: 1), which elements have of their own where
+        rows lie inside; `places` say where they are."""
+        add: ir.Statement = k.do(k.call("add_scaled", f"{name}_x", part, weight or ONE))
+        if weight is not None and d.rows_inside:
+            summand = k.assign(k.name(f"{name}_x")["e"], part["e"] * weight, "+=")
+            add = k.loop("e", d.vector, *places, summand)
+        return [array(f"{name}_x", d.vector, k.array()), k.loop(*over, add, unroll=k.UNROLL)]
+
+    def small_chunk(self, s: Small, d: Domain) -> list[ir.Statement]:
         """A chunk of a small product."""
-        m, t = self.matrices[s.matrix], self.tiles[s.held]
-        first = f"{s.matrix}_whole[({self.vector_index(m.cols)}) * {count(m.rows)} + {self.vector_index(m.rows)}]"
-        second = f"to_float(*{self.tile_text(t)}.element({self.vector_index(t.outer)}, {self.vector_index(t.inner)}))"
-        return [
-            f"float {s.name}_x[{d.vector}] = {{}};",
-            f"for (int k = 0; k < {count(s.over)}; ++k) {{",
-            *("    " + x for x in self.decode(s.over, "k")),
-            "#pragma unroll",
-            f"    for (int e = 0; e < {d.vector}; ++e) {{",
-            *("        " + x for x in self.decode(d.inner, "(first + e)")),
-            f"        {s.name}_x[e] += {first} * {second};",
-            "    }",
-            "}",
-        ]
+        m = self.matrices[s.matrix]
+        whole = k.name(f"{s.matrix}_whole")
+        first = whole[k.total([self.vector_index(m.cols) * count(m.rows), self.vector_index(m.rows)])]
+        add = k.assign(k.name(f"{s.name}_x")["e"], first * self.element_of_tile(self.tiles[s.held]), "+=")
+        elements = k.loop("e", d.vector, *decode(d.inner, AT), add, unroll=k.UNROLL)
+        products = k.loop("k", count(s.over), *decode(s.over, "k"), elements)
+        return [array(f"{s.name}_x", d.vector, k.array()), products]
 
     def check_own(self, name: str, stored: frozenset[str], final: str) -> None:
         """Raises Refused for results that several blocks would store."""
@@ -244,38 +231,30 @@ class StripResults(StripLoop):
         if once := self.shapes.several_blocks(own):
             raise Refused(f"output {name} is the same in all blocks along {', '.join(once)}")
 
-    def store_chunk(self, k: int, name: str, d: Domain) -> list[str]:
+    def store_chunk(self, n: int, name: str, d: Domain) -> ir.Scope:
         """Compute a chunk of an output and store it."""
-        e, o = self.value[name], self.p.outputs[k]
-        lines = self.chunk_lines(e, d, "result")
-        axes = [a for a, _ in (*d.outer, *d.inner)]
-        slots = [s for s in o.access if s.extent != 1]
-        inner = d.inner[-1][0]
+        o, inner = self.p.outputs[n], d.inner[-1][0]
+        slots, extent = [s for s in o.access if s.extent != 1], self.p.extent(inner)
         whole = slots and slots[-1].axis == inner and slots[-1].offset % d.vector == 0
-        extent = self.p.extent(inner)
         whole = whole and isinstance(extent, int) and extent % d.vector == 0 and extent == slots[-1].extent
         whole = whole and len(d.inner) == 1
-        test = self.inside(axes, EPILOGUE)
+        test = self.inside([a for a, _ in (*d.outer, *d.inner)], EPILOGUE)
+        place, offset = k.name(f"y{n}"), self.offset(o.access, EPILOGUE)
         if whole and d.vector > 1:
-            text = self.offset(o.access, EPILOGUE)
-            start = [*self.decode(d.inner, "first")]
-            put = f"put_vector(y{k} + {text}, result);"
-            return [*lines, *start, f"if ({test}) {put}" if test else put]
-        put = f"put(y{k}[{self.offset(o.access, EPILOGUE)}], result[e]);"
-        body = [*self.decode(d.inner, "(first + e)"), f"if ({test}) {put}" if test else put]
-        return [*lines, "#pragma unroll", f"for (int e = 0; e < {d.vector}; ++e) {{", *("    " + x for x in body), "}"]
+            put = k.do(k.call("put_vector", k.total([place, offset]), "result"))
+            store = [*decode(d.inner, "first"), k.when(test, put)]
+        else:
+            put = k.do(k.call("put", place[offset], k.name("result")["e"]))
+            store = [k.loop("e", d.vector, *decode(d.inner, AT), k.when(test, put), unroll=k.UNROLL)]
+        return k.scope(*self.chunk_values(self.value[name], d, "result"), *store)
 
-    def store_vector(self, k: int, name: str, d: Sizes, stored: frozenset[str]) -> None:
+    def store_vector(self, n: int, name: str, d: Sizes, stored: frozenset[str]) -> None:
         """Compute and store an output that goes with rows."""
-        o, out = self.p.outputs[k], Lines()
+        e, o, out = self.value[name], self.p.outputs[n], Lets()
         test = self.inside([a for a, _ in d], EPILOGUE)
-        guard = out.let(test, "bool") if test and self.reads_inputs(self.value[name]) else ""
-        value = self.printed(self.value[name], EPILOGUE, out, self.element_behind, None, guard)
-        put = f"put(y{k}[{self.offset(o.access, EPILOGUE)}], {value});"
-        tests = [x for x in (test, "rank == 0" if self.g.split and not set(self.g.split) & stored else "") if x]
-        lines = [*self.decode(d, "i"), *out.lines, f"if ({' && '.join(tests)}) {put}" if tests else put]
-        self.epilogue += [
-            f"for (int i = threadIdx.x; i < {count(d)}; i += THREADS) {{",
-            *("    " + x for x in lines),
-            "}",
-        ]
+        guard = out.let(test, "bool") if test and globals_of(e) else None
+        value = self.value_of(e, EPILOGUE, out, self.element_behind, None, guard)
+        put = k.do(k.call("put", k.name(f"y{n}")[self.offset(o.access, EPILOGUE)], value))
+        first = k.binary("==", "rank", 0) if self.g.split and not set(self.g.split) & stored else None
+        store = k.when(k.both(test, first), put)
+        self.epilogue.append(over_threads("i", count(d), *decode(d, "i"), *out.statements, store))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
-from mirage_cli.codegen.printers.statements import Lines
-from mirage_cli.codegen.strip.base import StripBase
+from mirage_cli.codegen.expressions import ZERO, Lets
+from mirage_cli.codegen.fragments import decode
+from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, SHOWN, StripBase, array
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile, TileSum, Vector, padded
-from mirage_cli.codegen.tiles.tile import Expr, Ref, count, globals_of, refs
+from mirage_cli.codegen.tiles.tile import Expr, Ref, Sizes, globals_of, refs
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules.strip import made_of_products
+
+AT = k.name("first") + "e"  #: the place of element `e` of a chunk in its row
 
 
 class StripTiles(StripBase):
@@ -22,44 +28,37 @@ class StripTiles(StripBase):
     def start(self) -> None:
         """Nothing is printed yet."""
         self.made = made_of_products(self.g)
-        self.prologue: list[str] = []
-        self.before: list[str] = []
-        self.body: list[str] = []
+        self.prologue: list[ir.Statement] = []
+        self.before: list[ir.Statement] = []
+        self.body: list[ir.Statement] = []
         self.accumulators: dict[str, str] = {}  #: name of a strip, row vector or tile sum -> its running maximum or ""
         self.maxima: list[str] = []
         self.shrinks: dict[str, str] = {}
         self.copies: dict[str, str] = {}
-        self.before_loop: list[str] = []
+        self.before_loop: list[ir.Statement] = []
         self.spread: set[str] = set()  #: tiles through which warps show one another their strips
         self.produced: set[str] = set()  #: strips that products are added up in
 
-    def vector(self, name: str, axes: tuple[tuple[str, int], ...], grouped: bool = False) -> Vector:
+    def vector(self, name: str, axes: Sizes, grouped: bool = False) -> Vector:
         """A vector in shared memory."""
         v = self.vectors[name] = Vector(name, axes, grouped)
         if grouped:
             stride = padded(v.size, 4)
-            self.memory.keep(f"{name}_all", "float", 4 * stride * self.groups)
-            self.before_loop.append(f"float* const {name} = {name}_all + group * {stride};")
+            self.keep_of_group(name, "float", stride, 4 * stride, name)
         else:
             self.memory.keep(name, "float", 4 * v.size)
         return v
 
-    def shared_vector(self, name: str) -> str:
+    def keep_of_group(self, name: str, type_: str, elements: int, bytes_: int, own: str) -> None:
+        """A place for each group; the kernel calls that of its own `own`."""
+        self.memory.keep(f"{name}_all", type_, bytes_ * self.groups)
+        self.before_loop.append(k.let(f"{type_}*", own, k.name(f"{name}_all") + k.name("group") * elements))
+
+    def shared_vector(self, name: str) -> ir.Expression:
         """An element of a vector at the current position."""
         if name not in self.vectors:
             raise Refused(f"{name} is not there in front of the loop")
-        return f"{name}[{self.vector_index(self.vectors[name].axes)}]"
-
-    def held_element(self, value: str) -> str:
-        """An input's element where the block already holds it in a tile; nothing where it does not."""
-        for t in self.tiles.values():
-            if t.value == value and t.phase == PROLOGUE and not t.computed:
-                return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
-        return ""
-
-    def linear(self, sizes: tuple[tuple[str, int], ...]) -> str:
-        """The number of the current position in a group of axes."""
-        return self.vector_index(sizes)
+        return k.name(name)[self.vector_index(self.vectors[name].axes)]
 
     def load_of(self, value: str, reader: str) -> str:
         """The load of an input in the phase of its reader."""
@@ -69,16 +68,15 @@ class StripTiles(StripBase):
                 return o.name
         raise Refused(f"{reader} reads {value}, which is not loaded in the {phase}")
 
-    def is_tile_of(self, t: OperandTile, value: str, phase: str) -> bool:
-        """True if a tile holds what a phase has copied of an input."""
-        return t.value == value and t.phase == phase and not t.computed
+    def copied(self, value: str, phase: str) -> OperandTile | None:
+        """The tile that a phase has copied an input to."""
+        tiles = (t for t in self.tiles.values() if t.value == value and t.phase == phase and not t.computed)
+        return next(tiles, None)
 
-    def tile_element(self, value: str, phase: str) -> str:
+    def tile_element(self, value: str, phase: str) -> ir.Expression | None:
         """An input's element at the current position of the tile that a phase has copied it to; else nothing."""
-        for t in self.tiles.values():
-            if self.is_tile_of(t, value, phase):
-                return f"to_float(*{self.tile_text(t)}.element({self.linear(t.outer)}, {self.linear(t.inner)}))"
-        return ""
+        tile = self.copied(value, phase)
+        return None if tile is None else self.element_of_tile(tile)
 
     def like(self, v: str, e: Expr, over: frozenset[str], side: str) -> OperandTile:
         """The tile of the input that has all axes of a value."""
@@ -103,29 +101,36 @@ class StripTiles(StripBase):
         t = OperandTile(name, like.value, dtype, *parts, phase, computed=True, unit=unit)
         for value in globals_of(e):
             self.load_beside(value, t, over)
-        self.tiles[name] = t
-        self.declare.append(f"using {t.type} = Tile<{self.ctype(dtype)}, {t.n_outer}, {t.n_inner}>;")
-        copies = self.groups if phase == BODY else 1
-        place = f"{name}_all" if phase == BODY else f"{name}_tile"
-        self.memory.keep(place, self.ctype(dtype), t.bytes * copies)
+        self.add_tile(t)
         if phase == BODY:
-            of_group = f"{place} + group * {t.bytes // dtype.bytes}"
-            self.before_loop.append(f"{self.ctype(dtype)}* const {name}_tile = {of_group};")
-        threads, thread = ("GROUP", "in_group") if phase == BODY else ("THREADS", "static_cast<int>(threadIdx.x)")
-        chunks, count_threads = t.n_outer * t.chunks, self.group_threads if phase == BODY else 32 * self.s.warps
-        lines = [
-            "#pragma unroll 4",
-            f"for (int part = 0; part < {-(-chunks // count_threads)}; ++part) {{",
-            f"    const int k = part * {threads} + {thread};",
-            *([f"    if (k >= {chunks}) break;"] if chunks % count_threads else []),
-            f"    const int o = k / {t.chunks}, first = k % {t.chunks} * {t.type}::VEC;",
-            *("    " + x for x in self.computed_chunk(t, e, phase)),
-            "}",
-            *(["show_products();"] if unit == SWIZZLED else []),
-            "wait_together<GROUP>(1 + group);" if phase == BODY else "__syncthreads();",
-        ]
-        (self.body if phase == BODY else self.prologue).extend(lines)
+            self.keep_of_group(name, self.ctype(dtype), t.bytes // dtype.bytes, t.bytes, f"{name}_tile")
+        else:
+            self.memory.keep(f"{name}_tile", self.ctype(dtype), t.bytes)
+        (self.body if phase == BODY else self.prologue).extend(self.computed_chunks(t, e, phase))
         return t
+
+    def computed_chunks(self, t: OperandTile, e: Expr, phase: str) -> list[ir.Statement]:
+        """Statements that compute a tile, whose chunks a group's or the block's threads share."""
+        (threads, thread), grouped = self.sharing(phase == BODY), phase == BODY
+        chunks, n = t.n_outer * t.chunks, self.group_threads if grouped else 32 * self.s.warps
+        chunk = k.name("k")
+        return [
+            k.loop(
+                "part",
+                -(-chunks // n),
+                k.let("int", "k", k.name("part") * threads + thread),
+                *([k.when(chunk >= chunks, ir.Break())] if chunks % n else []),
+                k.lets("int", self.chunk_place(t)),
+                *self.computed_chunk(t, e, phase),
+                unroll="#pragma unroll 4",
+            ),
+            *([SHOWN] if t.unit == SWIZZLED else []),
+            EACH_GROUP if grouped else EACH_BLOCK,
+        ]
+
+    def chunk_place(self, t: OperandTile) -> dict[str, ir.Expression]:
+        """The row of chunk `k` of a tile, and where in the row it begins."""
+        return {"o": k.name("k") / t.chunks, "first": k.name("k") % t.chunks * t.vector}
 
     def load_beside(self, value: str, t: OperandTile, over: frozenset[str]) -> None:
         """Have an input copied to a tile too where elements of a computed tile's rows lie side by side in it."""
@@ -137,38 +142,43 @@ class StripTiles(StripBase):
         with contextlib.suppress(Refused):  # it is read where it is stored
             self.tile_of(load.name, over)
 
-    def computed_chunk(self, t: OperandTile, e: Expr, phase: str) -> list[str]:
+    def computed_chunk(self, t: OperandTile, e: Expr, phase: str) -> list[ir.Statement]:
         """The statements that compute the chunk of row `o` that begins at `first`: inputs whose elements lie side by side
         as in the chunk are read all at once, others one by one."""
-        out, read = Lines(), dict[str, OperandTile]()
+        out, read = Lets(), dict[str, OperandTile]()
 
-        def element(value: str) -> str:
-            tile = next((x for x in self.tiles.values() if self.is_tile_of(x, value, phase)), None)
+        def element(value: str) -> ir.Expression | None:
+            tile = self.copied(value, phase)
             if tile is None or tile.inner != t.inner:
                 return self.tile_element(value, phase)
             read[value] = tile
-            return f"{value}_part[e]"
+            return k.name(f"{value}_part")["e"]
 
-        axes = [a for a, _ in (*t.outer, *t.inner)]
-        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
-        tests += [f"first + e < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
-        tests += [x for x in [self.inside(axes, phase)] if x]
-        guard = out.let(" && ".join(tests), "bool") if tests else ""
-        value = self.printed(e, phase, out, self.shared_vector, element, guard)
-        value = f"{guard} ? {value} : 0.0f" if guard else value
-        inner = self.clamped("(first + e)", t.inner, t.n_inner)
-        lines = [*self.decode(t.outer, self.clamped("o", t.outer, t.n_outer)), f"float made[{t.type}::VEC];"]
+        test = self.inside_tile(t, phase)
+        guard = out.let(test, "bool") if test else None
+        value = self.value_of(e, phase, out, self.shared_vector, element, guard)
+        value = k.select(guard, value, ZERO) if guard else value
+        inner = self.clamped(AT, t.inner, t.n_inner)
+        statements = [*decode(t.outer, self.clamped("o", t.outer, t.n_outer)), array("made", t.vector)]
         for name, tile in read.items():
-            lines.append(f"float {name}_part[{t.type}::VEC];")
-            lines.append(f"tile_floats({name}_part, {self.tile_text(tile)}, {self.linear(tile.outer)}, first);")
+            part, row = f"{name}_part", self.vector_index(tile.outer)
+            read_row = k.do(k.call("tile_floats", part, self.held(tile), row, "first"))
+            statements += [array(part, t.vector), read_row]
+        body = (*decode(t.inner, inner), *out.statements, k.assign(k.name("made")["e"], value))
         return [
-            *lines,
-            "#pragma unroll",
-            f"for (int e = 0; e < {t.type}::VEC; ++e) {{",
-            *("    " + x for x in [*self.decode(t.inner, inner), *out.lines, f"made[e] = {value};"]),
-            "}",
-            f"put_vector({self.tile_text(t)}.chunk(o, first / {t.type}::VEC), made);",
+            *statements,
+            k.loop("e", t.vector, *body, unroll=k.UNROLL),
+            k.do(k.call("put_vector", self.chunk(t), "made")),
         ]
+
+    def chunk(self, t: OperandTile) -> ir.Call:
+        """The chunk of row `o` that begins at `first`."""
+        return self.held(t).member("chunk")("o", k.name("first") / t.vector)
+
+    def inside_tile(self, t: OperandTile, phase: str) -> ir.Expression | None:
+        """The condition that element `e` of a chunk is no padding."""
+        inside = self.inside([a for a, _ in (*t.outer, *t.inner)], phase)
+        return k.both(self.real(t.outer, t.n_outer, "o"), self.real(t.inner, t.n_inner, AT), inside)
 
     def operand_tile(self, v: str, dtype: DType, over: frozenset[str], side: str) -> OperandTile:
         """The tile that holds an operand: a loaded one, or one that is computed from loaded ones."""
@@ -219,10 +229,9 @@ class StripTiles(StripBase):
         parts = -(-chunks // self.group_threads)
         width = 1 if along == "inner" else 16 // t.dtype.bytes
         self.sums[name] = TileSum(name, t, kept, along, parts, width)
-        self.before.append(f"float {name}[{parts}][{width}] = {{}};")
-        lines, value = self.chunk_value(t, e)
-        target = f"{name}[part][{'0' if width == 1 else 'e'}]"
-        self.body += self.over_chunks(t, [*lines, f"    {target} += {value};", "}"])
+        self.before.append(k.declare("float", name, k.array(), dims=[parts, width]))
+        target = k.name(name)["part"]["e" if width > 1 else 0]
+        self.body.append(self.over_chunks(t, *self.summed(t, e, target)))
         self.value[o.name] = Ref(name)
 
     def depth_of(self, value: str, over: frozenset[str]) -> frozenset[str]:
@@ -234,92 +243,75 @@ class StripTiles(StripBase):
                 return frozenset(o.over)
         return over
 
-    def over_chunks(self, t: OperandTile, lines: list[str]) -> list[str]:
-        """Statements for each chunk of a tile, shared out to a group's threads: chunk c of row o is part `part`."""
+    def over_chunks(self, t: OperandTile, *body: ir.Statement) -> ir.For:
+        """Statements for each chunk of a tile, shared out to a group's threads: chunk k is part `part` of one."""
         chunks = t.n_outer * t.chunks
-        parts = -(-chunks // self.group_threads)
-        test = f"if (k < {chunks}) " if chunks % self.group_threads else ""
+        inside = (k.lets("int", self.chunk_place(t), unused=True), *body)
+        return k.loop(
+            "part",
+            -(-chunks // self.group_threads),
+            k.let("int", "k", k.name("part") * "GROUP" + "in_group"),
+            k.when(k.name("k") < chunks if chunks % self.group_threads else None, *inside),
+            unroll=k.UNROLL,
+        )
+
+    def summed(self, t: OperandTile, e: Expr, total: ir.Expression) -> list[ir.Statement]:
+        """Statements that add the values of an expression over a chunk to `total`."""
+        out, test = Lets(), self.inside_tile(t, BODY)
+        own, inside = k.name("x")["e"], k.name("inside")
+        value = self.value_of(e, BODY, out, self.shared_vector, lambda v: own if v == t.value else None, inside)
+        guarded = test is not None or "inside" in k.names_in(tuple(out.statements))
+        body = (
+            *decode(t.outer, "o"),
+            *decode(t.inner, AT),
+            *([k.let("bool", "inside", True if test is None else test)] if guarded else []),
+            *out.statements,
+            k.assign(total, value if test is None else k.select(inside, value, ZERO), "+="),
+        )
         return [
-            "#pragma unroll",
-            f"for (int part = 0; part < {parts}; ++part) {{",
-            "    const int k = part * GROUP + in_group;",
-            f"    {test}{{",
-            f"        [[maybe_unused]] const int o = k / {t.chunks}, first = k % {t.chunks} * {t.type}::VEC;",
-            *("        " + x for x in lines),
-            "    }",
-            "}",
+            array("x", t.vector),
+            k.do(k.call("chunk_floats", "x", self.chunk(t))),
+            k.loop("e", t.vector, *body, unroll=k.UNROLL),
         ]
 
-    def chunk_value(self, t: OperandTile, e: Expr) -> tuple[list[str], str]:
-        """(the statements up to and into a loop over a chunk's elements, the value of an expression there)."""
-        out = Lines()
-        axes = [a for a, _ in (*t.outer, *t.inner)]
-        tests = [f"o < {count(t.outer)}"] if count(t.outer) < t.n_outer else []
-        tests += [f"first + e < {count(t.inner)}"] if count(t.inner) < t.n_inner else []
-        tests += [x for x in [self.inside(axes, BODY)] if x]
-        value = self.printed(e, BODY, out, self.shared_vector, lambda v: "x[e]" if v == t.value else "", "inside")
-        uses = any("inside" in x for x in out.lines)
-        guard = " && ".join(tests) or "true"
-        lines = [
-            f"float x[{t.type}::VEC];",
-            f"chunk_floats(x, {self.tile_text(t)}.chunk(o, first / {t.type}::VEC));",
-            "#pragma unroll",
-            f"for (int e = 0; e < {t.type}::VEC; ++e) {{",
-            *("    " + x for x in [*self.decode(t.outer, "o"), *self.decode(t.inner, "(first + e)")]),
-            *([f"    const bool inside = {guard};"] if tests or uses else []),
-            *("    " + x for x in out.lines),
-        ]
-        return lines, f"(inside ? {value} : 0.0f)" if tests else value
-
-    def column_sum(self, o: BlockOp, e: Expr, t: OperandTile, along: str, kept: tuple[tuple[str, int], ...]) -> None:
+    def column_sum(self, o: BlockOp, e: Expr, t: OperandTile, along: str, kept: Sizes) -> None:
         """A sum over the rows of a tile that the loop needs at once: a vector of the group."""
         whole = t.n_outer % self.group_threads == 0
         lanes = t.chunks in (1, 2, 4, 8, 16, 32) and t.n_outer * t.chunks % self.group_threads == 0
         if along != "inner" or not (whole or lanes):
             raise Refused(f"{o.name}: the group cannot sum rows of {t.chunks} chunks at once")
         v = self.vector(o.name, kept, grouped=True)
-        lines, value = self.chunk_value(t, e)
-        if t.n_outer % self.group_threads == 0:
-            self.body += self.row_sum(t, v, lines, value)
-            self.value[o.name] = Ref(o.name)
-            return
-        steps = []
-        d = t.chunks // 2
-        while d:
-            steps.append(f"sum += __shfl_xor_sync(0xffffffffu, sum, {d});")
-            d //= 2
-        keep = f" && o < {v.size}" if v.size < t.n_outer else ""
-        self.body += self.over_chunks(
-            t,
-            [
-                "float sum = 0.0f;",
-                *lines,
-                f"    sum += {value};",
-                "}",
-                *steps,
-                f"if (k % {t.chunks} == 0{keep}) {o.name}[o] = sum;",
-            ],
-        )
-        self.body.append("wait_together<GROUP>(1 + group);")
+        own, real = k.name("sum"), self.real(kept, t.n_outer, "o")
+        start, parts = k.declare("float", "sum", ZERO), self.summed(t, e, own)
+        keep = k.assign(k.name(v.name)["o"], own)
+        if whole:
+            self.body.append(self.over_rows(t, start, parts, k.when(real, keep)))
+        else:
+            first = k.binary("==", k.name("k") % t.chunks, 0)
+            self.body.append(
+                self.over_chunks(t, start, *parts, *_over_lanes(t.chunks), k.when(k.both(first, real), keep))
+            )
+        self.body.append(EACH_GROUP)
         self.value[o.name] = Ref(o.name)
 
-    def row_sum(self, t: OperandTile, v: Vector, lines: list[str], value: str) -> list[str]:
-        """The statements of a sum over the rows of a tile, whole rows for each thread of the group."""
-        keep = f"if (o < {v.size}) " if v.size < t.n_outer else ""
-        body = [
-            f"for (int c = 0; c < {t.chunks}; ++c) {{",
-            f"    [[maybe_unused]] const int first = c * {t.type}::VEC;",
-            *("    " + x for x in [*lines, f"    sum += {value};", "}"]),
-            "}",
-        ]
-        return [
-            "#pragma unroll",
-            f"for (int part = 0; part < {t.n_outer // self.group_threads}; ++part) {{",
-            "    const int o = part * GROUP + in_group;",
-            "    float sum = 0.0f;",
-            "#pragma unroll",
-            *("    " + x for x in body),
-            f"    {keep}{v.name}[o] = sum;",
-            "}",
-            "wait_together<GROUP>(1 + group);",
-        ]
+    def over_rows(
+        self, t: OperandTile, start: ir.Statement, parts: Sequence[ir.Statement], end: ir.Statement
+    ) -> ir.For:
+        """Statements in front of, for, and behind the chunks of whole rows of a tile, for each thread of the group."""
+        first = k.let("int", "first", k.name("c") * t.vector, unused=True)
+        return k.loop(
+            "part",
+            t.n_outer // self.group_threads,
+            k.let("int", "o", k.name("part") * "GROUP" + "in_group"),
+            start,
+            k.loop("c", t.chunks, first, *parts, unroll=k.UNROLL),
+            end,
+            unroll=k.UNROLL,
+        )
+
+
+def _over_lanes(n: int) -> list[ir.Statement]:
+    """The sum over `n` neighbouring lanes."""
+    every, own = k.number("0xffffffffu"), k.name("sum")
+    steps = [n >> i for i in range(1, n.bit_length())]
+    return [k.assign(own, k.call("__shfl_xor_sync", every, own, d), "+=") for d in steps]

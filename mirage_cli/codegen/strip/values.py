@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mirage_cli.codegen.tiles.tile import Sizes, count
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.search.mugraph.mugraph import BODY
 
@@ -33,6 +35,7 @@ class OperandTile:
     computed: bool = False
     constant: bool = False
     unit: int = 128  #: bytes of which tiles are multiples
+    at: int = 0  #: its place in a stage of the ring
 
     @property
     def ring(self) -> bool:
@@ -41,8 +44,13 @@ class OperandTile:
 
     @property
     def type(self) -> str:
-        """The name of its C++ type."""
+        """The name of its type."""
         return f"Tile_{self.name}"
+
+    @property
+    def vector(self) -> ir.Name:
+        """Elements of a chunk."""
+        return k.name(f"{self.type}::VEC")
 
     @property
     def bytes(self) -> int:
@@ -73,9 +81,19 @@ class Matrix:
     across: int = 1
 
     @property
-    def type(self) -> str:
-        """Its C++ type."""
-        return f"Strip<{self.mt}, {self.nt}>"
+    def type(self) -> ir.Type:
+        """Its type, which the kernel calls `own`."""
+        return k.of_type("Strip", self.mt, self.nt)
+
+    @property
+    def own(self) -> str:
+        """The name of its type."""
+        return f"S_{self.name}"
+
+    @property
+    def element(self) -> ir.Index:
+        """A lane's element."""
+        return k.name(self.name).member("v")["m_"]["n_"]["i_"]
 
     @property
     def width(self) -> int:
@@ -83,14 +101,25 @@ class Matrix:
         return 8 * self.nt * self.across
 
     @property
-    def column(self) -> str:
-        """The column of a lane's element, as C++ text."""
-        return "strip_col(n_, i_)" if self.across == 1 else f"strip_col<S_{self.name}>(share, n_, i_)"
+    def column(self) -> ir.Call:
+        """The column of a lane's element."""
+        if self.across == 1:
+            return k.call("strip_col", "n_", "i_")
+        return k.call("strip_col", "share", "n_", "i_", static=[self.own])
 
     @property
-    def short(self) -> str:
-        """The condition that an element's column is no padding, as C++ text; nothing where none is."""
-        return f"{self.column} < {count(self.cols)}" if count(self.cols) < self.width else ""
+    def row(self) -> ir.Call:
+        """The row of a lane's element."""
+        return k.call("strip_row", "member", "m_", "i_", static=[self.own])
+
+    @property
+    def short(self) -> ir.Binary | None:
+        """The condition that an element's column is no padding; None where none is."""
+        return self.column < count(self.cols) if count(self.cols) < self.width else None
+
+    def each(self, *body: ir.Statement) -> ir.Each:
+        """Every lane visits its elements."""
+        return k.each("MIRAGE_STRIP", self.own, *body)
 
     @property
     def axes(self) -> frozenset[str]:
@@ -107,9 +136,28 @@ class RowVector:
     mt: int
 
     @property
-    def type(self) -> str:
-        """Its C++ type."""
-        return f"StripRows<{self.mt}>"
+    def type(self) -> ir.Type:
+        """Its type."""
+        return k.of_type("StripRows", self.mt)
+
+    @property
+    def element(self) -> ir.Index:
+        """A lane's number."""
+        return k.name(self.name).member("v")["m_"]["h_"]
+
+    @property
+    def beside(self) -> ir.Index:
+        """The number of the row of a strip's element."""
+        return k.name(self.name).member("v")["m_"][k.binary(">>", "i_", 1)]
+
+    @property
+    def row(self) -> ir.Call:
+        """The row of a lane's number."""
+        return k.call("strip_row", "member", "m_", k.name("h_") * 2, static=[self.type])
+
+    def each(self, *body: ir.Statement) -> ir.Each:
+        """Every lane visits its numbers."""
+        return k.each("MIRAGE_STRIP_ROWS", self.type, *body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +207,7 @@ class Memory:
         self.late.append((name, type_, self._late))
         self._late += padded(bytes_, 128)
 
-    def layout(self, ring: int) -> tuple[list[str], int]:
-        """(declarations, bytes) with a ring of so many bytes."""
+    def places(self, ring: int) -> tuple[list[tuple[str, str, int]], int]:
+        """(names, types of elements and places; bytes) with a ring of so many bytes."""
         base = padded(max(ring, self._late), self.unit)
-        lines = []
-        for parts, first in ((self.kept, base), (self.late, 0)):
-            for name, type_, at in parts:
-                lines.append(
-                    f"[[maybe_unused]] {type_}* const {name} = reinterpret_cast<{type_}*>(shared + {first + at});"
-                )
-        return lines, base + self._kept
+        return [*((n, t, base + at) for n, t, at in self.kept), *self.late], base + self._kept

@@ -67,8 +67,6 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     const int mine = steps > group ? (steps - group + GROUPS - 1) / GROUPS : 0;
     launch_dependents();
     cluster_arrive_relaxed();
-
-    // Constants of the model may be read before the kernel in front of this one has ended.
     auto load_constants = [&](int turn, int slot) {
         (void)slot;
         if (turn >= mine) return;
@@ -123,7 +121,6 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     t10.fill(0.0f);
     StripRows<1> t11;
     t11.fill(0.0f);
-
     int slot = 0;
     for (int turn = 0; turn < mine; ++turn) {
         copy_wait<0>();
@@ -143,21 +140,22 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         strip_contract<1>(t5, t3_held, Columns8<Tile_t2, true>{Tile_t2{reinterpret_cast<__half*>(stage + 2048)}, share * 2});
         Strip<1, 2> t6;
         MIRAGE_STRIP(S_t6) {
-            const float e0 = (t4.v[m_][n_][i_] + t5.v[m_][n_][i_]);
+            const float e0 = t4.v[m_][n_][i_] + t5.v[m_][n_][i_];
             t6.v[m_][n_][i_] = e0;
         }
         StripRows<1> t7_top;
         MIRAGE_STRIP_ROWS(StripRows<1>) {
             float x = StripMax::none();
-        #pragma unroll
-            for (int n_ = 0; n_ < 2; ++n_)
-        #pragma unroll
+            #pragma unroll
+            for (int n_ = 0; n_ < 2; ++n_) {
+                #pragma unroll
                 for (int i_ = 2 * h_; i_ < 2 * h_ + 2; ++i_) {
                     [[maybe_unused]] const int r_ = min(strip_row<S_t6>(member, m_, i_), 23), c_ = strip_col<S_t6>(share, n_, i_);
                     [[maybe_unused]] const int i_a = r_;
                     [[maybe_unused]] const int i_c = c_;
                     x = StripMax::join(x, c_at + c_step + i_c < 264 ? t6.v[m_][n_][i_] : StripMax::none());
                 }
+            }
             t7_top.v[m_][h_] = over_row<StripMax>(x);
         }
         put_share<2>(t7_top_own, t7_top, member, share);
@@ -186,15 +184,16 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         strip_contract<2>(t10, Rows16<Tile<__half, 32, 32>, true>{t7_shared, member * 16}, Columns8<Tile_t0, false>{Tile_t0{reinterpret_cast<__half*>(stage + 0)}, share * 2});
         MIRAGE_STRIP_ROWS(StripRows<1>) {
             float x = StripSum::none();
-        #pragma unroll
-            for (int n_ = 0; n_ < 2; ++n_)
-        #pragma unroll
+            #pragma unroll
+            for (int n_ = 0; n_ < 2; ++n_) {
+                #pragma unroll
                 for (int i_ = 2 * h_; i_ < 2 * h_ + 2; ++i_) {
                     [[maybe_unused]] const int r_ = min(strip_row<S_t7>(member, m_, i_), 23), c_ = strip_col<S_t7>(share, n_, i_);
                     [[maybe_unused]] const int i_a = r_;
                     [[maybe_unused]] const int i_c = c_;
                     x = StripSum::join(x, c_at + c_step + i_c < 264 ? t7.v[m_][n_][i_] : StripSum::none());
                 }
+            }
             t11.v[m_][h_] = t11.v[m_][h_] * t7_shrink.v[m_][h_] + x;
         }
         slot = slot == 1 ? 0 : slot + 1;
@@ -207,21 +206,30 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     }
     MIRAGE_STRIP_ROWS(StripRows<1>) {
         const float x = over_row<StripSum>(t11.v[m_][h_]);
-        if ((lane_of() & 3) == 0) t11_part[(group * 2 + share) * 32 + strip_row<StripRows<1>>(member, m_, h_ * 2)] = x;
+        if ((lane_of() & 3) == 0) {
+            t11_part[(group * 2 + share) * 32 + strip_row<StripRows<1>>(member, m_, h_ * 2)] = x;
+        }
     }
     MIRAGE_STRIP_ROWS(StripRows<1>) {
         const float x = t7_max.v[m_][h_];
-        if ((lane_of() & 3) == 0 && share == 0) t7_max_part[group * 32 + strip_row<StripRows<1>>(member, m_, h_ * 2)] = x;
+        if ((lane_of() & 3) == 0 && share == 0) {
+            t7_max_part[group * 32 + strip_row<StripRows<1>>(member, m_, h_ * 2)] = x;
+        }
     }
     __syncthreads();
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float high = -INFINITY;
         for (int g = 0; g < GROUPS; ++g) high = fmaxf(high, t7_max_part[g * 32 + r]);
         t7_max_merged[r] = high;
-        for (int g = 0; g < GROUPS; ++g)
+        for (int g = 0; g < GROUPS; ++g) {
             t7_max_weight[g * 32 + r] = strip_exp_difference(t7_max_part[g * 32 + r], high);
+        }
         float t11_x = 0.0f;
-        for (int g = 0; g < GROUPS; ++g) for (int s = 0; s < 2; ++s) t11_x += t11_part[(g * 2 + s) * 32 + r] * t7_max_weight[g * 32 + r];
+        for (int g = 0; g < GROUPS; ++g) {
+            for (int s = 0; s < 2; ++s) {
+                t11_x += t11_part[(g * 2 + s) * 32 + r] * t7_max_weight[g * 32 + r];
+            }
+        }
         t11_merged[r] = t11_x;
     }
     __syncthreads();
@@ -236,12 +244,13 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         [[maybe_unused]] const int i_a = outer;
         float t10_x[4] = {};
         #pragma unroll
-        for (int g = 0; g < GROUPS; ++g)
+        for (int g = 0; g < GROUPS; ++g) {
             add_scaled(t10_x, t10_part + (g * 32 + outer) * 36 + first, t7_max_weight[g * 32 + outer]);
+        }
         float share[4];
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            [[maybe_unused]] const int i_b = (first + e);
+            [[maybe_unused]] const int i_b = first + e;
             share[e] = t10_x[e];
         }
         put_floats(in_block(t10_shares, i / 96) + (rank * 96 + i % 96) * 4, share);
@@ -260,7 +269,9 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     }
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = 0.0f;
-        for (int s = 0; s < 2; ++s) x += t11_shares[s * 24 + r] * strip_exp_difference(t7_max_shares[s * 24 + r], t7_common_merged[r]);
+        for (int s = 0; s < 2; ++s) {
+            x += t11_shares[s * 24 + r] * strip_exp_difference(t7_max_shares[s * 24 + r], t7_common_merged[r]);
+        }
         t13_merged[r] = x;
     }
     __syncthreads();
@@ -268,22 +279,23 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         const int i = static_cast<int>(rank) * 96 + j;
         if (i >= 192) break;
         [[maybe_unused]] const int first = i % 8 * 4, outer = i / 8;
-            {
-                [[maybe_unused]] const int i_a = outer;
-                float t12_x[4] = {};
-                #pragma unroll
-                for (int s = 0; s < 2; ++s)
-                    add_scaled(t12_x, t10_shares + (s * 96 + i - static_cast<int>(rank) * 96) * 4, strip_exp_difference(t7_max_shares[s * 24 + i_a], t7_common_merged[i_a]));
-                float result[4];
-                #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    [[maybe_unused]] const int i_b = (first + e);
-                    const float e0 = (t12_x[e] / t13_merged[i_a]);
-                    result[e] = e0;
-                }
-                [[maybe_unused]] const int i_b = first;
-                if (a_at + i_a < 19) put_vector(y0 + (a_at + i_a) * 32 + i_b, result);
+        {
+            [[maybe_unused]] const int i_a = outer;
+            float t12_x[4] = {};
+            #pragma unroll
+            for (int s = 0; s < 2; ++s) {
+                add_scaled(t12_x, t10_shares + (s * 96 + i - static_cast<int>(rank) * 96) * 4, strip_exp_difference(t7_max_shares[s * 24 + i_a], t7_common_merged[i_a]));
             }
+            float result[4];
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                [[maybe_unused]] const int i_b = first + e;
+                const float e0 = t12_x[e] / t13_merged[i_a];
+                result[e] = e0;
+            }
+            [[maybe_unused]] const int i_b = first;
+            if (a_at + i_a < 19) put_vector(y0 + (a_at + i_a) * 32 + i_b, result);
+        }
     }
 }
 
@@ -310,8 +322,7 @@ extern "C" MIRAGE_EXPORT int mirage_across(const void* const* in, void* const* o
         const int64_t blocks = int64_t{1} * 1 * 2;
         if (blocks > 0) {
             static std::atomic<uint64_t> admitted{0};
-            status = mirage::launch(kernel0, admitted, blocks, 256, 23552,
-                                    2, true, stream, p);
+            status = mirage::launch(kernel0, admitted, blocks, 256, 23552, 2, true, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from mirage_cli.backends import toolchain
 from mirage_cli.codegen.printers import render
+from mirage_cli.codegen.strip.engine import StripProgram
 from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.kernel_language.build import names_in
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
@@ -47,6 +49,7 @@ from tests.codegen.strip_programs import (
     shared_case,
     strip_cases,
 )
+from tests.kernel_language.trees import calls
 
 LAZY, BACKWARDS = "l", "b"
 EDGES = 9  #: inputs at the edges of numbers for each of some kernels
@@ -235,12 +238,14 @@ def test_computed_tiles_are_made_of_tiles(name: str) -> None:
     """All that an operand is computed from is copied ahead to the ring and read by whole chunks."""
     p = program(NAMED[name], F16)
     ranked = [(b, r.schedule) for b in block_graphs(p) if not b.split for r in engine_ranked("strip", p, b, HOPPER, 1)]
-    texts = [Case("x", p, single(p, b), (s,), HOPPER).render().text for b, s in ranked]
-    for text in texts:
-        body = text[text.index("const int free") : text.index("copy_wait<0>()")]
-        assert "tile_floats" in body and "put_vector" in body
-        assert not re.search(r"to_float\(x\d", body)
-    assert texts
+    made = [Case("x", p, single(p, b), (s,), HOPPER).render() for b, s in ranked]
+    inputs = {i.name for r in made for t in r.kernels for i in t.fields if i.type.const}
+    for (tile,) in (r.tiles for r in made):
+        assert isinstance(tile, StripProgram)
+        body = dict(tile.phases)["body"]
+        assert {"tile_floats", "put_vector"} <= names_in(body)
+        assert all(names_in(c.args).isdisjoint(inputs) for c in calls(body, "to_float"))
+    assert made and inputs
 
 
 # --- nvcc -----------------------------------------------------------------------------------------------------------------
