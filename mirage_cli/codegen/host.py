@@ -6,15 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.requests.request import Kernel
+from mirage_cli.codegen.requests.request import FAILED, Kernel
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax.extents import Extent
 
 WORKSPACE_ALIGNMENT = 256
-FAILED = k.when(
-    k.binary("!=", "status", "cudaSuccess"), ir.Return(k.cast("int", "status"))
-)  #: the host function ends with the error of what it called
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ class Instruction:
 
 INSTRUCTIONS: dict[str, Instruction] = {}
 OVERLOADS: dict[str, dict[int, Meaning]] = {}  #: instructions of one name by how many static arguments they have
-PREFIXES: dict[str, Callable[[str], Instruction]] = {}  #: instructions that are made for one kernel, by how names begin
 TYPES: dict[str, Any] = {}  #: types with functions or constants of their own, made of static arguments
 STRUCTS: dict[str, Callable[..., Any]] = {}  #: values of several parts: made of (strand, static arguments, *parts)
 ARRAYS: dict[str, Callable[[Sequence[Any]], Sequence[int]]] = {}  #: types that are registers, with their dimensions
@@ -53,11 +52,7 @@ def instruction(name: str, places: Sequence[int] = (), statics: Sequence[int] = 
 
 def find(name: str) -> Instruction | None:
     """The instruction called so."""
-    known = INSTRUCTIONS.get(name)
-    if known is None:
-        make = next((f for prefix, f in PREFIXES.items() if name.startswith(prefix)), None)
-        known = make(name) if make is not None else None
-    return known
+    return INSTRUCTIONS.get(name)
 
 
 def struct(name: str) -> Callable[..., Any] | None:

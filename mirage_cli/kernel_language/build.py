@@ -146,13 +146,18 @@ def declare(
     return ir.Declare(t, (own,), storage, unused)
 
 
-def let(type_: TypeLike, variable: str, value: Value, *, unused: bool = False, restrict: bool = False) -> ir.Declare:
-    """A value that does not change: `const type variable = value`; of a pointer the pointer itself does not."""
+def lets(type_: TypeLike, values: Mapping[str, Value], *, unused: bool = False, restrict: bool = False) -> ir.Declare:
+    """Values that do not change, in one declaration: `const type a = x, b = y`; of pointers they themselves do not."""
     t = of_type(type_)
-    if not t.pointers:
-        return declare(replace(t, const=True), variable, value, unused=unused)
-    own = ir.Variable(variable, t.pointers, (), lift(value), const=True, restrict=restrict)
-    return ir.Declare(replace(t, pointers=0), (own,), "", unused)
+    own = tuple(
+        ir.Variable(n, t.pointers, (), lift(v), const=t.pointers > 0, restrict=restrict) for n, v in values.items()
+    )
+    return ir.Declare(replace(t, pointers=0, const=t.const or not t.pointers), own, "", unused)
+
+
+def let(type_: TypeLike, variable: str, value: Value, *, unused: bool = False, restrict: bool = False) -> ir.Declare:
+    """A value that does not change."""
+    return lets(type_, {variable: value}, unused=unused, restrict=restrict)
 
 
 def constants(type_: TypeLike, values: Mapping[str, Value], *, unused: bool = False) -> ir.Declare:
@@ -186,6 +191,16 @@ def assign(place: Value, value: Value, op: str = "=") -> ir.Assign:
 def do(*calls: Value) -> ir.Do:
     """Expressions for what they do."""
     return ir.Do(tuple(map(lift, calls)))
+
+
+def run(function: str | ir.Expression, *args: Value, static: Sequence[StaticValue] = ()) -> ir.Do:
+    """An instruction or a member function, called for what it does."""
+    return do((name(function, *static) if isinstance(function, str) else function)(*args))
+
+
+def define(variable: str, parameters: Sequence[tuple[TypeLike, str]], *body: ir.Statement) -> ir.Declare:
+    """A function of the kernel that sees the variables around it."""
+    return declare("auto", variable, function(parameters, *body))
 
 
 def ignore(*names: Value) -> ir.Do:

@@ -20,8 +20,8 @@ from tests.codegen.warpgroup.test_warpgroup import CASES, _made, _split
 
 @cache
 def _rendered(name: str, dtype: DType = F16) -> tuple[Program, KernelGraph, str]:
-    p, g, _, text = _split(dtype) if name == "split" else _made(name, dtype)
-    return p, single(p, g), text
+    made = _split(dtype) if name == "split" else _made(name, dtype)
+    return made.program, single(made.program, made.graph), made.text
 
 
 def _told(name: str, old: str = "", new: str = "", residues: bool = True, dtype: DType = F16) -> str:

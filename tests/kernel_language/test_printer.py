@@ -20,7 +20,6 @@ from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher
 from samples.cases import CASES, program, search_options
 from tests.codegen import kernels, programs, row_programs, strip_programs
-from tests.codegen.warpgroup import test_warpgroup as warpgroup
 from tests.kernel_language.texts import GOLDENS
 
 TYPES = (F16, F32, BF16)
@@ -91,15 +90,6 @@ def test_engine_strip() -> None:
             found += c.render().kernels
     assert all(read_kernels(text(kernel)) == {kernel.name: kernel} for kernel in found)
     assert len(found) >= len(strip_programs.NAMED) // 2 - 2
-
-
-@pytest.mark.parametrize("name", warpgroup.CASES)
-def test_engine_warpgroup(name: str) -> None:
-    assert same(warpgroup._made(name)[3]) == 1
-
-
-def test_engine_warpgroup_of_a_split_reduction() -> None:
-    assert same(warpgroup._split()[3]) == 1
 
 
 def sources(case: str, target: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Protocol
 
 from mirage_cli.codegen.requests.passes import ALL, Passes
+from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Program
@@ -96,6 +97,11 @@ class Kernel:
     workspace: int = 0
     setup: Callable[[ir.Expression], Sequence[ir.Statement]] = field(default=lambda _: ())
     preamble: str = ""
+
+
+FAILED = k.when(
+    k.binary("!=", "status", "cudaSuccess"), ir.Return(k.cast("int", "status"))
+)  #: the host function ends with the error of what it called
 
 
 def hollow(extents: Sequence[Symbolic], extent: Callable[[Extent], str]) -> str:

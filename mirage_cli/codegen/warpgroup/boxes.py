@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.warpgroup.plan import MAX_BOX, PANEL, Plan, Tile
-from mirage_cli.codegen.warpgroup.text import Text, ctype
+from mirage_cli.codegen.requests.request import FAILED
+from mirage_cli.codegen.warpgroup.plan import HELD, MAX_BOX, PANEL, Plan, Tile
+from mirage_cli.codegen.warpgroup.values import Values
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import BF16, F16
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
 from mirage_cli.search.schedules.warpgroup import aligned, walk
 
 MAX_RANK = 5
+DATA_TYPES = {F16: "CU_TENSOR_MAP_DATA_TYPE_FLOAT16", BF16: "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16"}
+INTS = k.of_type("int", const=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,78 +35,73 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A tensor map: dimensions innermost first; `start` is the first element, `cut` says that blocks of a cluster bring
-    parts of each panel."""
+    """A tensor map: dimensions innermost first; `start` is the first element, `parts` says how many blocks of a cluster bring
+    parts of the tile."""
 
     tile: Tile
     dimensions: tuple[Dimension, ...]
     start: Extent
-    cut: int
+    parts: int
 
-    def members(self) -> list[str]:
-        """Members of the kernel's parameters."""
-        return [f"CUtensorMap map_{self.tile.name};"]
+    @property
+    def name(self) -> str:
+        """Its name among the kernel's parameters."""
+        return f"map_{self.tile.name}"
 
-    def setup(self, text: Text) -> list[str]:
-        """Statements of the host that set them."""
-        rank = len(self.dimensions)
-        kind = "FLOAT16" if self.tile.dtype.name == "f16" else "BFLOAT16"
-        start = "" if self.start == 0 else f" + {_number(self.start, text)}"
-        extents = ", ".join(_number(d.extent, text) for d in self.dimensions)
-        strides = ", ".join(["0", *(_number(ex.product([d.stride, 2]), text) for d in self.dimensions[1:])])
-        box = ", ".join(str(d.box) for d in self.dimensions)
-        name = self.tile.name
+    def field(self) -> ir.Field:
+        """The member of the kernel's parameters."""
+        return ir.Field(ir.Type("CUtensorMap"), self.name)
+
+    def setup(self, values: Values) -> list[ir.Statement]:
+        """Statements of the host that set it."""
+        t, rank, p, boxes = self.tile, len(self.dimensions), k.name("p"), f"boxes_{self.tile.name}"
+        start = k.total([p.member(t.value), *([] if self.start == 0 else [_number(self.start, values)])])
+        extents = k.array(*(_number(d.extent, values) for d in self.dimensions))
+        strides = k.array(0, *(_number(ex.product([d.stride, 2]), values) for d in self.dimensions[1:]))
+        described = k.array(start, extents, strides, k.array(*(d.box for d in self.dimensions)))
+        made = k.name(self.name).member("make")(p.member(self.name), DATA_TYPES[t.dtype], boxes)
         return [
-            f"thread_local TensorMap<{rank}> map_{name};",
-            f"const Boxes<{rank}> boxes_{name} = {{p.{self.tile.value}{start}, {{{extents}}}, {{{strides}}}, {{{box}}}}};",
-            f"status = map_{name}.make(p.map_{name}, CU_TENSOR_MAP_DATA_TYPE_{kind}, boxes_{name});",
-            "if (status != cudaSuccess) return static_cast<int>(status);",
+            k.declare(k.of_type("TensorMap", rank), self.name, storage="thread_local"),
+            k.let(k.of_type("Boxes", rank), boxes, described),
+            k.assign("status", made),
+            FAILED,
         ]
 
-    def loads(self, plan: Plan, text: Text, shared: bool) -> list[str]:
-        """Statements of the producer that bring the tile; with `shared` each block of the cluster brings a part of it to
-        all of them."""
-        t, lines = self.tile, []
-        phase = PROLOGUE if t.ring == "held" else BODY
-        parts = plan.cluster if shared else 1
+    def loads(self, plan: Plan, values: Values) -> list[ir.Statement]:
+        """Statements of the producer that bring the tile; of a cluster that shares it each block brings a part to all."""
+        t, rank = self.tile, len(self.dimensions)
+        phase = PROLOGUE if t.ring == HELD else BODY
         height = next(d.box for d in self.dimensions if d.axis == t.outer)
         places = [(c, r) for c in range(0, t.cols, PANEL) for r in range(0, t.rows, height)]
-        rank = len(self.dimensions)
-        for k in range(len(places) // parts):
-            own = [places[k + p * (len(places) // parts)] for p in range(parts)]
-            inner, outer = _by_rank([c for c, _ in own]), _by_rank([r for _, r in own])
-            to = _by_rank([(c * t.rows + r * PANEL) * 2 for c, r in own])
-            at = ", ".join(self.coordinate(d, phase, inner, outer, text) for d in self.dimensions)
-            mask = f", {(1 << parts) - 1}" if parts > 1 else ""
-            kind = f"<{rank}, true>" if parts > 1 else f"<{rank}>"
-            lines.append(f"{{ const int at[] = {{{at}}};")
-            lines.append(f"  load_box{kind}({t.name} + {to}, parameters.map_{t.name}, full, at{mask}); }}")
-        return lines
-
-    def coordinate(self, d: Dimension, phase: str, inner: str, outer: str, text: Text) -> str:
-        """The first position of a box along a dimension."""
-        own = {self.tile.inner: inner, self.tile.outer: outer}.get(d.axis, "0")
-        return f"static_cast<int>({' + '.join([*text.base(d.axis, phase), own])})"
+        loads, count = list[ir.Statement](), len(places) // self.parts
+        static, mask = ((rank, True), [(1 << self.parts) - 1]) if self.parts > 1 else ((rank,), [])
+        for n in range(count):
+            own = places[n::count]
+            first = {t.inner: _by_rank([c for c, _ in own]), t.outer: _by_rank([r for _, r in own])}
+            to = k.name(t.name) + _by_rank([(c * t.rows + r * PANEL) * 2 for c, r in own])
+            at = (k.total([*values.base(d.axis, phase), first.get(d.axis, 0)]) for d in self.dimensions)
+            positions = k.array(*(k.cast("int", p) for p in at))
+            load = k.call("load_box", to, k.name("parameters").member(self.name), "full", "at", *mask, static=static)
+            loads.append(k.scope(k.declare(INTS, "at", positions, dims=[k.number("")]), k.do(load)))
+        return loads
 
 
-def _by_rank(numbers: Sequence[int]) -> str:
+def _by_rank(numbers: Sequence[int]) -> Value:
     """A number that depends evenly on the block's place in the cluster."""
-    if len(numbers) == 1 or len(set(numbers)) == 1:
-        return str(numbers[0])
-    return f"({numbers[0]} + rank * {numbers[1] - numbers[0]})"
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    return numbers[0] + k.name("rank") * (numbers[1] - numbers[0])
 
 
-def _number(e: Extent, text: Text) -> str:
+def _number(e: Extent, values: Values) -> ir.Expression:
     if not isinstance(e, Symbolic):
-        return f"{e}ull"
-    names = [f"s_{text.symbols.index(n)}" for n in e.names]
-    return f"static_cast<uint64_t>({' * '.join([str(e.factor), *names])})"
+        return k.number(f"{e}ull")
+    return k.cast("uint64_t", k.product([e.factor, *(f"s_{values.symbols.index(n)}" for n in e.names)]))
 
 
 def tensor_map(plan: Plan, tile: Tile, shared: bool) -> Map:
     """The map of a tile. Raises Refused where rows or the first element are at no multiples of 16 bytes."""
     source = next(i for i in plan.program.inputs if i.name == tile.value)
-    ctype(tile.dtype)
     start, strides = walk(plan.program, source)
     parts = plan.cluster if shared else 1
     height = min(tile.rows, MAX_BOX)

@@ -86,6 +86,11 @@ class Plan:
     late: tuple[Product, ...]
 
     @property
+    def products(self) -> tuple[Product, ...]:
+        """All products, early ones first."""
+        return (*self.early, *self.late)
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
         return self.schedule.warps // 4 - 1
@@ -95,10 +100,34 @@ class Plan:
         """Runs of 64 rows that a consumer holds."""
         return self.sizes[self.rows] // (GROUP_ROWS * self.consumers)
 
+    def number(self, name: str, otherwise: int = 0) -> int:
+        """A number of the schedule."""
+        return dict(self.schedule.numbers).get(name, otherwise)
+
     @property
     def cluster(self) -> int:
         """Blocks along the rows that share the right operands."""
-        return dict(self.schedule.numbers).get("cluster", 1)
+        return self.number("cluster", 1)
+
+    @property
+    def resident(self) -> int:
+        """Blocks on a multiprocessor."""
+        return self.number("resident", 1)
+
+    @property
+    def ahead(self) -> bool:
+        """True if scores of the next iteration are multiplied while those of one are worked on."""
+        return bool(self.number("ahead"))
+
+    @property
+    def turns(self) -> bool:
+        """True if consumers take turns at issuing products."""
+        return bool(self.number("turns")) and self.consumers > 1
+
+    @property
+    def early_needs_late(self) -> bool:
+        """True if an early product reads a tile that late ones read as well."""
+        return any((t := self.tile(i)) is not None and t.ring == LATE for p in self.early for i in (p.left, p.right))
 
     @property
     def parts(self) -> int:
@@ -111,12 +140,15 @@ class Plan:
         """The tile of a loaded value; None for what is read where it is stored."""
         return next((t for t in self.tiles if t.name == name), None)
 
+    def loaded(self, name: str) -> Tile:
+        """The tile of a value that is known to be loaded."""
+        return next(t for t in self.tiles if t.name == name)
+
     def in_words(self, product: Product) -> bool:
         """True if the left operand of a product is read from registers: it is computed, or a tile that is loaded once and
         kept there (number `kept` of the schedule)."""
         tile = self.tile(product.left)
-        kept = bool(dict(self.schedule.numbers).get("kept", 0))
-        return tile is None or (kept and tile.ring == HELD)
+        return tile is None or (bool(self.number("kept")) and tile.ring == HELD)
 
     def ring(self, ring: str) -> list[Tile]:
         """The tiles of a ring."""

@@ -2,58 +2,89 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass, field
 
-from mirage_cli.codegen.printers.statements import Lines
+from mirage_cli.codegen.expressions import ZERO, Lets
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
-from mirage_cli.codegen.warpgroup.plan import Plan, Product
-from mirage_cli.codegen.warpgroup.text import COLUMN, FULL, ROW, SCALAR, SIDE, Text, ctype, indented
+from mirage_cli.codegen.warpgroup.plan import HELD, Product
+from mirage_cli.codegen.warpgroup.values import (
+    COLUMN,
+    FULL,
+    ONE,
+    PAIR,
+    ROW,
+    SCALAR,
+    SIDE,
+    C,
+    H,
+    I,
+    J,
+    M,
+    N,
+    R,
+    Values,
+    at_row,
+    element_type,
+    guarded,
+    words,
+)
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockOp
 
-__all__ = ["Statements", "statements"]
+LEAST = -k.number("INFINITY")
+LANE, RANK = k.name("lane"), k.name("rank")
 
 
 @dataclass(slots=True)
 class Statements:
-    """Lines by place. `start`: variables that live as long as a block's tile; `operands`: left operands that are computed
-    of loaded tiles; `prologue`, `body`, `epilogue`; `rescale`: what was accumulated, weighed anew; `weights`: what stands
-    below a running maximum; `words`: left operands of late products; `publish`, `grid`: before and after blocks that
+    """Statements by place. `start`: variables that live as long as a block's tile; `operands`: left operands that are
+    computed of loaded tiles; `prologue`, `body`, `epilogue`; `rescale`: what was accumulated, weighed anew; `weights`: what
+    stands below a running maximum; `words`: left operands of late products; `publish`, `grid`: before and after blocks that
     reduce together have exchanged `published` numbers of each thread; `sides`: what helpers compute for position `c_` of
     the loop axis of a full slot of `side_ring`, in vectors called `side_names`."""
 
-    start: list[str] = field(default_factory=list)
-    prologue: list[str] = field(default_factory=list)
-    operands: list[str] = field(default_factory=list)
-    body: list[str] = field(default_factory=list)
-    rescale: list[str] = field(default_factory=list)
-    weights: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    epilogue: list[str] = field(default_factory=list)
-    publish: list[str] = field(default_factory=list)
-    grid: list[str] = field(default_factory=list)
+    start: list[ir.Statement] = field(default_factory=list)
+    prologue: list[ir.Statement] = field(default_factory=list)
+    operands: list[ir.Statement] = field(default_factory=list)
+    body: list[ir.Statement] = field(default_factory=list)
+    rescale: list[ir.Statement] = field(default_factory=list)
+    weights: list[ir.Statement] = field(default_factory=list)
+    words: list[ir.Statement] = field(default_factory=list)
+    epilogue: list[ir.Statement] = field(default_factory=list)
+    publish: list[ir.Statement] = field(default_factory=list)
+    grid: list[ir.Statement] = field(default_factory=list)
     published: int = 0
-    sides: list[str] = field(default_factory=list)
+    sides: list[ir.Statement] = field(default_factory=list)
     side_names: list[str] = field(default_factory=list)
     side_ring: str = ""
 
 
-def statements(plan: Plan, text: Text) -> Statements:
+def statements(values: Values) -> Statements:
     """The statements of a kernel. Raises Refused."""
-    return _Writing(plan, text).run()
+    return _Writing(values).run()
+
+
+def _taken(kind: str, into: ir.Expression, value: ir.Expression) -> ir.Assign:
+    """One more operand of a sum, or of a maximum."""
+    return k.assign(into, value, "+=") if kind == "sum" else k.assign(into, k.call("fmaxf", into, value))
 
 
 class _Writing:
-    def __init__(self, plan: Plan, text: Text) -> None:
-        self.plan, self.text, self.p, self.g = plan, text, plan.program, plan.graph
+    def __init__(self, values: Values) -> None:
+        self.values, self.plan, self.p, self.g = values, values.plan, values.p, values.g
         self.ops = {o.name: o for o in self.g.ops}
         self.readers: dict[str, list[BlockOp]] = {o.name: [] for o in self.g.ops}
         for o in self.g.ops:
             for i in dict.fromkeys(o.inputs):
                 self.readers[i].append(o)
         self.value: dict[str, Expr] = {}
-        self.products = {p.op: p for p in (*plan.early, *plan.late)}
-        self.lefts = {p.left for p in (*plan.early, *plan.late)}
+        self.products = {p.op: p for p in self.plan.products}
+        self.lefts = {p.left for p in self.plan.products}
+        self.in_words: set[str] = set()  #: left operands that have registers
         self.shares: dict[str, int] = {}
         self.side_sums: dict[str, BlockOp] = {}
         self.weighing = False  #: whether statements of the body stand below a running maximum
@@ -62,33 +93,37 @@ class _Writing:
     def run(self) -> Statements:
         for o in self.g.ops:
             getattr(self, f"do_{o.op}", self.unknown)(o)
-        for k, name in enumerate(self.g.outputs):
-            self.store(k, name)
+        for n, name in enumerate(self.g.outputs):
+            self.store(n, name)
         return self.out
 
     def unknown(self, o: BlockOp) -> None:
         raise Refused(f"warpgroups do not render {o.op}")
 
     # --- places -------------------------------------------------------------------------------------------------------
-    def place(self, phase: str) -> list[str]:
-        lines = self.out
-        body = lines.weights if self.weighing else lines.body
-        return {PROLOGUE: lines.prologue, BODY: body, EPILOGUE: lines.epilogue, GRID: lines.grid}[phase]
+    def place(self, phase: str) -> list[ir.Statement]:
+        out = self.out
+        body = out.weights if self.weighing else out.body
+        return {PROLOGUE: out.prologue, BODY: body, EPILOGUE: out.epilogue, GRID: out.grid}[phase]
 
     def level_of(self, name: str) -> str:
-        return self.text.level(self.text.axes[name])
+        return self.values.level(self.values.axes[name])
 
-    def declare(self, name: str, level: str, start: str = "") -> None:
+    def columns_of(self, name: str) -> str:
+        return self.values.column_axis(self.values.axes[name])
+
+    def registers(self, name: str, *dims: int, kind: str = "float") -> ir.Declare:
+        """Registers of a thread, for each of its runs of 64 rows."""
+        return k.declare(kind, name, dims=(self.plan.row_tiles, *dims), unused=True)
+
+    def declare(self, name: str, level: str) -> None:
         """A variable of this level that lives as long as the block's tile."""
-        self.text.levels[name] = level
-        shape = f"[{self.plan.row_tiles}]"
-        if level == ROW:
-            shape += "[2]"
-        else:
-            shape += f"[{self.plan.sizes[self.text.column_axis(self.text.axes[name])] // 8}][4]"
-        self.out.start.append(f"[[maybe_unused]] float {name}{shape};")
-        if start:
-            self.out.start += self.text.each_row([f"{name}[m][h] = {start};"])
+        self.values.levels[name] = level
+        dims = (2,) if level == ROW else (self.values.columns(self.columns_of(name)), 4)
+        self.out.start.append(self.registers(name, *dims))
+
+    def each_row(self, phase: str, *body: ir.Statement) -> None:
+        self.place(phase).append(self.values.each_row(*body))
 
     # --- values without statements --------------------------------------------------------------------------------------
     def do_load(self, o: BlockOp) -> None:
@@ -102,51 +137,37 @@ class _Writing:
 
     def do_contract(self, o: BlockOp) -> None:
         p = self.products[o.name]
-        if self.plan.tile(p.left) is None:
-            self.operand(p)
-        elif self.plan.in_words(p):
-            self.kept(p)
+        if self.plan.in_words(p) and p.left not in self.in_words:
+            self.in_words.add(p.left)
+            self.out.start.append(self.registers(f"{p.left}_words", p.depth // 16, 4, kind="uint32_t"))
+            if self.plan.tile(p.left) is None:
+                self.operand(p)
+            else:
+                self.kept(p)
         if not p.accumulated:
             self.declare(o.name, FULL)
         self.value[o.name] = Ref(o.name)
 
     def operand(self, p: Product) -> None:
         """The words of a left operand that is computed."""
-        name = f"{p.left}_words"
-        line = f"uint32_t {name}[{self.plan.row_tiles}][{p.depth // 16}][4];"
-        if line in self.out.start:
-            return
-        self.out.start.append(line)
-        phase, lines = self.ops[p.left].phase, Lines()
-        e = self.value[p.left]
+        phase, e, lets = self.ops[p.left].phase, self.value[p.left], Lets()
         late = any(q.left == p.left for q in self.plan.late)
-        value = self.text.expression(e, FULL, phase, lines)
-        outside = self.text.inside([p.over], phase)
-        if outside:
-            value = f"{outside} ? {value} : 0.0f"
-        pack = f"Words<{ctype(p.dtype)}>::pack(pair[j][i - 1], pair[j][i])"
-        inner = [*lines.lines, f"pair[j][i] = {value};", f"if (i % 2) {name}[m][k][j * 2 + i / 2] = {pack};"]
-        loops = self.text.each(self.text.tiles_of(e), p.over, inner)
-        loops.insert(4, "        float pair[2][4];")
+        value = self.values.expression(e, FULL, phase, lets)
+        value = guarded(self.values.inside([p.over], phase), value, ZERO)
+        pair = k.name("pair")[J]
+        pack = words(p.dtype, "pack")(pair[I - 1], pair[I])
+        put = k.assign(k.name(f"{p.left}_words")[M][PAIR][J * 2 + I / 2], pack)
+        body = (*lets.statements, k.assign(pair[I], value), k.when(I % 2, put))
+        first = [k.declare("float", "pair", dims=(2, 4))]
         target = self.out.words if late else self.out.prologue if phase == PROLOGUE else self.out.operands
-        target += loops
+        target.append(self.values.each_tile(self.values.each_column(e, p.over, *body, first=first)))
 
     def kept(self, p: Product) -> None:
         """The words of a left operand that is loaded once."""
-        tile, name = self.plan.tile(p.left), f"{p.left}_words"
-        assert tile is not None
-        line = f"uint32_t {name}[{self.plan.row_tiles}][{p.depth // 16}][4];"
-        if line in self.out.start:
-            return
-        self.out.start.append(line)
-        turned = str(tile.outer != self.plan.rows).lower()
-        self.out.prologue += [
-            "#pragma unroll",
-            f"for (int m = 0; m < {self.plan.row_tiles}; ++m)",
-            "#pragma unroll",
-            f"    for (int k = 0; k < {p.depth // 16}; ++k)",
-            f"        load_words<{turned}>({name}[m][k], {p.left}, {tile.rows}, base + m * 64, k * 16);",
-        ]
+        tile = self.plan.loaded(p.left)
+        at = (k.name(f"{p.left}_words")[M][PAIR], tile.name, tile.rows, k.name("base") + M * 64, PAIR * 16)
+        load = k.run("load_words", *at, static=[tile.outer != self.plan.rows])
+        self.out.prologue.append(self.values.each_tile(k.loop("k", p.depth // 16, load, unroll=k.UNROLL)))
 
     # --- elementwise ----------------------------------------------------------------------------------------------------
     def do_thread(self, o: BlockOp) -> None:
@@ -162,20 +183,19 @@ class _Writing:
         elif level in (SCALAR, COLUMN, SIDE):
             self.value[o.name] = e
         elif level == ROW:
-            lines = Lines()
-            value = self.text.expression(e, ROW, o.phase, lines)
+            lets = Lets()
+            value = self.values.expression(e, ROW, o.phase, lets)
             self.declare(o.name, ROW)
-            self.place(o.phase).extend(self.text.each_row([*lines.lines, f"{o.name}[m][h] = {value};"]))
+            self.each_row(o.phase, *lets.statements, k.assign(at_row(o.name), value))
             self.value[o.name] = Ref(o.name)
         elif self.alone(o) or (len(self.readers[o.name]) < 2 and not elsewhere):
             self.value[o.name] = e
         else:
-            lines = Lines()
-            value = self.text.expression(e, FULL, o.phase, lines)
+            lets = Lets()
+            value = self.values.expression(e, FULL, o.phase, lets)
             self.declare(o.name, FULL)
-            axis = self.text.column_axis(self.text.axes[o.name])
-            inner = [*lines.lines, f"{o.name}[m][n][i] = {value};"]
-            self.place(o.phase).extend(self.text.each(self.text.tiles_of(e), axis, inner))
+            body = (*lets.statements, k.assign(k.name(o.name)[M][N][I], value))
+            self.place(o.phase).append(self.values.each(e, self.columns_of(o.name), *body))
             self.value[o.name] = Ref(o.name)
 
     def alone(self, o: BlockOp) -> bool:
@@ -189,19 +209,20 @@ class _Writing:
 
     def check_reading(self, o: BlockOp, e: Expr) -> None:
         """Tiles of a ring are gone when scores are there."""
-        ringed = [t for t in self.text.tiles_of(e) if t in {x.name for x in self.plan.tiles if x.ring != "held"}]
-        if ringed and (self.plan.late or o.phase != BODY) and self.level_of(o.name) not in (SIDE, COLUMN):
+        tiles, level = self.values.tiles_of(e), self.level_of(o.name)
+        ringed = [t.name for t in tiles if t.ring != HELD]
+        if ringed and (self.plan.late or o.phase != BODY) and level not in (SIDE, COLUMN):
             raise Refused(f"{o.name} reads the tile {ringed[0]} beside a product")
-        for t in self.text.tiles_of(e) if self.level_of(o.name) != SIDE else ():
-            if self.plan.rows not in self.plan.present(self.text.axes[t]):
-                raise Refused(f"{o.name} reads the tile {t}, which has no rows")
+        for t in tiles if level != SIDE else ():
+            if self.plan.rows not in self.plan.present(self.values.axes[t.name]):
+                raise Refused(f"{o.name} reads the tile {t.name}, which has no rows")
 
     # --- numbers of columns, computed of loaded tiles by the warps beside the one that brings them --------------------------
     def do_side_sum(self, o: BlockOp) -> None:
         """A sum over elements of a tile without rows: one number for each position of the loop axis."""
         over = [a for a in o.over if a in self.plan.sizes]
-        kept = self.plan.present(self.text.axes[o.name])
-        tiles = self.text.tiles_of(self.value[o.inputs[0]])
+        kept = self.plan.present(self.values.axes[o.name])
+        tiles = self.values.tiles_of(self.value[o.inputs[0]])
         if o.phase != BODY or kept != {self.g.loop} or len(over) != 1 or len(tiles) != 1 or not self.plan.late:
             raise Refused(f"{o.name}: a sum over {', '.join(o.over)} of a value without rows")
         self.side_sums[o.name] = o
@@ -220,85 +241,70 @@ class _Writing:
 
     def side(self, o: BlockOp, e: Expr) -> None:
         """The statements with which helpers make such a number, at position `c_` of the tile."""
-        lines: list[str] = []
-        rings = set()
-        for s in self.sums_of(e):
-            over = next(a for a in self.side_sums[s].over if a in self.plan.sizes)
-            operand = self.value[self.side_sums[s].inputs[0]]
-            (name,) = self.text.tiles_of(operand)
-            tile = self.plan.tile(name)
-            assert tile is not None
-            rings.add(tile.ring)
-            inner = Lines()
-            value = self.text.expression(operand, SIDE, BODY, inner)
-            extent = self.text.extent(self.p.extent(over))
-            value = value if self.plan.exact(over) else f"q * 8 + i < {extent} ? {value} : 0.0f"
-            turned = str(tile.outer != self.g.loop).lower()
-            lines += [
-                f"float {s} = 0.0f;",
-                f"for (int q = 0; q < {tile.positions(over) // 8}; ++q) {{",
-                f"    uint32_t w_{name}[4];",
-                f"    load_eight<{turned}>(w_{name}, {name}, {tile.rows}, c_, q);",
-                "#pragma unroll",
-                "    for (int i = 0; i < 8; ++i) {",
-                *indented(indented([*inner.lines, f"{s} += {value};"])),
-                "    }",
-                "}",
-            ]
-        if len(rings) != 1 or (self.out.side_ring and self.out.side_ring not in rings):
+        sums, out, lets = self.sums_of(e), self.out, Lets()
+        rings = {t.ring for s in sums for t in self.values.tiles_of(self.value[self.side_sums[s].inputs[0]])}
+        if len(rings) != 1 or (out.side_ring and out.side_ring not in rings):
             raise Refused(f"{o.name} is computed of tiles of several rings")
-        (self.out.side_ring,) = rings
-        inner = Lines()
-        value = self.text.expression(e, COLUMN, BODY, inner)
-        self.out.sides += [*lines, *inner.lines, f"{o.name}_now[c_] = {value};"]
-        self.out.sides.append(f"{o.name}_inverse_now[c_] = 1.0f / {o.name}_now[c_];")
-        self.out.side_names += [o.name, f"{o.name}_inverse"]
-        self.text.sides.add(o.name)
+        (out.side_ring,) = rings
+        now = k.name(f"{o.name}_now")[C]
+        inverse = k.assign(k.name(f"{o.name}_inverse_now")[C], ONE / now)
+        value = self.values.expression(e, COLUMN, BODY, lets)
+        out.sides += [s for name in sums for s in self.side_sum(name)]
+        out.sides += [*lets.statements, k.assign(now, value), inverse]
+        out.side_names += [o.name, f"{o.name}_inverse"]
+        self.values.sides.add(o.name)
         self.value[o.name] = Ref(o.name)
 
+    def side_sum(self, name: str) -> tuple[ir.Statement, ...]:
+        """The statements with which helpers sum over elements of a tile."""
+        o, lets, q = self.side_sums[name], Lets(), k.name("q")
+        over = next(a for a in o.over if a in self.plan.sizes)
+        operand = self.value[o.inputs[0]]
+        (tile,) = self.values.tiles_of(operand)
+        value = self.values.expression(operand, SIDE, BODY, lets)
+        exact = self.plan.exact(over)
+        guard = None if exact else q * 8 + I < self.values.extent(self.p.extent(over))
+        here = k.name(f"w_{tile.name}")
+        load = k.call("load_eight", here, tile.name, tile.rows, C, q, static=[tile.outer != self.g.loop])
+        add = k.assign(name, guarded(guard, value, ZERO), "+=")
+        elements = k.loop("i", 8, *lets.statements, add, unroll=k.UNROLL)
+        eight = (k.declare("uint32_t", f"w_{tile.name}", dims=(4,)), k.do(load), elements)
+        return k.declare("float", name, ZERO), k.loop("q", tile.positions(over) // 8, *eight)
+
     # --- reductions -----------------------------------------------------------------------------------------------------
-    def reduced(self, o: BlockOp, kind: str, partial: str) -> list[str]:
-        """Lines that combine `partial` (of the thread's own columns) with an operand of a reduction."""
+    def reduced(self, o: BlockOp, kind: str, into: str) -> ir.Statement:
+        """A loop that combines an operand of a reduction (the thread's own columns) with what is in `into`."""
         (name,) = o.inputs
         over = [a for a in o.over if a in self.plan.sizes]
-        if self.level_of(name) != FULL or over != [self.text.column_axis(self.text.axes[name])]:
+        if self.level_of(name) != FULL or over != [self.columns_of(name)]:
             raise Refused(f"{o.name}: {o.op} over {', '.join(o.over)} of a value without rows")
-        e, lines = self.value[name], Lines()
+        e, lets, part = self.value[name], Lets(), k.name("part")
         self.check_reading(o, e)
-        value = self.text.expression(e, FULL, o.phase, lines)
-        inside = self.text.inside(over, o.phase)
-        none = {"sum": "0.0f", "top": "-INFINITY"}[kind]
-        value = f"({inside} ? {value} : {none})" if inside else value
-        combine = "{0} += {1};" if kind == "sum" else "{0} = fmaxf({0}, {1});"
-        line = combine.format("part[j][i / 2]", value)
-        loops = self.text.each(self.text.tiles_of(e), over[0], [*lines.lines, line])
-        loops[1] += " {"
-        loops.insert(2, f"    float part[2][2] = {{{{{none}, {none}}}, {{{none}, {none}}}}};")
-        return [
-            *loops,
-            "#pragma unroll",
-            "    for (int h = 0; h < 2; ++h) {",
-            f"        {combine.format('part[0][h]', 'part[1][h]')}",
-            f"        {combine.format(f'{partial}[m][h]', 'part[0][h]')}",
-            "    }",
-            "}",
-        ]
+        value = self.values.expression(e, FULL, o.phase, lets)
+        none = ZERO if kind == "sum" else LEAST
+        value = guarded(self.values.inside(over, o.phase), value, none)
+        nothing = k.array(k.array(none, none), k.array(none, none))
+        return self.values.each_tile(
+            k.declare("float", "part", nothing, dims=(2, 2)),
+            self.values.each_column(e, over[0], *lets.statements, _taken(kind, part[J][I / 2], value)),
+            k.loop(
+                "h", 2, _taken(kind, part[0][H], part[1][H]), _taken(kind, at_row(into), part[0][H]), unroll=k.UNROLL
+            ),
+        )
 
     def do_sum(self, o: BlockOp) -> None:
         if self.level_of(o.inputs[0]) == SIDE:
             self.do_side_sum(o)
             return
         accum = self.only_accumulated(o)
-        place = self.place(o.phase)
-        if accum is None or self.shrink_of(accum):
+        into = accum.name if accum is not None and len(accum.inputs) == 1 else o.name
+        if into == o.name:
             self.declare(o.name, ROW)
             self.value[o.name] = Ref(o.name)
-            place += self.text.each_row([f"{o.name}[m][h] = 0.0f;"])
-            place += self.reduced(o, "sum", o.name)
-        else:
-            place += self.reduced(o, "sum", accum.name)
+            self.each_row(o.phase, k.assign(at_row(o.name), ZERO))
+        self.place(o.phase).append(self.reduced(o, "sum", into))
         if accum is None:
-            place += self.text.each_row([f"{o.name}[m][h] = sum_of_row({o.name}[m][h]);"])
+            self.each_row(o.phase, k.assign(at_row(o.name), k.call("sum_of_row", at_row(o.name))))
 
     def only_accumulated(self, o: BlockOp) -> BlockOp | None:
         """The accumulator that is the only reader of a sum: what a thread has is put together after the loop."""
@@ -307,29 +313,29 @@ class _Writing:
 
     def do_top(self, o: BlockOp) -> None:
         self.declare(o.name, ROW)
-        place = self.place(o.phase)
-        place += self.text.each_row([f"{o.name}[m][h] = -INFINITY;"])
-        place += self.reduced(o, "top", o.name)
-        place += self.text.each_row([f"{o.name}[m][h] = top_of_row({o.name}[m][h]);"])
+        self.each_row(o.phase, k.assign(at_row(o.name), LEAST))
+        self.place(o.phase).append(self.reduced(o, "top", o.name))
+        self.each_row(o.phase, k.assign(at_row(o.name), k.call("top_of_row", at_row(o.name))))
         self.value[o.name] = Ref(o.name)
         if any(r.op == "thread" for r in self.readers[o.name]):
             self.level(o.name, o.phase)
 
     def level(self, name: str, phase: str) -> None:
-        """Print the level that exponentials below a maximum subtract."""
-        self.out.start.append(f"float {name}_level[{self.plan.row_tiles}][2];")
-        self.place(phase).extend(self.text.each_row([f"{name}_level[m][h] = level_of({name}[m][h]);"]))
+        """The level that exponentials below a maximum subtract."""
+        self.values.levels[f"{name}_level"] = ROW
+        self.out.start.append(self.registers(f"{name}_level", 2))
+        self.each_row(phase, k.assign(at_row(f"{name}_level"), k.call("level_of", at_row(name))))
 
     def do_running(self, o: BlockOp) -> None:
         (top,) = o.inputs
-        self.declare(o.name, ROW, "-INFINITY")
+        self.declare(o.name, ROW)
+        self.out.start.append(self.values.each_row(k.assign(at_row(o.name), LEAST)))
         shrinks = [r.name for r in self.readers[o.name] if r.op == "shrink"]
-        raised = "raised" if self.lazy(o) else "fmaxf"
-        lines = [f"const float high = {raised}({o.name}[m][h], {top}[m][h]);"]
         for s in shrinks:
             self.declare(s, ROW)
-            lines.append(f"{s}[m][h] = exp_between({o.name}[m][h], high);")
-        self.place(BODY).extend(self.text.each_row([*lines, f"{o.name}[m][h] = high;"]))
+        high = k.call("raised" if self.lazy(o) else "fmaxf", at_row(o.name), at_row(top))
+        between = (k.assign(at_row(s), k.call("exp_between", at_row(o.name), "high")) for s in shrinks)
+        self.each_row(BODY, k.let("float", "high", high), *between, k.assign(at_row(o.name), "high"))
         self.level(o.name, BODY)
         self.value[o.name] = Ref(o.name)
         self.weighing = bool(self.plan.late)
@@ -350,144 +356,151 @@ class _Writing:
     def do_shrink(self, o: BlockOp) -> None:
         self.value[o.name] = Ref(o.name)
 
-    def shrink_of(self, o: BlockOp) -> str:
-        return o.inputs[1] if len(o.inputs) > 1 else ""
-
     # --- accumulators ---------------------------------------------------------------------------------------------------
     def do_accum(self, o: BlockOp) -> None:
-        name, shrink = o.inputs[0], self.shrink_of(o)
+        name, *shrinks = o.inputs
         source = self.ops[name]
         self.value[o.name] = Ref(o.name)
         if source.op == "contract":
             self.declare(o.name, FULL)
-            if shrink:
-                axis = self.text.column_axis(self.text.axes[o.name])
-                moved = " || ".join(f"{shrink}[{m}][{h}] != 1.0f" for m in range(self.plan.row_tiles) for h in (0, 1))
-                scaled = self.text.each([], axis, [f"{o.name}[m][n][i] *= {shrink}[m][i / 2];"])
-                self.out.rescale += [f"if (__any_sync(0xffffffffu, {moved})) {{", *indented(scaled), "}"]
+            self.out.rescale += [self.rescaled(o.name, s) for s in shrinks]
             return
         if self.level_of(o.name) != ROW:
             raise Refused(f"{o.name} accumulates {name}, which is neither a product nor a number of each row")
-        start = [f"float {o.name}[{self.plan.row_tiles}][2];"]
-        self.text.levels[o.name] = ROW
-        self.out.start[:0] = [*start, *self.text.each_row([f"{o.name}[m][h] = 0.0f;"])]
-        lines, together = Lines(), source.op == "sum" and self.only_accumulated(source) is o
-        if shrink or not together:
-            value = self.text.expression(self.value[name], ROW, BODY, lines)
-            old = f"{o.name}[m][h] * {shrink}[m][h]" if shrink else f"{o.name}[m][h]"
-            self.place(BODY).extend(self.text.each_row([*lines.lines, f"{o.name}[m][h] = {old} + {value};"]))
+        self.values.levels[o.name] = ROW
+        own = at_row(o.name)
+        self.out.start[:0] = [self.registers(o.name, 2), self.values.each_row(k.assign(own, ZERO))]
+        lets, together = Lets(), source.op == "sum" and self.only_accumulated(source) is o
+        if shrinks or not together:
+            value = self.values.expression(self.value[name], ROW, BODY, lets)
+            old = k.product([own, *map(at_row, shrinks)])
+            self.each_row(BODY, *lets.statements, k.assign(own, old + value))
         if together:
-            self.out.epilogue += self.text.each_row([f"{o.name}[m][h] = sum_of_row({o.name}[m][h]);"])
+            self.each_row(EPILOGUE, k.assign(own, k.call("sum_of_row", own)))
+
+    def rescaled(self, name: str, shrink: str) -> ir.Statement:
+        """Weigh anew what was accumulated, where some row of the warp has another maximum."""
+        factor = k.name(shrink)
+        rows = ((m, h) for m in range(self.plan.row_tiles) for h in (0, 1))
+        moved = k.joined("||", (k.binary("!=", factor[m][h], ONE) for m, h in rows)) or k.ZERO
+        scale = k.assign(k.name(name)[M][N][I], factor[M][I / 2], "*=")
+        test = k.call("__any_sync", k.number("0xffffffffu"), moved)
+        return k.when(test, self.values.each(None, self.columns_of(name), scale))
 
     # --- over blocks ----------------------------------------------------------------------------------------------------
     def published(self, name: str) -> int:
-        """The place of what other blocks read of a value, which every thread publishes in its own layout."""
+        """The first place of what other blocks read of a value, which every thread publishes in its own layout."""
         if name not in self.shares:
-            level, rows = self.level_of(name), self.plan.row_tiles
-            at = self.shares[name] = self.out.published
+            level, at, rows = self.level_of(name), self.out.published, self.plan.row_tiles
+            self.shares[name] = at
             if level == FULL:
-                axis = self.text.column_axis(self.text.axes[name])
-                count = self.text.columns(axis)
-                place = f"{at} + (m * {count} + n) * 4 + i"
-                self.out.publish += self.text.each([], axis, [f"publish({place}, {name}[m][n][i]);"])
-                self.out.published += rows * count * 4
+                axis = self.columns_of(name)
+                put = k.call("publish", self.full_place(at, axis), k.name(name)[M][N][I])
+                self.out.publish.append(self.values.each(None, axis, k.do(put)))
+                self.out.published += rows * self.values.columns(axis) * 4
             elif level == ROW:
-                self.out.publish += self.text.each_row([f"publish({at} + m * 2 + h, {name}[m][h]);"])
+                put = k.call("publish", at + M * 2 + H, at_row(name))
+                self.out.publish.append(self.values.each_row(k.do(put)))
                 self.out.published += rows * 2
             else:
                 raise Refused(f"{name}, which blocks reduce together, has no rows")
         return self.shares[name]
 
+    def full_place(self, at: int, axis: str) -> ir.Expression:
+        """The place of an element of a full value whose first one is `at`."""
+        return at + (M * self.values.columns(axis) + N) * 4 + I
+
     def do_grid_top(self, o: BlockOp) -> None:
         (name,) = o.inputs
-        at, parts = self.published(name), self.plan.parts
+        at, parts = self.published(name), range(self.plan.parts)
         self.declare(o.name, ROW)
         self.value[o.name] = Ref(o.name)
-        self.out.start.append(f"float {o.name}_weight[{parts}][{self.plan.row_tiles}][2];")
-        lines = ["float top = -INFINITY;"]
-        for s in range(parts):
-            lines += [f"const float top{s} = published({s}, {at} + m * 2 + h);", f"top = fmaxf(top, top{s});"]
-        lines.append(f"{o.name}[m][h] = top;")
-        lines += [f"{o.name}_weight[{s}][m][h] = exp_between(top{s}, top);" for s in range(parts)]
-        self.out.grid += self.text.each_row(lines)
+        weight, top = k.name(f"{o.name}_weight"), k.name("top")
+        self.out.start.append(k.declare("float", weight.path[0], dims=(len(parts), self.plan.row_tiles, 2)))
+        lines: list[ir.Statement] = [k.declare("float", "top", LEAST)]
+        for s in parts:
+            lines.append(k.let("float", f"top{s}", k.call("published", s, at + M * 2 + H)))
+            lines.append(_taken("top", top, k.name(f"top{s}")))
+        lines.append(k.assign(at_row(o.name), top))
+        lines += [k.assign(weight[s][M][H], k.call("exp_between", f"top{s}", top)) for s in parts]
+        self.each_row(GRID, *lines)
 
     def do_grid_sum(self, o: BlockOp) -> None:
         at, full = self.published(o.inputs[0]), self.level_of(o.name) == FULL
-        place, row = f"{at} + m * 2 + h", "h"
+        place, row = (self.full_place(at, self.columns_of(o.name)), I / 2) if full else (at + M * 2 + H, H)
+        weights = [k.name(f"{w}_weight") for w in o.inputs[2:]]
+        parts = range(self.plan.parts)
+        total = k.total(k.product([k.call("published", s, place), *(w[s][M][row] for w in weights)]) for s in parts)
         if full:
-            count = self.text.columns(self.text.column_axis(self.text.axes[o.name]))
-            place, row = f"{at} + (m * {count} + n) * 4 + i", "i / 2"
-        terms = []
-        for s in range(self.plan.parts):
-            weight = f" * {o.inputs[2]}_weight[{s}][m][{row}]" if len(o.inputs) > 1 else ""
-            terms.append(f"published({s}, {place}){weight}")
-        if full:
-            self.text.exchanged[o.name] = " + ".join(terms)
+            self.values.exchanged[o.name] = total
         else:
             self.declare(o.name, ROW)
-            self.out.grid += self.text.each_row([f"{o.name}[m][h] = {' + '.join(terms)};"])
+            self.each_row(GRID, k.assign(at_row(o.name), total))
         self.value[o.name] = Ref(o.name)
 
     # --- results --------------------------------------------------------------------------------------------------------
-    def store(self, k: int, name: str) -> None:
+    def store(self, n: int, name: str) -> None:
         """The statements that store an output; of blocks that reduce together each stores its part of the columns."""
-        o, e = self.p.outputs[k], self.value[name]
+        o, e, lets = self.p.outputs[n], self.value[name], Lets()
         stored = frozenset(s.axis for s in o.access if s.axis is not None)
-        level = self.text.level(stored)
+        level = self.values.level(stored)
         if self.g.split and self.ops[name].phase != GRID:
-            raise Refused(f"output {k} does not depend on what blocks reduce together")
-        lines = Lines()
-        once = [f"{a}_at == 0" for a in self.g.grid if a not in (*stored, *self.g.split) and self.several(a)]
-        value = self.text.expression(e, level, EPILOGUE, lines)
+            raise Refused(f"output {n} does not depend on what blocks reduce together")
+        apart = (a for a in self.g.grid if a not in (*stored, *self.g.split) and self.several(a))
+        once = [k.binary("==", f"{a}_at", 0) for a in apart]
+        value = self.values.expression(e, level, EPILOGUE, lets)
         if level == ROW:
-            first = [*once, "rank == 0"] if self.g.split else once
-            self.place(self.ops[name].phase).extend(self.store_rows_alone(k, value, lines, first))
+            self.store_rows_alone(n, self.ops[name].phase, value, lets, once)
         elif level == FULL:
-            lines.lines.append(f"result[k * 2 + j][i] = {value};")
-            self.place(GRID if self.g.split else EPILOGUE).extend(self.store_full(k, stored, lines, once))
+            self.store_full(n, stored, value, lets, once)
         else:
-            raise Refused(f"output {k} has no rows")
+            raise Refused(f"output {n} has no rows")
 
-    def store_rows_alone(self, k: int, value: str, lines: Lines, first: list[str]) -> list[str]:
+    def store_rows_alone(self, n: int, phase: str, value: ir.Expression, lets: Lets, once: list[ir.Binary]) -> None:
         """A number of each row: one of the four lanes that have it writes it."""
-        o = self.p.outputs[k]
-        inside = self.text.inside([self.plan.rows], EPILOGUE)
-        test = " && ".join(["lane % 4 == 0", *([inside] if inside else []), *first])
-        put = f"put(parameters.y{k}[{self.text.offset(o.access, EPILOGUE)}], {value});"
-        return self.text.each_row([f"if ({test}) {{", *indented([*lines.lines, put]), "}"])
+        first = [k.binary("==", RANK, 0)] if self.g.split else []
+        inside = self.values.inside([self.plan.rows], EPILOGUE)
+        test = k.both(k.binary("==", LANE % 4, 0), inside, *once, *first)
+        to = self.output(n)[k.total(self.values.offset(self.p.outputs[n].access, EPILOGUE))]
+        self.each_row(phase, k.when(test, *lets.statements, k.run("put", to, value)))
 
-    def store_full(self, k: int, stored: frozenset[str], lines: Lines, first: list[str]) -> list[str]:
+    def store_full(
+        self, n: int, stored: frozenset[str], value: ir.Expression, lets: Lets, once: list[ir.Binary]
+    ) -> None:
         """A full value: its elements, then rows of them."""
-        o, axis, parts = self.p.outputs[k], self.text.column_axis(stored), self.plan.parts
+        o, axis, parts = self.p.outputs[n], self.values.column_axis(stored), self.plan.parts
         if next((s.axis for s in reversed(o.access) if s.extent != 1), None) != axis:
-            raise Refused(f"what is contiguous of output {k} is not {axis}, the axis of columns")
-        count = self.text.columns(axis, parts)
-        loops = self.text.each([], axis, lines.lines, parts)
-        loops[1] += " {"
-        loops.insert(2, f"    float result[{count}][4];")
-        row = "(row + m * 64 + h * 8)"
-        rows = self.text.inside([self.plan.rows], EPILOGUE).replace("r_", row)
-        test = " && ".join([*first, *([rows] if rows else [])])
-        skipped = f"rank * {count * 8}" if parts > 1 else "0"
-        pointer = f"parameters.y{k} + {self.text.offset(o.access, EPILOGUE, fixed=axis).replace('r_', row)}"
-        pointer += f" + {skipped}" if parts > 1 else ""
-        pointer = f"{test} ? {pointer} : nullptr" if test else pointer
-        left = [self.text.extent(self.p.extent(axis)), *self.text.base(axis, EPILOGUE), skipped]
-        columns = str(count * 8) if self.plan.exact(axis) else f"static_cast<int>({' - '.join(left)})"
-        return [
-            *loops,
-            f"    auto place = [&](int h) {{ return {pointer}; }};",
-            f"    store_rows<{str(self.aligned(k)).lower()}, {ctype(o.dtype)}>(result, place, {columns});",
-            "}",
-        ]
+            raise Refused(f"what is contiguous of output {n} is not {axis}, the axis of columns")
+        count = self.values.columns(axis, parts)
+        put = k.assign(k.name("result")[PAIR * 2 + J][I], value)
+        skipped = RANK * (count * 8) if parts > 1 else k.ZERO
+        terms = [self.output(n), *self.values.offset(o.access, EPILOGUE, fixed=axis), *([skipped] if parts > 1 else [])]
+        inside = k.both(*once, self.values.inside([self.plan.rows], EPILOGUE))
+        row: dict[ir.Expression, ir.Expression] = {R: k.name("row") + M * 64 + H * 8}
+        pointer = k.substituted(guarded(inside, k.total(terms), k.number("nullptr")), row)
+        left = [self.values.extent(self.p.extent(axis)), *self.values.base(axis, EPILOGUE), skipped]
+        columns = ir.lift(count * 8) if self.plan.exact(axis) else k.cast("int", functools.reduce(operator.sub, left))
+        rows = k.call("store_rows", "result", "place", columns, static=[self.aligned(n), element_type(o.dtype)])
+        self.place(GRID if self.g.split else EPILOGUE).append(
+            self.values.each_tile(
+                k.declare("float", "result", dims=(count, 4)),
+                self.values.each_column(None, axis, *lets.statements, put, parts=parts),
+                k.declare("auto", "place", k.function([("int", "h")], ir.Return(pointer))),
+                k.do(rows),
+            )
+        )
+
+    def output(self, n: int) -> ir.Expression:
+        """Where an output begins."""
+        return k.name("parameters").member(f"y{n}")
 
     def several(self, axis: str) -> bool:
         extent, tile = self.p.extent(axis), self.plan.schedule.tile(axis) or 1
         return not isinstance(extent, int) or extent > tile
 
-    def aligned(self, k: int) -> bool:
+    def aligned(self, n: int) -> bool:
         """True if rows of an output start at multiples of 16 bytes."""
-        o = self.p.outputs[k]
+        o = self.p.outputs[n]
         unit = 16 // o.dtype.bytes
         slots = [s for s in o.access if s.extent != 1]
         stride = slots[-1].extent

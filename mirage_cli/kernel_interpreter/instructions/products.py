@@ -7,24 +7,21 @@ to stay until then. What it adds to is arbitrary until it is waited for and pinn
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.barriers import BASE
 from mirage_cli.kernel_interpreter.instructions.boxes import ROW, swizzled
 from mirage_cli.kernel_interpreter.instructions.common import stacked
-from mirage_cli.kernel_interpreter.memory import Cells, Fault, Shared, Unknown
+from mirage_cli.kernel_interpreter.memory import Cells, Fault, Shared
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction
 
 THREADS, ROWS, DEPTH, PANEL = 128, 64, 16, 64
 WHOLE = 128  #: the kind of swizzle that a descriptor asks for: over 128 bytes
-_NAME = re.compile(r"multiply\d+_(\d+)_(f16|bf16)_(tiles|words)")
 
 
 # --- fragments ----------------------------------------------------------------------------------------------------------
@@ -273,37 +270,26 @@ def _weakest(s: Any, warps: Array, cells: Array) -> Array:
     return weakest
 
 
-def _multiply(columns: int, words: bool) -> registry.Instruction:
-    def run(s: Any, static: Sequence[Any], c: Cells, a: Any, b: Any, more: Any) -> None:
-        f, groups = flight(s), groups_of(s)
-        if not f.begun:
-            raise Fault("products are not begun")
-        more = np.broadcast_to(more, (s.count,)).reshape(-1, THREADS)[groups, 0].astype(bool)
-        right, read = _operand(s, b, groups, columns, bool(static[-1]), False)
-        reads, kept = [read], None
-        if words:
-            w = words_of(s, a)  # word 2 j + h: columns 8 j on, rows 8 h on
-            left = matrix_of(w.reshape(w.shape[0], 2, 4, s.count))[:, groups]
-            kept = a, list(a.all())
-        else:
-            left, read = _operand(s, a, groups, ROWS, bool(static[0]), True)
-            reads.append(read)
-        target = accumulator(s, c, columns, bool(more.any()))
-        target.waiting += 1
-        f.groups[-1].append(Product(target, groups, left, right.swapaxes(2, 3), more, reads, kept))
-
-    return registry.Instruction(run)
-
-
-def _made(name: str) -> registry.Instruction:
-    """The product that is made for one kernel."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise Unknown(f"unknown instruction {name}")
-    return _multiply(int(match[1]), match[3] == "words")
-
-
-registry.PREFIXES["multiply"] = _made
+@instruction("wgmma")
+def _wgmma(s: Any, static: Sequence[Any], c: Cells, a: Any, b: Any, more: Any) -> None:
+    """Issue a product of so many columns of a type; `a` is a descriptor, or registers of words."""
+    columns, _, *turned = static
+    f, groups = flight(s), groups_of(s)
+    if not f.begun:
+        raise Fault("products are not begun")
+    more = np.broadcast_to(more, (s.count,)).reshape(-1, THREADS)[groups, 0].astype(bool)
+    right, read = _operand(s, b, groups, columns, bool(turned[-1]), False)
+    reads, kept = [read], None
+    if isinstance(a, Cells):
+        w = words_of(s, a)  # word 2 j + h: columns 8 j on, rows 8 h on
+        left = matrix_of(w.reshape(w.shape[0], 2, 4, s.count))[:, groups]
+        kept = a, list(a.all())
+    else:
+        left, read = _operand(s, a, groups, ROWS, bool(turned[0]), True)
+        reads.append(read)
+    target = accumulator(s, c, columns, bool(more.any()))
+    target.waiting += 1
+    f.groups[-1].append(Product(target, groups, left, right.swapaxes(2, 3), more, reads, kept))
 
 
 @instruction("tile_descriptor")

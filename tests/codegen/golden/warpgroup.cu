@@ -17,133 +17,14 @@ struct Parameters0 {
     CUtensorMap map_t0;
 };
 
-template <bool LEFT_TURNED, bool RIGHT_TURNED>
-MIRAGE_DEVICE void multiply0_128_f16_tiles(float (&c)[16][4], uint64_t a, uint64_t b, bool more) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-        "%0, "
-        "%1, "
-        "%2, "
-        "%3, "
-        "%4, "
-        "%5, "
-        "%6, "
-        "%7, "
-        "%8, "
-        "%9, "
-        "%10, "
-        "%11, "
-        "%12, "
-        "%13, "
-        "%14, "
-        "%15, "
-        "%16, "
-        "%17, "
-        "%18, "
-        "%19, "
-        "%20, "
-        "%21, "
-        "%22, "
-        "%23, "
-        "%24, "
-        "%25, "
-        "%26, "
-        "%27, "
-        "%28, "
-        "%29, "
-        "%30, "
-        "%31, "
-        "%32, "
-        "%33, "
-        "%34, "
-        "%35, "
-        "%36, "
-        "%37, "
-        "%38, "
-        "%39, "
-        "%40, "
-        "%41, "
-        "%42, "
-        "%43, "
-        "%44, "
-        "%45, "
-        "%46, "
-        "%47, "
-        "%48, "
-        "%49, "
-        "%50, "
-        "%51, "
-        "%52, "
-        "%53, "
-        "%54, "
-        "%55, "
-        "%56, "
-        "%57, "
-        "%58, "
-        "%59, "
-        "%60, "
-        "%61, "
-        "%62, "
-        "%63"
-        "}, %64, %65, p, 1, 1, %67, %68;\n}"
-        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
-        : "l"(a), "l"(b), "r"(static_cast<int>(more)), "n"(static_cast<int>(LEFT_TURNED)), "n"(static_cast<int>(RIGHT_TURNED)));
-}
-
-template <bool RIGHT_TURNED>
-MIRAGE_DEVICE void multiply0_64_f16_words(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b, bool more) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, "
-        "%1, "
-        "%2, "
-        "%3, "
-        "%4, "
-        "%5, "
-        "%6, "
-        "%7, "
-        "%8, "
-        "%9, "
-        "%10, "
-        "%11, "
-        "%12, "
-        "%13, "
-        "%14, "
-        "%15, "
-        "%16, "
-        "%17, "
-        "%18, "
-        "%19, "
-        "%20, "
-        "%21, "
-        "%22, "
-        "%23, "
-        "%24, "
-        "%25, "
-        "%26, "
-        "%27, "
-        "%28, "
-        "%29, "
-        "%30, "
-        "%31"
-        "}, {"
-        "%32, %33, %34, %35"
-        "}, %36, p, 1, 1, %38;\n}"
-        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(more)), "n"(static_cast<int>(RIGHT_TURNED)));
-}
-
-__global__ void __launch_bounds__(384, 1)
-    kernel0(const __grid_constant__ Parameters0 parameters) {
+__global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parameters0 parameters) {
     using offset_t = int;
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t tiles = (shared_address(shared) + 1023) / 1024 * 1024;
     Barrier* const barriers = reinterpret_cast<Barrier*>(shared + (tiles - shared_address(shared)) + 81920);
-    Barrier *const held_full = barriers + 0, *const held_empty = barriers + 1;
-    Barrier *const early_full = barriers + 2, *const early_empty = barriers + 4;
-    Barrier *const late_full = barriers + 6, *const late_empty = barriers + 8;
+    Barrier* const held_full = barriers + 0, *const held_empty = barriers + 1;
+    Barrier* const early_full = barriers + 2, *const early_empty = barriers + 4;
+    Barrier* const late_full = barriers + 6, *const late_empty = barriers + 8;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     [[maybe_unused]] const int rank = 0;
     const int units = static_cast<int>(int64_t{1} * 3 * 2 * 1);
@@ -182,7 +63,7 @@ __global__ void __launch_bounds__(384, 1)
                 int part = unit % (rows_ * wide_);
                 const int first_ = part / (band_ * wide_) * band_, height_ = min(band_, rows_ - first_);
                 part = part % (band_ * wide_);
-                const int row_block_ = (first_ + part % height_);
+                const int row_block_ = first_ + part % height_;
                 [[maybe_unused]] const offset_t b_at = static_cast<offset_t>(row_block_) * 128;
                 int across_ = part / height_;
                 [[maybe_unused]] const offset_t c_at = static_cast<offset_t>(across_) * 64;
@@ -193,8 +74,10 @@ __global__ void __launch_bounds__(384, 1)
                     Barrier& full = held_full[held.slot];
                     full.expect(16384);
                     const uint32_t t2 = tiles + 0;
-                    { const int at[] = {static_cast<int>(0), static_cast<int>(b_at + 0), static_cast<int>(a_at + 0)};
-                      load_box<3>(t2 + 0, parameters.map_t2, full, at); }
+                    {
+                        const int at[] = {static_cast<int>(0), static_cast<int>(b_at + 0), static_cast<int>(a_at + 0)};
+                        load_box<3>(t2 + 0, parameters.map_t2, full, at);
+                    }
                     held.next();
                 }
                 for (int step = 0; step < steps; ++step) {
@@ -204,10 +87,14 @@ __global__ void __launch_bounds__(384, 1)
                         Barrier& full = early_full[early.slot];
                         full.expect(16384);
                         const uint32_t t1 = tiles + 16384 + early.slot * 16384;
-                        { const int at[] = {static_cast<int>(d_step + 0), static_cast<int>(0), static_cast<int>(a_at + 0)};
-                          load_box<3>(t1 + 0, parameters.map_t1, full, at); }
-                        { const int at[] = {static_cast<int>(d_step + 64), static_cast<int>(0), static_cast<int>(a_at + 0)};
-                          load_box<3>(t1 + 8192, parameters.map_t1, full, at); }
+                        {
+                            const int at[] = {static_cast<int>(d_step + 0), static_cast<int>(0), static_cast<int>(a_at + 0)};
+                            load_box<3>(t1 + 0, parameters.map_t1, full, at);
+                        }
+                        {
+                            const int at[] = {static_cast<int>(d_step + 64), static_cast<int>(0), static_cast<int>(a_at + 0)};
+                            load_box<3>(t1 + 8192, parameters.map_t1, full, at);
+                        }
                         early.next();
                     }
                     {
@@ -215,8 +102,10 @@ __global__ void __launch_bounds__(384, 1)
                         Barrier& full = late_full[late.slot];
                         full.expect(16384);
                         const uint32_t t0 = tiles + 49152 + late.slot * 16384;
-                        { const int at[] = {static_cast<int>(c_at + 0), static_cast<int>(d_step + 0), static_cast<int>(a_at + 0)};
-                          load_box<3>(t0 + 0, parameters.map_t0, full, at); }
+                        {
+                            const int at[] = {static_cast<int>(c_at + 0), static_cast<int>(d_step + 0), static_cast<int>(a_at + 0)};
+                            load_box<3>(t0 + 0, parameters.map_t0, full, at);
+                        }
                         late.next();
                     }
                 }
@@ -226,8 +115,7 @@ __global__ void __launch_bounds__(384, 1)
         take_registers<232>();
         wait_for_earlier();
         const int group = uniform(warp / 4 - 1), base = group * 64;
-        const int row = base + warp % 4 * 16 + lane / 4, column = lane % 4 * 2;
-        (void)row, (void)column;
+        [[maybe_unused]] const int row = base + warp % 4 * 16 + lane / 4, column = lane % 4 * 2;
         auto release = [&](Barrier& empty) {
             __syncwarp();
             if (lane == 0) empty.arrive();
@@ -240,173 +128,189 @@ __global__ void __launch_bounds__(384, 1)
             int part = unit % (rows_ * wide_);
             const int first_ = part / (band_ * wide_) * band_, height_ = min(band_, rows_ - first_);
             part = part % (band_ * wide_);
-            const int row_block_ = (first_ + part % height_);
+            const int row_block_ = first_ + part % height_;
             [[maybe_unused]] const offset_t b_at = static_cast<offset_t>(row_block_) * 128;
             int across_ = part / height_;
             [[maybe_unused]] const offset_t c_at = static_cast<offset_t>(across_) * 64;
             int rest_ = unit / (rows_ * wide_);
             [[maybe_unused]] const offset_t a_at = static_cast<offset_t>(rest_) * 1;
-            float t10[1][2];
+            [[maybe_unused]] float t10[1][2];
             #pragma unroll
-            for (int m = 0; m < 1; ++m)
-            #pragma unroll
+            for (int m = 0; m < 1; ++m) {
+                #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                     t10[m][h] = 0.0f;
                 }
+            }
             [[maybe_unused]] float t4[1][16][4];
             [[maybe_unused]] float t5[1][16][4];
             [[maybe_unused]] float t6_top[1][2];
             [[maybe_unused]] float t6_max[1][2];
             #pragma unroll
-            for (int m = 0; m < 1; ++m)
-            #pragma unroll
+            for (int m = 0; m < 1; ++m) {
+                #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                     t6_max[m][h] = -INFINITY;
                 }
+            }
             [[maybe_unused]] float t6_shrink[1][2];
-            float t6_max_level[1][2];
+            [[maybe_unused]] float t6_max_level[1][2];
             [[maybe_unused]] float t6[1][16][4];
-            uint32_t t6_words[1][8][4];
+            [[maybe_unused]] uint32_t t6_words[1][8][4];
             [[maybe_unused]] float t8[1][2];
             [[maybe_unused]] float t9[1][8][4];
-            held_full[0].wait(held.parity);
+            held_full[held.slot].wait(held.parity);
             const uint32_t t2 = tiles + 0;
             auto scores = [&](int step) {
                 [[maybe_unused]] const offset_t d_step = static_cast<offset_t>(step) * 128;
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int k = 0; k < 8; ++k) {
-                #pragma unroll
-                        for (int j = 0; j < 2; ++j)
-                #pragma unroll
+                        #pragma unroll
+                        for (int j = 0; j < 2; ++j) {
+                            #pragma unroll
                             for (int i = 0; i < 4; ++i) {
                                 [[maybe_unused]] const int n = k * 2 + j;
                                 [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
-                                const float e0 = (0x1p-2f * t4[m][n][i]);
+                                const float e0 = 0x1p-2f * t4[m][n][i];
                                 t5[m][n][i] = e0;
                             }
+                        }
                     }
+                }
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                         t6_top[m][h] = -INFINITY;
                     }
+                }
                 #pragma unroll
                 for (int m = 0; m < 1; ++m) {
                     float part[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
-                #pragma unroll
+                    #pragma unroll
                     for (int k = 0; k < 8; ++k) {
-                #pragma unroll
-                        for (int j = 0; j < 2; ++j)
-                #pragma unroll
+                        #pragma unroll
+                        for (int j = 0; j < 2; ++j) {
+                            #pragma unroll
                             for (int i = 0; i < 4; ++i) {
                                 [[maybe_unused]] const int n = k * 2 + j;
                                 [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
-                                part[j][i / 2] = fmaxf(part[j][i / 2], (d_step + c_ < 328 ? t5[m][n][i] : -INFINITY));
+                                part[j][i / 2] = fmaxf(part[j][i / 2], d_step + c_ < 328 ? t5[m][n][i] : -INFINITY);
                             }
+                        }
                     }
-                #pragma unroll
+                    #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         part[0][h] = fmaxf(part[0][h], part[1][h]);
                         t6_top[m][h] = fmaxf(t6_top[m][h], part[0][h]);
                     }
                 }
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                         t6_top[m][h] = top_of_row(t6_top[m][h]);
                     }
+                }
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                         const float high = raised(t6_max[m][h], t6_top[m][h]);
                         t6_shrink[m][h] = exp_between(t6_max[m][h], high);
                         t6_max[m][h] = high;
                     }
+                }
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                         t6_max_level[m][h] = level_of(t6_max[m][h]);
                     }
-
+                }
             };
             auto words = [&](int step) {
                 [[maybe_unused]] const offset_t d_step = static_cast<offset_t>(step) * 128;
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int k = 0; k < 8; ++k) {
-                #pragma unroll
-                        for (int j = 0; j < 2; ++j)
-                #pragma unroll
+                        #pragma unroll
+                        for (int j = 0; j < 2; ++j) {
+                            #pragma unroll
                             for (int i = 0; i < 4; ++i) {
                                 [[maybe_unused]] const int n = k * 2 + j;
                                 [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
                                 const float e0 = exp_below(t5[m][n][i], t6_max_level[m][i / 2]);
                                 t6[m][n][i] = e0;
                             }
+                        }
                     }
+                }
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                         t8[m][h] = 0.0f;
                     }
+                }
                 #pragma unroll
                 for (int m = 0; m < 1; ++m) {
                     float part[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
-                #pragma unroll
+                    #pragma unroll
                     for (int k = 0; k < 8; ++k) {
-                #pragma unroll
-                        for (int j = 0; j < 2; ++j)
-                #pragma unroll
+                        #pragma unroll
+                        for (int j = 0; j < 2; ++j) {
+                            #pragma unroll
                             for (int i = 0; i < 4; ++i) {
                                 [[maybe_unused]] const int n = k * 2 + j;
                                 [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
-                                part[j][i / 2] += (d_step + c_ < 328 ? t6[m][n][i] : 0.0f);
+                                part[j][i / 2] += d_step + c_ < 328 ? t6[m][n][i] : 0.0f;
                             }
+                        }
                     }
-                #pragma unroll
+                    #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         part[0][h] += part[1][h];
                         t8[m][h] += part[0][h];
                     }
                 }
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                         t10[m][h] = t10[m][h] * t6_shrink[m][h] + t8[m][h];
                     }
+                }
                 #pragma unroll
-                for (int m = 0; m < 1; ++m)
-                #pragma unroll
+                for (int m = 0; m < 1; ++m) {
+                    #pragma unroll
                     for (int k = 0; k < 8; ++k) {
                         float pair[2][4];
-                #pragma unroll
-                        for (int j = 0; j < 2; ++j)
-                #pragma unroll
+                        #pragma unroll
+                        for (int j = 0; j < 2; ++j) {
+                            #pragma unroll
                             for (int i = 0; i < 4; ++i) {
                                 [[maybe_unused]] const int n = k * 2 + j;
                                 [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
                                 pair[j][i] = d_step + c_ < 328 ? t6[m][n][i] : 0.0f;
-                                if (i % 2) t6_words[m][k][j * 2 + i / 2] = Words<__half>::pack(pair[j][i - 1], pair[j][i]);
+                                if (i % 2) {
+                                    t6_words[m][k][j * 2 + i / 2] = Words<__half>::pack(pair[j][i - 1], pair[j][i]);
+                                }
                             }
+                        }
                     }
-
+                }
             };
             Place<2> ahead = late;
             {
@@ -417,17 +321,19 @@ __global__ void __launch_bounds__(384, 1)
                 {
                     const uint64_t right = tile_descriptor(t1, 8192);
                     const uint64_t left = tile_descriptor(t2 + base / 64 * 8192, 16);
-                #pragma unroll
-                    for (int m = 0; m < 1; ++m)
-                #pragma unroll
-                        for (int k = 0; k < 4; ++k) multiply0_128_f16_tiles<false, true>(t4[m], left + (m * 8192 + k / 4 * 16384 + k % 4 * 32) / 16, right + (k * 2048) / 16, k > 0);
+                    #pragma unroll
+                    for (int m = 0; m < 1; ++m) {
+                        #pragma unroll
+                        for (int k = 0; k < 4; ++k) {
+                            wgmma<128, __half, false, true>(t4[m], left + (m * 8192 + k / 4 * 16384 + k % 4 * 32) / 16, right + k * 2048 / 16, k > 0);
+                        }
+                    }
                 }
-
                 products_commit();
                 products_wait<0>();
                 for (auto& part : t4) pin(part);
                 if (step == steps - 1) {
-                    release(held_empty[0]);
+                    release(held_empty[held.slot]);
                     held.next();
                 }
                 release(early_empty[early.slot]);
@@ -445,12 +351,14 @@ __global__ void __launch_bounds__(384, 1)
                     {
                         const uint64_t right = tile_descriptor(t1, 8192);
                         const uint64_t left = tile_descriptor(t2 + base / 64 * 8192, 16);
-                    #pragma unroll
-                        for (int m = 0; m < 1; ++m)
-                    #pragma unroll
-                            for (int k = 0; k < 4; ++k) multiply0_128_f16_tiles<false, true>(t4[m], left + (m * 8192 + k / 4 * 16384 + k % 4 * 32) / 16, right + (k * 2048) / 16, k > 0);
+                        #pragma unroll
+                        for (int m = 0; m < 1; ++m) {
+                            #pragma unroll
+                            for (int k = 0; k < 4; ++k) {
+                                wgmma<128, __half, false, true>(t4[m], left + (m * 8192 + k / 4 * 16384 + k % 4 * 32) / 16, right + k * 2048 / 16, k > 0);
+                            }
+                        }
                     }
-
                 }
                 products_commit();
                 late_full[late.slot].wait(late.parity);
@@ -459,19 +367,21 @@ __global__ void __launch_bounds__(384, 1)
                     const uint32_t t0 = tiles + 49152 + late.slot * 16384;
                     {
                         const uint64_t right = tile_descriptor(t0, 16384);
-                    #pragma unroll
-                        for (int m = 0; m < 1; ++m)
-                    #pragma unroll
-                            for (int k = 0; k < 8; ++k) multiply0_64_f16_words<true>(t9[m], t6_words[m][k], right + (k * 2048) / 16, k > 0 || !(step == 1));
+                        #pragma unroll
+                        for (int m = 0; m < 1; ++m) {
+                            #pragma unroll
+                            for (int k = 0; k < 8; ++k) {
+                                wgmma<64, __half, true>(t9[m], t6_words[m][k], right + k * 2048 / 16, k > 0 || !(step == 1));
+                            }
+                        }
                     }
-
                 }
                 products_commit();
                 arrive_named(1 + (group + 1) % 2, 256);
                 products_wait<1>();
                 for (auto& part : t4) pin(part);
                 if (step == steps - 1) {
-                    release(held_empty[0]);
+                    release(held_empty[held.slot]);
                     held.next();
                 }
                 release(early_empty[early.slot]);
@@ -484,20 +394,21 @@ __global__ void __launch_bounds__(384, 1)
                 late.next();
                 if (__any_sync(0xffffffffu, t6_shrink[0][0] != 1.0f || t6_shrink[0][1] != 1.0f)) {
                     #pragma unroll
-                    for (int m = 0; m < 1; ++m)
-                    #pragma unroll
+                    for (int m = 0; m < 1; ++m) {
+                        #pragma unroll
                         for (int k = 0; k < 4; ++k) {
-                    #pragma unroll
-                            for (int j = 0; j < 2; ++j)
-                    #pragma unroll
+                            #pragma unroll
+                            for (int j = 0; j < 2; ++j) {
+                                #pragma unroll
                                 for (int i = 0; i < 4; ++i) {
                                     [[maybe_unused]] const int n = k * 2 + j;
                                     [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
                                     t9[m][n][i] *= t6_shrink[m][i / 2];
                                 }
+                            }
                         }
+                    }
                 }
-
                 words(step);
                 ahead.next();
             }
@@ -505,16 +416,17 @@ __global__ void __launch_bounds__(384, 1)
                 const int step = steps;
                 late_full[late.slot].wait(late.parity);
                 const uint32_t t0 = tiles + 49152 + late.slot * 16384;
-
                 products_begin();
                 {
                     const uint64_t right = tile_descriptor(t0, 16384);
-                #pragma unroll
-                    for (int m = 0; m < 1; ++m)
-                #pragma unroll
-                        for (int k = 0; k < 8; ++k) multiply0_64_f16_words<true>(t9[m], t6_words[m][k], right + (k * 2048) / 16, k > 0 || !(step == 1));
+                    #pragma unroll
+                    for (int m = 0; m < 1; ++m) {
+                        #pragma unroll
+                        for (int k = 0; k < 8; ++k) {
+                            wgmma<64, __half, true>(t9[m], t6_words[m][k], right + k * 2048 / 16, k > 0 || !(step == 1));
+                        }
+                    }
                 }
-
                 products_commit();
                 products_wait<0>();
                 for (auto& part : t9) pin(part);
@@ -522,28 +434,32 @@ __global__ void __launch_bounds__(384, 1)
                 late.next();
             }
             #pragma unroll
-            for (int m = 0; m < 1; ++m)
-            #pragma unroll
+            for (int m = 0; m < 1; ++m) {
+                #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     [[maybe_unused]] const int r_ = row + m * 64 + h * 8;
                     t10[m][h] = sum_of_row(t10[m][h]);
                 }
+            }
             #pragma unroll
             for (int m = 0; m < 1; ++m) {
                 float result[8][4];
-            #pragma unroll
+                #pragma unroll
                 for (int k = 0; k < 4; ++k) {
-            #pragma unroll
-                    for (int j = 0; j < 2; ++j)
-            #pragma unroll
+                    #pragma unroll
+                    for (int j = 0; j < 2; ++j) {
+                        #pragma unroll
                         for (int i = 0; i < 4; ++i) {
                             [[maybe_unused]] const int n = k * 2 + j;
                             [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
                             const float e0 = t9[m][n][i] * (1.0f / t10[m][i / 2]);
                             result[k * 2 + j][i] = e0;
                         }
+                    }
                 }
-                auto place = [&](int h) { return b_at + (row + m * 64 + h * 8) < 200 ? parameters.y0 + static_cast<offset_t>(a_at) * 12800 + static_cast<offset_t>(b_at + (row + m * 64 + h * 8)) * 64 + static_cast<offset_t>(c_at) * 1 : nullptr; };
+                auto place = [&](int h) {
+                    return b_at + (row + m * 64 + h * 8) < 200 ? parameters.y0 + static_cast<offset_t>(a_at) * 12800 + static_cast<offset_t>(b_at + (row + m * 64 + h * 8)) * 64 + static_cast<offset_t>(c_at) * 1 : nullptr;
+                };
                 store_rows<true, __half>(result, place, 64);
             }
         }
@@ -584,8 +500,7 @@ extern "C" MIRAGE_EXPORT int mirage_attention(const void* const* in, void* const
             status = map_t0.make(p.map_t0, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, boxes_t0);
             if (status != cudaSuccess) return static_cast<int>(status);
             static std::atomic<uint64_t> admitted{0};
-            status = mirage::launch(kernel0, admitted, blocks, 384, 83056,
-                                    1, true, stream, p);
+            status = mirage::launch(kernel0, admitted, blocks, 384, 83056, 1, true, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }

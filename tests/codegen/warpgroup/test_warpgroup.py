@@ -1,13 +1,15 @@
-"""The engine `warpgroup`: what it takes and refuses, the boxes of its tiles, its text, and what nvcc says of it."""
+"""The engine `warpgroup`: what it takes and refuses, the boxes of its tiles, its statements, and what nvcc says of them."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,8 +17,11 @@ from mirage_cli.backends import toolchain
 from mirage_cli.codegen.printers import render
 from mirage_cli.codegen.source import source
 from mirage_cli.codegen.warpgroup.boxes import tensor_map
-from mirage_cli.codegen.warpgroup.plan import Plan, plan
+from mirage_cli.codegen.warpgroup.plan import HELD, Plan, plan
 from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir, printer
+from mirage_cli.kernel_language.reader import read_kernels
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
@@ -86,7 +91,23 @@ def _schedule(p: Program, g: BlockGraph, sizes: tuple[int, int, int, int, int], 
     return Schedule(tiles, loop, warps, stages, "warpgroup", tuple(numbers.items()))
 
 
-def _made(name: str, dtype: DType = F16) -> tuple[Program, BlockGraph, Schedule, str]:
+class Made(NamedTuple):
+    """A kernel, and what it was made of."""
+
+    program: Program
+    graph: BlockGraph
+    schedule: Schedule
+    text: str
+    kernel: ir.Kernel
+
+
+def _source(name: str, p: Program, g: BlockGraph, s: Schedule) -> Made:
+    rendered = source(name, p, single(p, g), [s], TARGET, name)
+    return Made(p, g, s, rendered.text, rendered.kernels[0])
+
+
+@cache
+def _made(name: str, dtype: DType = F16) -> Made:
     """The first block graph of a case that the engine takes."""
     build, sizes, numbers = CASES[name]
     p = program(build, dtype)
@@ -94,100 +115,150 @@ def _made(name: str, dtype: DType = F16) -> tuple[Program, BlockGraph, Schedule,
         if g.split:
             continue
         try:
-            s = _schedule(p, g, sizes, numbers)
-            return p, g, s, source(name, p, single(p, g), [s], TARGET, name).text
+            return _source(name, p, g, _schedule(p, g, sizes, numbers))
         except Refused:
             continue
     raise AssertionError(f"{name}: no graph is taken")
 
 
-def _split(dtype: DType = F16) -> tuple[Program, BlockGraph, Schedule, str]:
+@cache
+def _split(dtype: DType = F16) -> Made:
     p = program(_attention, dtype)
     for g in SEARCHER.blocks(p)[0]:
         if g.split == (g.loop,):
             s = _schedule(p, g, (128, 64, 64, 12, 2), {})
-            s = replace(s, tiles=tuple((a, 192 if a == g.loop else n) for a, n in s.tiles))
             try:
-                return p, g, s, source("split", p, single(p, g), [s], TARGET, "split").text
+                return _source(
+                    "split", p, g, replace(s, tiles=tuple((a, 192 if a == g.loop else n) for a, n in s.tiles))
+                )
             except Refused:
                 continue
     raise AssertionError("no split graph is taken")
 
 
-# --- text -----------------------------------------------------------------------------------------------------------------
+# --- statements -----------------------------------------------------------------------------------------------------------
 def test_golden() -> None:
     """A product over keys with a running maximum, whose last tiles are partial."""
-    text = _made("attention")[3]
+    text = _made("attention").text
     if os.environ.get("MIRAGE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
 
 
+@pytest.mark.parametrize("name", [*CASES, "split"])
+def test_text_says_all_of_a_kernel(name: str) -> None:
+    kernel = (_split() if name == "split" else _made(name)).kernel
+    assert read_kernels(printer.text(kernel)) == {"kernel0": kernel}
+
+
+def nodes(tree: Any) -> Iterator[Any]:
+    """The parts of a tree, in the order in which they stand."""
+    if isinstance(tree, tuple):
+        for t in tree:
+            yield from nodes(t)
+    elif is_dataclass(tree):
+        yield tree
+        for f in fields(tree):
+            yield from nodes(getattr(tree, f.name))
+
+
+def called(tree: Any) -> list[str]:
+    """The functions that are called, in the order in which calls stand."""
+    functions = [n.function for n in nodes(tree) if isinstance(n, ir.Call)]
+    return [f.name if isinstance(f, ir.Member) else f.path[-1] for f in functions]
+
+
+def calls(tree: Any, name: str) -> list[ir.Call]:
+    """The calls of a function."""
+    return [n for n in nodes(tree) if isinstance(n, ir.Call) and called(n)[0] == name]
+
+
+def function(kernel: ir.Kernel, name: str) -> ir.Lambda:
+    """A function of a kernel."""
+    (found,) = [n.value for n in nodes(kernel) if isinstance(n, ir.Variable) and n.name == name and n.value]
+    assert isinstance(found, ir.Lambda)
+    return found
+
+
 @pytest.mark.parametrize("name", list(CASES))
 def test_every_barrier_that_is_waited_for_is_arrived_at(name: str) -> None:
-    text = _made(name)[3]
-    for ring in re.findall(r"Barrier \*const (\w+)_full", text):
-        assert f"full = {ring}_full" in text  # the producer's
-        assert f"{ring}_full[" in text and f"release({ring}_empty[" in text
+    made = _made(name)
+    waited = {x for c in calls(made.kernel, "wait") for x in k.names_in(c.function)}
+    released = {x for c in calls(made.kernel, "release") for x in k.names_in(c.args)}
+    filled = {x for n in nodes(made.kernel) if isinstance(n, ir.Variable) and n.name == "full" for x in k.names_in(n)}
+    for ring in {t.ring for t in plan(*made[:3]).tiles}:
+        assert f"{ring}_full" in waited & filled
+        assert f"{ring}_empty" in waited & released
 
 
 def test_kept_operands_are_read_once_and_freed_before_the_loop() -> None:
     """Queries in registers: their tile is free for the next unit's while this one's keys are walked."""
-    kept, read = _made("kept")[3], _made("attention")[3]
-    held = re.search(r"const uint32_t (\w+) = tiles \+ 0;", kept)
-    assert held is not None
-    name = held[1]
-    assert f"load_words<false>({name}_words[m][k], {name}, 128, base + m * 64, k * 16);" in kept
-    assert kept.count("release(held_empty[0]);") == 1 and "if (step == steps - 1)" not in kept
-    assert kept.index("release(held_empty[0]);") < kept.index("auto scores")
-    assert "if (step == steps - 1)" in read and "load_words" not in read
+    kept, read = _made("kept"), _made("attention")
+    (held,) = plan(*kept[:3]).ring(HELD)
+    (load,) = calls(kept.kernel, "load_words")
+    assert load.function == k.name("load_words", False)
+    assert load.args[1:3] == (k.name(held.name), ir.lift(128))
+    freed = [c for c in calls(kept.kernel, "release") if "held_empty" in k.names_in(c)]
+    assert len(freed) == 1
+    order = list(nodes(kept.kernel))
+    assert order.index(freed[0]) < order.index(function(kept.kernel, "scores"))
+    last = k.binary("==", "step", k.name("steps") - 1)
+    tests = [[n.condition for n in nodes(x.kernel) if isinstance(n, ir.If)] for x in (kept, read)]
+    assert [last in t for t in tests] == [False, True] and not calls(read.kernel, "load_words")
 
 
 def test_exponentials_follow_the_late_product_and_maxima_do_not() -> None:
-    text = _made("attention")[3]
-    scores = text[text.index("auto scores = ") : text.index("auto words = ")]
-    words = text[text.index("auto words = ") : text.index("Place<2> ahead")]
-    assert "top_of_row(" in scores and "exp_below(" not in scores
-    assert words.index("exp_below(") < words.index("::pack(")
-    loop = text[text.index("for (int step = 1;") :]
-    assert (
-        loop.index("scores(step") < loop.index("products_wait<0>") < loop.index("__any_sync") < loop.index("words(step")
-    )
+    kernel = _made("attention").kernel
+    scores, words = (called(function(kernel, f)) for f in ("scores", "words"))
+    assert "top_of_row" in scores and "exp_below" not in scores
+    assert words.index("exp_below") < words.index("pack")
+    (loop,) = [n for n in nodes(kernel) if isinstance(n, ir.For) and n.start == k.declare("int", "step", 1)]
+    order = [f for f in called(loop) if f in ("scores", "products_wait", "__any_sync", "words")]
+    assert order == ["products_wait", "scores", "products_wait", "__any_sync", "words"]
 
 
 def test_a_maximum_stays_behind_only_where_weights_stay_small() -> None:
     """Weights of up to 2^8 may not meet another factor before they are numbers of 16 bits."""
-    assert "raised(" in _made("attention")[3]
-    assert "raised(" not in _made("keynorm")[3]
+    assert calls(_made("attention").kernel, "raised")
+    assert not calls(_made("keynorm").kernel, "raised")
 
 
 # --- boxes ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", list(CASES))
 def test_boxes_cover_tiles_once(name: str) -> None:
     """What the blocks of a cluster bring together is the tile."""
-    p, g, s, text = _made(name)
-    made = plan(p, g, s)
-    for t in made.tiles:
-        shared = f"load_box<{len(tensor_map(made, t, False).dimensions)}, true>({t.name}" in text
-        found = tensor_map(made, t, shared)
-        height = next(d.box for d in found.dimensions if d.axis == t.outer)
-        places = _places(text, t.name, made.cluster if shared else 1)
+    made = _made(name)
+    planned = plan(*made[:3])
+    for t in planned.tiles:
+        loads = [c for c in calls(made.kernel, "load_box") if t.name in k.names_in(c.args[0])]
+        shared = any(ir.Literal("true") in c.function.args for c in loads if isinstance(c.function, ir.Name))
+        height = next(d.box for d in tensor_map(planned, t, shared).dimensions if d.axis == t.outer)
+        ranks = range(planned.cluster if shared else 1)
+        places = [value(c.args[0], {"rank": rank, t.name: 0}) for c in loads for rank in ranks]
         covered = [at + row * 128 for at in places for row in range(height)]
         assert sorted(covered) == list(range(0, t.bytes, 128)), t.name
 
 
-def _places(text: str, tile: str, ranks: int) -> list[int]:
-    found = re.findall(rf"load_box<[^>]*>\({tile} \+ (.+?), parameters", text)
-    return [int(eval(place, {"rank": rank})) for place in found for rank in range(ranks)]
+def value(e: ir.Expression, names: Mapping[str, int]) -> int:
+    """Sums and products of whole numbers and names."""
+    match e:
+        case ir.Literal(text):
+            return int(text)
+        case ir.Name((name,)):
+            return names[name]
+        case ir.Binary("+", x, y):
+            return value(x, names) + value(y, names)
+        case ir.Binary("*", x, y):
+            return value(x, names) * value(y, names)
+    raise AssertionError(e)
 
 
 def test_rings_expect_the_bytes_of_their_tiles() -> None:
     for name in CASES:
-        p, g, s, text = _made(name)
-        made = plan(p, g, s)
-        rings = {t.ring for t in made.tiles}
-        wanted = sorted(sum(t.bytes for t in made.ring(r)) for r in rings)
-        assert sorted(int(n) for n in re.findall(r"full\.expect\((\d+)\)", text)) == wanted
+        made = _made(name)
+        planned = plan(*made[:3])
+        wanted = sorted(sum(t.bytes for t in planned.ring(r)) for r in {t.ring for t in planned.tiles})
+        assert sorted(value(c.args[0], {}) for c in calls(made.kernel, "expect")) == wanted
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------------
@@ -279,8 +350,8 @@ def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
         ("kept", F16),
         ("keynorm", BF16),
     ):
-        lines += [f"namespace of_{name} {{", _made(name, dtype)[3], "}"]
-    lines += ["namespace of_split {", _split()[3], "}"]
+        lines += [f"namespace of_{name} {{", _made(name, dtype).text, "}"]
+    lines += ["namespace of_split {", _split().text, "}"]
     (tmp_path / "all.cu").write_text("\n".join(lines))
     command = [*nvcc.command, *nvcc.compile_flags, "-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v"]
     command += ["-gencode", "arch=compute_90a,code=sm_90a", f"-I{render.include_dir()}", "-c", "all.cu", "-o", "all.o"]

@@ -4,6 +4,7 @@
 // 16 * warp + lane / 4 + 8 * (i / 2), column 8 * n + 2 * (lane % 4) + i % 2.
 #pragma once
 #include "mirage/cuda/tma.cuh"
+#include "mirage/cuda/wgmma.cuh"
 
 namespace mirage {
 

@@ -1,0 +1,201 @@
+"""Shared memory of a kernel of warpgroups: rings of tiles, what blocks exchange, numbers of columns, and barriers.
+
+`ring_full` and `ring_empty` are the barriers of a ring's slots; a thread's place in it is `ring`, which has a `slot` and the
+`parity` of its barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mirage_cli.codegen.warpgroup.plan import EARLY, HELD, LATE, Plan, Tile
+from mirage_cli.codegen.warpgroup.statements import Statements
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.ir import Value
+
+ALIGNMENT = 1024
+BARRIER = k.of_type("Barrier*")
+TILES = k.name("tiles")
+
+
+def slot(barriers: str, place: str) -> ir.Expression:
+    """The barrier of a place's slot."""
+    return k.name(barriers)[k.name(place).member("slot")]
+
+
+def wait(barriers: str, place: str) -> ir.Do:
+    """Wait for the barrier of a place's slot."""
+    return k.do(slot(barriers, place).member("wait")(k.name(place).member("parity")))
+
+
+def following(place: str) -> ir.Do:
+    """Go to the next slot."""
+    return k.do(k.name(place).member("next")())
+
+
+def started(barrier: ir.Expression, arrivals: int) -> ir.Do:
+    """Start a barrier that so many arrive at."""
+    return k.do(barrier.member("start")(arrivals))
+
+
+def placed(stages: int, place: str, value: Value | None = None) -> ir.Declare:
+    """A place in a ring of so many slots."""
+    return k.declare(k.of_type("Place", stages), place, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Slots for the same tiles one after the other; `at` is its first byte, `barrier` the number of its first barrier. A
+    ring of no tiles is none: there is nothing to do for it."""
+
+    name: str
+    tiles: tuple[Tile, ...]
+    stages: int
+    at: int
+    barrier: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a slot."""
+        return sum(t.bytes for t in self.tiles)
+
+    @property
+    def full(self) -> str:
+        """The barriers that say that tiles are there."""
+        return f"{self.name}_full"
+
+    @property
+    def empty(self) -> str:
+        """The barriers that say that tiles are read."""
+        return f"{self.name}_empty"
+
+    def declared(self) -> ir.Statement:
+        """Its barriers by name."""
+        barriers = k.name("barriers")
+        return k.lets(
+            BARRIER, {self.full: barriers + self.barrier, self.empty: barriers + (self.barrier + self.stages)}
+        )
+
+    def placed(self) -> ir.Statement:
+        """A thread's place in it."""
+        return placed(self.stages, self.name)
+
+    def starts(self, readers: int) -> ir.Statement:
+        """The loop that starts its barriers; so many arrive at one when tiles are read."""
+        full, empty = k.name(self.full)["s"], k.name(self.empty)["s"]
+        return k.loop("s", self.stages, started(full, 1), started(empty, readers))
+
+    def wait(self, place: str = "") -> list[ir.Statement]:
+        """Wait until the slot of a place, if not of its own, is full."""
+        return [wait(self.full, place or self.name)] if self.tiles else []
+
+    def addresses(self, place: str = "") -> list[ir.Statement]:
+        """Where its tiles are."""
+        found, at = list[ir.Statement](), self.at
+        moved = [k.name(place or self.name).member("slot") * self.bytes] if self.stages > 1 else []
+        for t in self.tiles:
+            found.append(k.let("uint32_t", t.name, k.total([TILES + at, *moved])))
+            at += t.bytes
+        return found
+
+    def read(self, place: str = "") -> list[ir.Statement]:
+        """Wait for its tiles, which are then known by name."""
+        return [*self.wait(place), *self.addresses(place)]
+
+    def release(self) -> list[ir.Statement]:
+        """Say that the tiles of a slot are read, and go to the next one."""
+        return [k.run("release", slot(self.empty, self.name)), following(self.name)] if self.tiles else []
+
+    def fill(self, loads: Sequence[ir.Statement]) -> list[ir.Statement]:
+        """Wait until a slot is empty, bring its tiles, and go to the next one."""
+        if not self.tiles:
+            return []
+        parity = k.binary("^", k.name(self.name).member("parity"), 1)
+        filled = (
+            k.do(slot(self.empty, self.name).member("wait")(parity)),
+            k.declare(k.of_type("Barrier", reference=True), "full", slot(self.full, self.name)),
+            k.do(k.name("full").member("expect")(self.bytes)),
+        )
+        return [k.scope(*filled, *self.addresses(), *loads, following(self.name))]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where everything is: first bytes, and bytes in all; `barrier` is the number of the first barrier behind those of
+    rings. `vectors` are numbers of columns, each of `columns`."""
+
+    held: Ring
+    early: Ring
+    late: Ring
+    exchange: int
+    sides: int
+    barriers: int
+    barrier: int
+    bytes: int
+    side: Ring
+    vectors: tuple[str, ...]
+    columns: int
+
+    @property
+    def rings(self) -> list[Ring]:
+        """The rings that there are."""
+        return [r for r in (self.held, self.early, self.late) if r.tiles]
+
+    def declared(self, parts: int) -> list[ir.Statement]:
+        """Statements that name it; `parts` blocks reduce together."""
+        shared, address = k.name("shared"), k.call("shared_address", "shared")
+        memory = k.declare(
+            "unsigned char", "shared", dims=[k.number("")], storage=f"extern __shared__ __align__({ALIGNMENT})"
+        )
+        begin = shared + (TILES - address)
+        names = [
+            memory,
+            k.let("uint32_t", "tiles", (address + (ALIGNMENT - 1)) / ALIGNMENT * ALIGNMENT),
+            k.let(BARRIER, "barriers", k.reinterpret(BARRIER, begin + self.barriers)),
+            *(r.declared() for r in self.rings),
+        ]
+        barriers = k.name("barriers")
+        if self.vectors:
+            names.append(k.let(BARRIER, "known", barriers + (self.barrier + 2)))
+            names.append(k.let("float*", "sides", k.reinterpret("float*", begin + self.sides)))
+        if parts > 1:
+            both = {"exchange_full": barriers + self.barrier, "exchange_empty": k.name("exchange_full") + 1}
+            names += [k.lets(BARRIER, both), placed(1, "exchange")]
+        return names
+
+    def starts(self, plan: Plan) -> list[ir.Statement]:
+        """Statements that start the barriers."""
+        warps = plan.consumers * 4
+        starts: list[ir.Statement] = [r.starts(warps * plan.cluster) for r in self.rings]
+        if self.vectors:
+            starts.append(k.loop("s", self.side.stages, started(k.name("known")["s"], 3)))
+        if plan.parts > 1:
+            for barrier in ("exchange_full", "exchange_empty"):
+                starts.append(k.do(k.name(barrier).member("start", arrow=True)(warps * plan.parts)))
+        return starts
+
+    def named_vectors(self, place: str, const: bool) -> list[ir.Statement]:
+        """The vectors of a place's slot by name."""
+        kind, first = k.of_type("float*", const=const), k.name(place).member("slot") * len(self.vectors)
+        at = (k.name("sides") + (first + n) * self.columns for n in range(len(self.vectors)))
+        return [k.let(kind, f"{v}_now", a, unused=True) for v, a in zip(self.vectors, at, strict=True)]
+
+
+def memory(plan: Plan, computed: Statements) -> Memory:
+    """The memory of a kernel."""
+    rings, at, barrier = list[Ring](), 0, 0
+    for name in (HELD, EARLY, LATE):
+        stages = 1 if name == HELD else plan.schedule.stages
+        ring = Ring(name, tuple(plan.ring(name)), stages, at, barrier)
+        rings.append(ring)
+        at += ring.bytes * stages
+        barrier += 2 * stages if ring.tiles else 0
+    sides = at + computed.published * plan.consumers * 512
+    barriers = sides + len(computed.side_names) * plan.schedule.loop * 4 * plan.schedule.stages
+    size = ALIGNMENT + barriers + (barrier + 2 + plan.schedule.stages) * 8
+    side = next((r for r in rings if r.name == computed.side_ring), Ring("", (), 1, 0, 0))
+    vectors = tuple(computed.side_names)
+    held, early, late = rings
+    return Memory(held, early, late, at, sides, barriers, barrier, size, side, vectors, plan.schedule.loop)
