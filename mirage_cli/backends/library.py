@@ -17,7 +17,7 @@ from mirage_cli.backends import cpu, cuda, shared_object
 from mirage_cli.backends.compile import TIMEOUT, CompileJob, ObjectCache, compile_objects, run_command
 from mirage_cli.backends.spec import KernelSource, OperatorSpec
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.errors import CompileError, InvalidGraph
 from mirage_cli.files import staging
 from mirage_cli.files.output import LIBRARY

@@ -15,7 +15,7 @@ from mirage_cli.backends.compile import TIMEOUT, run_command
 from mirage_cli.backends.library import describe
 from mirage_cli.backends.spec import OperatorSpec
 from mirage_cli.backends.toolchain import Tool
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 
 LIBRARY = "libmirage_torch.so"
 SOURCE = "torch_library.cpp"

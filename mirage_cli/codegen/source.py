@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mirage_cli.codegen import host
 from mirage_cli.codegen.engines import kernel_of
-from mirage_cli.codegen.printers.render import render
+from mirage_cli.codegen.render import render
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.requests.request import Request, Spelled
 from mirage_cli.kernel_language import build as k
@@ -92,7 +92,6 @@ def source(
                 "number": s.kernel.name.removeprefix("kernel"),
                 "constant": s.kernel.grid_constant,
                 "parameters": parameters(s.kernel),
-                "preamble": s.preamble,
                 "function": function(s.kernel),
                 "compiled_for": text(condition) if condition is not None else "",
             }

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mirage_cli.codegen.printers.render import render
+from mirage_cli.codegen.render import render
 from mirage_cli.exporters import canvas, cards, modelmap, roofline, slots, wording
 from mirage_cli.exporters.labels import clean, counted, percent, short
 from mirage_cli.exporters.pictures import Picture

@@ -12,7 +12,7 @@ from mirage_cli.backends import cuda
 from mirage_cli.backends.compile import CompileJob, compile_objects, digest_tree, run_command
 from mirage_cli.backends.library import EXPORTS
 from mirage_cli.backends.toolchain import Tool
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.codegen.requests.passes import Passes
 from mirage_cli.files import staging
 from mirage_cli.lax.ir.program import Program

@@ -19,7 +19,7 @@ from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.checks import derivation, kernel_check, stated_program
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck
 from mirage_cli.checks.model_runs import Arrays, Job, Place, ScriptJob, Task
-from mirage_cli.codegen.printers.render import include_dir
+from mirage_cli.codegen.render import include_dir
 from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, SCRIPT
 from mirage_cli.files.rawfile import held

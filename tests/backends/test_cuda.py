@@ -13,7 +13,7 @@ from mirage_cli.backends.compile import run_command
 from mirage_cli.backends.library import EXPORT_MAP, EXPORTS, BuildResult, build_library
 from mirage_cli.backends.spec import KernelSource
 from mirage_cli.backends.toolchain import Tool, Toolchain
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.errors import Refused
 from mirage_cli.kernels.kernel import Kernel
 from mirage_cli.runtime import sessions

@@ -10,7 +10,7 @@ import pytest
 from mirage_cli.backends import cpu
 from mirage_cli.backends.library import tables
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.codegen.printers.render import include_dir
+from mirage_cli.codegen.render import include_dir
 from mirage_cli.errors import MirageError, OutOfResources, Refused, ToolMissing
 from mirage_cli.machine import devices
 from mirage_cli.runtime import sessions

@@ -11,7 +11,7 @@ from mirage_cli.backends.compile import ObjectCache, digest_tree
 from mirage_cli.backends.library import BuildResult, Options, build_library
 from mirage_cli.backends.spec import KernelSource
 from mirage_cli.backends.toolchain import Tool, Toolchain
-from mirage_cli.codegen.printers.render import include_dir
+from mirage_cli.codegen.render import include_dir
 from mirage_cli.errors import CompileError, InvalidGraph, UsageError
 from mirage_cli.files import result_store as kept
 from mirage_cli.runtime import sessions

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.backends.cuda import FLAGS, SAME_OBJECT, arch_flags
 from mirage_cli.checks import kernel_check
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BF16, F16
 from mirage_cli.processes import isolation

@@ -21,8 +21,7 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from mirage_cli.codegen import source
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render, source
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.requests.request import Spelled
 from mirage_cli.codegen.strip import base

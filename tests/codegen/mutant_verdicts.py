@@ -28,7 +28,7 @@ from mirage_cli.backends.cuda import FLAGS as NVCC_FLAGS
 from mirage_cli.backends.cuda import SAME_OBJECT, arch_flags
 from mirage_cli.backends.toolchain import find_nvcc
 from mirage_cli.checks import kernel_check
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.errors import Refused, ToolMissing
 from mirage_cli.lax.dtypes import BF16, F16, F32
 

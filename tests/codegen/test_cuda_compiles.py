@@ -12,7 +12,7 @@ import pytest
 from mirage_cli import frontends
 from mirage_cli.backends import toolchain
 from mirage_cli.backends.cuda import arch_flags
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.errors import ToolMissing
 from mirage_cli.lax.dtypes import F16, DType
 from mirage_cli.lax.fragments.fragment import partition

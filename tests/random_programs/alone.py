@@ -23,7 +23,7 @@ from random import Random
 
 from mirage_cli.backends.cpu import FLAGS, ISA_FLAGS
 from mirage_cli.backends.cuda import arch_flags
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.errors import MirageError
 from mirage_cli.frontends import Options
 from mirage_cli.frontends.onnx import front_end

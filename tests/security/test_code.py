@@ -99,7 +99,7 @@ def test_pickles_are_those_of_own_processes(trees: dict[str, ast.AST]) -> None:
 def test_templates_are_made_in_one_place(trees: dict[str, ast.AST]) -> None:
     """jinja2 is used by `render.py` alone, which escapes HTML and lets no variable be absent."""
     users = {n for n, tree in trees.items() if any(called.startswith("jinja2.") for _, called in calls(tree))}
-    assert users == {"mirage_cli/codegen/printers/render.py"}
+    assert users == {"mirage_cli/codegen/render.py"}
     (made,) = [c for c, called in calls(trees[users.pop()]) if called == "jinja2.Environment"]
     given = {k.arg: ast.unparse(k.value) for k in made.keywords}
     assert ".html" in given["autoescape"] and given["undefined"] == "jinja2.StrictUndefined"

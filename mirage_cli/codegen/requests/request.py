@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Protocol
 
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
-from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.schedule import Schedule
@@ -96,28 +95,8 @@ class Kernel:
     headers: tuple[str, ...] = ()
     workspace: int = 0
     setup: Callable[[ir.Expression], Sequence[ir.Statement]] = field(default=lambda _: ())
-    preamble: str = ""
 
 
 FAILED = k.when(
     k.binary("!=", "status", "cudaSuccess"), ir.Return(k.cast("int", "status"))
 )  #: the host function ends with the error of what it called
-
-
-def hollow(extents: Sequence[Symbolic], extent: Callable[[Extent], str]) -> str:
-    """The C condition that something is summed over nothing, or nothing; `extent` prints one.
-
-    Such a sum is 0, and so is what was divided by one in each of its terms: a softmax over nothing has no terms. Programs
-    have that division behind the sum, where it is 0 / 0."""
-    return " || ".join(f"{extent(e)} == 0" for e in extents)
-
-
-def quotient(condition: str, below: str, text: str) -> str:
-    """A quotient as a C expression that is 0 where the divisor `below` is a sum over nothing."""
-    return f"(({condition}) && {below} == 0.0f ? 0.0f : {text})" if condition else text
-
-
-def scaled(wide: str, op: str, by: Fraction) -> str:
-    """A float64 that is multiplied (`mul`) or divided (`div`) by a constant, rounded to float32, as a C expression. A
-    quotient is a product as well, which is off by two units of float64 at most."""
-    return f"to_float({wide} * {float(1 / by if op == 'div' else by).hex()})"

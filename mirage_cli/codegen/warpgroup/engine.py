@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Request
 from mirage_cli.codegen.warpgroup.boxes import Map, tensor_map
-from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers, does
+from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers
 from mirage_cli.codegen.warpgroup.memory import Memory, Ring, following, memory, slot
 from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, Plan, plan
 from mirage_cli.codegen.warpgroup.statements import Statements, statements

@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mirage_cli.backends import toolchain
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.codegen.strip.engine import StripProgram
 from mirage_cli.errors import Refused, ToolMissing
 from mirage_cli.kernel_language.build import names_in

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.codegen.requests.passes import Passes
 from mirage_cli.codegen.tiles.memory import ALIGNMENT, live_ranges, nbytes
 from mirage_cli.codegen.tiles.optimize import tile_program

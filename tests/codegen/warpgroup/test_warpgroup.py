@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mirage_cli.backends import toolchain
-from mirage_cli.codegen.printers import render
+from mirage_cli.codegen import render
 from mirage_cli.codegen.source import source
 from mirage_cli.codegen.warpgroup.boxes import tensor_map
 from mirage_cli.codegen.warpgroup.plan import HELD, Plan, plan

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mirage_cli.backends.toolchain import Toolchain
-from mirage_cli.codegen.printers import render as module
-from mirage_cli.codegen.printers.render import (
+from mirage_cli.codegen import render as module
+from mirage_cli.codegen.render import (
     TemplateDefect,
     c_comment,
     c_float,

@@ -1,1 +1,0 @@
-"""Tile programs to text: statements for the CPU and for CUDA, and the templates around them."""
