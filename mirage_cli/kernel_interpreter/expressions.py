@@ -6,6 +6,7 @@ for its lanes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -59,7 +60,7 @@ def _quotient(x: Any, y: Any) -> Any:
     return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
 
 
-class Expressions:
+class Expressions(ABC):
     """Compiles expressions; names mean what stands around them."""
 
     def __init__(self) -> None:
@@ -110,9 +111,9 @@ class Expressions:
             return self.type(ir.Type(a.path[0]))
         return self.expression(a)
 
+    @abstractmethod
     def sequence(self, body: Iterable[ir.Statement]) -> Run:
         """Statements one after the other (`statements.py`)."""
-        raise NotImplementedError
 
     def expanded(self, t: ir.Type) -> ir.Type:
         """A type with what its names stand for here in their place."""
@@ -131,9 +132,9 @@ class Expressions:
                 if text.isdecimal():
                     number = int(text)
                     return lambda s: number
-                return _once(lambda s: s.arithmetic.literal(text))
+                return lambda s: s.arithmetic.literal(text)
             case ir.Unary("-", ir.Literal(text)):
-                return _once(lambda s: s.arithmetic.literal(text, True))
+                return lambda s: s.arithmetic.literal(text, True)
             case ir.Unary("&", ir.Index(of, at)):
                 return self.address(of, at)
             case ir.Unary("&", ir.Name() as whole):
@@ -416,16 +417,3 @@ class Expressions:
         self.aliases.pop()
         closure = Closure(slots, body)
         return lambda s: closure
-
-
-def _once(make: Run) -> Run:
-    """A value that never changes, made when it is first needed."""
-    kept: dict[int, Any] = {}
-
-    def run(s: Strand) -> Any:
-        key = id(s.arithmetic)
-        if key not in kept:
-            kept[key] = make(s)
-        return kept[key]
-
-    return run

@@ -1,7 +1,7 @@
-"""Memories of blocks that run side by side: global arrays, shared memory with who wrote and read what, registers.
+"""Memories of blocks that run side by side: global arrays, scratch memory, registers.
 
-Nothing is trusted: a read of what nobody wrote, or of what a copy has not brought yet, gives an arbitrary value; an access
-outside of an array, a misaligned vector, and two accesses of shared memory without a barrier between them are faults.
+Nothing is trusted: a read of what nobody wrote gives an arbitrary value; an access outside of an array, a misaligned vector,
+and iterations of a loop that run side by side and need one another are faults.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array, Number
+from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
 
 SIZES = {
     "float": 4,
@@ -33,9 +33,7 @@ SIZES = {
     "uint8_t": 1,
     "char": 1,
 }  #: bytes of element types
-BARRIERS = 40  #: in the shared memory of a block, at most
-SEVERAL = -2  #: the reader of what several threads have read since they met
-UNWRITTEN, FLYING = 0, -1  #: what a cell of shared memory holds: nothing, something that a copy is still bringing
+UNWRITTEN = 0  #: what a cell holds where nobody has written
 
 
 class Fault(Exception):
@@ -59,6 +57,7 @@ class Global:
     writing: Any = None
     writer: Array | None = None
     changed: Callable[[Array], None] = lambda elements: None  #: told which elements were written
+    marks: dict[Any, tuple[Array, Array]] = field(default_factory=dict)  #: see `Beside`
 
 
 @dataclass(slots=True)
@@ -93,71 +92,23 @@ class Pointer:
         return SIZES[self.type]
 
 
-class Clocks:
-    """Counts that each warp knows of every other one: a warp's own goes up at each barrier, which tells all others of it."""
-
-    def __init__(self, agents: int) -> None:
-        self.known = np.zeros((agents, agents), dtype=np.int32)
-        np.fill_diagonal(self.known, 1)
-        self.copies = np.zeros_like(self.known)  # what the copies that each one begins come after, besides
-
-    def now(self, agents: Array) -> Array:
-        """The own counts of warps."""
-        counts: Array = self.known[agents, agents]
-        return counts
-
-    def meet(self, agents: Sequence[int] | Array) -> None:
-        """All of these have seen what the others did until now."""
-        agents = np.asarray(agents)
-        self.known[agents] = self.known[agents].max(axis=0)
-        self.tick(agents)
-
-    def tick(self, agents: Sequence[int] | Array) -> None:
-        """Advance these: what they do from now on comes later than what they did."""
-        agents = np.asarray(agents)
-        self.known[agents, agents] += 1
-
-    def publish(self, agent: int) -> Array:
-        """Counts that an agent knows now; what it does from now on is not part of them."""
-        seen: Array = self.known[agent].copy()
-        self.known[agent, agent] += 1
-        return seen
-
-    def learn(self, agents: Sequence[int] | Array, seen: Array) -> None:
-        """Agents have seen what was published."""
-        agents = np.asarray(agents)
-        self.known[agents] = np.maximum(self.known[agents], seen)
-
-
 @dataclass(slots=True)
-class Shared:
-    """The shared memory of `blocks` blocks of `size` bytes: for each granule its value, the bytes of what begins there, who
-    wrote it when, and who read it when."""
+class Memory:
+    """`blocks` times `size` bytes: for each granule its value and the bytes of what begins there."""
 
     arithmetic: Arithmetic
     blocks: int
     size: int
-    clocks: Clocks
-    warps: int  #: agents in all blocks (warps, and behind them what copies for each block)
     granule: int = 2
-    cluster: int = 1  #: blocks whose agents may reach each other's memory
+    name: str = "shared memory"
     values: Array = field(init=False)
     kind: Array = field(init=False)
-    writer: Array = field(init=False)
-    stamp: Array = field(init=False)
-    reads: Array = field(init=False)
-    reader: Array = field(init=False)
-    shown: Array = field(init=False)  #: whether matrix instructions of several warps see it
+    marks: dict[Any, tuple[Array, Array]] = field(default_factory=dict)  #: see `Beside`
 
     def __post_init__(self) -> None:
         cells = self.blocks * self.size // self.granule
         self.values = np.zeros((self.arithmetic.fields, cells), dtype=self.arithmetic.dtype)
         self.kind = np.zeros(cells, dtype=np.int8)
-        self.writer = np.full(cells, -1, dtype=np.int32)  # a thread, or -2 - k for agent k that is no warp
-        self.stamp = np.zeros(cells, dtype=np.int32)
-        self.reads = np.zeros((self.cluster * self.warps // max(1, self.blocks), cells), dtype=np.int32)
-        self.reader = np.full(cells, -1, dtype=np.int32)
-        self.shown = np.zeros(cells, dtype=bool)
 
     def cells(self, p: Pointer, index: Any, block: Array, active: Array) -> Array:
         """The granules of elements `index` (its last dimension are the lanes) from a pointer. Raises Fault outside."""
@@ -165,125 +116,80 @@ class Shared:
         at = np.broadcast_to(at, np.broadcast_shapes(at.shape, active.shape))
         outside = ((at < 0) | (at + p.bytes > self.size)) & active
         if outside.any():
-            raise Fault(f"byte {int(at[outside][0])} of {self.size} bytes of shared memory")
+            raise Fault(f"byte {int(at[outside][0])} of {self.size} bytes of {self.name}")
         at = np.where(active, at, 0)
         own = block if p.block is None else np.asarray(p.block)
         return (own * self.size + at) // self.granule
 
-    def agents(self, cells: Array) -> Array:
-        """The agents that may reach cells, as many for each as `reads` has rows: [agents, ...]."""
-        own = self.warps // self.blocks - 1  # warps of a block
-        first = cells // (self.size // self.granule) // self.cluster * self.cluster
-        warps = first * own + np.arange(self.cluster * own).reshape(-1, *[1] * cells.ndim)
-        copying = self.blocks * own + first + np.arange(self.cluster).reshape(-1, *[1] * cells.ndim)
-        return np.concatenate([warps, copying])
-
-    def row(self, agents: Array, cells: Array) -> Array:
-        """The rows of `reads` that agents have at cells."""
-        own = self.warps // self.blocks - 1
-        first = cells // (self.size // self.granule) // self.cluster * self.cluster
-        rows: Array = np.where(
-            agents < self.blocks * own, agents - first * own, agents - self.blocks * own - first + self.cluster * own
-        )
-        return rows
-
     def load(self, cells: Array, size: int, lanes: Array, agents: Array, active: Array) -> Array:
-        """The values of cells: [fields, ..., lanes]. Raises Fault where another warp wrote them without a barrier since."""
+        """The values of cells, arbitrary where nothing of this size was put: [fields, ..., lanes]."""
         known = self.kind[cells] == size
         values = self.values[:, cells]
         if not known.all():
             values[:, ~known] = self.arithmetic.arbitrary((int((~known).sum()),))
-        self._after_writes(cells, known & active, lanes, agents)
-        spread = np.broadcast_to(agents, cells.shape)[active]
-        row, now = self.row(spread, read := cells[active]), self.clocks.now(spread)
-        lane, before = np.broadcast_to(lanes, cells.shape)[active], self.reader[read]
-        several = (self.reads[row, read] == now) & (before != lane)
-        self.reads[row, read], self.reader[read] = now, lane
-        self.reader[read[several | (self.reader[read] != lane)]] = SEVERAL
         return values
 
-    def _after_writes(self, cells: Array, active: Array, lanes: Array, agents: Array) -> None:
-        """Raises Fault unless what others wrote to cells happened before."""
-        lanes, agents = np.broadcast_to(lanes, cells.shape), np.broadcast_to(agents, cells.shape)
-        writer = self.writer[cells]
-        by = np.where(writer >= 0, writer // 32, -2 - writer)
-        seen = self.clocks.known[agents, np.maximum(by, 0)]
-        own = agents == by  # within a warp: something has to bring its lanes together
-        late = np.where(own, seen <= self.stamp[cells], seen < self.stamp[cells])
-        wrong = active & (writer != -1) & (writer != lanes) & late
-        if wrong.any():
-            where = tuple(np.argwhere(wrong)[0])
-            raise Fault(
-                f"byte {int(cells[where]) * self.granule % self.size} of shared memory: thread "
-                f"{int(lanes[where])} comes to what thread {int(writer[where])} wrote with no barrier between them"
-            )
-
-    def _after_reads(self, cells: Array, lanes: Array, agents: Array) -> None:
-        """Raises Fault unless what others read of cells happened before."""
-        last = self.reads[:, cells]  # [agents, n]
-        if not last.any():
-            return
-        warp = self.agents(cells)
-        seen = self.clocks.known[agents, warp]  # what each writer knows of each agent
-        own = warp == agents
-        late = np.where(own, (last >= seen) & (self.reader[cells] != lanes), last > seen)
-        wrong = (late & (last > 0)).any(axis=0)
-        if wrong.any():
-            k = int(np.argmax(wrong))
-            reader = int(self.reader[cells[k]])
-            raise Fault(
-                f"byte {int(cells[k]) * self.granule % self.size} of shared memory: thread {int(lanes[k])} writes what "
-                f"{'several threads' if reader == SEVERAL else f'thread {reader}'} read with no barrier between them"
-            )
-
-    def store(
-        self,
-        cells: Array,
-        size: int,
-        values: Array,
-        lanes: Array,
-        agents: Array,
-        active: Array,
-        kind: int | None = None,
-    ) -> None:
-        """Put values into cells; with `kind` FLYING only say that they will change. Raises Fault for races."""
-        flat = active.reshape(-1)
-        shape = cells.shape
-        cells = cells.reshape(-1)[flat]
-        if not cells.size:
-            return
-        lanes = np.broadcast_to(lanes, shape).reshape(-1)[flat]
-        agents = np.broadcast_to(agents, shape).reshape(-1)[flat]
-        if (self.kind[cells] == FLYING).any():
-            raise Fault("something is written where a copy is on its way to")
-        self._after_writes(cells, np.ones(cells.shape, bool), lanes, agents)
-        self._after_reads(cells, lanes, agents)
-        values = np.broadcast_to(values, (self.arithmetic.fields, *shape)).reshape(self.arithmetic.fields, -1)[:, flat]
-        self.put(cells, size, values, lanes, self.clocks.now(agents), kind)
+    def store(self, cells: Array, size: int, values: Array, lanes: Array, agents: Array, active: Array) -> None:
+        """Put values into cells. Raises Fault where several lanes put different ones into one."""
+        cells, values = cells[active], np.broadcast_to(values, (values.shape[0], *active.shape))[:, active]
+        self._put(cells, size, values)
         if not np.array_equal(self.values[:, cells], values, equal_nan=not self.arithmetic.residues):
-            raise Fault("several threads write different values to one place in shared memory")
+            raise Fault(f"several threads write different values to one place in {self.name}")
 
-    def put(
-        self, cells: Array, size: int, values: Array, writers: Array, stamps: Array, kind: int | None = None
-    ) -> None:
-        """Put values into cells without looking who else is there."""
-        for d in range(1, size // self.granule):
-            self.kind[cells + d] = FLYING if kind == FLYING else UNWRITTEN
-            self.writer[cells + d] = writers
-            self.stamp[cells + d] = stamps
+    def _put(self, cells: Array, size: int, values: Array) -> None:
+        if (self.kind[cells] != size).any():
+            for d in range(1, size // self.granule):
+                self.kind[cells + d] = UNWRITTEN
+            self._cut(cells)
+            self.kind[cells] = size
+        self.values[:, cells] = values
+
+    def _cut(self, cells: Array) -> None:
+        """What began before cells and reaches into them is gone."""
         for d in range(1, 8 // self.granule):
             before = np.maximum(cells - d, 0)
             cut = self.kind[before] > d * self.granule
             self.kind[before[cut & (cells >= d)]] = UNWRITTEN
-        self.values[:, cells] = values
-        self.kind[cells] = size if kind is None else kind
-        self.writer[cells] = writers
-        self.stamp[cells] = stamps
-        self.shown[cells] = False
 
-    def show(self, lanes: Array) -> None:
-        """Show what these threads have written to matrix instructions of several warps."""
-        self.shown |= np.isin(self.writer, lanes) & (self.kind != FLYING)
+
+@dataclass(slots=True)
+class Beside:
+    """Iterations of a loop that run side by side, none of which may need what another one does: `own` is the number of each
+    lane's, from `first` on, unlike those of the other loops of its world; `last` stands for several. Memories keep who has
+    written and read their places by `key`: a world's own for each depth of loops in loops."""
+
+    key: Any
+    first: int
+    last: int
+    own: Array
+
+    def _marks(self, memory: Any) -> tuple[Array, Array]:
+        if self.key not in memory.marks:
+            n = memory.values.shape[1]
+            memory.marks[self.key] = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        return memory.marks[self.key]  # type: ignore[no-any-return]
+
+    def _others(self, memory: Any, marks: Array, own: Array) -> None:
+        if ((marks >= self.first) & (marks != own)).any():
+            raise Fault(
+                f"iterations of a loop need one another: two come to one place in {memory.name}, and one writes it"
+            )
+
+    def reads(self, memory: Any, places: Array, own: Array) -> None:
+        """Iterations read places. Raises Fault where another one has written them."""
+        wrote, read = self._marks(memory)
+        self._others(memory, wrote[places], own)
+        before = read[places]
+        read[places] = np.where((before < self.first) | (before == own), own, self.last)
+        read[places[read[places] != own]] = self.last
+
+    def writes(self, memory: Any, places: Array, own: Array) -> None:
+        """Iterations write places. Raises Fault where another one has written or read them."""
+        wrote, read = self._marks(memory)
+        self._others(memory, wrote[places], own)
+        self._others(memory, read[places], own)
+        wrote[places] = own
+        self._others(memory, wrote[places], own)
 
 
 class Cells:
@@ -323,10 +229,3 @@ class Cells:
     def set_all(self, values: Sequence[Any]) -> None:
         """Give all places values."""
         self.values[self.first : self.first + self.size] = list(values)
-
-
-def number_of(x: Any) -> Number:
-    """A value that has to be a number."""
-    if not isinstance(x, Number):
-        raise Fault(f"expected a number, found {type(x).__name__}")
-    return x

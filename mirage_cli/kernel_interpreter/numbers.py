@@ -39,6 +39,7 @@ class Arithmetic:
         self.fields = len(domain.primes) if self.residues else 1
         self.dtype: Any = np.int64 if self.residues else np.float64
         self._garbage = np.random.default_rng(20251)
+        self._literals: dict[tuple[str, bool], Any] = {}
 
     # --- making numbers -------------------------------------------------------------------------------------------------
     def number(self, x: Any) -> Number:
@@ -63,6 +64,11 @@ class Arithmetic:
 
     def literal(self, text: str, negative: bool = False) -> Any:
         """The value of a literal: an integer, a truth value, or the exact number whose rounding is printed."""
+        if (text, negative) not in self._literals:
+            self._literals[text, negative] = self._read(text, negative)
+        return self._literals[text, negative]
+
+    def _read(self, text: str, negative: bool) -> Any:
         if text in ("true", "false"):
             return text == "true"
         if text in ("INFINITY", "NAN"):
@@ -133,10 +139,7 @@ class Arithmetic:
         if not self.residues:
             return Number(np.maximum(x.a, y.a))
         a, b = np.broadcast_arrays(x.a, y.a)
-        low = self._lowest
-        first = np.where((a == low).all(axis=0), -1, a[0])
-        second = np.where((b == low).all(axis=0), -1, b[0])
-        return Number(np.where(first >= second, a, b))  # the one whose first residue is larger: as good as any order
+        return Number(np.where(_rank(a, self._lowest) >= _rank(b, self._lowest), a, b))
 
     @functools.cached_property
     def _lowest(self) -> Array:
@@ -146,10 +149,7 @@ class Arithmetic:
         """The largest of [fields, ...] along an axis, in the order of `maximum`."""
         if not self.residues:
             return np.max(a, axis=axis)  # type: ignore[no-any-return]
-        none = self._lowest.reshape(-1, *(1,) * (a.ndim - 1))
-        place = np.where((a == none).all(axis=0), -1, a[0]).argmax(axis=axis - 1)
-        found = np.take_along_axis(a, np.expand_dims(place, axis - 1)[None], axis)
-        return np.squeeze(found, axis)
+        return greatest(a, self._lowest, axis)
 
     def compare(self, op: str, x: Any, y: Any) -> Array:
         """A comparison, one truth value for each lane."""
@@ -179,6 +179,21 @@ class Arithmetic:
             return self.domain._product(x, y)  # type: ignore[no-any-return]
         with np.errstate(all="ignore"):
             return x @ y
+
+
+def _rank(a: Array, lowest: Array) -> Array:
+    """Where residues [fields, ...] stand in the order of maxima, which is as good as any: that of the first residues, with
+    the lowest number ([fields, 1]) before all."""
+    none = lowest.reshape(-1, *(1,) * (a.ndim - 1))
+    rank: Array = np.where((a == none).all(axis=0), -1, a[0])
+    return rank
+
+
+def greatest(a: Array, lowest: Array, axis: int) -> Array:
+    """The residues of [fields, ...] that come last along an axis."""
+    place = _rank(a, lowest).argmax(axis=axis - 1)
+    found = np.take_along_axis(a, np.expand_dims(place, axis - 1)[None], axis)
+    return np.squeeze(found, axis)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,10 +21,15 @@ from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.kernel_language import ir
 
 MOST_TURNS = 1 << 16  #: of a loop
+SIDE_BY_SIDE = "MIRAGE_VECTOR_LOOP"  #: in front of a loop whose iterations need nothing of one another
 
 
 class Statements(Expressions):
-    """Compiles the statements of one kernel."""
+    """Compiles the statements of one kernel; with `beside` loops whose iterations write their own places run side by side."""
+
+    def __init__(self, beside: bool) -> None:
+        super().__init__()
+        self.beside = beside
 
     # --- statements -----------------------------------------------------------------------------------------------------
     def sequence(self, body: Iterable[ir.Statement]) -> Run:
@@ -168,8 +173,7 @@ class Statements(Expressions):
         self.scopes.append({})
         start, condition, step = self.statement(st.start), self.expression(st.condition), self.statement(st.step)
         body, _ = self.inner(st.body)
-        flat = st.unroll in registry.LOOPS and not any(isinstance(x, ir.For) for x in st.body)
-        spread = self.iterations(st) if flat else None
+        spread = self.iterations(st)
         self.scopes.pop()
         own = isinstance(st.start, ir.Declare)  # nobody but the lanes in the loop has the variable, so all may step
 
@@ -197,16 +201,20 @@ class Statements(Expressions):
             s.left_loop = left
             s.active = before & ~left & ~s.left_call & ~s.exited
 
-        return run if spread is None else registry.LOOPS[st.unroll](start, *spread, body)
+        return run if spread is None else registry.LOOPS[SIDE_BY_SIDE](start, *spread, body)
 
-    def iterations(self, st: ir.For) -> tuple[Run, int, list[int]]:
-        """Of a loop that counts up by one: where it ends, its variable, and the variables around it that its body mentions."""
+    def iterations(self, st: ir.For) -> tuple[Run, int, list[int]] | None:
+        """Of a loop that counts up by one and runs side by side: where it ends, its variable, and the variables around it that
+        its body mentions. None for loops that run one by one."""
+        must = st.unroll in registry.LOOPS
         match st:
             case ir.For(ir.Declare(_, (ir.Variable(name),)), ir.Binary("<", ir.Name((known,)), bound), ir.Step("++")):
-                own, mentioned = self.slot(name), [self.slot(n) for n in sorted(set(_names(st.body)))]
-                if own is not None and known == name:
+                own, mentioned = self.slot(name), [self.slot(n) for n in sorted(set(names(st.body)))]
+                if own is not None and known == name and (must or (self.beside and _apart(st, name))):
                     return self.expression(bound), own.number, [m.number for m in mentioned if m not in (None, own)]
-        raise Unknown(f"no meaning for {st.unroll} in front of this loop")
+        if must:
+            raise Unknown(f"no meaning for {st.unroll} in front of this loop")
+        return None
 
     def over_elements(self, st: ir.ForEach) -> Run:
         """A loop over the places of an array in registers."""
@@ -284,16 +292,46 @@ def _break(s: Strand) -> None:
     s.active = np.zeros_like(s.active)
 
 
-def _names(part: Any) -> Iterator[str]:
-    """The names that a part of a kernel mentions."""
-    if isinstance(part, ir.Name):
-        yield part.path[0]
+def parts(part: Any) -> Iterator[Any]:
+    """A part of a kernel and all that it is made of."""
     if isinstance(part, tuple):
         for x in part:
-            yield from _names(x)
+            yield from parts(x)
     elif is_dataclass(part):
+        yield part
         for f in fields(part):
-            yield from _names(getattr(part, f.name))
+            yield from parts(getattr(part, f.name))
+
+
+def names(part: Any) -> Iterator[str]:
+    """The names that a part of a kernel mentions: of variables, instructions and types."""
+    for x in parts(part):
+        if isinstance(x, ir.Name):
+            yield from x.path
+        elif isinstance(x, ir.Type):
+            yield x.name
+
+
+def _apart(st: ir.For, variable: str) -> bool:
+    """True if iterations of a loop seem to write places of their own: what they declare, or what its variable tells apart."""
+    own, counters = {variable}, {id(x.start) for x in parts(st.body) if isinstance(x, ir.For)}
+    for x in parts(st.body):
+        if isinstance(x, ir.Return | ir.Break | ir.Each | ir.ForEach):
+            return False
+        if isinstance(x, ir.Declare):
+            own |= {v.name for v in x.variables if id(x) not in counters or own & set(names(v.value))}
+    steps = {id(x.step) for x in parts(st.body) if isinstance(x, ir.For)}
+    return all(own & set(names(place)) for place in _written([x for x in parts(st.body) if id(x) not in steps]))
+
+
+def _written(statements: Iterable[Any]) -> Iterator[Any]:
+    """What assignments write, and the first argument of what is called."""
+    for x in statements:
+        match x:
+            case ir.Assign() | ir.Step():
+                yield x.place
+            case ir.Do(calls):
+                yield from (c.args[:1] if isinstance(c, ir.Call) else () for c in calls)
 
 
 def _flat(items: ir.Expression) -> list[ir.Expression]:
@@ -335,9 +373,9 @@ class Compiled:
         self.run(s)
 
 
-def compiled(body: Iterable[ir.Statement], names: Sequence[str]) -> Compiled:
+def compiled(body: Iterable[ir.Statement], around: Sequence[str], beside: bool = False) -> Compiled:
     """Statements as a function of a strand, with these variables around them."""
-    c = Statements()
-    variables = {name: c.declare(name).number for name in names}
+    c = Statements(beside)
+    variables = {name: c.declare(name).number for name in around}
     run = c.sequence(body)
     return Compiled(run, variables, c.slots)

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.memory import FLYING, Clocks, Fault, Global, Pointer, Shared
+from mirage_cli.kernel_interpreter.memory import Beside, Fault, Global, Memory, Pointer
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array, Number
+from mirage_cli.kernel_interpreter.shared import FLYING, Clocks, Shared
 
 
 @dataclass(slots=True)
@@ -34,13 +35,15 @@ class World:
 
     arithmetic: Arithmetic
     launch: Launch
-    shared: Shared
+    shared: Memory
     clocks: Clocks
     turns: Turns
     barriers: dict[Any, Any] = field(default_factory=dict)  #: named barriers and what else instructions keep for all
     array: Callable[..., Any] | None = None  #: how arrays are made that kernels declare (None: of registers)
     endings: list[Callable[[], None]] = field(default_factory=list)  #: what has to hold when all strands have ended
     sees: Array | None = None  #: [block, block]: whether it has waited for what the other one writes to global memory
+    iterations: int = 0  #: that have run side by side
+    key: object = field(default_factory=object)  #: what is its own
 
 
 @dataclass(slots=True)
@@ -145,6 +148,7 @@ class Strand:
         self.calls = 0  #: functions that run
         self.result: Any = None  #: what the innermost function returns
         self.env: list[Any] = []
+        self.beside: list[Beside] = []  #: the loops whose iterations its lanes are, outermost first
         self.copies: list[Copies] = []  #: asynchronous copies on their way
         self.committed: Array = np.zeros(len(thread), dtype=np.int64)  #: groups of copies that each lane has ended
         self.blocks_of_grid: Any = np.asarray(world.launch.blocks, dtype=np.int64)[block]
@@ -206,19 +210,27 @@ class Strand:
             if p.memory.constant or self.waited.all():
                 return values
             return np.where(self.waited, values, self.arithmetic.arbitrary(values.shape[1:]))
-        shared: Shared = p.memory
-        if active.all():
-            cells = shared.cells(p, index, self.block, active)
-            return shared.load(cells, p.bytes, self.lanes, self.warps, active)
+        memory: Memory = p.memory
+        if self.beside or active.all():
+            cells = memory.cells(p, index, self.block, active)
+            for loop in self.beside:
+                loop.reads(memory, *self._granules(memory, p, cells, loop, active))
+            return memory.load(cells, p.bytes, self.lanes, self.warps, active)
         here, every = (
             np.broadcast_to(np.arange(self.count), index.shape)[active],
             np.ones(int(active.sum()), dtype=bool),
         )
         at = replace(p, at=0, block=None if p.block is None else np.broadcast_to(p.block, index.shape)[active])
-        cells = shared.cells(at, (index + p.at)[active], self.block[here], every)
+        cells = memory.cells(at, (index + p.at)[active], self.block[here], every)
         elements = np.zeros((self.arithmetic.fields, *index.shape), dtype=self.arithmetic.dtype)
-        elements[:, active] = shared.load(cells, p.bytes, self.lanes[here], self.warps[here], every)
+        elements[:, active] = memory.load(cells, p.bytes, self.lanes[here], self.warps[here], every)
         return elements
+
+    def _granules(self, memory: Memory, p: Pointer, cells: Array, loop: Beside, active: Array) -> tuple[Array, Array]:
+        """All granules of the active lanes' elements, and the iteration of each."""
+        first, own = cells[active], np.broadcast_to(loop.own, cells.shape)[active]
+        steps = np.arange(p.bytes // memory.granule)[:, None]
+        return (first + steps).reshape(-1), np.tile(own, len(steps))
 
     def _load_global(self, p: Pointer, at: Array, active: Array) -> Array:
         memory: Global = p.memory
@@ -228,6 +240,8 @@ class Strand:
         at = np.where(active, at, 0) if at.size else at
         if not memory.values.shape[1]:
             return np.zeros((self.arithmetic.fields, *at.shape), dtype=self.arithmetic.dtype)
+        for loop in self.beside if memory.written is not None else ():
+            loop.reads(memory, at[active], np.broadcast_to(loop.own, at.shape)[active])
         values = memory.values[:, at]
         if memory.written is not None and not memory.written[at].all():
             values = np.where(memory.written[at], values, self.arithmetic.arbitrary(at.shape))
@@ -261,9 +275,11 @@ class Strand:
                 raise Fault(f"a thread writes {p.memory.name} and has not waited for what was launched before")
             self._store_global(p, np.asarray(p.at) + index, values, active)
             return
-        shared: Shared = p.memory
-        cells = shared.cells(p, index, self.block, active)
-        shared.store(cells, p.bytes, values, self.lanes, self.warps, active)
+        memory: Memory = p.memory
+        cells = memory.cells(p, index, self.block, active)
+        for loop in self.beside:
+            loop.writes(memory, *self._granules(memory, p, cells, loop, active))
+        memory.store(cells, p.bytes, values, self.lanes, self.warps, active)
 
     def _store_global(self, p: Pointer, at: Array, values: Array, active: Array) -> None:
         memory: Global = p.memory
@@ -272,7 +288,10 @@ class Strand:
         self._inside(memory, at, active, "writes")
         foreign = self._foreign(memory, at, active)[active]
         values = np.broadcast_to(values, (values.shape[0], *at.shape))[:, active]
+        own = [np.broadcast_to(loop.own, at.shape)[active] for loop in self.beside]
         at, block = at[active], np.broadcast_to(self.block, at.shape)[active]
+        for loop, iterations in zip(self.beside, own, strict=True):
+            loop.writes(memory, at, iterations)
         old = memory.values[:, at[foreign]]
         memory.values[:, at] = values
         now = np.concatenate([memory.values[:, at], old], axis=1)
@@ -347,8 +366,3 @@ class Strand:
         a = self.wide(x)
         place = np.arange(self.count) // 32 * 32 + source
         return Number(a[:, place])
-
-
-def shared_pointer(shared: Shared) -> Pointer:
-    """The start of the shared memory of each block, in bytes."""
-    return Pointer(shared, 0, "char")

@@ -167,11 +167,6 @@ def constants(type_: TypeLike, values: Mapping[str, Value], *, unused: bool = Fa
     )
 
 
-def lets(type_: TypeLike, values: Mapping[str, Value], *, unused: bool = False) -> ir.Declare:
-    """Values that do not change, in one declaration."""
-    return replace(constants(of_type(type_, const=True), values, unused=unused), storage="")
-
-
 def made(type_: TypeLike, variable: str, *args: Value) -> ir.Declare:
     """A value of a type from its parts that does not change: `const Tile<float, 8, 8> x{pointer}`."""
     t = of_type(type_, const=True)

@@ -46,7 +46,8 @@ def prove_kernels(
     seed: int = 0,
     entropy: str = "",
 ) -> KernelRun:
-    """The outcome of running the source that is printed for a muGraph with its schedules."""
+    """The outcome of running the source that is printed for a muGraph with its schedules; a run that is not understood has
+    compared nothing."""
     start = time.perf_counter()
 
     def text(p: Program, g: KernelGraph, chosen: Sequence[Schedule]) -> str:
@@ -63,6 +64,8 @@ def prove_kernels(
                 break
     except (Refused, Unknown) as e:
         compared, reason = 0, str(e)
+    except Exception as e:  # whatever the interpreter does not expect of a kernel says nothing of what that computes
+        compared, reason = 0, f"the kernels' run is not understood: {type(e).__name__}: {e}"
     return KernelRun(not reason, reason, extents, compared, FIELDS, time.perf_counter() - start)
 
 
@@ -128,41 +131,63 @@ def _points(
     if program.symbols:
         printed = text(program, graph, schedules)
         return "real", [(program, graph, printed, s) for s in _affordable(program, graph, tiles)]
-    if len(graph.kernels) > 1 and _apart(program, graph, tiles):
-        parts = [_alone(program, k) for k in graph.kernels]
-        return "stand-in", [_shorter(*p, [s], text)[1] for p, s in zip(parts, schedules, strict=True)]
-    kind, point = _shorter(program, graph, schedules, text)
-    return kind, [point]
+    short = structured(program, graph, tiles, {}, 1)
+    if len(graph.kernels) > 1 and _apart(graph, cost(*short, tiles, {})):
+        parts = [(_alone(program, k), s, t) for k, s, t in zip(graph.kernels, schedules, tiles, strict=True)]
+        return "stand-in", [_shorter(*p, [s], [t], structured(*p, [t], {}, 1), text) for p, s, t in parts]
+    point = _shorter(program, graph, schedules, tiles, short, text)
+    return "real" if point[0].axes == program.axes else "stand-in", [point]
 
 
 def _affordable(program: Program, graph: KernelGraph, tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:
-    """Values of symbols: 1, small, and large, these halved until results have few enough elements."""
+    """Values of symbols: 1, small, and large: 2 where that is whole tiles already, the others halved until results have few
+    enough elements."""
     ones, small, large = assignments(program, graph, tiles)
+    tiled = _tiled(graph, tiles)
+    large = {s: n if s in tiled else min(n, max(ones[s], 2)) for s, n in large.items()}
     while sum(ex.value(ex.product(o.dims), large) for o in program.outputs) > MOST_ELEMENTS:
-        halves = {s: max(small[s], n // 2 | 1) for s, n in large.items()}
+        halves = {s: max(min(small[s], n), n // 2 | 1) for s, n in large.items()}
         if halves == large:
             break
         large = halves
     return [ones, small, large]
 
 
-def _shorter(program: Program, graph: KernelGraph, schedules: Sequence[Schedule], text: Print) -> tuple[str, Printed]:
-    """The shortest extents with the same structure at which kernels fit. Raises Refused where there are none."""
+def _tiled(graph: KernelGraph, tiles: Sequence[dict[str, int]]) -> set[str]:
+    """The symbols of axes that are cut into tiles of several positions."""
+    return {
+        name
+        for kernel, tile in zip(graph.kernels, tiles, strict=True)
+        for a in kernel.program.axes
+        if max(tile.get(a.name, 1), tile.get("loop", 1) if kernel.block.loop == a.name else 1) > 1
+        for name in ex.names(a.extent)
+    }
+
+
+def _shorter(
+    program: Program,
+    graph: KernelGraph,
+    schedules: Sequence[Schedule],
+    tiles: Sequence[dict[str, int]],
+    shortest: tuple[Program, KernelGraph],
+    text: Print,
+) -> Printed:
+    """The `shortest` extents with the same structure, or those of more tiles, at which kernels fit. Raises Refused where there
+    are none."""
     reason: Exception | None = None
     for whole in (1, 2):
-        smaller = structured(program, graph, [_turning(s) for s in schedules], {}, whole)
+        smaller = shortest if whole == 1 else structured(program, graph, tiles, {}, whole)
         try:
-            return _kind(smaller[0], program), (*smaller, text(*smaller, schedules), {})
+            return *smaller, text(*smaller, schedules), {}
         except (Refused, InvalidGraph) as e:
             reason = reason or e
     raise Refused(f"not printed at shorter extents: {reason}")
 
 
-def _apart(program: Program, graph: KernelGraph, tiles: Sequence[dict[str, int]]) -> bool:
+def _apart(graph: KernelGraph, work: float) -> bool:
     """True if kernels are run one by one, each beside its own program: where running all takes long, and none hands on what
     only range decides."""
-    maxima = any(o.op in MAXIMA for k in graph.kernels for o in k.block.ops)
-    return not maxima and cost(*structured(program, graph, tiles, {}, 1), tiles, {}) > AFFORDABLE
+    return work > AFFORDABLE and not any(o.op in MAXIMA for k in graph.kernels for o in k.block.ops)
 
 
 def _alone(program: Program, kernel: CustomKernel) -> tuple[Program, KernelGraph]:
@@ -172,10 +197,6 @@ def _alone(program: Program, kernel: CustomKernel) -> tuple[Program, KernelGraph
     own, end = replace(kernel.program, sources=sources), n + len(kernel.outputs)
     kernel = replace(kernel, program=own, inputs=tuple(range(n)), outputs=tuple(range(n, end)))
     return own, KernelGraph(n, end - n, end, (kernel,))
-
-
-def _kind(p: Program, whole: Program) -> str:
-    return "real" if p.axes == whole.axes else "stand-in"
 
 
 def _turning(s: Schedule) -> dict[str, int]:

@@ -24,9 +24,10 @@ from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instruc
     tile,
     warpgroup,
 )
-from mirage_cli.kernel_interpreter.memory import BARRIERS, SIZES, Clocks, Fault, Global, Pointer, Shared, Unknown
+from mirage_cli.kernel_interpreter.memory import SIZES, Fault, Global, Memory, Pointer, Unknown
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
-from mirage_cli.kernel_interpreter.statements import Compiled, compiled
+from mirage_cli.kernel_interpreter.shared import BARRIERS, Clocks, Shared
+from mirage_cli.kernel_interpreter.statements import Compiled, compiled, names
 from mirage_cli.kernel_interpreter.strand import Launch, Strand, Turns, World
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.reader import read_kernels, read_statements
@@ -66,9 +67,11 @@ def _of_the_language() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Source:
-    """A source text that can be run."""
+    """A source text that can be run; with `beside` loops of kernels for CPUs whose iterations seem to write their own places
+    run side by side, which is a fault where one needs another one."""
 
     text: str
+    beside: bool = False
 
     @functools.cached_property
     def kernels(self) -> dict[str, ir.Kernel]:
@@ -79,7 +82,10 @@ class Source:
     @functools.cached_property
     def compiled(self) -> dict[str, Compiled]:
         """Its kernels as functions of a strand."""
-        return {name: compiled(k.body, [k.parameters, *_CPU]) for name, k in self.kernels.items()}
+        return {
+            name: compiled(k.body, [k.parameters, *_CPU], self.beside and not k.bounds)
+            for name, k in self.kernels.items()
+        }
 
     @functools.cached_property
     def hosts(self) -> list[Host]:
@@ -192,7 +198,7 @@ class Run:
         return results
 
     def _host(self, host: Host, values: Mapping[str, Any]) -> Any:
-        world = World(self.arithmetic, Launch([0], 1, 0, 1), None, Clocks(1), Turns())  # type: ignore[arg-type]
+        world = World(self.arithmetic, Launch([0], 1, 0, 1), Memory(self.arithmetic, 1, 0), Clocks(1), Turns())
         world.barriers["run"] = self
         s = Strand(world, 0, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
         s.calls = 1
@@ -215,7 +221,7 @@ class Run:
         at_once = len(chosen) if _waits_for_all(kernel) else at_once
         for first in range(0, len(chosen), at_once):
             part = replace(launch, blocks=chosen[first : first + at_once])
-            run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule)
+            run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule, self.arithmetic.residues)
 
 
 def run_tasks(
@@ -223,22 +229,29 @@ def run_tasks(
 ) -> None:
     """Run some of a CPU kernel's `count` tasks side by side. Raises Fault."""
     n = len(tasks)
-    clocks = Clocks(2 * n)  # an agent for each and, as in blocks of threads, one that copies for it
-    shared = Shared(arithmetic, n, 0, clocks, 2 * n, granule)
-    world = World(arithmetic, Launch(tasks, cpu.LANES, 0, count), shared, clocks, Turns(), array=cpu.array)
+    world = World(
+        arithmetic, Launch(tasks, 1, 0, count), Memory(arithmetic, n, 0, granule), Clocks(1), Turns(), array=cpu.array
+    )
     s = Strand(world, 0, np.arange(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
     body.start(s, data=parameters, block=s.blocks_of_grid)
 
 
 def run_blocks(
-    arithmetic: Arithmetic, kernel: ir.Kernel, body: Compiled, launch: Launch, parameters: Any, granule: int = 2
+    arithmetic: Arithmetic,
+    kernel: ir.Kernel,
+    body: Compiled,
+    launch: Launch,
+    parameters: Any,
+    granule: int = 2,
+    watched: bool = True,
 ) -> None:
-    """Run some blocks of a kernel side by side. Raises Fault."""
+    """Run some blocks of a kernel side by side; what races for shared memory is looked for where it is `watched`. Raises
+    Fault."""
     n = len(launch.blocks)
     warps = -(-launch.threads // 32)
-    agents = n * (warps + 1)  # the last ones copy for a block each
-    clocks = Clocks(agents + (n * (BARRIERS + warps) if _has_roles(kernel) else 0))
-    shared = Shared(arithmetic, n, -(-launch.shared_bytes // 16) * 16, clocks, agents, granule, launch.cluster)
+    clocks = Clocks(n * warps + (n * (BARRIERS + warps) if _has_roles(kernel) else 0))
+    size, cluster = -(-launch.shared_bytes // 16) * 16, launch.cluster
+    shared = Shared(arithmetic, n, size, granule, clocks=clocks, warps=warps, cluster=cluster, watched=watched)
     world = World(arithmetic, launch, shared, clocks, Turns())
     world.barriers["parameters"] = parameters
     block = np.repeat(np.arange(n, dtype=np.int64), launch.threads)
@@ -262,21 +275,17 @@ def _strands(kernel: ir.Kernel, block: Array, thread: Array) -> list[Array]:
 
 
 def _has_roles(kernel: ir.Kernel) -> bool:
-    return any(_mentions(kernel, name) for name in registry.ROLES)
-
-
-@functools.lru_cache(maxsize=256)
-def _text(kernel: ir.Kernel) -> str:
-    return repr(kernel.body)
-
-
-def _mentions(kernel: ir.Kernel, name: str) -> bool:
-    return f"'{name}'" in _text(kernel)
+    return not registry.ROLES.isdisjoint(_names(kernel))
 
 
 def _waits_for_all(kernel: ir.Kernel) -> bool:
     """True if blocks of a kernel put their results together."""
-    return any(_mentions(kernel, name) for name in registry.GRID)
+    return not registry.GRID.isdisjoint(_names(kernel))
+
+
+@functools.lru_cache(maxsize=256)
+def _names(kernel: ir.Kernel) -> frozenset[str]:
+    return frozenset(names(kernel.body))
 
 
 @registry.instruction("launch")

@@ -366,13 +366,13 @@ def planned(
     problem = infinities.changed_finiteness(program, graph, tiles, options.seed)
     if problem:
         raise AnyTiles(problem)
-    kernels = kernel_run(program, graph, candidate.schedules, target, options.passes, options.seed, options.entropy)
-    if kernels.refuted:
-        raise CheckFailed(f"its kernels do not compute it: {kernels.reason}")
     if target.kind == "cuda":
         problem = rounding.overflow(program, graph, tiles, dict(options.search.largest), options.seed)
         if problem:
             raise CheckFailed(problem)
+    kernels = kernel_run(program, graph, candidate.schedules, target, options.passes, options.seed, options.entropy)
+    if kernels.refuted:
+        raise CheckFailed(f"its kernels do not compute it: {kernels.reason}")
     return TargetPlan(
         target.name,
         target.shared_bytes,

@@ -90,4 +90,15 @@ def test_a_broken_kernel_is_refuted(case: Case, before: str, after: str, why: st
 
 def test_iterations_of_a_vector_loop_that_need_one_another_are_found(case: Case) -> None:
     text = case.render().text
-    assert "no barrier" in found(case, text.replace("t10[i_a] = e2;", "t10[i_a] = e2 + t10[0];")).reason
+    assert "need one another" in found(case, text.replace("t10[i_a] = e2;", "t10[i_a] = e2 + t10[0];")).reason
+
+
+@pytest.mark.parametrize(
+    ("after", "passes"), [("i < 1 ? 0x0p+0f : t6[i - 1]", True), ("i < 63 ? t6[i + 1] : 0x0p+0f", False)]
+)
+def test_iterations_of_other_loops_run_in_turn_where_they_need_one_another(
+    case: Case, after: str, passes: bool
+) -> None:
+    text = case.render().text
+    assert text.count("t6[i] = 0x0p+0f")
+    assert found(case, text.replace("t6[i] = 0x0p+0f", f"t6[i] = {after}")).passed == passes

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mirage_cli.kernel_interpreter.memory import Clocks, Fault, Shared
+from mirage_cli.kernel_interpreter.memory import Fault
 from mirage_cli.kernel_interpreter.numbers import float64
+from mirage_cli.kernel_interpreter.shared import Clocks, Shared
 
 WARP = np.arange(32)
 ONE = np.ones((1, 1))
@@ -14,8 +15,8 @@ ONE = np.ones((1, 1))
 
 def _memory() -> Shared:
     """64 bytes of a block of two warps, in the first four of which the first thread has put a 1."""
-    clocks = Clocks(3)
-    shared = Shared(float64(), 1, 64, clocks, 3)
+    clocks = Clocks(2)
+    shared = Shared(float64(), 1, 64, clocks=clocks, warps=2)
     _store(shared, 0)
     clocks.meet([0, 1])
     return shared

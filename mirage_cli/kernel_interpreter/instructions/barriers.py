@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter import registry
-from mirage_cli.kernel_interpreter.memory import BARRIERS, FLYING, Fault, Pointer
+from mirage_cli.kernel_interpreter.memory import Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array
 from mirage_cli.kernel_interpreter.registry import instruction
+from mirage_cli.kernel_interpreter.shared import BARRIERS, FLYING
 
 BASE = 16  #: the address at which shared memory begins: no better aligned than it has to be
 
@@ -249,7 +250,7 @@ class Barrier:
             started = world.barriers.setdefault(("started", block), [])
             if len(started) == BARRIERS:
                 raise Fault(f"more than {BARRIERS} barriers in a block")
-            agent = world.shared.warps + block * BARRIERS + len(started)
+            agent = len(world.launch.blocks) * world.shared.warps + block * BARRIERS + len(started)
             nothing, warp = np.zeros(size, dtype=np.int32), int(s.warps[lane])
             starter = (warp, int(world.clocks.known[warp, warp]))
             p = Phases(cell, int(arrivals), starter, agent, nothing, nothing, nothing, int(arrivals))

@@ -10,9 +10,10 @@ import numpy as np
 
 from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.barriers import BASE, Barrier, alone, touch
-from mirage_cli.kernel_interpreter.memory import FLYING, Fault, Pointer
+from mirage_cli.kernel_interpreter.memory import Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array
 from mirage_cli.kernel_interpreter.registry import instruction
+from mirage_cli.kernel_interpreter.shared import FLYING
 
 ROW = 128  #: bytes of a row of a panel, whose chunks of 16 are swizzled by its number
 BYTES = 2  #: of the elements that are brought

@@ -1,5 +1,5 @@
-"""Instructions of kernels for CPUs (`tile.hpp`, `contract.hpp`). A lane is the one thread of a block, scratch memory its
-shared memory. Vector loops without loops in them run with a lane for each iteration: none may need what another one does."""
+"""Instructions of kernels for CPUs (`tile.hpp`, `contract.hpp`). A lane is the one thread of a block, or an iteration of loops
+that it runs; scratch memory and arrays are each lane's own."""
 
 from __future__ import annotations
 
@@ -10,33 +10,25 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter import registry
-from mirage_cli.kernel_interpreter.memory import SIZES, Fault, Pointer, Shared
+from mirage_cli.kernel_interpreter.memory import SIZES, Beside, Fault, Memory, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.strand import Strand
 
-LANES = 32  #: numbers of lanes that a block has: iterations of vector loops take them in turns
+MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
 for _name in ("Sum::Wide", "Max::Wide"):
     registry.CONVERSIONS[_name] = lambda s, x: s.arithmetic.number(x)
 registry.PLACES["take"] = frozenset({0})
 registry.CONSTANTS |= {"MIRAGE_OK": "0", "MIRAGE_OUT_OF_MEMORY": "1"}
 
 
-def memory(s: Any, size: int) -> Shared:
-    """So many bytes for each block."""
-    w = s.world
-    return Shared(s.arithmetic, len(w.launch.blocks), size, w.clocks, len(w.clocks.known), w.shared.granule)
-
-
 def array(s: Any, type_: str, size: int, values: Sequence[Any] | None) -> Pointer:
     """An array that a kernel declares, with the first of its values and zeros behind them, or (None) with nothing in it."""
-    if s.count != len(s.world.launch.blocks):
-        raise Fault("iterations of a vector loop declare an array")
     type_ = {"Sum::Wide": "double", "Max::Wide": "float"}.get(type_, type_)
-    p = Pointer(memory(s, size * SIZES[type_]), 0, type_)
+    p = _place(s, size * SIZES[type_], type_)
     if values is not None:
-        k, _ = _positions(s, size)
-        s.store(p, k, np.zeros((s.arithmetic.fields, *k.shape), dtype=s.arithmetic.dtype))
+        k, there = _positions(s, size)
+        s.store(p, k, np.zeros((s.arithmetic.fields, *k.shape), dtype=s.arithmetic.dtype), there)
         for n, x in enumerate(values):
             s.store(p, n, s.arithmetic.number(x))
     return p
@@ -44,8 +36,12 @@ def array(s: Any, type_: str, size: int, values: Sequence[Any] | None) -> Pointe
 
 @instruction("scratch")
 def _scratch(s: Any, static: Sequence[Any], size: int) -> Pointer:
-    """So many bytes of memory for each block."""
-    return Pointer(memory(s, -(-size // 16) * 16), 0, "char")
+    return _place(s, -(-size // 16) * 16, "char")
+
+
+def _place(s: Any, size: int, type_: str) -> Pointer:
+    """So many bytes for each lane."""
+    return Pointer(Memory(s.arithmetic, s.count, size, s.world.shared.granule), 0, type_, np.arange(s.count))
 
 
 @instruction("smaller")
@@ -57,18 +53,17 @@ def _smaller(s: Any, static: Sequence[Any], x: Any, y: Any) -> Any:
 def spread(s: Any, count: int, names: Sequence[int] | None = None) -> tuple[Any, Array]:
     """A strand with `count` lanes for each lane, and the number of each among those of one. Variables (those in `names`, or
     all) are what they were."""
-    wide, k = Strand(s.world, s.number, np.repeat(s.block, count), np.tile(np.arange(count) % LANES, s.count)), count
+    wide = Strand(s.world, s.number, np.repeat(s.block, count), np.repeat(s.thread, count))
     wide.active, wide.exited = np.repeat(s.active, count), np.repeat(s.exited, count)
     wide.calls, wide.env = s.calls, list(s.env)
     for n in range(len(s.env)) if names is None else names:
-        wide.env[n] = _repeated(s.env[n], s.count, k)
-    joined(s)
+        wide.env[n] = _repeated(s.env[n], s.count, count)
+    first = s.world.iterations + 1
+    s.world.iterations += wide.count + 1
+    own, key = np.arange(first, s.world.iterations), (s.world.key, len(s.beside))
+    around = (replace(loop, own=np.repeat(loop.own, count)) for loop in s.beside)
+    wide.beside = [*around, Beside(key, first, s.world.iterations, own)]
     return wide, np.tile(np.arange(count), s.count)
-
-
-def joined(s: Any) -> None:
-    """Order what lanes do from now on after what all lanes of their blocks did."""
-    s.world.clocks.tick(np.unique(s.warps))
 
 
 def _repeated(x: Any, lanes: int, count: int) -> Any:
@@ -76,16 +71,16 @@ def _repeated(x: Any, lanes: int, count: int) -> Any:
     if isinstance(x, Number) and x.a.shape[1] == lanes:
         return Number(np.repeat(x.a, count, axis=1))
     if isinstance(x, Pointer):
-        return replace(x, at=_repeated(x.at, lanes, count), null=_repeated(x.null, lanes, count))
+        return replace(x, **{name: _repeated(getattr(x, name), lanes, count) for name in ("at", "null", "block")})
     if isinstance(x, np.ndarray) and x.shape == (lanes,):
         return np.repeat(x, count)
     return x
 
 
 @dataclass(frozen=True, slots=True)
-class VectorLoop:
-    """for (int variable = ...; variable < bound; ++variable) body, in which variables number `outer` (of those around it) are
-    read."""
+class SideBySide:
+    """for (int variable = ...; variable < bound; ++variable) body with a lane for each iteration, where variables number
+    `outer` (of those around it) are read. Raises Fault where one needs what another one does."""
 
     start: Callable[[Any], Any]
     bound: Callable[[Any], Any]
@@ -94,23 +89,25 @@ class VectorLoop:
     body: Callable[[Any], Any]
 
     def __call__(self, s: Any) -> None:
-        """All iterations side by side."""
+        """All iterations, as many at once as are affordable."""
         self.start(s)
         first, bound = np.broadcast_to(s.env[self.variable], s.count), np.broadcast_to(self.bound(s), s.count)
         count = int((bound - first)[s.active].max(initial=0))
-        if count <= 0:
-            return
+        step = max(1, MOST_AT_ONCE // s.count)
+        for begin in range(0, count, step):
+            self._run(s, first + begin, bound, min(step, count - begin))
+
+    def _run(self, s: Any, first: Array, bound: Array, count: int) -> None:
         wide, k = spread(s, count, self.outer)
-        wide.env[self.variable] = np.repeat(first, count) + k
-        wide.active &= wide.env[self.variable] < np.repeat(bound, count)
-        before = [wide.env[n] for n in self.outer]
+        wide.env[self.variable] = place = np.repeat(first, count) + k
+        wide.active &= place < np.repeat(bound, count)
+        kept = {n: wide.env[n] for n in (*self.outer, self.variable)}
         self.body(wide)
-        if any(wide.env[n] is not x for n, x in zip(self.outer, before, strict=True)):
-            raise Fault("iterations of a vector loop give one variable values")
-        joined(s)
+        if any(wide.env[n] is not x for n, x in kept.items()):
+            raise Fault("iterations of a loop need one another: they give one variable values")
 
 
-registry.LOOPS["MIRAGE_VECTOR_LOOP"] = VectorLoop
+registry.LOOPS["MIRAGE_VECTOR_LOOP"] = SideBySide
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
@@ -149,13 +146,15 @@ def _reduce_row(s: Any, static: Sequence[Any], p: Pointer, n: Any) -> Number:
 def _reduce(s: Any, static: Sequence[Any], n: Any, value: Callable[..., Any]) -> Number:
     """Over value(0) ... value(n - 1)."""
     k, there = _positions(s, n)
-    if not len(k):
-        return type_of(static[0]).none(s, ())  # type: ignore[no-any-return]
-    wide, number = spread(s, len(k))
-    wide.active = wide.active & there.T.reshape(-1)
-    terms = wide.wide(value(wide, number)).reshape(s.arithmetic.fields, s.count, len(k))
-    joined(s)
-    return _reduced(s, static[0], np.swapaxes(terms, 1, 2), there)
+    joined: Number = type_of(static[0]).none(s, ())
+    step = max(1, MOST_AT_ONCE // s.count)
+    for first in range(0, len(k), step):
+        part = there[first : first + step]
+        wide, number = spread(s, len(part))
+        wide.active = wide.active & part.T.reshape(-1)
+        terms = wide.wide(value(wide, first + number)).reshape(s.arithmetic.fields, s.count, len(part))
+        joined = type_of(static[0]).join(s, (), joined, _reduced(s, static[0], np.swapaxes(terms, 1, 2), part))
+    return joined
 
 
 # --- matrix products ----------------------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ import numpy as np
 from mirage_cli.kernel_interpreter.instructions.barriers import BASE
 from mirage_cli.kernel_interpreter.instructions.boxes import ROW, swizzled
 from mirage_cli.kernel_interpreter.instructions.common import stacked
-from mirage_cli.kernel_interpreter.memory import Cells, Fault, Shared
+from mirage_cli.kernel_interpreter.memory import Cells, Fault
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction
+from mirage_cli.kernel_interpreter.shared import Shared
 
 THREADS, ROWS, DEPTH, PANEL = 128, 64, 16, 64
 WHOLE = 128  #: the kind of swizzle that a descriptor asks for: over 128 bytes
@@ -75,7 +76,7 @@ class Read:
             and np.array_equal(self.shared.stamp[self.cells], self.stamp)
         ):
             raise Fault("a tile is written while a product reads it")
-        self.shared.reads[self.shared.row(self.agents, self.cells), self.cells] = self.shared.clocks.now(self.agents)
+        self.shared.reads[self.shared.read_by(self.agents, self.cells)] = self.shared.clocks.now(self.agents)
 
 
 @dataclass(slots=True)
@@ -251,7 +252,7 @@ def _operand(s: Any, descriptor: Any, groups: Array, count: int, turned: bool, o
         weakest = np.broadcast_to(_weakest(s, warps, cells)[:, None, None], cells.shape)
         values = shared.load(cells, 2, lanes, weakest, np.ones(cells.shape, bool))
         read = spread.reshape(-1), agents.reshape(-1)
-        shared.reads[shared.row(read[1], read[0]), read[0]] = shared.clocks.now(read[1])
+        shared.reads[shared.read_by(read[1], read[0])] = shared.clocks.now(read[1])
     return values, Read(shared, *read, shared.writer[read[0]], shared.stamp[read[0]])
 
 
