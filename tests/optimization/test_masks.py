@@ -75,6 +75,32 @@ def test_scores_that_are_all_minus_infinity(name: str, tmp_path: Path, own_cache
     np.testing.assert_allclose(sessions.run(patched, inputs)["y"], wanted, rtol=1e-4, atol=1e-5)
 
 
+#: scores of Megatron: masks of 0 and 1 that multiply them, and a layer's scale that is divided by and multiplied with
+MULTIPLIED = {
+    "mask": "w = Mul(a, m) hidden = Sub(one, m) n = Mul(hidden, low) t = Add(w, n)",
+    "scale": "w = Div(a, m) t = Mul(w, m)",
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_masks_and_scales_that_multiply_scores(name: str, tmp_path: Path, own_cache: Path) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : 17]> g ({_HEADS}, float[1, 1, 3, 5] m) => (float[1, 2, 3, 8] y) {{
+        turned = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, turned) a = Div (s, size)
+        {MULTIPLIED[name]}
+        p = Softmax <axis = -1> (t) y = MatMul (p, v)
+    }}"""
+    numbers = {"size": 2.8284, "one": 1, "low": -10000}
+    model = parsed(text, **{k: np.float32(x) for k, x in numbers.items() if f" {k}" in text or f"({k}" in text})
+    onnx.save(model, tmp_path / "m.onnx")
+    options = Options(target=("cpu",), force=True, jobs=1, cache=str(own_cache))
+    report = anew(str(tmp_path / "m.onnx"), tmp_path / "out", options)
+    assert [f.status for f in report.fragments] == ["replaced"]
+    inputs = fed(model, "nothing", 0) | {"m": SEEN.astype(np.float32)[None, None]}
+    paths = ((tmp_path / "out" / "model.onnx", tmp_path / "out" / "libmirage.so"), (tmp_path / "m.onnx", None))
+    made, own = (sessions.run(sessions.session(*p), inputs)["y"] for p in paths)
+    np.testing.assert_allclose(made, own, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("queries", "quotient"), [(5, "div"), (9, "share")])
 def test_windows_behind_the_last_key_are_empty(queries: int, quotient: str) -> None:
     heads = f"float[1, 2, {queries}, 8] q, float[1, 2, 5, 8] k, float[1, 2, 5, 8] v"
