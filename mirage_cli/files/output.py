@@ -29,6 +29,7 @@ PAGE = "report.html"  #: the same for people
 MODEL, DATA = "model.onnx", "model.onnx.data"  #: the patched model, and its weights where the original has such a file
 SCRIPT = "model.pt"  #: the patched module of a TorchScript file
 LIBRARY, MUGRAPHS = "libmirage.so", "mugraphs"  #: the kernels in it, and the files that describe them
+SOURCES = "src"  #: the text that the library was compiled from
 _DRAFT, _OLD = ".part", ".old"  #: how the names of folders beside the output folder end
 _PREVIOUS = "previous"  #: what is replaced, where it cannot be exchanged
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)

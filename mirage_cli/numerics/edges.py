@@ -132,6 +132,10 @@ class Facts:
         )
         nodes = program.nodes
         self.scores = self._behind([x for n in nodes if n.op in ("stable_exp", "max") and n.over for x in n.inputs])
+        constant = {n.name for n in nodes if n.op == "const"}
+        products = [n.inputs for n in nodes if n.op in ("mul", "div") and not constant & set(n.inputs)]
+        #: sources that something varying is multiplied with or divided by, beside elementwise operators
+        self.factors = self._behind([x for inputs in products for x in inputs], ("exp", "stable_exp"))
         #: sources that reach a sum, or an operator that computes with them, by elementwise operators alone
         self.summed = self._behind(
             [x for n in nodes if n.op in ("sum", "contract") for x in n.inputs], ("exp", "stable_exp")
@@ -177,9 +181,10 @@ def _plan(facts: Facts, arrays: Sequence[Array]) -> Iterator[tuple[str, list[int
     floats = [k for k in given if types[k].is_float and arrays[k].size]
     truths = [k for k in given if types[k].kind == "bool" and arrays[k].size]
     masks = [k for k in floats if k in facts.scores]
+    larger = facts.summed | facts.factors  # what a least number makes of these overflows in one order, in another not
     for some, least in (
-        ([k for k in masks if k not in facts.summed], None),
-        ([k for k in masks if k in facts.summed], -SAFE),
+        ([k for k in masks if k not in larger], None),
+        ([k for k in masks if k in larger], -SAFE),
     ):
         if some:
             yield MASKED, some, [partial(_all, low=low) for low in (-np.inf, least)] + [_same, _lower_half]

@@ -36,8 +36,6 @@ from mirage_cli.report import forms, mugraph_file, reader
 from mirage_cli.report import report as reports
 from mirage_cli.report.report import FragmentReport, Report, as_text, sealed
 
-SOURCES = "src"
-
 
 def compilations(work: Work, tools: Toolchain) -> int:
     """Number of compilations that a fragment takes."""

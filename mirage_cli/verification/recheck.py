@@ -21,14 +21,13 @@ from mirage_cli.checks.kernel_check import CheckJob, FloatCheck
 from mirage_cli.checks.model_runs import Arrays, Job, Place, ScriptJob, Task
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.errors import MirageError, ModelError
-from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, SCRIPT
+from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, SCRIPT, SOURCES
 from mirage_cli.files.rawfile import held
 from mirage_cli.frontends import Imported
 from mirage_cli.frontends.torchscript import modules
 from mirage_cli.kernel_proof.prove import prove
 from mirage_cli.kernels import trust
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.optimization.assembly import SOURCES
 from mirage_cli.options import dims
 from mirage_cli.patching import patch
 from mirage_cli.planning.plan import rendered as rendered_again

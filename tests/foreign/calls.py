@@ -129,7 +129,7 @@ def _run(session: Any, feeds: dict[str, Any]) -> list[Any]:
 
     plain = all(isinstance(x, np.ndarray) and x.dtype.kind != "O" for x in feeds.values())
     types = [v.type for v in (*session.get_inputs(), *session.get_outputs())]
-    if plain and any("bfloat16" in t for t in types):
+    if plain and any("bfloat16" in t or "float8" in t for t in types):
         return list(sessions.run(session, feeds).values())
     return list(session.run(None, feeds))
 

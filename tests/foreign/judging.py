@@ -18,10 +18,16 @@ SHARES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 6e-2}
 
 
 class Difference(NamedTuple):
-    """How an output differs: WRONG, or INACCURATE where it is off by little more than it may be."""
+    """How an output differs: WRONG, or INACCURATE where it is off by little more than it may be, `used` times as much."""
 
     kind: str
     text: str
+    used: float = np.inf
+
+    @property
+    def may_be_luck(self) -> bool:
+        """Whether the accuracy rule allows it where it does not come again on other draws."""
+        return self.used <= accuracy.ONCE
 
 
 def differences(
@@ -39,7 +45,7 @@ def differences(
         other = apart[k] if len(apart) == len(names) else None
         said = _difference(found[k], original[k], random[k], exact.get(name), other)
         if said is not None:
-            result.append(Difference(said.kind, f"{name}: {said.text}"))
+            result.append(said._replace(text=f"{name}: {said.text}"))
     return result
 
 
@@ -73,7 +79,7 @@ def _floats(found: Any, original: Any, dtype: DType, exact: Any, apart: Any) -> 
         if judged.passed:
             return None
         kind = INACCURATE if np.isfinite(judged.rmse) and judged.used <= NEAR else WRONG
-        return Difference(kind, f"{judged}, {judged.used:.1f} times what is allowed")
+        return Difference(kind, f"{judged}, {judged.used:.1f} times what is allowed", judged.used)
     f, o = (np.asarray(a, dtype=np.float64) for a in (found, original))
     if not np.array_equal(np.isfinite(f), np.isfinite(o)) or not np.array_equal(np.isnan(f), np.isnan(o)):
         return Difference(WRONG, "values that are not finite differ (no float64 run)")

@@ -156,6 +156,9 @@ def test_outputs_that_differ_are_told_apart_from_inaccurate_ones() -> None:
 
     assert kinds(right) == kinds(right + 1e-7) == []
     assert kinds(right + np.float32(8e-7)) == [judging.INACCURATE]
+    for off, lucky in ((3e-7, True), (8e-7, False)):  # what comes once in some draws
+        (found,) = judging.differences(["y"], [right + np.float32(off)], [right], [False], {"y": exact})
+        assert found.may_be_luck == lucky
     assert kinds(right * 2) == kinds(right[1:]) == kinds(right.astype(np.float64)) == [judging.WRONG]
     assert kinds(right * 2, truth=False) == [judging.WRONG]
     assert kinds(right + np.float32(1e-5), truth=False) == []

@@ -174,6 +174,16 @@ def test_infinity_is_what_a_type_has_no_number_for() -> None:
     assert compare(*_with(65504.0, INF, 65510.0), F16).passed
 
 
+@pytest.mark.parametrize(("elsewhere", "passes"), [(0.2, True), (0.01, False)])
+def test_where_the_original_has_no_number_its_error_elsewhere_counts(elsewhere: float, passes: bool) -> None:
+    """A variance that cancels: NaN in one row of the original, and few digits in its others."""
+    ours, original, true = (a.astype(np.float32) for a in _with(1.5, NAN, 1.0))
+    original[0] += elsewhere
+    found = compare(ours, original, true, F32)
+    assert found.passed == passes
+    assert found.note.startswith("better")
+
+
 def test_inputs_that_are_not_finite_give_anything_that_is_not_finite() -> None:
     for ours, original, true in ((NAN, INF, INF), (INF, NAN, NAN), (NAN, 1.0, NAN), (1.0, NAN, 1.0)):
         assert not compare(*_with(ours, original, true), F32).passed or original != true

@@ -328,6 +328,14 @@ def test_masks_that_are_summed_and_integers_that_are_computed_with() -> None:
     least = {float(e.arrays[0][np.isfinite(e.arrays[0])].min()) for e in found if e.kind == edges.MASKED}
     assert min(least) == -edges.SAFE
 
+    def multiplied(g: Graph, t: DType) -> Sequence[int]:
+        s, m = (g.input(name, (9, 37), t) for name in "sm")
+        return [compose.softmax(g, g.map("div", g.map("mul", s, m), m), [1])]
+
+    _, found = _edges(program(multiplied, F32))
+    least = {float(e.arrays[1][np.isfinite(e.arrays[1])].min()) for e in found if e.kind == edges.MASKED}
+    assert min(least) == -edges.SAFE
+
     def counted(g: Graph, t: DType) -> Sequence[int]:
         n, m = (g.input(name, (5,), I64) for name in "nm")
         return [g.cast(g.map("add", n, m), t)]

@@ -190,6 +190,8 @@ def casts() -> list[Case]:
     kinds = (2, 3, 4, 5, 6, 7, 9, 10, 11, 13)
     found = [case("Cast", wild, to=kind) for kind in kinds]
     found += [case("Cast", wild.astype(np.float64), to=kind) for kind in kinds]
+    word = np.where(np.abs(wild) < 2**31, wild, np.float32(3e9))
+    found += [case("Cast", x, to=12) for x in (word, word.astype(np.float64))]
     found += [case("Cast", i(1, 0, -1, 300, 2**40 + 5), to=kind) for kind in (1, 2, 3, 5, 6, 9, 10, 11, 12, 13)]
     found += [case("Cast", b(4), to=kind) for kind in (1, 6, 7, 10, 11)]
     found += [case("Cast", np.array([1.5, 0.1, 70000, np.nan], np.float32), to=10)]

@@ -153,8 +153,12 @@ def attentions() -> list[Case]:
     """Attention and what belongs to it."""
     q, k, v = f(2, 4, 3, 8), f(2, 2, 5, 8), f(2, 2, 5, 6)
     past = (f(2, 2, 2, 8), f(2, 2, 2, 6))
+    least = np.where(np.arange(3) == 1, np.float32(-np.inf), pos(2, 4, 8, 3)).swapaxes(2, 3)  # scores of one query
     found = [
         case("Attention", q, k, v),
+        case("Attention", least, pos(2, 2, 5, 8), v),
+        case("Attention", least, pos(2, 2, 5, 8), v, is_causal=1),
+        case("Attention", least, pos(2, 2, 5, 8), v, np.where(np.arange(5) < 2, f(3, 5), np.float32(-np.inf))),
         case("Attention", q, k, v, scale=0.3, softcap=2.0),
         case("Attention", q, k, v, f(3, 5)),
         case("Attention", q, k, v, b(2, 1, 3, 5) | (np.arange(5) == 0)),

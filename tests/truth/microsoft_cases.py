@@ -115,7 +115,11 @@ def grouped() -> list[Case]:
     more = (i32(5, 5), s(6, np.int32))
     third = (i32(7), s(8, np.int32))
     rotary = {"do_rotary": 1}
+    least = np.where(np.arange(4)[:, None] == 1, np.float32(-np.inf), np.float32(1)) * pos(2, 4, 64)
     return [
+        microsoft(
+            "GroupQueryAttention", least, pos(2, 4, 32), first[2], None, None, *ends, num_heads=4, kv_num_heads=2
+        ),
         microsoft("GroupQueryAttention", *first, *ends, **own),
         microsoft("GroupQueryAttention", *first, *ends, scale=0.2, softcap=1.5, **own),
         microsoft("GroupQueryAttention", *first, *ends, cos, sin, **rotary, **own),

@@ -353,6 +353,13 @@ def test_rounded_bfloat16_is_that_of_ml_dtypes() -> None:
     np.testing.assert_array_equal(evaluate.run(one, {"x": wanted.view(np.uint16)})["z"], wanted.astype(np.float64))
 
 
+@pytest.mark.parametrize("number", [-3e9, 5e9, np.nan])
+def test_a_uint32_that_depends_on_its_place_has_no_value(number: float) -> None:
+    one = model([node("Cast", ["x"], ["z"], to=TensorProto.UINT32)], {"x": f(number)}, ["z"])
+    with pytest.raises(Refused, match="place in the tensor"):
+        evaluate.run(one, {"x": f(number)})
+
+
 def test_casts_round_or_keep_the_number() -> None:
     nodes = [node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16), node("Cast", ["h"], ["z"], to=FLOAT)]
     one = model(nodes, {"x": f(0.1)}, ["z"])

@@ -51,14 +51,12 @@ def with_bias(call: Call, x: Array, bias: Array) -> Array:
     return x + bias if call.hidden else np.where(np.isneginf(bias), -np.inf, x + bias)
 
 
-def weights(x: Array, empty: float = 0.0) -> Array:
-    """Softmax along the last axis; `empty` where every score is minus infinity."""
+def weights(x: Array) -> Array:
+    """Softmax along the last axis; NaN where every score is minus infinity."""
     if not x.shape[-1]:
         return x
-    top = np.max(x, axis=-1, keepdims=True)
-    e = np.exp(x - np.where(np.isneginf(top), 0.0, top))
-    total = np.sum(e, axis=-1, keepdims=True)
-    return np.where(np.isneginf(top), empty, e / np.where(total == 0, 1.0, total))
+    e = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    return e / np.sum(e, axis=-1, keepdims=True)
 
 
 def weighted(limits: Limits, p: Array, v: Array) -> Array:
@@ -90,7 +88,8 @@ def _attention(call: Call) -> Sequence[Value]:
     soft = capped(products, call.number("softcap", 0.0))
     bias = _bias(call, q.shape[2], k.shape[2])
     biased = with_bias(call, soft, bias)
-    p = np.where(np.isneginf(np.max(bias, axis=-1, keepdims=True, initial=-np.inf)), 0.0, weights(biased))
+    seen = biased if not call.hidden and (call.given(3) or call.given(6)) else bias
+    p = np.where(np.isneginf(np.max(seen, axis=-1, keepdims=True, initial=-np.inf)), 0.0, weights(biased))
     y = weighted(call.limits, p, v)
     shown = (products, soft, biased, p)[call.integer("qk_matmul_output_mode", 0)]
     return [call.like(joined(y) if flat else y), call.like(k, 1), call.like(v, 2), call.like(shown)]

@@ -56,7 +56,7 @@ def _attend(call: Call, q: Array, k: Array, v: Array, bias: Array, mask: Array, 
     if call.integer("unidirectional", 0):
         bias = bias + frontier(q.shape[2], k.shape[2], past)
     total = with_bias(call, scores(call.limits, q, k, _scale(call, q.shape[-1])), bias)
-    return weighted(call.limits, weights(total, np.nan), v), total
+    return weighted(call.limits, weights(total), v), total
 
 
 @meaning("Attention", domain=DOMAIN)

@@ -44,8 +44,17 @@ def cast(value: Tensor, kind: int, *, rounds: bool = True, saturate: bool = True
     if kind in NARROW:
         return Tensor(_narrowed(value, kind), kind)
     if value.type in FLOATS:
+        if kind == TensorProto.UINT32 and _depends_on_place(value.data):
+            raise Refused("a number beyond uint32: what becomes of it depends on its place in the tensor")
         return Tensor(to_integers(value.data, target), kind)
     return Tensor(value.data.astype(target), kind)
+
+
+def _depends_on_place(data: Array) -> bool:
+    """Whether a float becomes another uint32 in the middle of a tensor, by vector instructions, than at its end: one that
+    neither int32 nor uint32 hold may."""
+    whole = np.trunc(data)
+    return not bool(((whole >= -(2.0**31)) & (whole < 2.0**32)).all())
 
 
 def _to_float(value: Tensor, kind: int, *, rounds: bool, saturate: bool) -> Tensor:

@@ -1,7 +1,7 @@
 """Attention (opset 23 to 25), by the steps of its specification.
 
 Scores, soft cap, masks, softmax, values. A row whose keys are all masked gives zeros: the quotient of the softmax is
-`share` wherever something is masked.
+`share` where there may be such rows, else `div`, which gives NaN for scores that are all minus infinity.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def _attention(call: Call) -> list[int | None]:
     flat = len(call.dims(0)) == 3
     q, k, v = (_heads(call, i, "q_num_heads" if i == 0 else "kv_num_heads") for i in range(3))
     past = graph.dims(call.arg(4))[2] if call.has(4) else None
+    fresh = graph.dims(k)[2]
     if past is not None:
         k, v = (joined(graph, [call.arg(i), x], 2) for i, x in ((4, k), (5, v)))
     present = (k, v)
@@ -52,7 +53,7 @@ def _attention(call: Call) -> list[int | None]:
     capped = compose.soft_cap(graph, raw, cap) if cap > 0 else raw
     frame = _Frame(graph, graph.dims(q)[2], graph.dims(k)[2], _offset(call, past, graph.dims(q)[2]))
     biased = _masked(call, capped, frame)
-    weights = _softmax(call, biased, guarded=biased != capped)
+    weights = _softmax(call, biased, guarded=_may_see_none(call, frame.queries, fresh))
     y = heads.weighted(graph, weights, v)
     y = heads.join_heads(graph, y) if flat else y
     mode = call.integer("qk_matmul_output_mode", 0)
@@ -119,6 +120,12 @@ def _conditions(call: Call, frame: _Frame) -> list[int]:
     if call.has(6):
         keep.append(graph.map("lt", columns, _valid(call)))
     return keep
+
+
+def _may_see_none(call: Call, queries: Extent, fresh: Extent) -> bool:
+    """Whether some query may see no key at all: a mask hides them, few of them count, or the window of a query starts behind
+    the last of the `fresh` keys. Up to its own place each query sees the first key."""
+    return call.has(3) or call.has(6) or (call.integer("left_window_size", -1) >= 0 and queries != fresh)
 
 
 def _full_mask(call: Call, keys: Extent) -> int:

@@ -9,7 +9,7 @@ from functools import reduce
 
 from mirage_cli.errors import Refused
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, READERS, Call, Reader, element_type, reads
-from mirage_cli.lax.dtypes import BOOL, F32, DType
+from mirage_cli.lax.dtypes import BOOL, F32, U32, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.magnitudes import integer_range, whole_range
@@ -278,6 +278,8 @@ def convert(graph: Graph, x: int, to: DType) -> int:
         return graph.cast(x, to)
     if source.is_float and f"to_{to}" in OPS:
         return graph.cast(graph.map(f"to_{to}", compose.rounded_to_type(graph, x)), to)
+    if source.is_float and to == U32:
+        raise Refused(f"conversion from {source} to {to}: what becomes of others depends on their place in the tensor")
     unsigned, from_unsigned = to.name.startswith("u"), source.name.startswith("u")
     wide = to.bytes >= 4 and not unsigned and not source.is_float
     fits = source.kind == "int" and (

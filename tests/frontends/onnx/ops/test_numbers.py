@@ -47,6 +47,14 @@ def test_what_is_left_of_a_float_in_an_integer_type(kind: str) -> None:
     assert operators(imported) == [f"to_{kind}"]
 
 
+@pytest.mark.parametrize(("code", "reason"), [(12, "depends on their place"), (13, "wraps around")])
+def test_floats_as_wide_unsigned_integers_are_left(code: int, reason: str) -> None:
+    """onnxruntime gives uint32 one number in the middle of a tensor and another one at its end."""
+    text = f"g (float[16] x) => (float[16] y) {{ i = Cast <to = {code}> (x) y = Cast <to = 1> (i) }}"
+    (found,) = read(parsed(text)).reasons.values()
+    assert reason in found
+
+
 @pytest.mark.parametrize("source", [10, 11, 16])
 @pytest.mark.parametrize("kind", ["i32", "i64"])
 def test_floats_of_other_widths(source: int, kind: str) -> None:
