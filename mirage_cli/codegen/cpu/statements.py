@@ -194,10 +194,8 @@ def _operand(
     """The operand of a contraction (its place, strides between free positions and between summed ones), and these strides
     as far as they are known (else 0)."""
     if name in at.t.buffers:
-        b, loop = at.t.buffers[name], at.g.loop
-        place: ir.Expression = at.pointer(b)
-        if loop is not None and loop in dict(over) and at.whole_loop(b, loop, phase):
-            place = place + k.name(f"{loop}_step") * b.stride(loop)
+        b = at.t.buffers[name]
+        place = at.operand(b, dict(over), phase)
         f, o = (b.stride(g[-1][0]) if g else 1 for g in (free, over))
         return k.call("operand", place, f, o), (f, o)
     access = at.reads[name].access
