@@ -6,7 +6,7 @@ the loop axis in the body, 0 for an axis held whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 
 from mirage_cli.codegen import expressions
@@ -119,6 +119,13 @@ class Positions:
     def whole_loop(self, b: Buffer, axis: str, phase: str) -> bool:
         """True if a body statement reads a part of a buffer that holds the loop axis whole."""
         return axis == self.g.loop and phase == BODY and b.phase == PROLOGUE
+
+    def operand(self, b: Buffer, over: Collection[str], phase: str) -> ir.Expression:
+        """The part of a buffer that a contraction over some axes reads now."""
+        loop = self.g.loop
+        if loop is None or loop not in over or not self.whole_loop(b, loop, phase):
+            return self.pointer(b)
+        return self.pointer(b) + k.name(f"{loop}_step") * b.stride(loop)
 
     def expression(self, e: Expr, phase: str, out: Lets, guard: ir.Expression | None = None) -> ir.Expression:
         """The value of an expression at the current position; reads of stored tensors happen only under `guard`."""

@@ -134,16 +134,9 @@ def _contract(at: FragmentPositions, n: Contract, phase: str) -> list[ir.Stateme
     a_rows = not over or over.isdisjoint(x for x, _ in a.rows)
     b_rows = not over.isdisjoint(x for x, _ in b.rows)
     static = (count(n.over), a_rows, a.pitch, b_rows, b.pitch)
-    operands = (_operand(at, x, over, phase) for x in (a, b))
+    operands = (at.operand(x, over, phase) for x in (a, b))
     product = k.do(k.call("mirage::contract", n.out, *operands, static=static))
     return [product] if n.add else [_init(at, at.t.buffers[n.out], ZERO, phase), product]
-
-
-def _operand(at: FragmentPositions, b: Buffer, over: set[str], phase: str) -> ir.Expression:
-    loop = at.g.loop
-    if loop is None or loop not in over or not at.whole_loop(b, loop, phase):
-        return at.pointer(b)
-    return at.pointer(b) + k.name(f"{loop}_step") * b.stride(loop)
 
 
 # --- reductions ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Loops run over the positions that lie inside the tensors, so nothing is masked; 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mirage_cli.codegen.expressions import Lets, float_number
 from mirage_cli.codegen.positions import CUDA_TYPES, Positions
@@ -37,7 +38,6 @@ from mirage_cli.lax.extents import Extent
 PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
 ABREAST = 256  #: sums that are made side by side
 JOINS = {"sum": "Sum", "max": "Max"}  #: what joins two numbers in the headers
-TOTAL, FROM, TO = k.name("total"), k.name("from"), k.name("to")
 
 
 class CpuPositions(Positions):
@@ -73,6 +73,11 @@ class CpuPositions(Positions):
     def row(self, b: Buffer, phase: str, axis: str) -> ir.Expression:
         """The place in a buffer where the current position's row along an axis begins."""
         return k.total([self.pointer(b), self.index(b, phase, [axis])])
+
+
+def buffer_type(b: Buffer) -> str:
+    """The C++ type of a buffer's elements."""
+    return "double" if b.dtype == F64 else "float"
 
 
 def statements(at: CpuPositions, nodes: Sequence[TileNode], phase: str) -> list[ir.Statement]:
@@ -189,10 +194,8 @@ def _operand(
     """The operand of a contraction (its place, strides between free positions and between summed ones), and these strides
     as far as they are known (else 0)."""
     if name in at.t.buffers:
-        b, loop = at.t.buffers[name], at.g.loop
-        place: ir.Expression = at.pointer(b)
-        if loop is not None and loop in dict(over) and at.whole_loop(b, loop, phase):
-            place = place + k.name(f"{loop}_step") * b.stride(loop)
+        b = at.t.buffers[name]
+        place = at.operand(b, dict(over), phase)
         f, o = (b.stride(g[-1][0]) if g else 1 for g in (free, over))
         return k.call("operand", place, f, o), (f, o)
     access = at.reads[name].access
@@ -222,76 +225,88 @@ def _reduce(at: CpuPositions, n: Reduce, phase: str) -> ir.Statement:
     if summed and sizes[n.domain[-1][0]] < PARTS:  # short runs would be added to a total one after the other
         summed.append(summed.pop(summed.index(max(summed, key=sizes.__getitem__))))
         inner = inner or sizes[summed[-1]] >= PARTS
-    if kept and not inner:
-        return _reduce_outer(at, n, kept, summed, out.statements, value, phase)
-    return _reduce_inner(at, n, kept, summed, out.statements, value, phase)
+    reduction = _Reduction(at, n, phase, kept, summed, out.statements, value)
+    return reduction.inner() if inner or not kept else reduction.outer()
 
 
-def _start(at: CpuPositions, n: Reduce, phase: str) -> ir.Expression:
-    """What a result begins with."""
-    return at.element(at.t.buffers[n.buffer], phase) if n.add else k.call(f"{JOINS[n.kind]}::none")
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """A reduction with the axes of its results and of its terms, and what a term is after some statements."""
 
+    at: CpuPositions
+    n: Reduce
+    phase: str
+    kept: Sequence[str]
+    summed: Sequence[str]
+    lets: Sequence[ir.Statement]
+    value: ir.Expression
 
-def _put(at: CpuPositions, n: Reduce, value: ir.Expression, phase: str) -> ir.Statement:
-    """A result put in its place."""
-    b = at.t.buffers[n.buffer]
-    return k.assign(at.element(b, phase), k.cast(buffer_type(b), value))
+    @property
+    def join(self) -> str:
+        """What joins two terms."""
+        return JOINS[self.n.kind]
 
+    @property
+    def wide(self) -> str:
+        """The type in which terms are joined."""
+        return f"{self.join}::Wide"
 
-def buffer_type(b: Buffer) -> str:
-    """The C++ type of a buffer's elements."""
-    return "double" if b.dtype == F64 else "float"
+    def start(self) -> ir.Expression:
+        """What a result begins with."""
+        return self.at.element(self.buffer, self.phase) if self.n.add else k.call(f"{self.join}::none")
 
+    @property
+    def buffer(self) -> Buffer:
+        """Where results are."""
+        return self.at.t.buffers[self.n.buffer]
 
-def _reduce_inner(
-    at: CpuPositions,
-    n: Reduce,
-    kept: Sequence[str],
-    summed: Sequence[str],
-    lets: Sequence[ir.Statement],
-    value: ir.Expression,
-    phase: str,
-) -> ir.Statement:
-    """Each result is made by itself, along the innermost summed axis in parts."""
-    join, last = JOINS[n.kind], summed[-1] if summed else "none"
-    end = at.valid(last, phase) if summed else k.ONE
-    row = at.contiguous(n.expr, last) if summed and n.domain[-1][0] in n.over and not lets else None
-    if row is None:
-        each = k.function([("int", f"i_{last}")], k.ignore(f"i_{last}"), *lets, ir.Return(value))
-        part = k.call("mirage::reduce", end, each, static=[join])
-    else:
-        part = k.call("mirage::reduce_row", at.row(row, phase, last), end, static=[join])
-    body = (
-        k.declare(f"{join}::Wide", "total", _start(at, n, phase)),
-        *k.nested(at.loops(summed[:-1], phase), k.do(k.call(f"{join}::take", TOTAL, part))),
-        _put(at, n, TOTAL, phase),
-    )
-    return k.nested(at.loops(kept, phase), *body)[0] if kept else k.scope(*body)
+    def taken(self, place: ir.Expression, term: ir.Expression) -> ir.Statement:
+        """A term joined to what is there."""
+        return k.do(k.call(f"{self.join}::take", place, term))
 
+    def put(self, value: ir.Expression) -> ir.Statement:
+        """A result put in its place."""
+        return k.assign(self.at.element(self.buffer, self.phase), k.cast(buffer_type(self.buffer), value))
 
-def _reduce_outer(
-    at: CpuPositions,
-    n: Reduce,
-    kept: Sequence[str],
-    summed: Sequence[str],
-    lets: Sequence[ir.Statement],
-    value: ir.Expression,
-    phase: str,
-) -> ir.Statement:
-    """Results are made side by side along the innermost kept axis."""
-    join, width = JOINS[n.kind], min(dict(n.domain)[kept[-1]], ABREAST)
-    ((variable, end),) = at.loops(kept[-1:], phase)
-    part = k.name("part")[k.name(variable) - FROM]
+    def loops(self, axes: Sequence[str], *body: ir.Statement) -> tuple[ir.Statement, ...]:
+        """Statements for the valid positions along axes."""
+        return k.nested(self.at.loops(axes, self.phase), *body)
 
-    def abreast(*body: ir.Statement) -> ir.Statement:
-        return k.loop(variable, TO, *body, start=FROM, unroll=VECTOR_LOOP)
+    def inner(self) -> ir.Statement:
+        """Each result by itself, along the innermost summed axis in parts."""
+        total = k.name("total")
+        body = (
+            k.declare(self.wide, "total", self.start()),
+            *self.loops(self.summed[:-1], self.taken(total, self.along())),
+            self.put(total),
+        )
+        return self.loops(self.kept, *body)[0] if self.kept else k.scope(*body)
 
-    taken = k.do(k.call(f"{join}::take", part, k.converted(f"{join}::Wide", value)))
-    body = (
-        k.let("int", "to", k.call("smaller", FROM + width, end)),
-        k.declare(f"{join}::Wide", "part", dims=[width]),
-        abreast(k.assign(part, _start(at, n, phase))),
-        *k.nested(at.loops(summed, phase), abreast(*lets, taken)),
-        abreast(_put(at, n, part, phase)),
-    )
-    return k.nested(at.loops(kept[:-1], phase), k.loop("from", end, *body, step=width))[0]
+    def along(self) -> ir.Expression:
+        """The terms along the innermost summed axis, joined."""
+        last = self.summed[-1] if self.summed else "none"
+        end = self.at.valid(last, self.phase) if self.summed else k.ONE
+        row = self.at.contiguous(self.n.expr, last) if self.summed and not self.lets else None
+        if row is not None:
+            return k.call("mirage::reduce_row", self.at.row(row, self.phase, last), end, static=[self.join])
+        term = k.function([("int", f"i_{last}")], k.ignore(f"i_{last}"), *self.lets, ir.Return(self.value))
+        return k.call("mirage::reduce", end, term, static=[self.join])
+
+    def outer(self) -> ir.Statement:
+        """Results side by side along the innermost kept axis."""
+        width = min(dict(self.n.domain)[self.kept[-1]], ABREAST)
+        ((variable, end),) = self.at.loops(self.kept[-1:], self.phase)
+        start = k.name("from")
+        part = k.name("part")[k.name(variable) - start]
+
+        def abreast(*body: ir.Statement) -> ir.Statement:
+            return k.loop(variable, "to", *body, start=start, unroll=VECTOR_LOOP)
+
+        body = (
+            k.let("int", "to", k.call("smaller", start + width, end)),
+            k.declare(self.wide, "part", dims=[width]),
+            abreast(k.assign(part, self.start())),
+            *self.loops(self.summed, abreast(*self.lets, self.taken(part, k.converted(self.wide, self.value)))),
+            abreast(self.put(part)),
+        )
+        return self.loops(self.kept[:-1], k.loop("from", end, *body, step=width))[0]
