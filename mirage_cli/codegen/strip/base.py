@@ -29,6 +29,7 @@ from mirage_cli.codegen.tiles.tile import (
     Sizes,
     TileProgram,
     count,
+    globals_of,
     refs,
 )
 from mirage_cli.errors import Refused
@@ -204,7 +205,7 @@ class StripBase(Positions):
 
     def check_run(self, source: Input, run: list[str], phase: str) -> None:
         """Raises Refused when the axes of a run are not stored one behind the other."""
-        first = next(k for k, s in enumerate(source.access) if s.axis == run[0])
+        first = next(n for n, s in enumerate(source.access) if s.axis == run[0])
         for s in source.access[first + 1 :]:
             if s.extent == 1:
                 continue
@@ -242,12 +243,11 @@ class StripBase(Positions):
         fixed = [a for a, _ in t.inner]
         outer_axes = [s.axis for s in source.access if s.axis is not None and s.axis not in fixed]
         inside = k.both(self.real(t.outer, t.n_outer, "o"), self.inside(outer_axes, phase))
-        valid = ir.lift(count(t.inner))
+        valid: ir.Expression = ir.lift(count(t.inner))
         if len(t.inner) == 1 and not self.shapes.exact(t.inner[0][0], phase):
             axis = t.inner[0][0]
             left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
-            both = (k.converted("offset_t", valid), k.converted("offset_t", left or 0))
-            valid = k.cast("int", k.call("min", *both))
+            valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
         first, found = k.total([t.value, self.offset(source.access, phase, fixed)]), k.name("from")
         row = k.function(
             [("int", "o")],
@@ -329,6 +329,11 @@ class StripBase(Positions):
                 divides = op == "div" and phase != BODY
                 return out.let(expressions.quotient(self.hollow, inner[1], value) if divides else value)
         return self.expression(e, phase, out, guard)
+
+    def guard(self, e: Expr, sizes: Sizes, phase: str, out: Lets) -> ir.Expression | None:
+        """The condition under which an expression over positions of a tile reads inputs; None where it always may."""
+        inside = self.inside([a for a, _ in sizes], phase) if globals_of(e) else None
+        return out.let(inside, "bool") if inside else None
 
     def axes_in(self, e: Expr) -> frozenset[str]:
         """The axes of an expression's inputs, positions, registers and vectors."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mirage_cli.codegen.expressions import ZERO, Lets
 from mirage_cli.codegen.fragments import decode
-from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, ONE, SHOWN
+from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, ONE, SHOWN, Leaf
 from mirage_cli.codegen.strip.tiles import StripTiles
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, padded
 from mirage_cli.codegen.tiles.tile import (
@@ -16,7 +18,6 @@ from mirage_cli.codegen.tiles.tile import (
     Sizes,
     count,
     from_thread,
-    globals_of,
     refs,
 )
 from mirage_cli.errors import Refused
@@ -29,6 +30,13 @@ MATRIX_TYPES = (F16, BF16)
 PANEL = 64  #: elements of a row that lie together where matrix instructions of a warpgroup read them
 HELD_REGISTERS = 64  #: registers of a thread that may hold operands which do not change in the loop
 
+#: what is read or counted, by operator
+LEAVES: dict[str, Callable[[BlockOp], Expr]] = {
+    "load": lambda o: Global(o.source_value or ""),
+    "iota": lambda o: Position(o.axis or ""),
+    "extent": lambda o: Count(o.axis or ""),
+}
+
 
 class StripLoop(StripTiles):
     """Prints the operators of prologue and body."""
@@ -37,7 +45,9 @@ class StripLoop(StripTiles):
         """Print the operators of prologue and body in their order."""
         self.start()
         for o in self.g.ops:
-            if o.phase == PROLOGUE:
+            if o.phase in (PROLOGUE, BODY) and o.op in LEAVES:
+                self.value[o.name] = LEAVES[o.op](o)
+            elif o.phase == PROLOGUE:
                 self.in_prologue(o)
             elif o.phase == BODY:
                 self.in_body(o)
@@ -48,12 +58,6 @@ class StripLoop(StripTiles):
     def in_prologue(self, o: BlockOp) -> None:
         """An operator in front of the loop: lazily an expression, sums and maxima as vectors."""
         match o.op:
-            case "load":
-                self.value[o.name] = Global(o.source_value or "")
-            case "iota":
-                self.value[o.name] = Position(o.axis or "")
-            case "extent":
-                self.value[o.name] = Count(o.axis or "")
             case "thread" if o.thread is not None:
                 self.value[o.name] = from_thread(o.thread, [self.value[i] for i in o.inputs])
             case "sum" | "top":
@@ -87,12 +91,6 @@ class StripLoop(StripTiles):
     def in_body(self, o: BlockOp) -> None:
         """An operator of the loop."""
         match o.op:
-            case "load":
-                self.value[o.name] = Global(o.source_value or "")
-            case "iota":
-                self.value[o.name] = Position(o.axis or "")
-            case "extent":
-                self.value[o.name] = Count(o.axis or "")
             case "thread":
                 self.thread(o)
             case "contract":
@@ -119,10 +117,7 @@ class StripLoop(StripTiles):
             rows = self.group_sizes(own, PROLOGUE)
             self.copies[name] = copy
             v = self.row_vectors[copy] = RowVector(copy, rows, self.row_matrices(rows))
-            out = Lets()
-            value = self.value_of(e, PROLOGUE, out, self.shared_vector)
-            body = (*self.row_position(v), *out.statements, k.assign(v.element, value))
-            self.before += [k.declare(v.type, copy), v.each(*body)]
+            self.before += self.computed(v, e, PROLOGUE, self.shared_vector)
         return Ref(self.copies[name])
 
     def thread(self, o: BlockOp) -> None:
@@ -152,13 +147,15 @@ class StripLoop(StripTiles):
         if own != set(like.axes):
             raise Refused(f"{o.name} has other axes than {like.name}")
         m = self.matrix(o.name, like.rows, like.cols)
-        out = Lets()
-        inside = self.inside([a for a, _ in m.rows + m.cols], BODY)
-        guard = out.let(inside, "bool") if inside and globals_of(e) else None
-        value = self.value_of(e, BODY, out, self.element_of_strip, None, guard)
-        position = self.strip_position(m) if self.has_position(e) or guard else []
-        self.body += [k.declare(m.type, m.name), m.each(*position, *out.statements, k.assign(m.element, value))]
+        self.body += self.computed(m, e, BODY, self.element_of_strip)
         self.value[o.name] = Ref(m.name)
+
+    def computed(self, v: Matrix | RowVector, e: Expr, phase: str, ref: Leaf) -> list[ir.Statement]:
+        """A value in registers with that of an expression, which reads inputs within their extents."""
+        out = Lets()
+        value = self.value_of(e, phase, out, ref, None, self.guard(e, (*v.rows, *v.cols), phase, out))
+        position = self.place_of(v) if self.has_position(e) else []
+        return [k.declare(v.type, v.name), v.each(*position, *out.statements, k.assign(v.element, value))]
 
     def element_of_strip(self, name: str) -> ir.Expression:
         """A register or vector at a strip's element."""
@@ -170,16 +167,12 @@ class StripLoop(StripTiles):
             return self.shared_vector(name)
         raise Refused(f"{name} is not there in the loop")
 
-    def strip_position(self, m: Matrix) -> list[ir.Statement]:
-        """Index variables of a strip's element; padding counts as the last row or column."""
-        row = self.clamped(m.row, m.rows, 16 * self.members * m.mt)
-        places = {"r_": row, "c_": self.clamped(m.column, m.cols, m.width)}
-        return [k.lets("int", places, unused=True), *decode(m.rows, "r_"), *decode(m.cols, "c_")]
-
-    def row_position(self, v: RowVector) -> list[ir.Statement]:
-        """Index variables of a row vector's element."""
-        row = self.clamped(v.row, v.rows, 16 * self.members * v.mt)
-        return [k.let("int", "r_", row, unused=True), *decode(v.rows, "r_")]
+    def place_of(self, v: Matrix | RowVector) -> list[ir.Statement]:
+        """Index variables of an element in registers; padding counts as the last row or column."""
+        places = {"r_": self.clamped(v.row, v.rows, 16 * self.members * v.mt)}
+        if isinstance(v, Matrix):
+            places["c_"] = self.clamped(v.column, v.cols, v.width)
+        return [k.lets("int", places, unused=True), *decode(v.rows, "r_"), *decode(v.cols, "c_")]
 
     def matrix(self, name: str, rows: Sizes, cols: Sizes) -> Matrix:
         """A strip with a type of its own."""
@@ -192,10 +185,7 @@ class StripLoop(StripTiles):
         """A new row vector with the value of an expression."""
         like = next(self.row_vectors[n] for n in refs(e) if n in self.row_vectors)
         v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt)
-        out = Lets()
-        value = self.value_of(e, BODY, out, self.element_of_rows)
-        position = self.row_position(v) if self.has_position(e) else []
-        self.body += [k.declare(v.type, v.name), v.each(*position, *out.statements, k.assign(v.element, value))]
+        self.body += self.computed(v, e, BODY, self.element_of_rows)
         self.value[o.name] = Ref(o.name)
 
     def element_of_rows(self, name: str) -> ir.Expression:
@@ -211,7 +201,7 @@ class StripLoop(StripTiles):
             return  # a part of an expression over a strip
         v = self.vector(o.name, like.axes, grouped=True)
         out, own = Lets(), k.name(o.name)["i"]
-        value = self.value_of(e, BODY, out, self.shared_vector)
+        value = self.value_of(e, BODY, out, self.shared_vector, None, self.guard(e, v.axes, BODY, out))
         body = [*decode(v.axes, "i"), *out.statements, k.assign(own, value)]
         if any(n.op == "div" for r in self.readers[o.name] if r.thread is not None for n in r.thread.nodes):
             inverse = self.vector(f"{o.name}_inverse", like.axes, grouped=True)
@@ -309,7 +299,7 @@ class StripLoop(StripTiles):
         if m.width % 16:
             raise Refused(f"{m.name} has {m.width} columns, no multiple of 16")
         if test:
-            self.body.append(m.each(*self.strip_position(m), k.when(k.negated(test), k.assign(m.element, ZERO))))
+            self.body.append(m.each(*self.place_of(m), k.when(k.negated(test), k.assign(m.element, ZERO))))
         return m
 
     def strip_operand(self, m: Matrix, dtype: DType) -> ir.Construct:
@@ -348,7 +338,7 @@ class StripLoop(StripTiles):
         test = k.both(self.inside([a for a, _ in m.cols], BODY), m.short)
         value = self.value_of(e, BODY, out, self.element_of_strip)
         value = k.select(test, value, nothing) if test else value
-        position = self.strip_position(m) if self.has_position(e) or test else []
+        position = self.place_of(m) if self.has_position(e) or test else []
         join = k.assign(x, k.call(f"{kind}::join", x, value))
         h = k.name("h_")
         elements = k.loop("i_", 2 * h + 2, *position, *out.statements, join, start=2 * h, unroll=k.UNROLL)

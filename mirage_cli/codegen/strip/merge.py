@@ -87,10 +87,15 @@ class StripMerge(StripResults):
         """Every group writes its part of a strip."""
         outer, pitch = self.part_shape(m)
         self.memory.reuse(f"{name}_part", "float", 4 * self.groups * outer * pitch)
-        place, inner = ("c", "r") if self.rows_inside else ("r", "c")
-        put = k.assign(k.name(f"{name}_part")[(k.name("group") * outer + place) * pitch + inner], m.element)
+        put = k.assign(self.part(name, "group"), m.element)
         real = k.name("c") < count(m.cols) if m.short else None
         self.epilogue.append(m.each(k.lets("int", {"r": m.row, "c": m.column}), k.when(real, put)))
+
+    def part(self, name: str, group: str) -> ir.Index:
+        """The element in row `r` and column `c` of a group's part of a strip."""
+        outer, pitch = self.part_shape(self.matrices[name])
+        place, inner = ("c", "r") if self.rows_inside else ("r", "c")
+        return k.name(f"{name}_part")[(k.name(group) * outer + place) * pitch + inner]
 
     def write_rows(self, name: str, v: RowVector) -> None:
         """Every group writes a maximum of rows, every warp of it its share of a sum."""
@@ -193,10 +198,7 @@ class StripMerge(StripResults):
             m, i = self.matrices[name], k.name("i")
             n = count(m.rows)
             self.memory.reuse(f"{name}_whole", "float", 4 * n * count(m.cols))
-            outer, pitch = self.part_shape(m)
-            place, inner = ("c", "r") if self.rows_inside else ("r", "c")
-            part = k.name(f"{name}_part")[(k.name("g") * outer + place) * pitch + inner]
-            weight = self.weight(name, k.name("r"))
+            part, weight = self.part(name, "g"), self.weight(name, k.name("r"))
             body = (
                 k.lets("int", {"r": i % n, "c": i / n}),
                 k.declare("float", "x", ZERO),
@@ -248,7 +250,8 @@ class StripMerge(StripResults):
         n = count(d)
         self.memory.keep(name, "float", 4 * s * n)
         out = Lets()
-        share = k.let("float", "share", self.value_of(e, EPILOGUE, out, self.element_behind))
+        guard = self.guard(e, d, EPILOGUE, out)
+        share = k.let("float", "share", self.value_of(e, EPILOGUE, out, self.element_behind, None, guard))
         put_all = k.loop("to", s, k.assign(k.call("in_block", name, "to")[rank * n + i], "share"), type_="unsigned")
         self.epilogue.append(over_threads("i", n, *decode(d, "i"), *out.statements, share, put_all))
 

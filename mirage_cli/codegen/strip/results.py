@@ -252,8 +252,7 @@ class StripResults(StripLoop):
         """Compute and store an output that goes with rows."""
         e, o, out = self.value[name], self.p.outputs[n], Lets()
         test = self.inside([a for a, _ in d], EPILOGUE)
-        guard = out.let(test, "bool") if test and globals_of(e) else None
-        value = self.value_of(e, EPILOGUE, out, self.element_behind, None, guard)
+        value = self.value_of(e, EPILOGUE, out, self.element_behind, None, self.guard(e, d, EPILOGUE, out))
         put = k.do(k.call("put", k.name(f"y{n}")[self.offset(o.access, EPILOGUE)], value))
         first = k.binary("==", "rank", 0) if self.g.split and not set(self.g.split) & stored else None
         store = k.when(k.both(test, first), put)

@@ -134,6 +134,7 @@ class RowVector:
     name: str
     rows: Sizes
     mt: int
+    cols: Sizes = ()
 
     @property
     def type(self) -> ir.Type:

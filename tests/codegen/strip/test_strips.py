@@ -102,6 +102,21 @@ def test_strips_keep_to_their_tiles(all_cases: list[Case], tmp_path: Path) -> No
     assert _problems(all_cases[::6], tmp_path, True, (LAZY,)) == []
 
 
+def test_inputs_are_read_within_their_extents(tmp_path: Path) -> None:
+    """Norms of queries and keys, multiplied by numbers for each row and column, of which padding has none."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        q, k, v = (g.input(n, e, t) for n, e in (("q", (2, 19, 16)), ("k", (2, 76, 16)), ("v", (2, 76, 32))))
+        k = g.transpose(k, (0, 2, 1))
+        q, k = compose.rms_norm(g, q, [2], 1e-3), compose.rms_norm(g, k, [1], 1e-3)
+        q, k = g.map("mul", q, g.input("r", (19, 1), t)), g.map("mul", k, g.input("c", (1, 76), t))
+        return [compose.matmul(g, compose.softmax(g, compose.matmul(g, q, k), [2]), v)]
+
+    p = program(build, F16)
+    found = list(strip_cases("scaled", p, "sm_90a", 2, 3, block_graphs(p)))
+    assert len(found) == 2 and _problems(found, tmp_path, True, (LAZY,)) == []
+
+
 @pytest.mark.skipif(not MANY, reason="MIRAGE_MANY is not set")
 def test_many_strips(tmp_path: Path) -> None:
     found = [*_drawn(MANY, 1), *_random(range(10 * MANY))]
