@@ -20,7 +20,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import lookup
 
 PAIRED = ("exp_minus", "exp_difference")  #: functions of two numbers that are not in the registry
-ZERO = k.number("0.0f")
+ZERO, ONE = k.number("0.0f"), k.number("1.0f")
 SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
 #: C types of elements on devices
 CUDA_TYPES = {

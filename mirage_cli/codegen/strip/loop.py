@@ -98,7 +98,7 @@ class StripLoop(StripTiles):
             case "sum" | "top":
                 self.sum_or_top(o)
             case "running":
-                self.running(o)
+                self.running_maximum(o)
             case "shrink":
                 pass  # made together with its maximum
             case _:
@@ -363,7 +363,7 @@ class StripLoop(StripTiles):
         put = k.call("put_share", own, v.name, "member", "share", static=[self.members])
         self.body += [k.do(put), EACH_GROUP, k.do(joined)]
 
-    def running(self, o: BlockOp) -> None:
+    def running_maximum(self, o: BlockOp) -> None:
         """A running maximum and its shrink."""
         top = self.value[o.inputs[0]]
         assert isinstance(top, Ref)

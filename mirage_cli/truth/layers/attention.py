@@ -55,7 +55,7 @@ def weights(x: Array) -> Array:
     """Softmax along the last axis; NaN where every score is minus infinity."""
     if not x.shape[-1]:
         return x
-    e = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    e: Array = np.exp(x - np.max(x, axis=-1, keepdims=True))
     return e / np.sum(e, axis=-1, keepdims=True)
 
 
