@@ -56,7 +56,8 @@ def weights(x: Array) -> Array:
     if not x.shape[-1]:
         return x
     e: Array = np.exp(x - np.max(x, axis=-1, keepdims=True))
-    return e / np.sum(e, axis=-1, keepdims=True)
+    total: Array = np.sum(e, axis=-1, keepdims=True)
+    return e / total
 
 
 def weighted(limits: Limits, p: Array, v: Array) -> Array:
