@@ -37,6 +37,7 @@ CUDA_TYPES = {
     "u8": "uint8_t",
     "bool": "uint8_t",
 }
+JOINS = {"sum": "Sum", "max": "Max"}  #: what joins two numbers in the headers
 
 
 @dataclass(slots=True)

@@ -36,14 +36,14 @@ class FragmentPositions(Positions):
         """(M, N, warps along M, warps along N) of a fragment."""
         return fragment_shape(b, self.t.schedule.warps)
 
+    def registers(self, f: Buffer) -> int:
+        """Accumulator registers of a thread for a fragment."""
+        m, n, wm, wn = self.fragment_shape(f)
+        return m * n // (wm * wn * 32)
+
     def fragment_floats(self) -> int:
         """Accumulator registers of a thread, all fragments together."""
-        total = 0
-        for b in self.t.buffers.values():
-            if b.place == FRAGMENT:
-                m, n, wm, wn = self.fragment_shape(b)
-                total += m * n // (wm * wn * 32)
-        return total
+        return sum(self.registers(b) for b in self.t.buffers.values() if b.place == FRAGMENT)
 
     def fragment_type(self, b: Buffer) -> ir.Type:
         """The type of a fragment."""
@@ -57,6 +57,10 @@ class FragmentPositions(Positions):
     def each(self, f: Buffer, *body: ir.Statement) -> ir.Each:
         """Every thread visits its own elements of a fragment."""
         return k.each("MIRAGE_EACH", f"F_{f.name}", *self.fragment_index(f), *body)
+
+    def everywhere(self, b: Buffer, *body: ir.Statement) -> ir.Statement:
+        """Every element of a buffer is visited by the thread that has it, or by one of all."""
+        return self.each(b, *body) if b.place == FRAGMENT else self.loop(b.axes, *body)
 
     def fragment_index(self, f: Buffer, row: Value = "", col: Value = "") -> list[ir.Statement]:
         """Index variables from the place in a fragment; padding counts as the last row or column."""

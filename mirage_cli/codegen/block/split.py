@@ -28,7 +28,7 @@ def declarations(at: FragmentPositions) -> list[ir.Statement]:
         for number, axes in (("tile", _plain(at)), ("part", _split(at)))
         for a in axes
     ]
-    first = k.product([k.cast("int64_t", "tile"), *map(at.blocks, _split(at))])
+    first = k.product([k.cast("int64_t", "tile"), *_parts(at)])
     share = parameters.member("shares") + (first + k.name("s")) * _shares(at)[""]
     return [
         ir.Declare(k.of_type("unsigned"), tuple(ir.Variable(n, value=k.ZERO) for n in ("tile", "part"))),
@@ -47,22 +47,20 @@ def _split(at: FragmentPositions) -> list[str]:
     return [a for a in at.grid() if a in at.g.split]
 
 
+def _parts(at: FragmentPositions) -> list[ir.Expression]:
+    """Factors of the number of blocks that share a tile."""
+    return [at.blocks(a) for a in _split(at)]
+
+
 def _shares(at: FragmentPositions) -> dict[str, int]:
     """The place of each published buffer among the floats of a block's share, and under "" how many there are."""
     places: dict[str, int] = {}
     size = 0
-    for name in (b for n in at.t.epilogue if isinstance(n, Exchange) for b in n.buffers):
+    for name in (name for n in at.t.epilogue if isinstance(n, Exchange) for name in n.buffers):
+        b = at.t.buffers[name]
         places[name] = size
-        size += _floats(at, at.t.buffers[name])
+        size += at.registers(b) * at.threads if b.place == FRAGMENT else b.elements
     return places | {"": size}
-
-
-def _floats(at: FragmentPositions, b: Buffer) -> int:
-    """Floats that a published buffer takes."""
-    if b.place != FRAGMENT:
-        return b.elements
-    m, n, wm, wn = at.fragment_shape(b)
-    return m * n // (wm * wn * 32) * at.threads
 
 
 def _register(b: Buffer) -> ir.Expression:
@@ -74,16 +72,15 @@ def _register(b: Buffer) -> ir.Expression:
 # --- statements ---------------------------------------------------------------------------------------------------------
 def exchange(at: FragmentPositions, n: Exchange) -> list[ir.Statement]:
     """The publication of partial results, behind which only the last block goes on."""
-    arrived = k.call("last_to_arrive", k.name("arrivals") + k.name("tile"), k.product(map(at.blocks, _split(at))))
+    arrived = k.call("last_to_arrive", k.name("arrivals") + k.name("tile"), k.product(_parts(at)))
     return [*(_published(at, at.t.buffers[b]) for b in n.buffers), k.when(k.negated(arrived), ir.Return())]
 
 
 def _published(at: FragmentPositions, b: Buffer) -> ir.Statement:
     place, own, i = _shares(at)[b.name], k.name("own_share"), k.name("i")
     if b.place == FRAGMENT:
-        return k.each(
-            "MIRAGE_EACH", f"F_{b.name}", k.assign(own[k.total([place, _register(b)])], at.element(b, EPILOGUE))
-        )
+        put = k.assign(own[k.total([place, _register(b)])], at.element(b, EPILOGUE))
+        return k.each("MIRAGE_EACH", f"F_{b.name}", put)
     return k.loop("i", b.elements, k.assign(own[place + i], k.name(b.name)[i]), start=THREAD, step="THREADS")
 
 
@@ -113,12 +110,12 @@ def _other(at: FragmentPositions, source: str, like: Buffer) -> ir.Expression:
 def _gathered(at: FragmentPositions, b: Buffer, start: ir.Expression, taken: ir.Statement) -> ir.Statement:
     """A loop over blocks inside a loop over positions."""
     other = k.let(k.of_type("float*", const=True), "other", k.call("share_of", "s"))
-    body = (
+    return at.everywhere(
+        b,
         k.declare("float", "x", start),
-        k.loop("s", k.product(map(at.blocks, _split(at))), other, taken),
+        k.loop("s", k.product(_parts(at)), other, taken),
         k.assign(at.element(b, EPILOGUE), X),
     )
-    return at.each(b, *body) if b.place == FRAGMENT else at.loop(b.axes, *body)
 
 
 # --- the host's part ----------------------------------------------------------------------------------------------------

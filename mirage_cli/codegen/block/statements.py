@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mirage_cli.codegen.block.loads import load
 from mirage_cli.codegen.block.split import exchange, grid_sum, grid_top
-from mirage_cli.codegen.expressions import ZERO, Lets, float_number
+from mirage_cli.codegen.expressions import JOINS, ZERO, Lets, float_number
 from mirage_cli.codegen.fragments import FragmentPositions, decode
 from mirage_cli.codegen.tiles.tile import (
     FRAGMENT,
@@ -36,11 +36,9 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import F64
 
 BARRIER = k.do(k.call("__syncthreads"))
-JOINS = {"sum": "Sum", "max": "Max"}  #: what joins two numbers in the headers
 X = k.name("x")
-LANE: dict[ir.Expression, ir.Expression] = {
-    k.name(f"{n}_"): k.name(n) for n in "mni"
-}  #: an element's place in a fragment, as functions of reductions get it
+#: an element's place in a fragment, as functions of reductions get it
+LANE: dict[ir.Expression, ir.Expression] = {k.name(f"{n}_"): k.name(n) for n in "mni"}
 
 
 def statements(at: FragmentPositions, nodes: Sequence[TileNode], phase: str) -> list[ir.Statement]:
@@ -66,7 +64,7 @@ def _node(at: FragmentPositions, n: TileNode, phase: str) -> Sequence[ir.Stateme
         case Scale(name, e):
             b, out = at.t.buffers[name], Lets()
             factor = at.expression(e, phase, out)
-            return [_everywhere(at, b, *out.statements, k.assign(at.element(b, phase), factor, "*="))]
+            return [at.everywhere(b, *out.statements, k.assign(at.element(b, phase), factor, "*="))]
         case Running(m, _, _):
             return [at.loop(at.t.buffers[m].axes, *at.running(n, phase))]
         case Store():
@@ -80,11 +78,6 @@ def _node(at: FragmentPositions, n: TileNode, phase: str) -> Sequence[ir.Stateme
 
 
 # --- elements -----------------------------------------------------------------------------------------------------------
-def _everywhere(at: FragmentPositions, b: Buffer, *body: ir.Statement) -> ir.Statement:
-    """Statements for every element of a buffer."""
-    return at.each(b, *body) if b.place == FRAGMENT else at.loop(b.axes, *body)
-
-
 def _init(at: FragmentPositions, b: Buffer, value: ir.Expression, phase: str) -> ir.Statement:
     if b.place == FRAGMENT:
         return k.do(k.name(b.name).member("fill")(value))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.expressions import CUDA_TYPES, Lets, float_number
+from mirage_cli.codegen.expressions import CUDA_TYPES, JOINS, Lets, float_number
 from mirage_cli.codegen.positions import Positions
 from mirage_cli.codegen.tiles.tile import (
     Barrier,
@@ -37,7 +37,6 @@ from mirage_cli.lax.extents import Extent
 
 PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
 ABREAST = 256  #: sums that are made side by side
-JOINS = {"sum": "Sum", "max": "Max"}  #: what joins two numbers in the headers
 
 
 class CpuPositions(Positions):
