@@ -15,7 +15,7 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
 
 MAX_FRAGMENT_FLOATS = 200  #: accumulator registers of a thread beyond which kernels spill
-COMMIT = k.do(k.call("copy_commit"))
+COMMIT = k.run("copy_commit")
 STEP, STEPS, SHARED = k.name("step"), k.name("steps"), k.name("shared")
 
 
@@ -79,7 +79,7 @@ def _phases(at: FragmentPositions) -> list[ir.Statement]:
 
 def _wait(stages: int) -> ir.Statement:
     """Until no more than so many loads are under way."""
-    return k.do(k.call("copy_wait", static=[stages]))
+    return k.run("copy_wait", static=[stages])
 
 
 def _ahead(at: FragmentPositions, loop: str) -> list[ir.Statement]:
@@ -88,8 +88,8 @@ def _ahead(at: FragmentPositions, loop: str) -> list[ir.Statement]:
     loads = k.when(STEP < STEPS, k.let("int", "slot", STEP % stages, unused=True), _position(at, loop), *ring_loads(at))
     return [
         k.let("int", "steps", at.steps()),
-        k.declare("auto", "load_stage", k.function([("int", "step")], loads, COMMIT)),
-        k.loop("step", stages - 1, k.do(k.call("load_stage", STEP))),
+        k.define("load_stage", [("int", "step")], loads, COMMIT),
+        k.loop("step", stages - 1, k.run("load_stage", STEP)),
     ]
 
 
@@ -113,7 +113,7 @@ def _loop(at: FragmentPositions, loop: str) -> ir.Statement:
         STEPS,
         _wait(stages - 2),
         BARRIER,
-        k.do(k.call("load_stage", STEP + (stages - 1))),
+        k.run("load_stage", STEP + (stages - 1)),
         _position(at, loop),
         *now,
         *statements(at, at.t.body, BODY),

@@ -57,4 +57,4 @@ def _load(at: FragmentPositions, n: Load, phase: str, tile: ir.Expression) -> ir
         ),
     )
     static = (kind, count(tuple(outer)), size, chunk, "THREADS")
-    return k.do(k.call("load_rows", tile, n.value, valid, row, static=static))
+    return k.run("load_rows", tile, n.value, valid, row, static=static)

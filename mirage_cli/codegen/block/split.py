@@ -34,7 +34,7 @@ def declarations(at: FragmentPositions) -> list[ir.Statement]:
         ir.Declare(k.of_type("unsigned"), tuple(ir.Variable(n, value=k.ZERO) for n in ("tile", "part"))),
         *numbers,
         k.let("unsigned*", "arrivals", parameters.member("arrivals")),
-        k.declare("auto", "share_of", k.function([("unsigned", "s")], ir.Return(share))),
+        k.define("share_of", [("unsigned", "s")], ir.Return(share)),
         k.let("float*", "own_share", k.call("share_of", "part")),
     ]
 

@@ -35,7 +35,7 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import F64
 
-BARRIER = k.do(k.call("__syncthreads"))
+BARRIER = k.run("__syncthreads")
 X = k.name("x")
 #: an element's place in a fragment, as functions of reductions get it
 LANE: dict[ir.Expression, ir.Expression] = {k.name(f"{n}_"): k.name(n) for n in "mni"}
@@ -80,7 +80,7 @@ def _node(at: FragmentPositions, n: TileNode, phase: str) -> Sequence[ir.Stateme
 # --- elements -----------------------------------------------------------------------------------------------------------
 def _init(at: FragmentPositions, b: Buffer, value: ir.Expression, phase: str) -> ir.Statement:
     if b.place == FRAGMENT:
-        return k.do(k.name(b.name).member("fill")(value))
+        return k.run(k.name(b.name).member("fill"), value)
     return at.loop(b.axes, k.assign(at.element(b, phase), value))
 
 
@@ -96,7 +96,7 @@ def _compute(at: FragmentPositions, n: Compute, phase: str) -> ir.Statement:
     target = at.element(b, phase)
     put: ir.Statement = k.assign(target, value, "+=" if n.add else "=")
     if b.dtype.name != "f32" and not n.add:
-        put = k.do(k.call("put", target, value))
+        put = k.run("put", target, value)
     if f is None:
         return at.loop(b.axes, *out.statements, put)
     return at.each(f, *out.statements, put if b.place == FRAGMENT else k.when(padding, put))
@@ -115,7 +115,7 @@ def _store(at: FragmentPositions, n: Store, phase: str) -> ir.Statement:
     inside = k.both(at.first(n.once), padding, at.inside([a for a, _ in n.domain], phase))
     value = at.expression(n.expr, phase, out)
     place = k.name(f"y{n.output}")[at.offset(at.p.outputs[n.output].access, phase)]
-    body: list[ir.Statement] = [*out.statements, k.do(k.call("put", place, value))]
+    body: list[ir.Statement] = [*out.statements, k.run("put", place, value)]
     body = body if inside is None else [k.when(inside, *body)]
     return at.loop(n.domain, *body) if f is None else at.each(f, *body)
 
@@ -128,7 +128,7 @@ def _contract(at: FragmentPositions, n: Contract, phase: str) -> list[ir.Stateme
     b_rows = not over.isdisjoint(x for x, _ in b.rows)
     static = (count(n.over), a_rows, a.pitch, b_rows, b.pitch)
     operands = (at.operand(x, over, phase) for x in (a, b))
-    product = k.do(k.call("mirage::contract", n.out, *operands, static=static))
+    product = k.run("mirage::contract", n.out, *operands, static=static)
     return [product] if n.add else [_init(at, at.t.buffers[n.out], ZERO, phase), product]
 
 
@@ -157,17 +157,15 @@ def _reduce_tile(at: FragmentPositions, n: Reduce, made: Sequence[ir.Statement],
     """Sums or maxima that threads share out."""
     kept = tuple((a, s) for a, s in n.domain if a not in n.over)
     summed = tuple((a, s) for a, s in n.domain if a in n.over)
-    wide = ("double",) if at.t.buffers[n.buffer].dtype == F64 else ()
-    result = (wide or ("float",))[0]
-    return k.do(
-        k.call(
-            "mirage::reduce",
-            k.function(
-                [("int", "o"), ("int", "k")], k.ignore("o", "k"), *decode(kept, "o"), *decode(summed, "k"), *made
-            ),
-            k.function([("int", "o"), (result, "x")], k.ignore("o"), *decode(kept, "o"), _put(at, n, phase)),
-            static=(JOINS[n.kind], count(kept), count(summed), "THREADS", *wide),
-        )
+    wide = at.t.buffers[n.buffer].dtype == F64
+    indices = (*decode(kept, "o"), *decode(summed, "k"))
+    return k.run(
+        "mirage::reduce",
+        k.function([("int", "o"), ("int", "k")], k.ignore("o", "k"), *indices, *made),
+        k.function(
+            [("int", "o"), ("double" if wide else "float", "x")], k.ignore("o"), *decode(kept, "o"), _put(at, n, phase)
+        ),
+        static=(JOINS[n.kind], count(kept), count(summed), "THREADS", *(["double"] if wide else [])),
     )
 
 
@@ -181,12 +179,10 @@ def _reduce_fragment(
     if at.fragment_shape(f)[0 if along else 1] != count(kept):
         put = k.when(k.name(place) < count(kept), put)
     value = k.substituted(tuple(made), LANE)
-    return k.do(
-        k.call(
-            "mirage::reduce_rows" if along else "mirage::reduce_cols",
-            n.scratch,
-            k.function([("int", p) for p in parts], k.ignore(*parts), *at.fragment_index(f, "row", "col"), *value),
-            k.function([("int", place), ("float", "x")], *decode(kept, place), put),
-            static=(JOINS[n.kind], f"F_{f.name}", "THREADS"),
-        )
+    return k.run(
+        "mirage::reduce_rows" if along else "mirage::reduce_cols",
+        n.scratch,
+        k.function([("int", p) for p in parts], k.ignore(*parts), *at.fragment_index(f, "row", "col"), *value),
+        k.function([("int", place), ("float", "x")], *decode(kept, place), put),
+        static=(JOINS[n.kind], f"F_{f.name}", "THREADS"),
     )

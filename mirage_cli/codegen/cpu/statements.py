@@ -122,7 +122,7 @@ def _load(at: CpuPositions, n: Load, phase: str) -> ir.Statement:
         return at.nest(b.axes, k.assign(own[at.index(b, b.phase)], value), phase=phase)
     axis = b.axes[-1][0]
     to, start = k.total([own, at.index(b, b.phase, [axis])]), k.total([stored, at.offset(access, phase, [axis])])
-    return at.nest(b.axes[:-1], k.do(k.call("load_row", to, start, at.valid(axis, phase))), phase=phase)
+    return at.nest(b.axes[:-1], k.run("load_row", to, start, at.valid(axis, phase)), phase=phase)
 
 
 def _store(at: CpuPositions, n: Store, phase: str) -> ir.Statement:
@@ -134,7 +134,7 @@ def _store(at: CpuPositions, n: Store, phase: str) -> ir.Statement:
     innermost = next((s.axis for s in reversed(o.access) if s.extent != 1), None)
     if o.dtype.name == "f32" or not domain or domain[-1][0] != innermost:
         value = at.expression(n.expr, phase, out)
-        put = k.do(k.call("put", own[at.offset(o.access, phase)], value))
+        put = k.run("put", own[at.offset(o.access, phase)], value)
         return at.nest(domain, *out.statements, put, phase=phase)
     axis, size = domain[-1]
     stored, made = at.contiguous(n.expr, axis), list[ir.Statement]()
@@ -149,7 +149,7 @@ def _store(at: CpuPositions, n: Store, phase: str) -> ir.Statement:
             at.nest(domain[-1:], *out.statements, filled, phase=phase),
         ]
     to = k.total([own, at.offset(o.access, phase, [axis])])
-    return at.nest(domain[:-1], *made, k.do(k.call("store_row", to, row, at.valid(axis, phase))), phase=phase)
+    return at.nest(domain[:-1], *made, k.run("store_row", to, row, at.valid(axis, phase)), phase=phase)
 
 
 # --- contractions -------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _contract(at: CpuPositions, n: Contract, phase: str) -> ir.Statement:
     rows, cols = (count(g) if _whole(at, g, phase) else 0 for g in (c.rows, c.cols))
     known = k.of_type("mirage::Known", rows, count(c.rows), cols, count(n.over), along_a, *along_b, n.add)
     sizes = (_positions(at, c.rows, phase), _positions(at, c.cols, phase), _summed(at, n.over, phase))
-    return k.do(k.call("mirage::contract", n.out, c.pitch, *sizes, a, b, n.add, static=[known]))
+    return k.run("mirage::contract", n.out, c.pitch, *sizes, a, b, n.add, static=[known])
 
 
 def _partial(at: CpuPositions, sizes: Sizes, phase: str) -> list[str]:
@@ -261,7 +261,7 @@ class _Reduction:
 
     def taken(self, place: ir.Expression, term: ir.Expression) -> ir.Statement:
         """A term joined to what is there."""
-        return k.do(k.call(f"{self.join}::take", place, term))
+        return k.run(f"{self.join}::take", place, term)
 
     def put(self, value: ir.Expression) -> ir.Statement:
         """A result put in its place."""
