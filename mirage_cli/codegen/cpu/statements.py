@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.expressions import CUDA_TYPES, JOINS, Lets, float_number
+from mirage_cli.codegen.expressions import CUDA_TYPES, JOINS, Lets, extent, float_number
 from mirage_cli.codegen.positions import Positions
 from mirage_cli.codegen.tiles.tile import (
     Barrier,
@@ -192,16 +192,16 @@ def _operand(
 ) -> tuple[ir.Expression, tuple[int, int]]:
     """The operand of a contraction (its place, strides between free positions and between summed ones), and these strides
     as far as they are known (else 0)."""
+    inner = [g[-1][0] if g else None for g in (free, over)]
     if name in at.t.buffers:
         b = at.t.buffers[name]
-        place = at.operand(b, dict(over), phase)
-        f, o = (b.stride(g[-1][0]) if g else 1 for g in (free, over))
-        return k.call("operand", place, f, o), (f, o)
-    access = at.reads[name].access
-    place = k.total([name, at.offset(access, phase, [s.axis for s in access if s.axis is not None])])
-    strides = [_stride(at, name, g[-1][0]) if g else ex.ONE for g in (free, over)]
-    f, o = (s if isinstance(s, int) and not (at.wide and g) else 0 for s, g in zip(strides, (free, over), strict=True))
-    return k.call("operand", place, *map(at.extent, strides)), (f, o)
+        place, strides = at.operand(b, dict(over), phase), [b.stride(a) if a else ex.ONE for a in inner]
+    else:
+        access = at.reads[name].access
+        place = k.total([name, at.offset(access, phase, [s.axis for s in access if s.axis is not None])])
+        strides = [_stride(at, name, a) if a else ex.ONE for a in inner]
+    f, o = (s if isinstance(s, int) else 0 for s in strides)
+    return k.call("operand", place, *(extent(s, at.symbols, wide=False) for s in strides)), (f, o)
 
 
 def _stride(at: CpuPositions, name: str, axis: str) -> Extent:
