@@ -47,9 +47,9 @@ from mirage_cli.search.schedules.strip_warps import across_of, multiply_together
 Leaf = Callable[[str], ir.Expression]
 Read = Callable[[str], ir.Expression | None]
 ONE = k.number("1.0f")
-EACH_BLOCK = k.do(k.call("__syncthreads"))  #: all threads of a block wait for one another
-EACH_GROUP = k.do(k.call("wait_together", 1 + k.name("group"), static=["GROUP"]))  #: those of a group do
-SHOWN = k.do(k.call("show_products"))  #: what threads have written is seen by matrix instructions of a warpgroup
+EACH_BLOCK = k.run("__syncthreads")  #: all threads of a block wait for one another
+EACH_GROUP = k.run("wait_together", 1 + k.name("group"), static=["GROUP"])  #: those of a group do
+SHOWN = k.run("show_products")  #: what threads have written is seen by matrix instructions of a warpgroup
 
 
 def over_threads(variable: str, n: int, *body: ir.Statement) -> ir.For:
@@ -257,7 +257,7 @@ class StripBase(Positions):
             ir.Return(k.select(inside, found, k.number("nullptr")) if inside else found),
         )
         threads, thread = self.sharing(t.ring)
-        return k.do(k.call("load_tile", self.held(t), thread, t.value, valid, row, static=[threads]))
+        return k.run("load_tile", self.held(t), thread, t.value, valid, row, static=[threads])
 
     def sharing(self, grouped: bool) -> tuple[str, ir.Expression]:
         """The number of the threads of a group or block, and the number of one among them."""

@@ -23,7 +23,7 @@ from mirage_cli.kernel_language.printer import text
 from mirage_cli.search.schedules.strip import resident
 
 MOST_FLOATS = 200  #: registers of a thread for results of products, beyond which kernels spill
-COMMITTED = k.do(k.call("copy_commit"))
+COMMITTED = k.run("copy_commit")
 TURN, SLOT = k.name("turn"), k.name("slot")
 
 
@@ -78,7 +78,7 @@ class _Kernel(StripMerge):
             *self.before_loop,
             *self.up_to_loop(ring, [t for t in others if not t.computed]),
             *self.loop(),
-            k.do(k.call("copy_wait", static=[0])),
+            k.run("copy_wait", static=[0]),
             EACH_BLOCK,
             *self.epilogue,
         )
@@ -121,23 +121,23 @@ class _Kernel(StripMerge):
             *declared,
             k.let("int", "steps", self.steps()),
             k.let("int", "mine", k.select(steps > group, turns, 0)),
-            k.do(k.call("launch_dependents")),
-            *([k.do(k.call("cluster_arrive_relaxed"))] if self.splits > 1 else []),
+            k.run("launch_dependents"),
+            *([k.run("cluster_arrive_relaxed")] if self.splits > 1 else []),
             self.loader("load_constants", k.when(TURN >= "mine", ir.Return()), *self.stage(*self.loads(constants))),
             self.loader("load_others", k.when(TURN < "mine", *self.stage(*self.loads(others))), COMMITTED),
-            k.loop("turn", ahead, k.do(k.call("load_constants", TURN, TURN))),
+            k.loop("turn", ahead, k.run("load_constants", TURN, TURN)),
             *self.loads([t for t in held if t.constant]),
-            k.do(k.call("wait_for_earlier")),
+            k.run("wait_for_earlier"),
             *self.loads([t for t in held if not t.constant]),
             COMMITTED,
-            k.loop("turn", ahead, k.do(k.call("load_others", TURN, TURN))),
-            *([k.do(k.call("copy_wait", static=[ahead])), EACH_BLOCK] if awaits else []),
+            k.loop("turn", ahead, k.run("load_others", TURN, TURN)),
+            *([k.run("copy_wait", static=[ahead]), EACH_BLOCK] if awaits else []),
             *lines,
         ]
 
     def loader(self, name: str, *body: ir.Statement) -> ir.Declare:
         """A function that starts the copies of an iteration to a stage of the ring."""
-        return k.declare("auto", name, k.function([("int", "turn"), ("int", "slot")], k.ignore("slot"), *body))
+        return k.define(name, [("int", "turn"), ("int", "slot")], k.ignore("slot"), *body)
 
     def stage(self, *body: ir.Statement) -> list[ir.Statement]:
         """Statements for iteration `turn` of a group, with the stage `slot` of its ring."""
@@ -152,12 +152,12 @@ class _Kernel(StripMerge):
     def loop(self) -> list[ir.Statement]:
         """The iterations of a group, with copies ahead to the stage that is free."""
         last, free = self.s.stages - 1, k.name("free")
-        ahead = [k.do(k.call(f, TURN + last, free)) for f in ("load_constants", "load_others")]
+        ahead = [k.run(f, TURN + last, free) for f in ("load_constants", "load_others")]
         at_start, at_end = (k.binary("==", SLOT, n) for n in (0, last))
         walk = k.loop(
             "turn",
             "mine",
-            k.do(k.call("copy_wait", static=[last - 1])),
+            k.run("copy_wait", static=[last - 1]),
             *([SHOWN] if self.memory.unit == SWIZZLED else []),
             EACH_GROUP,
             k.scope(k.let("int", "free", k.select(at_start, last, SLOT - 1)), *ahead),

@@ -84,7 +84,7 @@ class StripLoop(StripTiles):
         )
         put = k.function([("int", "o"), ("float", "x")], k.assign(k.name(o.name)["o"], "x"))
         static = (kind, v.size, count(summed), "THREADS")
-        self.prologue += [k.do(k.call("reduce", element, put, static=static)), EACH_BLOCK]
+        self.prologue += [k.run("reduce", element, put, static=static), EACH_BLOCK]
         self.value[o.name] = Ref(o.name)
 
     # --- body ---------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class StripLoop(StripTiles):
         how = "strip_contract" if dtype in MATRIX_TYPES else "contract_exactly"
         how = "strip_contract_together" if joint else how
         b = k.construct(columns, self.held(col_tile), *own)
-        self.body.append(k.do(k.call(how, name, a, b, static=[depth_padded // 16])))
+        self.body.append(k.run(how, name, a, b, static=[depth_padded // 16]))
         self.value[o.name] = Ref(name)
 
     def operands(self, o: BlockOp) -> tuple[str, str]:
@@ -286,7 +286,7 @@ class StripLoop(StripTiles):
         held = k.name(f"{t.name}_held")
         declared = k.declare(k.of_type("HeldRows", self.ctype(t.dtype), mt, kt), held.path[0])
         if declared not in self.before:
-            self.before += [declared, k.do(held.member("read")(value))]
+            self.before += [declared, k.run(held.member("read"), value)]
         return held
 
     def first_row(self, mt: int) -> ir.Expression:
@@ -316,7 +316,7 @@ class StripLoop(StripTiles):
             place = k.name(f"{name}_all") + k.name("group") * (bytes_ // dtype.bytes)
             self.before_loop.append(k.made(tile, name, place))
             shown = [SHOWN] if self.memory.unit == SWIZZLED else []
-            self.body += [k.do(k.call("put_strip", name, m.name, "member", "share")), *shown, EACH_GROUP]
+            self.body += [k.run("put_strip", name, m.name, "member", "share"), *shown, EACH_GROUP]
         return k.construct(k.of_type("Rows16", tile, True), name, self.first_row(m.mt))
 
     # --- accumulators -------------------------------------------------------------------------------------------------
@@ -359,9 +359,9 @@ class StripLoop(StripTiles):
             return
         numbers, own = self.across * 16 * self.members * v.mt, f"{v.name}_own"
         self.keep_of_group(v.name, "float", numbers, 4 * numbers, own)
-        joined = k.call("join_shares", v.name, own, "member", static=[kind, self.across, self.members])
-        put = k.call("put_share", own, v.name, "member", "share", static=[self.members])
-        self.body += [k.do(put), EACH_GROUP, k.do(joined)]
+        put = k.run("put_share", own, v.name, "member", "share", static=[self.members])
+        joined = k.run("join_shares", v.name, own, "member", static=[kind, self.across, self.members])
+        self.body += [put, EACH_GROUP, joined]
 
     def running_maximum(self, o: BlockOp) -> None:
         """A running maximum and its shrink."""
@@ -387,4 +387,4 @@ class StripLoop(StripTiles):
 
 def _filled(name: str, value: ir.Expression) -> ir.Do:
     """All numbers of a value in registers are one."""
-    return k.do(k.name(name).member("fill")(value))
+    return k.run(k.name(name).member("fill"), value)

@@ -13,7 +13,7 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import EPILOGUE, GRID, BlockOp
 
-ARRIVED = k.do(k.call("cluster_wait"))  #: all blocks of a cluster have come so far
+ARRIVED = k.run("cluster_wait")  #: all blocks of a cluster have come so far
 LEAST: ir.Expression = -k.number("INFINITY")
 
 
@@ -224,7 +224,7 @@ class StripMerge(StripResults):
                 if v not in sent:
                     sent.append(v)
                     self.send(v)
-        self.epilogue += [k.do(k.call("cluster_arrive")), ARRIVED]
+        self.epilogue += [k.run("cluster_arrive"), ARRIVED]
         before = len(self.epilogue)
         for o in ops:
             if o.op in ("grid_sum", "grid_top"):
@@ -244,7 +244,7 @@ class StripMerge(StripResults):
             own = -(-d.chunks // s)
             self.memory.keep(name, "float", 4 * s * own * d.vector)
             place = k.call("in_block", name, i / own) + (rank * own + i % own) * d.vector
-            put = k.do(k.call("put_floats", place, "share"))
+            put = k.run("put_floats", place, "share")
             self.epilogue.append(self.over_domain(d, *self.chunk_values(e, d, "share"), put))
             return
         n = count(d)

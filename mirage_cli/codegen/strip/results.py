@@ -158,8 +158,8 @@ class StripResults(StripLoop):
             if self.side_by_side(value, d):
                 offset = self.offset(self.reads[value].access, EPILOGUE, [a for a, _ in d.inner])
                 part = k.name(f"{value}_x")
-                read = k.call("get_vector", part, k.total([value, offset, "first"]))
-                statements += [array(f"{value}_x", v), k.do(read)]
+                read = k.run("get_vector", part, k.total([value, offset, "first"]))
+                statements += [array(f"{value}_x", v), read]
                 vectors[value] = part["e"]
         out = Lets()
         inside = self.inside([a for a, _ in (*d.outer, *d.inner)], EPILOGUE)
@@ -209,7 +209,7 @@ class StripResults(StripLoop):
     ) -> list[ir.Statement]:
         """A chunk that is a sum over groups or blocks, each with a weight (None: 1), which elements have of their own where
         rows lie inside; `places` say where they are."""
-        add: ir.Statement = k.do(k.call("add_scaled", f"{name}_x", part, weight or ONE))
+        add: ir.Statement = k.run("add_scaled", f"{name}_x", part, weight or ONE)
         if weight is not None and d.rows_inside:
             summand = k.assign(k.name(f"{name}_x")["e"], part["e"] * weight, "+=")
             add = k.loop("e", d.vector, *places, summand)
@@ -241,10 +241,10 @@ class StripResults(StripLoop):
         test = self.inside([a for a, _ in (*d.outer, *d.inner)], EPILOGUE)
         place, offset = k.name(f"y{n}"), self.offset(o.access, EPILOGUE)
         if whole and d.vector > 1:
-            put = k.do(k.call("put_vector", k.total([place, offset]), "result"))
+            put = k.run("put_vector", k.total([place, offset]), "result")
             store = [*decode(d.inner, "first"), k.when(test, put)]
         else:
-            put = k.do(k.call("put", place[offset], k.name("result")["e"]))
+            put = k.run("put", place[offset], k.name("result")["e"])
             store = [k.loop("e", d.vector, *decode(d.inner, AT), k.when(test, put), unroll=k.UNROLL)]
         return k.scope(*self.chunk_values(self.value[name], d, "result"), *store)
 
@@ -253,7 +253,7 @@ class StripResults(StripLoop):
         e, o, out = self.value[name], self.p.outputs[n], Lets()
         test = self.inside([a for a, _ in d], EPILOGUE)
         value = self.value_of(e, EPILOGUE, out, self.element_behind, None, self.guard(e, d, EPILOGUE, out))
-        put = k.do(k.call("put", k.name(f"y{n}")[self.offset(o.access, EPILOGUE)], value))
+        put = k.run("put", k.name(f"y{n}")[self.offset(o.access, EPILOGUE)], value)
         first = k.binary("==", "rank", 0) if self.g.split and not set(self.g.split) & stored else None
         store = k.when(k.both(test, first), put)
         self.epilogue.append(over_threads("i", count(d), *decode(d, "i"), *out.statements, store))

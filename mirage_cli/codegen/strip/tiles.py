@@ -162,13 +162,13 @@ class StripTiles(StripBase):
         statements = [*decode(t.outer, self.clamped("o", t.outer, t.n_outer)), array("made", t.vector)]
         for name, tile in read.items():
             part, row = f"{name}_part", self.vector_index(tile.outer)
-            read_row = k.do(k.call("tile_floats", part, self.held(tile), row, "first"))
+            read_row = k.run("tile_floats", part, self.held(tile), row, "first")
             statements += [array(part, t.vector), read_row]
         body = (*decode(t.inner, inner), *out.statements, k.assign(k.name("made")["e"], value))
         return [
             *statements,
             k.loop("e", t.vector, *body, unroll=k.UNROLL),
-            k.do(k.call("put_vector", self.chunk(t), "made")),
+            k.run("put_vector", self.chunk(t), "made"),
         ]
 
     def chunk(self, t: OperandTile) -> ir.Call:
@@ -270,7 +270,7 @@ class StripTiles(StripBase):
         )
         return [
             array("x", t.vector),
-            k.do(k.call("chunk_floats", "x", self.chunk(t))),
+            k.run("chunk_floats", "x", self.chunk(t)),
             k.loop("e", t.vector, *body, unroll=k.UNROLL),
         ]
 
