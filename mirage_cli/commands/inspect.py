@@ -23,7 +23,8 @@ def inspect(voice: Voice, path: str, **given: Any) -> None:
     """Show which fragments a model (.onnx, .pt, or - for standard input) has and why the rest is left alone, or what an
     output folder holds."""
     options = settings.options(common.given_values(given))
+    common.check_input(path)
     from mirage_cli.inspection import summary
 
-    inspection = summary.inspect(common.check_input(path), options)
+    inspection = summary.inspect(path, options)
     voice.result(inspection.to_json, inspection.text)

@@ -147,7 +147,7 @@ class Inspect(TypedDict):
     unchanged: list[Unchanged]
     notes: A[
         list[str],
-        says("What was done to the model on the way in, and which patterns of --only and --skip fit no node."),
+        says("What was done to the model on the way in, and which patterns of --skip fit no node."),
     ]
 
 

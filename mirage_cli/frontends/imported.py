@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mirage_cli.errors import UsageError
 
 if TYPE_CHECKING:
     import onnx_ir
+    from numpy.typing import NDArray
 
     from mirage_cli.files.rawfile import DataFile
     from mirage_cli.frontends.onnx.original import Original
@@ -107,4 +105,5 @@ class Imported:
         value = self.model.graph.initializers.get(name) or next((o for o in nodes if o.name == name), None)
         if value is None or value.const_value is None:
             raise UsageError(f"the model has no constant called {name!r}")
-        return np.asarray(value.const_value.numpy(), order="C")  # a folded Transpose is a view of its operand
+        array: NDArray[Any] = value.const_value.numpy()
+        return array if array.flags.c_contiguous else array.copy()  # a folded Transpose is a view of its operand

@@ -191,12 +191,11 @@ def _untuned(work: Sequence[Work]) -> list[str]:
 
 
 def _unmatched_patterns(imported: Imported, options: Options) -> list[str]:
-    """The patterns of `--only` and `--skip` that fit no node at all, which may be misspelt."""
+    """The patterns of `--skip` that fit no node at all, which may be misspelt."""
     names = [n.name or "" for n in imported.model.graph]
-    asked = [("only", pattern) for pattern in options.only] + [("skip", pattern) for pattern in options.skip]
     return [
-        f"--{option} {pattern!r}: no node of the model has such a name"
-        for option, pattern in asked
+        f"--skip {pattern!r}: no node of the model has such a name"
+        for pattern in options.skip
         if not any(fnmatch.fnmatch(name, pattern) for name in names)
     ]
 

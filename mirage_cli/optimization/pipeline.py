@@ -28,7 +28,7 @@ from mirage_cli.optimization import assembly, environment, fragment_models, kern
 from mirage_cli.optimization import task as works
 from mirage_cli.optimization.fragment_times import MIRAGE, measure_fragments
 from mirage_cli.optimization.task import Work
-from mirage_cli.options import dims
+from mirage_cli.options import dims, patterns
 from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, fragment_cache, ranges
 from mirage_cli.planning.plan import PlanOptions, newest
@@ -78,8 +78,7 @@ class Run:
         self.kept = environment.store(self.options)
         with self.clock.measure("read"):
             self.progress.stage("read", 1)
-            self.imported = frontends.load(self.model, frontend_options(self.options))
-            dims.check_known({n: r for n, r in self.ranges.items() if not r.fixed}, symbols_of(self.imported))
+            self.imported = read_model(self.model, self.options)
             self.inputs = self._inputs()
             self.progress.step(self.model)
         with self.clock.measure("partition"):
@@ -291,6 +290,15 @@ class Run:
             names = {id(file): name for name, file in zip(self.imported.external, self.imported.files, strict=False)}
             run_cache.keep(report, page, draft, self.options, self.tools, self.pieces, names)
         return report
+
+
+def read_model(path: str, options: Options) -> Imported:
+    """The model at `path` ("-": standard input). Raises ModelError where it cannot be read, UsageError for sizes and
+    patterns of `--only` that do not fit it."""
+    imported = frontends.load(path, frontend_options(options))
+    dims.check_known({n: r for n, r in dims.parse(options.dim).items() if not r.fixed}, symbols_of(imported))
+    patterns.check("--only", options.only, [n.name or "" for n in imported.model.graph], "node of the model")
+    return imported
 
 
 def frontend_options(options: Options) -> frontends.Options:

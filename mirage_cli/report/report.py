@@ -91,9 +91,7 @@ class Report:
     coverage: A[
         dict[str, Share], says("Shares of `flops`, `weight_bytes` and `nodes` that the replaced fragments have.")
     ]
-    notes: A[
-        list[str], says("What was done to the model on the way in; patterns of `only` and `skip` that fit no node.")
-    ]
+    notes: A[list[str], says("What was done to the model on the way in; patterns of `skip` that fit no node.")]
     toolchain: A[dict[str, str], says("Compilers whose version changes what is written.")]
     operators: A[dict[str, str], says("The operator of each node by the node's name, in the order of the model.")]
     files: A[forms.Files, says("Hash of every file that was written, but for the reports.")]

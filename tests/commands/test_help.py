@@ -16,6 +16,7 @@ from mirage_cli.options.options import Options
 from tests.commands.conftest import Run, environment, process
 
 ROOT = str(Path(__file__).resolve().parents[2])
+NOPE = ["optimize", "nope.onnx", "--dry-run"]
 HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "jinja2", "yaml", "platformdirs", "logging")
 
 
@@ -96,7 +97,7 @@ def test_no_command_is_wrong_usage_and_shows_the_help(run: Run) -> None:
     assert "Commands:" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["optimize", "--help"], ["--version"], ["optimize", "--fore"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["optimize", "--help"], ["--version"], ["optimize", "--fore"], NOPE])
 def test_parsing_imports_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import sys, json\nfrom mirage_cli.main import cli\n"
