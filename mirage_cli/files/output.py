@@ -63,8 +63,8 @@ def check_target(folder: Path, model: Path | None = None) -> None:
 @contextmanager
 def claimed(folder: Path, model: Path | None = None, replacing: bool = True) -> Iterator[None]:
     """Nobody else writes `folder` while the block runs, and what killed runs have left beside it is removed. Raises Busy when
-    another run writes it, UsageError for what `check_target` refuses where the whole folder is to be replaced. Folders above it
-    are made, and stay where something was written.
+    another run writes it, UsageError for what `check_target` refuses where the whole folder is to be replaced. Folders above
+    it are made, and stay where something was written.
 
     On a file system without locks runs do not know of each other: each writes a draft of its own, and none is removed.
     """

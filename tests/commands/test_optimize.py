@@ -30,9 +30,11 @@ def fixed(cache: Path) -> list[str | Path]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path, Options]]:
-    """What `optimize` hands on to the pipeline, which then does nothing."""
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Path, Options]]:
+    """What `optimize` hands on to the pipeline, which then does nothing; `m.onnx` is there."""
     calls: list[tuple[str, Path, Options]] = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.onnx").touch()
 
     def remember(model: str, out: Path, options: Options, progress: Any) -> Report:
         calls.append((model, out, options))
