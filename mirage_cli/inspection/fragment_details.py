@@ -20,7 +20,7 @@ from mirage_cli.exporters.labels import clean, escaped, microseconds, short
 from mirage_cli.exporters.pictures import distinct, pictures
 from mirage_cli.files.output import MUGRAPHS
 from mirage_cli.files.rawfile import content
-from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report import mugraph_file, naming, reader
 from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
 
 WIDTH = 110  #: columns where there is no terminal
@@ -73,14 +73,13 @@ def show(folder: Path, wanted: str | None) -> Shown:
 
 
 def find(report: Mapping[str, Any], folder: Path, wanted: str) -> dict[str, Any]:
-    """The fragment whose identifier is `wanted` or begins with it, or whose name is. Raises UsageError."""
-    fitting: list[dict[str, Any]] = [f for f in report["fragments"] if f["id"] == wanted]
-    fitting = fitting or [f for f in report["fragments"] if wanted and f["id"].startswith(wanted)]
-    fitting = fitting or [f for f in report["fragments"] if f["name"] == wanted]
+    """The one fragment that is meant by `wanted` (`report/naming.py`). Raises UsageError."""
+    known: list[dict[str, Any]] = report["fragments"]
+    fitting = naming.fitting(known, wanted)
     if len(fitting) == 1:
         return fitting[0]
-    hint = f"`{wording.command(['mirage', 'show', str(folder)])}` lists the fragments"
     if not fitting:
+        hint = f"{naming.near(known, wanted)} (`{wording.command(['mirage', 'show', str(folder)])}` lists them)"
         raise UsageError(f"no fragment of {folder} is called {short(wanted, NAME)!r}", hint)
     ids = ", ".join(f["id"] for f in fitting)
     raise UsageError(f"{short(wanted, NAME)!r} fits {len(fitting)} fragments: {ids}", "give more of the identifier")

@@ -46,7 +46,7 @@ def test_the_list(tmp_path: Path) -> None:
 def test_a_fragment_of_an_output_folder(optimized: Optimized) -> None:
     folder = optimized("rmsnorm_linear_fp32")
     (f,) = json.loads((folder / "report.json").read_text())["fragments"]
-    for wanted in (f["id"], f["id"][:4], f["name"]):
+    for wanted in (f["id"], f["id"][:4], f["name"], f"{f['name']}_{f['id']}", "norm_*"):
         assert show(folder, wanted).document["id"] == f["id"]
     found = show(folder, f["id"])
     text = checked(found)
