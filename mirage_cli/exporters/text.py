@@ -7,6 +7,7 @@ from typing import Any
 
 from mirage_cli.exporters import wording
 from mirage_cli.exporters.labels import counted, paragraph, short, table
+from mirage_cli.report import naming
 from mirage_cli.report.report import Report
 
 WIDTH = 100  #: columns
@@ -43,19 +44,31 @@ def fragments(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table of fragments: a row for each distinct one."""
     if not entries:
         return []
-    head = ("Fragment", "places", "status", "predicted", "proof", "error (original's)")
+    targets = list(dict.fromkeys(t for f in entries for t in wording.predictions(f)))
+    ids = naming.beginnings([f["id"] for f in entries])
+    head = [
+        "Fragment",
+        "id",
+        "places",
+        "status",
+        *(f"predicted, {t}".strip(", ") for t in targets),
+        "proof",
+        "error (original's)",
+    ]
     rows = [
-        (
+        [
             short(f["name"], NAME),
+            ids[f["id"]],
             str(f["occurrences"]),
             f["status"],
-            wording.gain(f) or "-",
+            *(wording.gain(f, t) or "-" for t in targets),
             wording.bound(f["verification"]) or "-",
             wording.accuracy(f["verification"]["float"]) or "-",
-        )
+        ]
         for f in entries
     ]
-    return table([head, *rows], right=(1,))
+    shown = len(head) - (len(targets) > 1)  # `mirage show` has the errors
+    return table([row[:shown] for row in (head, *rows)], right=(2,))
 
 
 def reasons(entries: Sequence[Mapping[str, Any]]) -> list[str]:

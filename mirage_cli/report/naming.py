@@ -16,7 +16,7 @@ def fitting(fragments: Sequence[F], wanted: str) -> list[F]:
     beginning of an identifier, else by their name, which may be a pattern such as '*attention*'."""
     for fits in (
         lambda f: f["id"] == wanted.rpartition("_")[2],
-        lambda f: f["id"].startswith(wanted),
+        lambda f: _begins(f["id"], wanted),
         lambda f: fnmatch.fnmatchcase(f["name"], wanted),
     ):
         if wanted and (found := [f for f in fragments if fits(f)]):
@@ -30,8 +30,19 @@ def near(fragments: Sequence[F], wanted: str) -> str:
 
 
 def beginnings(identifiers: Sequence[str], least: int = 6) -> dict[str, str]:
-    """For each identifier its shortest beginning of at least so many characters that no other one has."""
+    """For each identifier a beginning of at least so many digits that means no other one; `0123abv1` for a variant of
+    `0123ab`."""
     length = least
-    while len({i[:length] for i in identifiers}) < len(set(identifiers)):
+    while len(short := {i: _hash(i)[:length] + i[len(_hash(i)) :] for i in identifiers}) > len(set(short.values())):
         length += 1
-    return {i: i[:length] for i in identifiers}
+    return short
+
+
+def _begins(identifier: str, wanted: str) -> bool:
+    own, asked = _hash(identifier), _hash(wanted)
+    return own.startswith(asked) and identifier[len(own) :] == wanted[len(asked) :]
+
+
+def _hash(identifier: str) -> str:
+    """An identifier without the number of its variant, such as v1."""
+    return identifier.partition("v")[0]

@@ -95,6 +95,7 @@ class Report:
     toolchain: A[dict[str, str], says("Compilers whose version changes what is written.")]
     operators: A[dict[str, str], says("The operator of each node by the node's name, in the order of the model.")]
     files: A[forms.Files, says("Hash of every file that was written, but for the reports.")]
+    sizes: A[dict[str, int], says("Sizes of symbolic dimensions that times are for.")] = field(default_factory=dict)
     seal: A[
         str, says("Of `files` and the model, made with a secret of who wrote them: `verify` loads its user's own.")
     ] = ""
