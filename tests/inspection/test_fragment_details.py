@@ -43,6 +43,21 @@ def test_the_list(tmp_path: Path) -> None:
     assert [f["id"][0] for f in found.document["fragments"]] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "last"),
+    [(40, "places"), (80, "proof"), (120, "error (original's)"), (0, "error (original's)")],
+)
+def test_a_narrow_list_has_fewer_columns_and_whole_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int, last: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns or ""))
+    text = show(written(tmp_path, reports.report(reports.replaced(), reports.kept())), None).text()
+    head, *rows = text.splitlines()[-3:]
+    assert head.endswith(last) and "…" not in text
+    assert [row.split()[:2] for row in rows] == [["a6660ab85df12c2a", "norm_linear"], ["b6660ab85df12c2b", "attention"]]
+    assert max(map(len, text.splitlines())) <= (columns or fragment_details.WIDTH)
+
+
 def test_a_fragment_of_an_output_folder(optimized: Optimized) -> None:
     folder = optimized("rmsnorm_linear_fp32")
     (f,) = json.loads((folder / "report.json").read_text())["fragments"]
