@@ -158,8 +158,9 @@ def report(
     work: Sequence[Work],
     options: Options,
     seconds: dict[str, float],
+    given: Mapping[str, dims.Range] = MappingProxyType({}),
 ) -> Report:
-    """The report of what was found and chosen."""
+    """The report of what was found and chosen; `given` is what is known of symbolic dimensions."""
     chosen = [w for w in work if w.replace]
     covered = coverage.measure(imported, [o for w in chosen for o in w.occurrences])
     return Report(
@@ -175,7 +176,7 @@ def report(
         },
         options.to_json(),
         dict(seconds),
-        [fragment_report(w, dims.parse(options.dim)) for w in work],
+        [fragment_report(w, given) for w in work],
         coverage.unchanged(imported, parts, work),
         covered,
         [*imported.notes, *_unmatched_patterns(imported, options), *_untuned(work)],

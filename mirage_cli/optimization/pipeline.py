@@ -16,8 +16,10 @@ from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.checks import given_tensors, stated_program
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
 from mirage_cli.codegen.requests.passes import without
+from mirage_cli.errors import UsageError
 from mirage_cli.files.datafile import Piece
 from mirage_cli.files.result_store import Kept
+from mirage_cli.frontends import sizes as polynomials
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import Partition, partition
@@ -35,9 +37,10 @@ from mirage_cli.planning.plan import PlanOptions, newest
 from mirage_cli.processes import isolation
 from mirage_cli.report.report import Report
 from mirage_cli.report.stages import Clock, Progress, Silent
-from mirage_cli.runtime import given
+from mirage_cli.runtime import example, given, running_sizes
 from mirage_cli.search.search import SearchOptions, Standing
 
+MOST_TRIED = 1 << 30  #: bytes of a model and its data up to which it is tried at the sizes of a run
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
 
 
@@ -54,6 +57,8 @@ class Run:
     parts: Partition = field(init=False)
     plans: PlanOptions = field(init=False)
     kept: Kept | None = None
+    ranges: dict[str, dims.Range] = field(default_factory=dict)  #: of symbolic dimensions: given, or all that runs
+    sizes: dict[str, int] = field(default_factory=dict)  #: of symbols of the model's inputs, that times are for
     inputs: given.Arrays | None = None  #: of the whole model, with which kernels are checked too
     work: list[Work] = field(default_factory=list)
     built: BuildResult | None = None
@@ -62,11 +67,6 @@ class Run:
     pieces: list[Piece] = field(default_factory=list)  #: what the file of weights is made of
     notes: list[str] = field(default_factory=list)  #: on trying the patched model
     clock: Clock = field(default_factory=Clock)
-
-    @property
-    def ranges(self) -> dict[str, dims.Range]:
-        """The ranges that are given for symbolic dimensions."""
-        return dims.parse(self.options.dim)
 
     @property
     def chosen(self) -> list[Work]:
@@ -79,6 +79,7 @@ class Run:
         with self.clock.measure("read"):
             self.progress.stage("read", 1)
             self.imported = read_model(self.model, self.options)
+            self.ranges, self.sizes = running_ranges(self.imported, self.options)
             self.inputs = self._inputs()
             self.progress.step(self.model)
         with self.clock.measure("partition"):
@@ -275,7 +276,8 @@ class Run:
     def report(self) -> Report:
         """The report of what is known by now."""
         seconds = self.clock.total()
-        return assembly.report(self.model, self.imported, self.parts, self.work, self.options, seconds)
+        made = assembly.report(self.model, self.imported, self.parts, self.work, self.options, seconds, self.ranges)
+        return replace(made, sizes=self.sizes)
 
     def write(self, draft: Path, out: Path) -> Report:
         """Write everything but model and library, which are there, into the draft, which will be `out`."""
@@ -299,6 +301,32 @@ def read_model(path: str, options: Options) -> Imported:
     dims.check_known({n: r for n, r in dims.parse(options.dim).items() if not r.fixed}, symbols_of(imported))
     patterns.check("--only", options.only, [n.name or "" for n in imported.model.graph], "node of the model")
     return imported
+
+
+def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims.Range], dict[str, int]]:
+    """The ranges of symbols: those given, and for others that the model does not run at their usual size what it does; and the
+    typical sizes of all symbols of its inputs. Raises UsageError where it does not run at a size that was asked for."""
+    asked = dims.parse(options.dim)
+    original = imported.original
+    names = ranges.bases(symbols_of(imported))
+    if original is None:
+        return asked, {}
+    fixed = example.sizes_of(original.proto(), options.dim, dims.parse_shapes(options.shape))
+    symbols = {n: k for n, k in fixed.items() if polynomials.names(polynomials.parse(n)) == [n]}
+    sizes = {n: ranges.range_of(n, asked).typical for n in names} | symbols
+    if not sizes or len(original.data) + sum(f.size for f in imported.files) > MOST_TRIED:
+        return asked, sizes
+    found = running_sizes.running(original.data, str(Path(original.files.path).parent), sizes, options.max_memory)
+    if not found.name:
+        return asked, sizes
+    most = found.sizes[found.name]
+    if found.name in fixed:
+        option = f"--dim {found.name}={asked[found.name]}" if found.name in asked else "--shape"
+        raise UsageError(
+            f"{option}: the model does not run at {found.name} {sizes[found.name]}: {found.problem.splitlines()[0]}",
+            f"the largest that runs is {found.name}={most}",
+        )
+    return asked | {found.name: dims.Range(1, most, most)}, found.sizes
 
 
 def frontend_options(options: Options) -> frontends.Options:

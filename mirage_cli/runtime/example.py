@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.errors import UsageError
 from mirage_cli.frontends import sizes
+from mirage_cli.options import dims as options
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 #: sizes of symbolic dimensions by what their name contains, first match first
@@ -62,6 +63,28 @@ def _size(dim: int | str | None, unnamed: str, dims: Mapping[str, int]) -> int:
     count = sizes.substitute(size, {name: dims[name] if name in dims else usual(name) for name in sizes.names(size)})
     assert isinstance(count, int)
     return max(count, 0)
+
+
+def sizes_of(model: onnx.ModelProto, dim: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Numbers for the symbolic dimensions of a model's inputs, as far as --dim (typical values) and --shape tell.
+
+    Raises UsageError for a symbol that the model lacks.
+    """
+    weights = {t.name for t in model.graph.initializer}
+    texts = {
+        f"{i.name}.{k}": d.dim_param
+        for i in model.graph.input
+        if i.name not in weights
+        for k, d in enumerate(i.type.tensor_type.shape.dim)
+    }
+    ranges = options.parse(dim)
+    options.check_known(ranges, [n for text in texts.values() if text for n in sizes.names(sizes.parse(text))])
+    numbers = {
+        texts.get(f"{name}.{k}") or f"{name}.{k}": number
+        for name, shape in shapes.items()
+        for k, number in enumerate(shape)
+    }
+    return numbers | options.typical(ranges)
 
 
 def usual(name: str) -> int:
