@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.benchmark import gpu_fragment
-from mirage_cli.benchmark.options import BenchOptions
+from mirage_cli.benchmark.options import BenchOptions, replaced_fragments
 from mirage_cli.benchmark.report import FragmentRow
 from mirage_cli.errors import ToolMissing, UsageError
 from mirage_cli.files.output import LIBRARY, MODEL, digest
 from mirage_cli.frontends.onnx import protobuf
+from mirage_cli.frontends.torchscript import modules
 from mirage_cli.lax.ir.program import Program, program_from_json
-from mirage_cli.machine import devices
-from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place
+from mirage_cli.machine import devices, packages
+from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place, ScriptContestant
 from mirage_cli.measurement.gpu import GpuTimer
 from mirage_cli.measurement.timing import Effort
 from mirage_cli.optimization import fragment_models
 from mirage_cli.optimization.fragment_times import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
 from mirage_cli.options import dims
 from mirage_cli.report import mugraph_file, reader
-from mirage_cli.report.report import REPLACED
 from mirage_cli.runtime import example, given, sessions
 from mirage_cli.runtime.bfloat16 import holds_bfloat16
 
@@ -65,10 +65,10 @@ class Rows:
         known: dict[str, int] = report.get("sizes", {})
         self.sizes = known | example.sizes_of(self.model, options.dim, dims.parse_shapes(options.shape))
         self.sets = input_sets(self.model, options, devices.cache_bytes(place.provider), known)
-        replaced = [f for f in report["fragments"] if f["status"] == REPLACED]
+        replaced = replaced_fragments(report, options.only)
         same = options.inputs is None and known == self.sizes
         self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place, same)
-        self.original, self.note = original_model(folder, report)
+        self.original, self.note = original_model(folder, report, place)
         self.gpu, self.absent = opened(place, options)
 
     def prepared(self) -> Prepared:
@@ -94,12 +94,37 @@ class Rows:
         tensors = [v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)]
         tensors += [t.data_type for t in graph.initializer]
         makers: dict[str, Callable[[], Contestant]] = {
-            ORIGINAL: lambda: OrtContestant(self.original, None, self.sets, self.place),
+            ORIGINAL: self._original,
             MIRAGE: lambda: OrtContestant(self.folder / MODEL, library, self.sets, self.place),
         }
         comparison = compare(makers, self.effort, unit=sessions.coarsest_unit(tensors, graph.node))
         widened = self.place.provider == "cpu" and holds_bfloat16(self.model)
         return replace(comparison, notes=(*comparison.notes, WIDENED)) if widened else comparison
+
+    def _original(self) -> Contestant:
+        """The original side: a TorchScript module in PyTorch, any other model in onnxruntime."""
+        if modules.is_script(self.original):
+            names = [o.name for o in self.model.graph.output]
+            return ScriptContestant(self.original, self.sets, names, self.place)
+        return OrtContestant(self.original, None, self.sets, self.place)
+
+
+class Alone:
+    """A model that is timed alone, in onnxruntime. Lives in a process of its own."""
+
+    def __init__(self, path: Path, options: BenchOptions, place: Place) -> None:
+        """Raises ModelError for a file that is no model, UsageError for sizes that do not fit."""
+        self.path, self.place, self.effort = path, place, Effort(options.seconds, options.runs)
+        self.sets = input_sets(read_model(path), options, devices.cache_bytes(place.provider))
+
+    def prepared(self) -> Prepared:
+        """The same for this model."""
+        inputs = {name: list(a.shape) for name, a in self.sets[0].items()}
+        return Prepared(inputs, len(self.sets), str(self.path), {})
+
+    def whole(self) -> Comparison:
+        """Measure the model."""
+        return compare({ORIGINAL: lambda: OrtContestant(self.path, None, self.sets, self.place)}, self.effort)
 
 
 def opened(place: Place, options: BenchOptions) -> tuple[GpuTimer | None, dict[str, str]]:
@@ -117,22 +142,31 @@ def read_model(path: Path) -> onnx.ModelProto:
     return protobuf.parse(protobuf.read_bytes(str(path)), str(path))
 
 
-def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
+def original_model(folder: Path, report: Mapping[str, Any], place: Place) -> tuple[Path, str]:
     """The file that is the original side, and what to say of it: the model that was optimized, when it is still there
-    and the same, else the patched one without its library, whose functions hold the original nodes."""
+    and the same (a TorchScript module: on the CPU, with PyTorch), else the patched one without its library, whose functions
+    hold the original nodes."""
     model = report["model"]
-    path = Path(model["path"])
-    if model["format"] != "onnx":
-        return folder / MODEL, f"{folder / MODEL} without its library ({path} is {model['format']})"
+    path, script = Path(model["path"]), model["format"] != "onnx"
     try:
         sha256 = digest(path)
         external = {n: digest(path.parent / n) for n in model["external_data"]}
         if sha256 == model["sha256"] and external == model["external_data"]:
-            return path, str(path)
-        problem = "has changed"
+            problem = _not_in_torch(place) if script else ""
+            if not problem:
+                return path, f"{path} in PyTorch" if script else str(path)
+        else:
+            problem = "has changed"
     except OSError:
         problem = "is not there"
     return folder / MODEL, f"{folder / MODEL} without its library ({model['path']} {problem})"
+
+
+def _not_in_torch(place: Place) -> str:
+    """Why a TorchScript module is not timed in PyTorch; nothing where it can be."""
+    if place.provider != "cpu":
+        return "is timed in PyTorch on the CPU only"
+    return f"is not timed: {problem}" if (problem := packages.problem("torch")) else ""
 
 
 def input_sets(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         "confidence",
         "max_memory",
         "inputs",
+        "data",
     ),
 )
 @click.argument("model", required=False, type=common.Model())

@@ -134,7 +134,15 @@ def _verdicts(verification: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def speed(report: Mapping[str, Any]) -> str:
-    """The cost model's predictions for everything that was replaced, by target, in a sentence; nothing without any."""
+    """The times of the whole model where it was measured; else the cost model's predictions for everything that was
+    replaced, by target, in a sentence; nothing without any."""
+    whole = report.get("whole")
+    if whole and whole["mirage_us"] and whole["original_us"]:
+        ours, original = whole["mirage_us"], whole["original_us"]
+        return (
+            f"Measured on {whole['device']}{sizes(report)}, the whole model: {microseconds(ours)} in place of "
+            f"{microseconds(original)}, {times(original / ours)}."
+        )
     said = [
         f"{f'on {target} ' if target else ''}{microseconds(ours)} in place of {microseconds(original)}, "
         f"{times(original / ours)}"
@@ -220,6 +228,12 @@ def gain(fragment: Fragment, target: str | None = None) -> str:
     if target is not None:
         return gain_of(*known[target]) if target in known else ""
     return ", ".join(f"{t} {gain_of(*us)}" if len(known) > 1 else gain_of(*us) for t, us in known.items())
+
+
+def measured(fragment: Fragment) -> str:
+    """The same as it was measured last; nothing without."""
+    rows = [m for m in fragment["measured"] if m["mirage_us"] and m["original_us"]]
+    return gain_of(rows[-1]["mirage_us"], rows[-1]["original_us"]) if rows else ""
 
 
 def gain_of(ours: float, original: float) -> str:

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 class Options:
     """A user's choices for a model's dimensions: `shapes` fixes inputs, `dims` gives symbols a value, `types` names
     the types of inputs where a format does not tell them. Formats that are programs run in a process of their own,
-    which has `seconds` and `max_memory` bytes (0: no limit)."""
+    which has `seconds` and `max_memory` bytes (0: no limit). `data` is the folder of the external data of a model on standard
+    input."""
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 3600.0
     max_memory: int = 0
+    data: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

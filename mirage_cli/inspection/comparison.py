@@ -52,6 +52,10 @@ class Comparison:
     document: dict[str, Any]
     regressions: tuple[Regression, ...]
 
+    def __repr__(self) -> str:
+        old, new = (self.document[side]["folder"] for side in ("old", "new"))
+        return f"<comparison of {old} and {new}: {counted(len(self.regressions), 'regression')}>"
+
     def to_json(self) -> dict[str, Any]:
         """The document."""
         return self.document

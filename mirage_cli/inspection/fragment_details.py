@@ -6,6 +6,7 @@ import bisect
 import io
 import itertools
 import os
+import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from mirage_cli.exporters import tree, wording
 from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
 from mirage_cli.exporters.labels import cells, clean, escaped, microseconds, short
 from mirage_cli.exporters.pictures import distinct, pictures
-from mirage_cli.files.output import MUGRAPHS
+from mirage_cli.files.output import MUGRAPHS, PAGE
 from mirage_cli.files.rawfile import content
 from mirage_cli.report import mugraph_file, naming, reader
 from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
@@ -77,6 +78,16 @@ def show(folder: Path, wanted: str | None) -> Shown:
     """
     report = reader.read(folder)
     return _list(report) if wanted is None else _fragment(report, folder, find(report, folder, wanted))
+
+
+def in_browser(folder: Path) -> Shown:
+    """The page of an output folder, which a browser opens now. Raises ModelError for a folder that is none, UsageError where
+    no browser can be started."""
+    reader.read(folder)
+    page = (folder / PAGE).resolve()
+    if not webbrowser.open(page.as_uri()):
+        raise UsageError("no browser can be started here", f"open {page}")
+    return Shown({"path": str(page)}, f"{page}\n")
 
 
 def find(report: Mapping[str, Any], folder: Path, wanted: str) -> dict[str, Any]:

@@ -45,6 +45,31 @@ def example_inputs(model: ir.Model | onnx.ModelProto, dims: Mapping[str, int], s
     return {v.name or "": _array(v, graph, dims, seed, cached) for v in graph.given}
 
 
+def expressions(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, str] | None:
+    """Texts in Python that draw the inputs of a model, by name, of numpy as `np` and a generator called `random`; None
+    where an input is of a type that numpy has not. Raises UsageError as `example_inputs`."""
+    graph = _Graph(ir.from_proto(model))
+    drawn = {}
+    for value in graph.given:
+        name, shape = value.name or "", dimensions(value, dims)
+        if value.dtype is None or value.dtype == ir.DataType.STRING or value.dtype.numpy().isbuiltin != 1:
+            return None
+        dtype, integer = f"np.{value.dtype.numpy().name}", value.dtype.is_integer()
+        text = f"random.standard_normal({shape})"
+        if "mask" in name.lower():
+            text = f"np.{'zeros' if name in graph.added and not integer else 'ones'}({shape})"
+        elif integer and "position" in name.lower() and shape:
+            text = f"np.broadcast_to(np.arange({shape[-1]}), {shape})"
+        elif integer or value.dtype == ir.DataType.BOOL:
+            text = f"random.integers(0, {graph.tables.get(name, 2)}, {shape})"
+        elif name in graph.weights:
+            text += f" / {max(graph.weights[name], 1)} ** 0.5"
+        elif name in graph.positive:
+            text = f"np.abs({text}) + 0.1"
+        drawn[name] = f"np.asarray({text}).astype({dtype})"
+    return drawn
+
+
 def dimensions(value: ir.Value, dims: Mapping[str, int]) -> tuple[int, ...]:
     """Numbers for the dimensions of an input. Raises UsageError for one of unknown rank."""
     if value.shape is None:

@@ -87,6 +87,13 @@ def test_every_option_of_a_run_is_on_the_command_line() -> None:
     assert set(Options.__dataclass_fields__) <= names
 
 
+def test_help_as_a_command(run: Run) -> None:
+    for words in ([], ["bench"], ["cache", "list"]):
+        asked, given = run("help", *words), run(*words, "--help")
+        assert (asked.exit_code, asked.stdout) == (0, given.stdout) and "Usage: mirage" in asked.stdout
+    assert run("help", "benhc").exit_code == 2
+
+
 def test_version(run: Run) -> None:
     assert run("--version").stdout == "mirage 0.1.0\n"
 

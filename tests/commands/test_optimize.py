@@ -161,7 +161,7 @@ ALL = [
     *("--without", "order", "--without", "fusion"),
     *("--confidence", "60", "--cache", "there", "--max-memory", "4G", "--require-coverage", "flops=0.95"),
     *("--dry-run", "--force", "--strict", "--inputs", "given.npz"),
-    *("--tune-candidates", "12", "--tune-budget", "30", "--tuned"),
+    *("--tune-candidates", "12", "--tune-budget", "30", "--tuned", "--data", "weights", "--measure"),
 ]
 ALL_OPTIONS = Options(
     shape=("x=1x128", "y=2"),
@@ -189,6 +189,8 @@ ALL_OPTIONS = Options(
     tune_candidates=12,
     tune_budget=30.0,
     tuned=True,
+    data="weights",
+    measure=True,
 )
 
 

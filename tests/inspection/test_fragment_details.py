@@ -86,6 +86,16 @@ def test_a_fragment_of_an_output_folder(optimized: Optimized) -> None:
     assert found.document["files"] == [f"mugraphs/{f['id']}.json", f"src/{f['id']}.cpp"]
 
 
+def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, opened = written(tmp_path, reports.report()), list[str]()
+    monkeypatch.setattr(fragment_details.webbrowser, "open", lambda url: opened.append(url) or len(opened) == 1)
+    assert fragment_details.in_browser(folder).text() == f"{folder}/report.html\n"
+    assert opened == [f"file://{folder}/report.html"]
+    with pytest.raises(UsageError, match="no browser") as told:
+        fragment_details.in_browser(folder)
+    assert told.value.hint == f"open {folder}/report.html"
+
+
 def test_sources_and_drawings(optimized: Optimized) -> None:
     folder = optimized("rmsnorm_linear_fp32")
     identifier = show(folder, "norm_linear").document["id"]
