@@ -40,6 +40,8 @@ class Program(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now."""
+        if cmd_name == "help":
+            return _help
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
@@ -49,7 +51,7 @@ class Program(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the arguments begin with; one that does not exist suggests the near one."""
-        if args[0] in COMMANDS or args[0].startswith("-"):
+        if args[0] in (*COMMANDS, "help") or args[0].startswith("-"):
             return super().resolve_command(ctx, args)
         close = difflib.get_close_matches(args[0], COMMANDS, 1)
         suggestion = f"Did you mean {close[0]}?" if close else f"Commands are {', '.join(COMMANDS)}."
@@ -175,6 +177,14 @@ def cli() -> None:
     """Superoptimizer for exported models: finds the parts of an ONNX model that can be computed better, searches and
     proves GPU and CPU kernels for them, and writes the model patched to use them in ONNX Runtime."""
     debug.requested_stages()
+
+
+@click.command(name="help", hidden=True, add_help_option=False)
+@click.argument("words", nargs=-1)
+@click.pass_context
+def _help(context: click.Context, words: tuple[str, ...]) -> int:
+    """The help of a command, as `mirage COMMAND --help` prints it, or of the program."""
+    return cli.run([*words, "--help"])
 
 
 def main() -> NoReturn:

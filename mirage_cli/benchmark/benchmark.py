@@ -1,37 +1,37 @@
-"""`mirage bench`: the fragments of an output folder and its whole model, original against patched.
+"""`mirage bench`: the fragments of an output folder and its whole model, original against patched; or a model alone.
 
 Both sides are measured in a process of its own. It is begun before this one imports what it needs itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirage_cli.benchmark.options import BenchOptions
+from mirage_cli.benchmark.options import BenchOptions, replaced_fragments
 from mirage_cli.errors import UsageError
 from mirage_cli.files.output import MARK, PAGE, steady
 from mirage_cli.kernels import trust
 from mirage_cli.machine import devices
 from mirage_cli.measurement.contestant import Place
+from mirage_cli.options import dims
 from mirage_cli.processes.isolation import Lost, Resident
 from mirage_cli.report import reader
-from mirage_cli.report.report import REPLACED
 from mirage_cli.runtime import sessions
 
 if TYPE_CHECKING:
-    from mirage_cli.benchmark.report import BenchReport, FragmentRow
-    from mirage_cli.benchmark.rows import Prepared, Rows
-    from mirage_cli.optimization.fragment_times import Comparison
+    from mirage_cli.benchmark.report import BenchReport, FragmentRow, Sweep
+    from mirage_cli.benchmark.rows import Alone, Prepared, Rows
     from mirage_cli.report.stages import Progress
 
 __all__ = ["BenchOptions", "bench_folder", "choose_place"]
 
 
 def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None = None) -> BenchReport:
-    """Measure an output folder.
+    """Measure an output folder, or the model in a file alone.
 
     Raises ModelError for a folder that `optimize` did not write, UsageError for options that do not fit, ToolMissing for
     a GPU that onnxruntime cannot use, Busy when another run replaces the folder meanwhile. What gives other answers,
@@ -52,23 +52,43 @@ def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None 
     return replace(report, notes=(*report.notes, f"recorded in {folder / MARK} and {folder / PAGE}"))
 
 
-def rows_of(folder: Path, options: BenchOptions, place: Place) -> Rows:
-    """The rows of a folder, made in the process that measures."""
-    from mirage_cli.benchmark.rows import Rows  # noqa: PLC0415 - onnx and all that searches
+def sweep(folder: Path, dim: Sequence[str], options: BenchOptions, progress: Progress | None = None) -> Sweep:
+    """Measure at all combinations of sizes: `dim` has several for a symbol, as in `seq=16,64,128`. Raises as
+    `bench_folder`."""
+    from mirage_cli.benchmark.report import Sweep  # noqa: PLC0415
 
-    return Rows(folder, options, place)
+    symbols = [(name, sizes.split(",")) for name, _, sizes in (text.rpartition("=") for text in dim)]
+    points = [
+        tuple(f"{name}={size}" for (name, _), size in zip(symbols, chosen, strict=True))
+        for chosen in itertools.product(*(sizes for _, sizes in symbols))
+    ]
+    for point in points:
+        dims.parse(point)
+    return Sweep(tuple(points), tuple(bench_folder(folder, replace(options, dim=p), progress) for p in points))
+
+
+def rows_of(folder: Path, options: BenchOptions, place: Place) -> Rows | Alone:
+    """The rows of a folder, or of a model, made in the process that measures."""
+    from mirage_cli.benchmark.rows import Alone, Rows  # noqa: PLC0415 - onnx and all that searches
+
+    return Alone(folder, options, place) if folder.is_file() else Rows(folder, options, place)
 
 
 def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -> BenchReport:
-    report = reader.read(folder)
-    trust.check_unchanged(folder, report)
+    if folder.is_file():
+        if options.only or options.record:
+            raise UsageError(f"{folder}: --only and --record belong to an output folder, found a model")
+        report: Mapping[str, Any] = {"fragments": []}
+    else:
+        report = reader.read(folder)
+        trust.check_unchanged(folder, report)
     place = choose_place(options, "cuda" in _targets(report))
     device = devices.name(place.provider, place.device)
-    replaced = [f for f in report["fragments"] if f["status"] == REPLACED]
+    replaced = replaced_fragments(report, options.only)
     rows = Resident(rows_of, (folder.absolute(), options, place), options.timeout, options.max_memory)
     rows.begin()
     from mirage_cli.benchmark.report import BenchReport  # noqa: PLC0415 - the process that was begun does so meanwhile
-    from mirage_cli.optimization.fragment_times import lost_comparison  # noqa: PLC0415
+    from mirage_cli.optimization.fragment_times import Comparison, lost_comparison  # noqa: PLC0415
     from mirage_cli.report.stages import Silent  # noqa: PLC0415
 
     progress = shown or Silent()
@@ -76,14 +96,16 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
         prepared: Prepared | Lost = rows.call("prepared", (), options.timeout)
         if isinstance(prepared, Lost):
             raise prepared.raised()
-        progress.stage("measure", len(replaced) + 1)
+        progress.stage("measure", len(replaced) + (not options.only))
         fragments = []
         for k, f in enumerate(replaced):
             row: FragmentRow | Lost = rows.call("fragment", (k,), options.timeout)
             fragments.append(unmeasured(f, row) if isinstance(row, Lost) else row)
             progress.step(f["name"])
-        whole: Comparison | Lost = rows.call("whole", (), options.timeout)
-        progress.step("whole model")
+        whole: Comparison | Lost = Comparison(())
+        if not options.only:
+            whole = rows.call("whole", (), options.timeout)
+            progress.step("whole model")
     finally:
         rows.close()
     settings = {

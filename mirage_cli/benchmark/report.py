@@ -59,6 +59,10 @@ class BenchReport:
     absent: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        times = " -> ".join(self.whole()[:2])
+        return f"<times on {self.device}: {len(self.fragments)} fragments, whole model {times} us>"
+
     @property
     def wrong(self) -> bool:
         """True if anything gave other answers than the original, or ended the process that measured it."""
@@ -82,26 +86,56 @@ class BenchReport:
         """A table: microseconds, medians with quartiles."""
         peers = list(dict.fromkeys(e.name for r in self.fragments for e in r.comparison.entries if _is_peer(e)))
         head = ["us for one call", "places", ORIGINAL, MIRAGE, "speedup", "predicted", "floor", *peers]
-        rows = [head, *(_row(r, peers) for r in self.fragments), self._model_row(len(peers))]
+        whole = [self._model_row(len(peers))] if self.model.entries else []
+        rows = [head, *(_row(r, peers) for r in self.fragments), *whole]
         lines = [self.device, *_settings(self.settings), "", *_table(rows), ""]
-        lines += [f"original of the whole model: {self.original}"]
-        lines += [f"{r.name} {r.id}: {p}" for r in self.fragments for p in _problems(r.comparison)]
-        lines += [f"whole model: {p}" for p in _problems(self.model)]
+        lines += [f"original of the whole model: {self.original}"] if whole else []
+        lines += self.problems()
         lines += [f"{name}: {reason}" for name, reason in self.absent.items()]
         return "\n".join([*lines, *self.notes]) + "\n"
 
+    def problems(self) -> list[str]:
+        """What went wrong, in lines."""
+        own = [f"{r.name} {r.id}: {p}" for r in self.fragments for p in _problems(r.comparison)]
+        return own + [f"whole model: {p}" for p in _problems(self.model)]
+
+    def whole(self) -> list[str]:
+        """The whole model's times and speed-up as cells; dashes without them."""
+        return [_us(self.model.entry(ORIGINAL)), _us(self.model.entry(MIRAGE)), _times(self.model.speedup)]
+
     def _model_row(self, peers: int) -> list[str]:
-        c = self.model
-        return [
-            "whole model",
-            "",
-            _us(c.entry(ORIGINAL)),
-            _us(c.entry(MIRAGE)),
-            _times(c.speedup),
-            "",
-            "",
-            *[""] * peers,
+        return ["whole model", "", *self.whole(), "", "", *[""] * peers]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Measurements of an output folder at several sizes, told by what `--dim` says of each."""
+
+    sizes: tuple[tuple[str, ...], ...]
+    reports: tuple[BenchReport, ...]
+
+    @property
+    def wrong(self) -> bool:
+        """True if anything gave other answers at one of the sizes."""
+        return any(r.wrong for r in self.reports)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document: those of the measurements, with their sizes."""
+        rows = [{"dim": list(d), **r.to_json()} for d, r in zip(self.sizes, self.reports, strict=True)]
+        return {"mirage": __version__, "sweep": rows}
+
+    def text(self) -> str:
+        """A table with a row for each size: of the whole model, or of each fragment where these are timed alone."""
+        head = ["us for one call", ORIGINAL, MIRAGE, "speedup"]
+        whole = [[" ".join(d), *r.whole()] for d, r in zip(self.sizes, self.reports, strict=True) if r.model.entries]
+        rows = whole or [
+            [f"{f.name} {' '.join(d)}", *_row(f, ())[2:5]]
+            for d, r in zip(self.sizes, self.reports, strict=True)
+            for f in r.fragments
         ]
+        first = self.reports[0]
+        problems = [f"{' '.join(d)}: {p}" for d, r in zip(self.sizes, self.reports, strict=True) for p in r.problems()]
+        return "\n".join([first.device, "", *_table([head, *rows]), *problems]) + "\n"
 
 
 def _is_peer(e: Entry) -> bool:

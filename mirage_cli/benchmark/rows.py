@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -15,22 +16,21 @@ from numpy.typing import NDArray
 
 from mirage_cli.backends.spec import operator_spec
 from mirage_cli.benchmark import gpu_fragment
-from mirage_cli.benchmark.options import BenchOptions
+from mirage_cli.benchmark.options import BenchOptions, replaced_fragments
 from mirage_cli.benchmark.report import FragmentRow
 from mirage_cli.errors import ToolMissing, UsageError
 from mirage_cli.files.output import LIBRARY, MODEL, digest
-from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx import protobuf
+from mirage_cli.frontends.torchscript import modules
 from mirage_cli.lax.ir.program import Program, program_from_json
-from mirage_cli.machine import devices
-from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place
+from mirage_cli.machine import devices, packages
+from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place, ScriptContestant
 from mirage_cli.measurement.gpu import GpuTimer
 from mirage_cli.measurement.timing import Effort
 from mirage_cli.optimization import fragment_models
 from mirage_cli.optimization.fragment_times import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
 from mirage_cli.options import dims
 from mirage_cli.report import mugraph_file, reader
-from mirage_cli.report.report import REPLACED
 from mirage_cli.runtime import example, given, sessions
 from mirage_cli.runtime.bfloat16 import holds_bfloat16
 
@@ -62,10 +62,13 @@ class Rows:
         self.effort = Effort(options.seconds, options.runs)
         report = reader.read(folder)
         self.model = read_model(folder / MODEL)
-        self.sets = input_sets(self.model, options, devices.cache_bytes(place.provider))
-        replaced = [f for f in report["fragments"] if f["status"] == REPLACED]
-        self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place)
-        self.original, self.note = original_model(folder, report)
+        known: dict[str, int] = report.get("sizes", {})
+        self.sizes = known | example.sizes_of(self.model, options.dim, dims.parse_shapes(options.shape))
+        self.sets = input_sets(self.model, options, devices.cache_bytes(place.provider), known)
+        replaced = replaced_fragments(report, options.only)
+        same = options.inputs is None and known == self.sizes
+        self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place, same)
+        self.original, self.note = original_model(folder, report, place)
         self.gpu, self.absent = opened(place, options)
 
     def prepared(self) -> Prepared:
@@ -91,12 +94,37 @@ class Rows:
         tensors = [v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)]
         tensors += [t.data_type for t in graph.initializer]
         makers: dict[str, Callable[[], Contestant]] = {
-            ORIGINAL: lambda: OrtContestant(self.original, None, self.sets, self.place),
+            ORIGINAL: self._original,
             MIRAGE: lambda: OrtContestant(self.folder / MODEL, library, self.sets, self.place),
         }
         comparison = compare(makers, self.effort, unit=sessions.coarsest_unit(tensors, graph.node))
         widened = self.place.provider == "cpu" and holds_bfloat16(self.model)
         return replace(comparison, notes=(*comparison.notes, WIDENED)) if widened else comparison
+
+    def _original(self) -> Contestant:
+        """The original side: a TorchScript module in PyTorch, any other model in onnxruntime."""
+        if modules.is_script(self.original):
+            names = [o.name for o in self.model.graph.output]
+            return ScriptContestant(self.original, self.sets, names, self.place)
+        return OrtContestant(self.original, None, self.sets, self.place)
+
+
+class Alone:
+    """A model that is timed alone, in onnxruntime. Lives in a process of its own."""
+
+    def __init__(self, path: Path, options: BenchOptions, place: Place) -> None:
+        """Raises ModelError for a file that is no model, UsageError for sizes that do not fit."""
+        self.path, self.place, self.effort = path, place, Effort(options.seconds, options.runs)
+        self.sets = input_sets(read_model(path), options, devices.cache_bytes(place.provider))
+
+    def prepared(self) -> Prepared:
+        """The same for this model."""
+        inputs = {name: list(a.shape) for name, a in self.sets[0].items()}
+        return Prepared(inputs, len(self.sets), str(self.path), {})
+
+    def whole(self) -> Comparison:
+        """Measure the model."""
+        return compare({ORIGINAL: lambda: OrtContestant(self.path, None, self.sets, self.place)}, self.effort)
 
 
 def opened(place: Place, options: BenchOptions) -> tuple[GpuTimer | None, dict[str, str]]:
@@ -114,32 +142,44 @@ def read_model(path: Path) -> onnx.ModelProto:
     return protobuf.parse(protobuf.read_bytes(str(path)), str(path))
 
 
-def original_model(folder: Path, report: Mapping[str, Any]) -> tuple[Path, str]:
+def original_model(folder: Path, report: Mapping[str, Any], place: Place) -> tuple[Path, str]:
     """The file that is the original side, and what to say of it: the model that was optimized, when it is still there
-    and the same, else the patched one without its library, whose functions hold the original nodes."""
+    and the same (a TorchScript module: on the CPU, with PyTorch), else the patched one without its library, whose functions
+    hold the original nodes."""
     model = report["model"]
-    path = Path(model["path"])
-    if model["format"] != "onnx":
-        return folder / MODEL, f"{folder / MODEL} without its library ({path} is {model['format']})"
+    path, script = Path(model["path"]), model["format"] != "onnx"
     try:
         sha256 = digest(path)
         external = {n: digest(path.parent / n) for n in model["external_data"]}
         if sha256 == model["sha256"] and external == model["external_data"]:
-            return path, str(path)
-        problem = "has changed"
+            problem = _not_in_torch(place) if script else ""
+            if not problem:
+                return path, f"{path} in PyTorch" if script else str(path)
+        else:
+            problem = "has changed"
     except OSError:
         problem = "is not there"
     return folder / MODEL, f"{folder / MODEL} without its library ({model['path']} {problem})"
 
 
-def input_sets(model: onnx.ModelProto, options: BenchOptions, cache: int) -> list[Arrays]:
+def _not_in_torch(place: Place) -> str:
+    """Why a TorchScript module is not timed in PyTorch; nothing where it can be."""
+    if place.provider != "cpu":
+        return "is timed in PyTorch on the CPU only"
+    return f"is not timed: {problem}" if (problem := packages.problem("torch")) else ""
+
+
+def input_sets(
+    model: onnx.ModelProto, options: BenchOptions, cache: int, known: Mapping[str, int] = MappingProxyType({})
+) -> list[Arrays]:
     """Sets of inputs for the whole model, with different values: two, or more as long as they do not exceed four times
-    the cache; those of --inputs in their place. Raises UsageError when options do not fit the inputs."""
+    the cache; those of --inputs in their place. Symbols of which nothing is asked have the sizes that are `known`, else usual
+    ones. Raises UsageError when options do not fit the inputs."""
     if options.inputs is not None:
         chosen = given.read(options.inputs, model)
         return [{name: a.copy() for name, a in chosen.items()} for _ in range(_count(chosen, cache))]
     asked = dims.parse_shapes(options.shape)
-    numbers = sizes_of(model, options.dim, asked)
+    numbers = {**known, **example.sizes_of(model, options.dim, asked)}
     first = example.example_inputs(model, numbers, options.seed)
     dims.check_inputs(asked, first)
     for name, shape in asked.items():
@@ -155,59 +195,31 @@ def _count(inputs: Arrays, cache: int) -> int:
     return max(2, min(MAX_SETS, COLD * cache // size))
 
 
-def sizes_of(model: onnx.ModelProto, dim: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Numbers for the symbolic dimensions of a model's inputs, as far as --dim (typical values) and --shape tell.
-
-    Raises UsageError for a symbol that the model lacks.
-    """
-    weights = {t.name for t in model.graph.initializer}
-    texts = {
-        f"{i.name}.{k}": d.dim_param
-        for i in model.graph.input
-        if i.name not in weights
-        for k, d in enumerate(i.type.tensor_type.shape.dim)
-    }
-    ranges = dims.parse(dim)
-    dims.check_known(ranges, [n for text in texts.values() if text for n in sizes.names(sizes.parse(text))])
-    numbers = {
-        texts.get(f"{name}.{k}") or f"{name}.{k}": number
-        for name, shape in shapes.items()
-        for k, number in enumerate(shape)
-    }
-    return numbers | dims.typical(ranges)
-
-
 @dataclass(frozen=True, slots=True)
 class BenchFragment:
     """A fragment to measure: its models, its part of the report of `optimize`, its program."""
 
     models: fragment_models.FragmentModel
     data: Mapping[str, Any]
-    provider: str
+    predicted: Mapping[str, Any]  #: what the cost model says for these sizes on this kind of device; empty if unknown
     program: Program
 
     def row(self, comparison: Comparison) -> FragmentRow:
         """Its row in the report, with the predictions where they are for this target and these sizes."""
-        data, spec = self.data, self.models.spec
-        applies = ("cuda" if "cuda" in data["schedule"] else "cpu") == self.provider and not spec.symbols
+        data, said = self.data, self.predicted
         inputs = tuple(
-            f"{t.dtype}[{', '.join(map(str, s))}]" for t, s in zip(spec.inputs, self.models.shapes, strict=True)
+            f"{t.dtype}[{', '.join(map(str, s))}]"
+            for t, s in zip(self.models.spec.inputs, self.models.shapes, strict=True)
         )
-        return FragmentRow(
-            data["id"],
-            data["name"],
-            data["occurrences"],
-            inputs,
-            comparison,
-            data["predicted_us"] if applies else None,
-            data["floor_us"] if applies else None,
-        )
+        times = (said.get("predicted_us"), said.get("floor_us"))
+        return FragmentRow(data["id"], data["name"], data["occurrences"], inputs, comparison, *times)
 
 
 def fragment_rows(
-    folder: Path, model: onnx.ModelProto, replaced: Sequence[Mapping[str, Any]], feeds: Arrays, place: Place
+    folder: Path, model: onnx.ModelProto, replaced: Sequence[Mapping[str, Any]], feeds: Arrays, place: Place, same: bool
 ) -> list[BenchFragment]:
-    """The replaced fragments of a folder with their models. Raises ModelError when its parts do not belong together."""
+    """The replaced fragments of a folder with their models; `same` tells whether their sizes are those of the report. Raises
+    ModelError when its parts do not belong together."""
     specs, programs = [], {}
     for f in replaced:
         path = folder / f["mugraph"]["file"]
@@ -215,4 +227,12 @@ def fragment_rows(
         programs[f["id"]] = program_from_json(stored["program"])
         specs.append(operator_spec(f["id"], stored["operator"]))
     models = fragment_models.from_folder(model, folder, specs, feeds)
-    return [BenchFragment(models[f["id"]], f, place.provider, programs[f["id"]]) for f in replaced]
+    return [
+        BenchFragment(
+            models[f["id"]],
+            f,
+            f["predictions"].get(place.provider, {}) if same or not models[f["id"]].spec.symbols else {},
+            programs[f["id"]],
+        )
+        for f in replaced
+    ]

@@ -13,7 +13,7 @@ from mirage_cli.errors import CheckFailed
 
 #: options that only one of the two forms takes
 _FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory", "inputs")
-_SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
+_SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
 
 
 @click.command(
@@ -21,6 +21,7 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
     short_help="Time the original model against the patched one, or the suite.",
     examples=(
         "mirage bench out --cpu --threads 4",
+        "mirage bench out --only '*attention*' --dim seq=16,64,128",
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
     ),
@@ -37,10 +38,11 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
         "markdown",
     ),
 )
-@click.argument("folder", metavar="[DIR]", type=click.Path(), required=False)
+@click.argument("folder", metavar="[DIR | MODEL]", type=click.Path(), required=False)
 @click.option("--suite", type=click.Choice(["paper"]), help="Optimize and time the cases of this suite instead.")
 @click.option("--cpu", is_flag=True, help="Measure on the CPU [the first GPU that can be used, else the CPU].")
-@common.settings_options("dim", "shape", gpu="Measure on this GPU.")
+@click.option("--dim", multiple=True, metavar="SYM=N,N,...", help="Sizes of a symbolic dimension [those of optimize].")
+@common.settings_options("shape", gpu="Measure on this GPU.")
 @click.option("--runs", type=click.IntRange(1), metavar="N", help="Runs of each [as many as --seconds allow].")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Time for each measurement, about [2]."
@@ -56,7 +58,7 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
     "seed",
     max_memory="Memory of the process that measures, as 4G [no limit].",
     inputs="Run the whole model on these inputs: a .npz file or a folder of test data [drawn ones].",
-    only="Suite: only rows with such a name.",
+    only="Only these fragments, by name or ID; of a suite, such rows.",
     jobs="Suite: rows that are optimized at a time [number of cores].",
 )
 @click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="Suite: the element type [fp16].")
@@ -72,8 +74,8 @@ _SUITE_ONLY = ("only", "dtype", "peers_from", "allow_tf32", "peers_only", "build
 )
 @common.speaking
 def bench(voice: Voice, folder: str | None, suite: str | None, **given: Any) -> int:
-    """Time the original model against the patched one of the output folder DIR, fragment by fragment and whole; or, with
-    --suite, every case of a suite beside PyTorch and ONNX Runtime. Ends with 1 when an answer is wrong
+    """Time the original model against the patched one of the output folder DIR, fragment by fragment and whole; a MODEL
+    alone; or, with --suite, every case of a suite beside PyTorch and ONNX Runtime. Ends with 1 when an answer is wrong
     or a measurement crashes."""
     context = click.get_current_context()
     if (folder is None) == (suite is None):
@@ -106,8 +108,14 @@ def _folder(voice: Voice, folder: Path, values: dict[str, Any]) -> bool:
     from mirage_cli.benchmark import benchmark
 
     _peers(values)
+    several = [text for text in values.get("dim", ()) if "," in text]
+    dim = values.pop("dim", ()) if several else ()
     options = benchmark.BenchOptions(**values)
     with voice.progress() as progress:
+        if several:
+            sweep = benchmark.sweep(folder, dim, options, progress)
+            voice.result(sweep.to_json, sweep.text)
+            return sweep.wrong
         report = benchmark.bench_folder(folder, options, progress)
     voice.result(report.to_json, report.text)
     return report.wrong

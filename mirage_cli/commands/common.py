@@ -78,14 +78,15 @@ class Voice:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress | None]:
-        """Show progress while the block runs: lines with --verbose, bars on a terminal, else nothing."""
+        """Show progress while the block runs: lines with --verbose, bars on a terminal, elsewhere a line for each stage
+        (but for programs, which read --json)."""
         if self.verbose:
             yield progress.Lines(tell)
         elif not self.quiet and progress.on_terminal():
             with progress.bars() as bars:
                 yield bars
         else:
-            yield None
+            yield None if self.quiet or self.as_json else progress.Stages(tell)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -214,7 +215,11 @@ def given_values(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_input(model: str) -> str:
-    """The model's path. Raises ModelError or UsageError where `-` is meant and nothing can be read from there."""
+    """The model's path. Raises ModelError where there is no such file, and ModelError or UsageError where `-` is meant and
+    nothing can be read from there."""
+    from mirage_cli import frontends
+
+    frontends.check_there(model)
     if model == "-" and sys.stdin is None:
         raise ModelError("-: standard input is closed")
     if model == "-" and sys.stdin.isatty():

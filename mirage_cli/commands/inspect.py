@@ -17,13 +17,14 @@ from mirage_cli.options import settings
     examples=("mirage inspect model.onnx --dim batch=1", "mirage inspect out --json"),
 )
 @click.argument("path", metavar="MODEL | DIR", type=common.Model())
-@common.settings_options("shape", "dim", "target", "arch", "only", "skip")
+@common.settings_options("shape", "dim", "target", "arch", "only", "skip", "data")
 @common.speaking
 def inspect(voice: Voice, path: str, **given: Any) -> None:
     """Show which fragments a model (.onnx, .pt, or - for standard input) has and why the rest is left alone, or what an
     output folder holds."""
     options = settings.options(common.given_values(given))
+    common.check_input(path)
     from mirage_cli.inspection import summary
 
-    inspection = summary.inspect(common.check_input(path), options)
+    inspection = summary.inspect(path, options)
     voice.result(inspection.to_json, inspection.text)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         "confidence",
         "max_memory",
         "inputs",
+        "data",
     ),
 )
 @click.argument("model", required=False, type=common.Model())
@@ -58,12 +59,13 @@ def optimize(
         raise click.UsageError("Missing argument 'MODEL'.", click.get_current_context())
     if output is None and not options.dry_run:
         raise click.UsageError("Missing option '-o' (or --dry-run, to write nothing).", click.get_current_context())
+    path = common.check_input(model)
     from mirage_cli.optimization import story
     from mirage_cli.processes import isolation
 
     isolation.limit_memory(options.max_memory)
     with voice.progress() as progress:
-        report = story.optimize(common.check_input(model), Path(output or ""), options, progress)
+        report = story.optimize(path, Path(output or ""), options, progress)
     voice.result(report.to_json, lambda: _summary(report, output))
 
 

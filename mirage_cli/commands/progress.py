@@ -1,4 +1,5 @@
-"""Showing how a run goes on, on standard error: bars on a terminal, lines with --verbose, nothing otherwise."""
+"""Showing how a run goes on, on standard error: bars on a terminal, a line for each stage elsewhere, all lines with
+--verbose."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mirage_cli.commands.display import Display
     from mirage_cli.search.search import Standing
 
+PATIENCE = 10.0  #: seconds for which a reader of lines hears nothing
 SEARCHED = 0.9  #: of a step, what its search takes; the rest is proof and rendering
 
 
@@ -38,6 +40,7 @@ class Lines:
         self._say = say
         self._start = time.perf_counter()
         self._stage = ""
+        self._told = self._start
         self._best: dict[str, float] = {}
 
     def stage(self, name: str, total: int) -> None:
@@ -57,7 +60,20 @@ class Lines:
             self._line(f"{self._stage}: {searching(name, standing)}")
 
     def _line(self, text: str) -> None:
-        self._say(f"[{time.perf_counter() - self._start:7.2f} s] {text}")
+        self._told = time.perf_counter()
+        self._say(f"[{self._told - self._start:7.2f} s] {text}")
+
+
+class Stages(Lines):
+    """One line for each stage, and in a long one a step every `PATIENCE` seconds."""
+
+    def step(self, text: str) -> None:
+        """A step of it is done, which is told where nothing was for a while."""
+        if time.perf_counter() - self._told > PATIENCE:
+            super().step(text)
+
+    def search(self, fragment: str, name: str, standing: Standing | None) -> None:
+        """Nothing: its step follows."""
 
 
 class Bars:

@@ -147,7 +147,7 @@ class Inspect(TypedDict):
     unchanged: list[Unchanged]
     notes: A[
         list[str],
-        says("What was done to the model on the way in, and which patterns of --only and --skip fit no node."),
+        says("What was done to the model on the way in, and which patterns of --skip fit no node."),
     ]
 
 
@@ -177,7 +177,9 @@ class Compare(TypedDict):
     options: A[dict[str, list[Any]], PAIR]
     replaced: A[list[int], says("Fragments replaced. Old and new.")]
     places: A[list[int], says("Places in the model. Old and new.")]
-    predicted_us: A[list[float], says("Times that the cost model predicts, added up. Old and new.")]
+    predicted_us: A[
+        Object, says("By target the times that the cost model predicts, added up. Old and new; null without.")
+    ]
     measured_us: A[dict[str, list[Any]], says("Measured times by device. Old and new.")]
     coverage: A[dict[str, list[Any]], PAIR]
     bytes: A[dict[str, list[Any]], says("Sizes of the library and the model. Old and new.")]

@@ -84,10 +84,13 @@ def frame(
 
 def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
-    ours, original = wording.totals(report)
-    tiles = (
-        [(f"{wording.factor(original / ours)} ×", "predicted speed of what was replaced")] if ours and original else []
-    )
+    tiles = [
+        (
+            f"{wording.factor(original / ours)} ×",
+            f"predicted speed of what was replaced{f', {target}' if target else ''}",
+        )
+        for target, (ours, original) in wording.totals(report).items()
+    ]
     tiles.append((f"{len(replaced)} of {len(report['fragments'])}", "distinct fragments replaced"))
     tiles.append((str(sum(f["occurrences"] for f in replaced)), "places in the model"))
     tiles += [(percent(report["coverage"][k]), of) for k, of in wording.SHARES.items() if k in report["coverage"]]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mirage_cli.exporters import wording
 from mirage_cli.exporters.labels import counted, paragraph, short, table
+from mirage_cli.report import naming
 from mirage_cli.report.report import Report
 
 WIDTH = 100  #: columns
 NAME = 24  #: columns of a fragment's name
 REASONS = 6  #: that are told of what was left
 LEFT = "Left as they were"  #: the heading of what was not replaced
+RUN = "run.py"  #: a program in the output folder that runs the model
 EXAMPLES = 3  #: names of nodes beside a reason
 
 
@@ -43,19 +46,31 @@ def fragments(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table of fragments: a row for each distinct one."""
     if not entries:
         return []
-    head = ("Fragment", "places", "status", "predicted", "proof", "error (original's)")
+    ids = naming.beginnings([f["id"] for f in entries])
+    times = _times(entries)
+    head = ["Fragment", "id", "places", "status", *(title for title, _ in times), "proof", "error (original's)"]
     rows = [
-        (
+        [
             short(f["name"], NAME),
+            ids[f["id"]],
             str(f["occurrences"]),
             f["status"],
-            wording.gain(f) or "-",
+            *(cell(f) or "-" for _, cell in times),
             wording.bound(f["verification"]) or "-",
             wording.accuracy(f["verification"]["float"]) or "-",
-        )
+        ]
         for f in entries
     ]
-    return table([head, *rows], right=(1,))
+    shown = len(head) - (len(times) > 1)  # `mirage show` has the errors
+    return table([row[:shown] for row in (head, *rows)], right=(2,))
+
+
+def _times(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, Callable[[Mapping[str, Any]], str]]]:
+    """Headings and cells of columns with times: measured ones where there are any, else those predicted, by target."""
+    if any(f["measured"] for f in entries):
+        return [("measured", wording.measured)]
+    targets = dict.fromkeys(t for f in entries for t in wording.predictions(f))
+    return [(f"predicted, {t}".strip(", "), functools.partial(wording.gain, target=t)) for t in targets]
 
 
 def reasons(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -118,7 +133,8 @@ def _next(report: Mapping[str, Any], folder: str) -> list[str]:
     if report["options"].get("dry_run"):
         return []
     words = (["verify", folder], ["bench", folder, "--cpu"], *([["show", folder]] if report["fragments"] else []))
-    commands = [wording.command(["mirage", *w]) for w in words]
+    run = [wording.command(["python", f"{folder}/{RUN}"])] if RUN in report["files"] else []
+    commands = [*run, *(wording.command(["mirage", *w]) for w in words)]
     return ["Next", *(f"  {c}" for c in commands)]
 
 

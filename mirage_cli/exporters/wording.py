@@ -118,10 +118,7 @@ def proofs(report: Mapping[str, Any]) -> str:
     bounds = [log2 for v in (*proved, *stated) if (log2 := log2_bound(v)) is not None]
     if not bounds:
         return ""
-    return (
-        "Each was proved equal to the original by evaluating both at random points of prime fields: that any of them is wrong "
-        f"has a probability of at most {power_of_two(union(bounds))}."
-    )
+    return f"Each was proved equal to the original; chance of a wrong proof below {power_of_two(union(bounds))}."
 
 
 def union(log2_bounds: Sequence[float]) -> float:
@@ -137,28 +134,43 @@ def _verdicts(verification: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def speed(report: Mapping[str, Any]) -> str:
-    """The cost model's prediction for everything that was replaced, in a sentence; nothing without predictions."""
-    ours, original = totals(report)
-    if not ours or not original:
-        return ""
-    return (
-        f"At these places the cost model{_model(report)} predicts {microseconds(ours)} in place of {microseconds(original)}: "
-        f"{times(original / ours)}."
-    )
+    """The times of the whole model where it was measured; else the cost model's predictions for everything that was
+    replaced, by target, in a sentence; nothing without any."""
+    whole = report.get("whole")
+    if whole and whole["mirage_us"] and whole["original_us"]:
+        ours, original = whole["mirage_us"], whole["original_us"]
+        return (
+            f"Measured on {whole['device']}{sizes(report)}, the whole model: {microseconds(ours)} in place of "
+            f"{microseconds(original)}, {times(original / ours)}."
+        )
+    said = [
+        f"{f'on {target} ' if target else ''}{microseconds(ours)} in place of {microseconds(original)}, "
+        f"{times(original / ours)}"
+        for target, (ours, original) in totals(report).items()
+    ]
+    return f"Predicted for these places{sizes(report)}: {'; '.join(said)}." if said else ""
 
 
-def _model(report: Mapping[str, Any]) -> str:
-    """For which target times are predicted, where the report says so."""
-    kinds = [f.get("predictions", {}) for f in report["fragments"] if f["status"] == "replaced"]
-    names = {p["target"] for kind in kinds if (p := kind.get("cuda") or kind.get("cpu"))}
-    return f" of {names.pop()}" if len(names) == 1 else ""
+def sizes(report: Mapping[str, Any]) -> str:
+    """The sizes that times are for, ` at batch 1, seq 128`; nothing for a model without symbols."""
+    known = report.get("sizes", {})
+    return f" at {', '.join(f'{name} {size}' for name, size in known.items())}" if known else ""
 
 
-def totals(report: Mapping[str, Any]) -> tuple[float, float]:
-    """Predicted microseconds of all places that were replaced: ours, and the original's."""
-    replaced = [f for f in report["fragments"] if f["status"] == "replaced"]
-    ours = math.fsum(f["predicted_us"] * f["occurrences"] for f in replaced)
-    return ours, math.fsum(f.get("original_us", 0.0) * f["occurrences"] for f in replaced)
+def predictions(fragment: Fragment) -> dict[str, tuple[float, float]]:
+    """Predicted microseconds of a fragment, ours and the original's, by target (without a name in old reports)."""
+    known = {p["target"]: (p["predicted_us"], p["original_us"]) for p in fragment.get("predictions", {}).values()}
+    return known or ({"": (fragment["predicted_us"], fragment["original_us"])} if fragment["predicted_us"] else {})
+
+
+def totals(report: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Predicted microseconds of all places that were replaced, ours and the original's, by target: where all have some."""
+    replaced = [(predictions(f), f["occurrences"]) for f in report["fragments"] if f["status"] == "replaced"]
+    return {
+        target: (math.fsum(p[target][0] * n for p, n in replaced), math.fsum(p[target][1] * n for p, n in replaced))
+        for target in (replaced[0][0] if replaced else {})
+        if all(target in p and all(p[target]) for p, _ in replaced)
+    }
 
 
 def times(ratio: float) -> str:
@@ -209,13 +221,24 @@ def edges(check: Mapping[str, Any] | None) -> str:
     return text + (f" Better than the original, which overflows, on: {better}." if better else "")
 
 
-def gain(fragment: Fragment) -> str:
-    """`27.9 us -> 4.01 us` as predicted; nothing without a prediction."""
-    if not fragment["predicted_us"]:
-        return ""
-    ours = microseconds(fragment["predicted_us"])
-    original = fragment.get("original_us")
-    return f"{microseconds(original)} -> {ours}" if original else ours
+def gain(fragment: Fragment, target: str | None = None) -> str:
+    """`27.9 us -> 4.01 us` as predicted for a target; for all of them with their names, where there are several; nothing
+    without a prediction."""
+    known = predictions(fragment)
+    if target is not None:
+        return gain_of(*known[target]) if target in known else ""
+    return ", ".join(f"{t} {gain_of(*us)}" if len(known) > 1 else gain_of(*us) for t, us in known.items())
+
+
+def measured(fragment: Fragment) -> str:
+    """The same as it was measured last; nothing without."""
+    rows = [m for m in fragment["measured"] if m["mirage_us"] and m["original_us"]]
+    return gain_of(rows[-1]["mirage_us"], rows[-1]["original_us"]) if rows else ""
+
+
+def gain_of(ours: float, original: float) -> str:
+    """Two times in microseconds as a change."""
+    return f"{microseconds(original)} -> {microseconds(ours)}" if original else microseconds(ours)
 
 
 def lead(f: Mapping[str, Any]) -> str:
@@ -224,8 +247,11 @@ def lead(f: Mapping[str, Any]) -> str:
     parts = [places(f), f"{counted(nodes, 'node')} each" if f["occurrences"] > 1 else counted(nodes, "node")]
     if f["mugraph"]["kernels"]:
         parts.append(counted(f["mugraph"]["kernels"], "kernel"))
-    if f["predicted_us"] and f.get("original_us"):
-        parts.append(f"predicted {gain(f)}, {times(f['original_us'] / f['predicted_us'])}")
+    several = len(predictions(f)) > 1
+    for target, (ours, original) in predictions(f).items():
+        if ours and original:
+            where = f" for {target}" if several else ""
+            parts.append(f"predicted{where} {gain_of(ours, original)}, {times(original / ours)}")
     return " · ".join(parts)
 
 

@@ -32,7 +32,8 @@ LIBRARY, MUGRAPHS = "libmirage.so", "mugraphs"  #: the kernels in it, and the fi
 SOURCES = "src"  #: the text that the library was compiled from
 _DRAFT, _OLD = ".part", ".old"  #: how the names of folders beside the output folder end
 _PREVIOUS = "previous"  #: what is replaced, where it cannot be exchanged
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+#: what a folder answers in which nothing can be made; /proc has no room for new names
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 _HERE, _EXCHANGE = -100, 2  #: AT_FDCWD and RENAME_EXCHANGE of Linux
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)  #: what file systems without it answer
 
@@ -56,9 +57,6 @@ def check_target(folder: Path, model: Path | None = None) -> None:
         )
     if model is not None and os.path.realpath(model).startswith(os.path.join(os.path.realpath(folder), "")):
         raise UsageError(f"{model} lies in {folder}, which would be replaced", "choose another folder with -o")
-    parent = folder.absolute().parent
-    if not parent.is_dir():
-        raise UsageError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
     if os.path.ismount(folder):
         raise UsageError(f"{folder} is a mount point, which cannot be replaced", f"write into it: -o {folder / 'out'}")
 
@@ -66,7 +64,8 @@ def check_target(folder: Path, model: Path | None = None) -> None:
 @contextmanager
 def claimed(folder: Path, model: Path | None = None, replacing: bool = True) -> Iterator[None]:
     """Nobody else writes `folder` while the block runs, and what killed runs have left beside it is removed. Raises Busy when
-    another run writes it, UsageError for what `check_target` refuses where the whole folder is to be replaced.
+    another run writes it, UsageError for what `check_target` refuses where the whole folder is to be replaced. Folders above
+    it are made, and stay where something was written.
 
     On a file system without locks runs do not know of each other: each writes a draft of its own, and none is removed.
     """
@@ -74,7 +73,9 @@ def claimed(folder: Path, model: Path | None = None, replacing: bool = True) -> 
         check_target(folder, model)
     place = folder.absolute()
     path = place.with_name(f".{place.name}.lock")
+    made = [p for p in place.parents if not p.exists()]
     try:
+        place.parent.mkdir(parents=True, exist_ok=True)
         lock, held = _locked(path, folder)
     except OSError as error:
         if error.errno not in _READ_ONLY:
@@ -89,6 +90,9 @@ def claimed(folder: Path, model: Path | None = None, replacing: bool = True) -> 
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(lock)
+        with contextlib.suppress(OSError):  # a run that failed leaves nothing
+            for parent in made:
+                parent.rmdir()
 
 
 def _locked(path: Path, folder: Path) -> tuple[int, bool]:

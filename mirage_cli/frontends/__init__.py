@@ -7,10 +7,10 @@ import os
 from pathlib import PurePath
 from typing import Protocol
 
-from mirage_cli.errors import UnsupportedFormat
+from mirage_cli.errors import ModelError, UnsupportedFormat
 from mirage_cli.frontends.imported import Imported, Options
 
-__all__ = ["FRONT_ENDS", "HINTS", "FrontEnd", "Imported", "Options", "front_end", "load"]
+__all__ = ["FRONT_ENDS", "HINTS", "FrontEnd", "Imported", "Options", "check_there", "front_end", "load"]
 
 STANDARD_INPUT = "-"
 
@@ -43,10 +43,23 @@ HINTS = {
 
 def front_end(path: str) -> FrontEnd:
     """The front end for a file, by its suffix. Raises UnsupportedFormat naming the known suffixes."""
+    module: FrontEnd = importlib.import_module(_module(path))
+    return module
+
+
+def check_there(path: str) -> None:
+    """Raise ModelError where there is no such file, and UnsupportedFormat where it would not be read either: at once,
+    without importing what reads it."""
+    if path != STANDARD_INPUT and not os.path.lexists(path):
+        _module(path)
+        raise ModelError(f"{path}: no such file")
+
+
+def _module(path: str) -> str:
+    """The name of a front end's module. Raises UnsupportedFormat."""
     suffix = STANDARD_INPUT if path == STANDARD_INPUT else PurePath(path).suffix.lower()
     if suffix in FRONT_ENDS:
-        module: FrontEnd = importlib.import_module(FRONT_ENDS[suffix])
-        return module
+        return FRONT_ENDS[suffix]
     known = ", ".join(s for s in FRONT_ENDS if s != STANDARD_INPUT)
     given = "a folder" if os.path.isdir(path) else f"suffix {suffix!r}" if suffix else "no suffix"
     raise UnsupportedFormat(

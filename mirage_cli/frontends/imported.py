@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mirage_cli.errors import UsageError
 
 if TYPE_CHECKING:
     import onnx_ir
+    from numpy.typing import NDArray
 
     from mirage_cli.files.rawfile import DataFile
     from mirage_cli.frontends.onnx.original import Original
@@ -24,13 +22,15 @@ if TYPE_CHECKING:
 class Options:
     """A user's choices for a model's dimensions: `shapes` fixes inputs, `dims` gives symbols a value, `types` names
     the types of inputs where a format does not tell them. Formats that are programs run in a process of their own,
-    which has `seconds` and `max_memory` bytes (0: no limit)."""
+    which has `seconds` and `max_memory` bytes (0: no limit). `data` is the folder of the external data of a model on standard
+    input."""
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 3600.0
     max_memory: int = 0
+    data: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +107,5 @@ class Imported:
         value = self.model.graph.initializers.get(name) or next((o for o in nodes if o.name == name), None)
         if value is None or value.const_value is None:
             raise UsageError(f"the model has no constant called {name!r}")
-        return np.asarray(value.const_value.numpy(), order="C")  # a folded Transpose is a view of its operand
+        array: NDArray[Any] = value.const_value.numpy()
+        return array if array.flags.c_contiguous else array.copy()  # a folded Transpose is a view of its operand

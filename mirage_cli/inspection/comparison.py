@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from mirage_cli import __version__
+from mirage_cli.exporters import wording
 from mirage_cli.exporters.labels import counted, microseconds, percent, short, table
 from mirage_cli.files.codec import says
 from mirage_cli.files.output import DATA, LIBRARY, MODEL
@@ -51,6 +52,10 @@ class Comparison:
     document: dict[str, Any]
     regressions: tuple[Regression, ...]
 
+    def __repr__(self) -> str:
+        old, new = (self.document[side]["folder"] for side in ("old", "new"))
+        return f"<comparison of {old} and {new}: {counted(len(self.regressions), 'regression')}>"
+
     def to_json(self) -> dict[str, Any]:
         """The document."""
         return self.document
@@ -71,7 +76,7 @@ def compare(old: Path, new: Path, tolerance: float = TOLERANCE) -> Comparison:
     whole = {
         "replaced": [sum(f["status"] == REPLACED for f in r["fragments"]) for r in (a, b)],
         "places": [sum(f["occurrences"] for f in r["fragments"] if f["status"] == REPLACED) for r in (a, b)],
-        "predicted_us": [round(sum(map(_predicted, r["fragments"])), 3) for r in (a, b)],
+        "predicted_us": _both(*(_predicted(r["fragments"]) for r in (a, b))),
         "measured_us": _measured(rows),
         "coverage": {k: [r["coverage"].get(k) for r in (a, b)] for k in sorted({*a["coverage"], *b["coverage"]})},
         "bytes": {name: [_bytes(folder, files) for folder in (old, new)] for name, files in _FILES.items()},
@@ -126,8 +131,8 @@ def _row(key: str, old: Fragment | None, new: Fragment | None) -> dict[str, Any]
         "differs": differs,
         "status": [_figure(f, "status") for f in (old, new)],
         "occurrences": [_figure(f, "occurrences") for f in (old, new)],
-        "original_us": [_figure(f, "original_us") for f in (old, new)],
-        "predicted_us": [_figure(f, "predicted_us") for f in (old, new)],
+        "original_us": _both(*(_predictions(f, 1) for f in (old, new))),
+        "predicted_us": _both(*(_predictions(f, 0) for f in (old, new))),
         "measured_us": {d: [_time(f, d) for f in (old, new)] for d in devices},
     }
 
@@ -142,10 +147,22 @@ def _time(fragment: Fragment | None, device: str) -> float | None:
     return rows[-1].get("mirage_us") if rows else None
 
 
-def _predicted(f: Fragment) -> float:
-    """The predicted time of a fragment at all its places, by the original nodes where they stay."""
-    us: float = f["predicted_us"] if f["status"] == REPLACED else f["original_us"]
-    return us * int(f["occurrences"])
+def _predictions(fragment: Fragment | None, side: int) -> dict[str, float]:
+    """By target the predicted time of a fragment: ours (side 0), or the original's (1)."""
+    return {} if fragment is None else {t: us[side] for t, us in wording.predictions(fragment).items()}
+
+
+def _predicted(fragments: list[Fragment]) -> dict[str, float]:
+    """By target the predicted time of all fragments at all their places, by the original nodes where they stay: for targets
+    that all have times for."""
+    known = [(_predictions(f, f["status"] != REPLACED), f["occurrences"]) for f in fragments if f["predicted_us"]]
+    targets = [t for t in (known[0][0] if known else {}) if all(t in times for times, _ in known)]
+    return {t: round(sum(times[t] * n for times, n in known), 3) for t in targets}
+
+
+def _both(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, list[float | None]]:
+    """Old and new figures by what they are of."""
+    return {key: [old.get(key), new.get(key)] for key in dict.fromkeys([*old, *new])}
 
 
 def _measured(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
@@ -173,11 +190,13 @@ def _regressions(
             for device, times in both.items():
                 yield from _slower(f"{name} on {device} (us)", times, tolerance)
             if not both:
-                yield from _slower(f"{name} as predicted (us)", row["predicted_us"], tolerance)
+                for target, times in row["predicted_us"].items():
+                    yield from _slower(f"{name} as predicted for {target} (us)", times, tolerance)
         elif row["status"][0] == REPLACED and row["status"][1] is not None:
             yield Regression(f"{name}: places where it is replaced", row["occurrences"][0], 0, None)
     if same_model:
-        yield from _slower("all fragments as predicted (us)", whole["predicted_us"], tolerance)
+        for target, times in whole["predicted_us"].items():
+            yield from _slower(f"all fragments as predicted for {target} (us)", times, tolerance)
         for kind, shares in whole["coverage"].items():
             yield from _less(f"coverage of {kind}", shares, tolerance)
 
@@ -234,7 +253,7 @@ def _totals(d: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [("", "old", "new", "change")]
     rows.append(("fragments replaced", *map(str, d["replaced"]), _difference(d["replaced"])))
     rows.append(("places replaced", *map(str, d["places"]), _difference(d["places"])))
-    rows.append(_times("predicted, all fragments", d["predicted_us"]))
+    rows += [_times(f"predicted for {target}, all fragments", us) for target, us in d["predicted_us"].items()]
     rows += [_times(f"measured on {short(device, 30)}", us) for device, us in d["measured_us"].items()]
     for kind, shares in d["coverage"].items():
         shown = ["-" if s is None else percent(s) for s in shares]
@@ -274,7 +293,9 @@ def _change(sides: list[Any]) -> str:
 
 def _fragments(rows: list[dict[str, Any]]) -> list[str]:
     """A row for each fragment that is not the same, and how many are."""
-    different = [r for r in rows if r["change"] != SAME or _change(r["predicted_us"]) not in ("=", "")]
+    different = [
+        r for r in rows if r["change"] != SAME or any(_change(us) not in ("=", "") for us in _shared(r).values())
+    ]
     same = len(rows) - len(different)
     lines: list[str] = []
     if different:
@@ -296,10 +317,15 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         short(row["name"], NAME),
         row["id"],
         what,
-        _arrow(row["predicted_us"]),
-        _change(row["predicted_us"]),
+        ", ".join(f"{target} {_arrow(us)}" for target, us in row["predicted_us"].items()),
+        ", ".join(filter(None, map(_change, _shared(row).values()))),
         measured,
     )
+
+
+def _shared(row: dict[str, Any]) -> dict[str, list[float]]:
+    """The predicted times of targets that both sides have."""
+    return {target: us for target, us in row["predicted_us"].items() if None not in us}
 
 
 def _arrow(sides: list[float | None]) -> str:
@@ -307,6 +333,8 @@ def _arrow(sides: list[float | None]) -> str:
 
 
 def _judged(d: dict[str, Any], regressions: tuple[Regression, ...]) -> list[str]:
+    apart = d["predicted_us"] and all(None in us for us in d["predicted_us"].values())
+    lines = ["The folders are for different targets: what is predicted is not compared."] if apart else []
     if not regressions:
-        return [f"Nothing is worse by more than {d['tolerance_percent']:g} %."]
-    return [f"Worse by more than {d['tolerance_percent']:g} %", *(f"  {r.text()}" for r in regressions)]
+        return [*lines, f"Nothing is worse by more than {d['tolerance_percent']:g} %."]
+    return [*lines, f"Worse by more than {d['tolerance_percent']:g} %", *(f"  {r.text()}" for r in regressions)]

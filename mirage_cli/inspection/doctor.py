@@ -7,6 +7,7 @@ import importlib.util
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated as A
@@ -17,6 +18,7 @@ from mirage_cli.backends import toolchain
 from mirage_cli.backends.toolchain import Tool
 from mirage_cli.errors import MirageError, ToolMissing, UsageError
 from mirage_cli.files.codec import says
+from mirage_cli.files.result_store import Kept
 from mirage_cli.machine import devices, packages
 from mirage_cli.optimization import environment
 from mirage_cli.options.options import Options
@@ -88,19 +90,25 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at this machine. Compilers are tried on small programs, optional packages imported in a process of their own; GPUs
-    are asked for through the driver's tool, and the driver for its version."""
-    gpus = devices.devices()
+    """Look at this machine. Compilers are tried on small programs, where no earlier run has; optional packages are imported
+    in a process of their own; GPUs are asked for through the driver's tool, and the driver for its version."""
+    gpus, folder = devices.devices(), environment.cache_folder(Options())
+    kept = environment.store(Options()) if folder is not None and folder.is_dir() else None  # none is made here
+    with ThreadPoolExecutor() as threads:  # each waits for programs
+        cxx = threads.submit(_compiler, "C++ compiler", lambda: toolchain.find_cxx(kept))
+        nvcc = threads.submit(_compiler, "CUDA compiler", lambda: toolchain.find_nvcc(kept))
+        modules = [threads.submit(_module, name, command) for name, command in MODULES.items()]
+        runtime = _onnxruntime()
     items = (
         Item("mirage", True, f"{__version__} on Python {platform.python_version()}, {platform.platform()}"),
         Item("processor", True, devices.processor()),
         Item("packages", True, ", ".join(f"{name} {_version(name)}" for name in NEEDED)),
-        _onnxruntime(),
-        _compiler("C++ compiler", toolchain.find_cxx),
-        _compiler("CUDA compiler", toolchain.find_nvcc),
-        _gpus(gpus),
+        runtime,
+        cxx.result(),
+        nvcc.result(),
+        _gpus(gpus, kept),
         _cuda_provider(),
-        *(_module(name, command) for name, command in MODULES.items()),
+        *(m.result() for m in modules),
         _cache(environment.cache_folder(Options())),
     )
     return Diagnosis(items, abilities(items))
@@ -167,14 +175,14 @@ def _too_old(gpu: devices.Device) -> str:
     return ""
 
 
-def _gpus(gpus: Sequence[devices.Device]) -> Item:
+def _gpus(gpus: Sequence[devices.Device], kept: Kept | None) -> Item:
     if not gpus:
         return Item("GPU", False, "none: the driver's nvidia-smi is absent or shows no device")
     lines = [f"{g.number}: {g.name}, {g.memory}, compute capability {g.capability}, driver {g.driver}" for g in gpus]
     if all(why := [_too_old(g) for g in gpus]):
         return Item("GPU", False, "; ".join([*lines, *why]))
     try:
-        nvcc = toolchain.find_nvcc()
+        nvcc = toolchain.find_nvcc(kept)
     except ToolMissing:
         return Item("GPU", True, "; ".join(lines))
     try:

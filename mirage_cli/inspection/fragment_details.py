@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import io
+import itertools
+import os
+import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -16,14 +20,16 @@ from rich.tree import Tree
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters import tree, wording
 from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
-from mirage_cli.exporters.labels import clean, escaped, microseconds, short
+from mirage_cli.exporters.labels import cells, clean, escaped, microseconds, short
 from mirage_cli.exporters.pictures import distinct, pictures
-from mirage_cli.files.output import MUGRAPHS
+from mirage_cli.files.output import MUGRAPHS, PAGE
 from mirage_cli.files.rawfile import content
-from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report import mugraph_file, naming, reader
 from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
 
-WIDTH = 110  #: columns where there is no terminal
+WIDTH, LEAST = 110, 20  #: columns where there is no terminal and no $COLUMNS; columns at least
+GAP = 2  #: columns between two of a table
+ERRORS = "error (original's)"  #: the heading of errors against float64
 NAME = 40  #: columns of a fragment's name
 SUFFIXES = {"cuda": "cu", "cpp": "cpp"}  #: what --source takes, and the file's suffix
 _STYLES = {
@@ -52,7 +58,9 @@ class Shown:
         """The text that a terminal shows, without colours."""
         if isinstance(self.content, str):
             return self.content
-        console = Console(file=io.StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
+        columns = os.environ.get("COLUMNS", "")
+        width = max(int(columns), LEAST) if columns.isdecimal() else WIDTH
+        console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
         console.print(self.content, soft_wrap=False)
         with_spaces: str = console.file.getvalue()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in with_spaces.splitlines()) + "\n"
@@ -72,15 +80,24 @@ def show(folder: Path, wanted: str | None) -> Shown:
     return _list(report) if wanted is None else _fragment(report, folder, find(report, folder, wanted))
 
 
+def in_browser(folder: Path) -> Shown:
+    """The page of an output folder, which a browser opens now. Raises ModelError for a folder that is none, UsageError where
+    no browser can be started."""
+    reader.read(folder)
+    page = (folder / PAGE).resolve()
+    if not webbrowser.open(page.as_uri()):
+        raise UsageError("no browser can be started here", f"open {page}")
+    return Shown({"path": str(page)}, f"{page}\n")
+
+
 def find(report: Mapping[str, Any], folder: Path, wanted: str) -> dict[str, Any]:
-    """The fragment whose identifier is `wanted` or begins with it, or whose name is. Raises UsageError."""
-    fitting: list[dict[str, Any]] = [f for f in report["fragments"] if f["id"] == wanted]
-    fitting = fitting or [f for f in report["fragments"] if wanted and f["id"].startswith(wanted)]
-    fitting = fitting or [f for f in report["fragments"] if f["name"] == wanted]
+    """The one fragment that is meant by `wanted` (`report/naming.py`). Raises UsageError."""
+    known: list[dict[str, Any]] = report["fragments"]
+    fitting = naming.fitting(known, wanted)
     if len(fitting) == 1:
         return fitting[0]
-    hint = f"`{wording.command(['mirage', 'show', str(folder)])}` lists the fragments"
     if not fitting:
+        hint = f"{naming.near(known, wanted)} (`{wording.command(['mirage', 'show', str(folder)])}` lists them)"
         raise UsageError(f"no fragment of {folder} is called {short(wanted, NAME)!r}", hint)
     ids = ", ".join(f["id"] for f in fitting)
     raise UsageError(f"{short(wanted, NAME)!r} fits {len(fitting)} fragments: {ids}", "give more of the identifier")
@@ -121,23 +138,43 @@ def _file(path: Path, folder: Path, document: dict[str, Any]) -> Shown:
 
 # --- the list -----------------------------------------------------------------------------------------------------------
 def _list(report: Mapping[str, Any]) -> Shown:
-    rows = Table(box=None, pad_edge=False, show_edge=False)
-    for column in ("id", "fragment", "places", "status", "predicted", "proof", "error (original's)"):
-        rows.add_column(column, justify="right" if column == "places" else "left", no_wrap=True)
-    for fragment in report["fragments"]:
-        rows.add_row(
-            escaped(fragment["id"]),
-            short(fragment["name"], NAME),
-            str(fragment["occurrences"]),
-            Text(fragment["status"], _STATUS.get(fragment["status"], "")),
-            wording.gain(fragment) or "-",
-            wording.bound(fragment["verification"]) or "-",
-            wording.accuracy(fragment["verification"]["float"]) or "-",
+    targets = list(dict.fromkeys(t for f in report["fragments"] for t in wording.predictions(f)))
+    head = ("id", "fragment", "places", "status", *(f"predicted, {t}".strip(", ") for t in targets), "proof", ERRORS)
+    rows = [
+        (
+            escaped(f["id"]),
+            short(f["name"], NAME),
+            str(f["occurrences"]),
+            f["status"],
+            *(wording.gain(f, t) or "-" for t in targets),
+            wording.bound(f["verification"]) or "-",
+            wording.accuracy(f["verification"]["float"]) or "-",
         )
+        for f in report["fragments"]
+    ]
     told: list[RenderableType] = [Text(escaped(s)) for s in wording.outcomes(report)]
-    tail: list[RenderableType] = [Text(), rows] if report["fragments"] else []
+    tail: list[RenderableType] = [Text(), _Listed(head, tuple(rows))] if rows else []
     document = {"model": report["model"], "fragments": [_brief(fragment) for fragment in report["fragments"]]}
     return Shown(document, Group(*told, *tail))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The fragments in a table of as many columns, from the left, as there is room for: each cell is whole."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [max(map(cells, column)) for column in zip(self.head, *self.rows, strict=True)]
+        ends = list(itertools.accumulate(w + GAP for w in widths))
+        shown = max(2, bisect.bisect_right(ends, options.max_width + GAP))
+        drawn = Table(box=None, pad_edge=False, show_edge=False)
+        for column in self.head[:shown]:
+            drawn.add_column(column, justify="right" if column == "places" else "left", no_wrap=column != "fragment")
+        for row in self.rows:
+            drawn.add_row(*(Text(cell, _STATUS.get(cell, "")) for cell in row[:shown]))
+        yield drawn
 
 
 def _brief(f: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mirage_cli import __version__, frontends
+from mirage_cli import __version__
 from mirage_cli.exporters import text, wording
 from mirage_cli.exporters.labels import counted, paragraph, percent, short, table
 from mirage_cli.frontends.imported import Imported
@@ -17,7 +17,6 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import LaxFragment, partition
 from mirage_cli.optimization import assembly, coverage, pipeline
 from mirage_cli.optimization import task as works
-from mirage_cli.options import dims
 from mirage_cli.options.options import Options
 from mirage_cli.report.report import SCHEMA_VERSION, finite
 
@@ -27,9 +26,8 @@ ENDS = 4  #: places that the text names for one fragment
 
 def inspect(path: str, options: Options) -> tuple[dict[str, Any], list[str]]:
     """The document of a model file ("-": standard input), and what a terminal shows. Raises ModelError and UsageError."""
-    imported = frontends.load(path, pipeline.frontend_options(options))
+    imported = pipeline.read_model(path, options)
     symbols = pipeline.symbols_of(imported)
-    dims.check_known({n: r for n, r in dims.parse(options.dim).items() if not r.fixed}, symbols)
     parts = partition(imported.graph, works.tensor_names(imported))
     work = works.group_fragments(parts.fragments, imported)
     chosen = works.group_fragments(parts.fragments, imported, lambda names: pipeline.selected(names, options))

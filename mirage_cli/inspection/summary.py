@@ -24,6 +24,10 @@ class Inspection:
     document: dict[str, Any]
     lines: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        found = f"{len(self.document['fragments'])} distinct fragments"
+        return f"<inspection of {self.document['model']['path']}: {found}>"
+
     def to_json(self) -> dict[str, Any]:
         """The document."""
         return self.document

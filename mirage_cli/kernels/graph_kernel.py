@@ -164,10 +164,10 @@ def load_kernel(
 ) -> Kernel | GraphKernel:
     """The kernel of a folder that `superoptimize` saved, or of a fragment of an output folder of `mirage optimize`.
 
-    `identifier` is the fragment's, or the name of its operator (`norm_linear_0123456789abcdef`); it can be left out where
-    the folder has one fragment only. `threads` is how many a call on the CPU uses (one by default). Raises UsageError for
-    an identifier that the folder does not have, ModelError for a folder that is none of `optimize`, Refused for a library
-    that anybody could have replaced.
+    `identifier` is the fragment's, its beginning, its name, or that of its operator (`norm_linear_0123456789abcdef`); it can
+    be left out where the folder has one fragment only. `threads` is how many a call on the CPU uses (one by default). Raises
+    UsageError for what no fragment is called, ModelError for a folder that is none of `optimize`, Refused for a library that
+    anybody could have replaced.
     """
     if identifier is None and (Path(folder) / call_order.FILE).exists():
         return GraphKernel(Path(folder), threads)

@@ -29,12 +29,12 @@ from typing import Any, cast
 
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError, Refused, UsageError, WrongTensor
-from mirage_cli.files.output import LIBRARY, MUGRAPHS
+from mirage_cli.files.output import LIBRARY, MARK, MUGRAPHS
 from mirage_cli.kernels import tensors, torch_operator
 from mirage_cli.kernels.tensors import Description, Framework, Key
 from mirage_cli.lax import extents
 from mirage_cli.lax.ir.program import program_from_json
-from mirage_cli.report import mugraph_file
+from mirage_cli.report import mugraph_file, naming, reader
 from mirage_cli.runtime.sessions import check_library, cuda_failure, element_name
 
 DEVICE_ALIGNMENT = 16  #: bytes, of tensors in device memory
@@ -276,8 +276,8 @@ class Kernel:
 def load_kernel(folder: str | PathLike[str], identifier: str | None = None, threads: int | None = None) -> Kernel:
     """The kernel of a fragment of an output folder of `mirage optimize`.
 
-    `identifier` is the fragment's, its beginning, or the name of its operator (`norm_linear_0123456789abcdef`); it
-    can be left out where the folder has one fragment only. `threads` is how many a call on the CPU uses (one by
+    `identifier` is the fragment's, its beginning, its name, or that of its operator (`norm_linear_0123456789abcdef`);
+    it can be left out where the folder has one fragment only. `threads` is how many a call on the CPU uses (one by
     default). Raises UsageError for an identifier that the folder does not have, ModelError for a folder that is none
     of `optimize`, Refused for a library that anybody could have replaced.
     """
@@ -285,12 +285,17 @@ def load_kernel(folder: str | PathLike[str], identifier: str | None = None, thre
     there = sorted(p.stem for p in (place / MUGRAPHS).glob("*.json"))
     if not there:
         raise ModelError(f"{place}: expected an output folder of mirage optimize, found no {MUGRAPHS}/*.json")
-    asked = None if identifier is None else identifier.rpartition("_")[2]
-    fitting = [i for i in there if i == asked] or [i for i in there if asked is None or (asked and i.startswith(asked))]
+    names = {f["id"]: f["name"] for f in reader.read(place)["fragments"]} if (place / MARK).is_file() else {}
+    rows = [{"id": i, "name": names.get(i, "")} for i in there]
+    fitting = rows if identifier is None else naming.fitting(rows, identifier)
     if len(fitting) != 1:
-        problem = f"found {identifier!r}" if identifier is not None else f"there are {len(there)}"
-        raise UsageError(f"{place}: expected the identifier of one fragment, {problem}", f"one of {', '.join(there)}")
-    (wanted,) = fitting
+        known = [f"{r['name']}_{r['id']}".strip("_") for r in fitting or rows]
+        problem = "there are" if identifier is None else f"{identifier!r} fits"
+        raise UsageError(
+            f"{place}: expected the name or identifier of one fragment, {problem} {len(fitting) or 'none'}",
+            f"one of {', '.join(known)}",
+        )
+    wanted = fitting[0]["id"]
     path = place / MUGRAPHS / f"{wanted}.json"
     data = mugraph_file.read(path)
     try:

@@ -19,6 +19,7 @@ import onnx
 from numpy.typing import NDArray
 
 from mirage_cli.errors import MirageError
+from mirage_cli.frontends.torchscript import archive, modules
 from mirage_cli.processes import isolation
 from mirage_cli.runtime import sessions
 
@@ -107,6 +108,42 @@ class OrtContestant:
             for name, value in inputs.items():
                 if fetched(value, self._place).tobytes() != np.asarray(arrays[name]).tobytes():
                     raise MirageError(f"the run changed input {name!r}")
+        return answers
+
+
+class ScriptContestant:
+    """A TorchScript module in PyTorch on the CPU; its outputs are called `names`."""
+
+    def __init__(self, path: Path, sets: Sequence[Arrays], names: Sequence[str], place: Place) -> None:
+        """Open the module, which is a program. Raises MirageError."""
+        torch = self._torch = modules.import_torch()
+        isolation.doing(f"torch loaded {path}")
+        archive.check(str(path))
+        self._module, self._names, self._next = modules.open_module(torch, str(path)), list(names), 0
+        if place.threads:
+            torch.set_num_threads(place.threads)
+        order = modules.input_names(str(path), self._module)
+        self._inputs = [[modules.to_tensor(torch, np.asarray(arrays[n])) for n in order] for arrays in sets]
+        self._title = str(path)
+
+    def call(self) -> None:
+        """Compute the next set of inputs."""
+        with self._torch.inference_mode():
+            self._module(*self._inputs[self._next])
+        self._next = (self._next + 1) % len(self._inputs)
+
+    def answers(self) -> list[Arrays]:
+        """The outputs for each set, of inputs that stay as they are. Raises MirageError when torch fails."""
+        isolation.doing(f"torch ran {self._title}")
+        answers: list[Arrays] = []
+        for inputs in self._inputs:
+            try:
+                with self._torch.inference_mode(), modules.silent():
+                    results = modules.flattened(self._module(*[t.clone() for t in inputs]))
+            except Exception as error:  # torch raises whatever its operators do
+                raise MirageError(f"torch failed: {modules.first_lines(error)}") from error
+            arrays = [modules.to_array(self._torch, t) for t in results]
+            answers.append(dict(zip(self._names, arrays, strict=True)))
         return answers
 
 

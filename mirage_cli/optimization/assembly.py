@@ -156,8 +156,9 @@ def report(
     work: Sequence[Work],
     options: Options,
     seconds: dict[str, float],
+    given: Mapping[str, dims.Range] = MappingProxyType({}),
 ) -> Report:
-    """The report of what was found and chosen."""
+    """The report of what was found and chosen; `given` is what is known of symbolic dimensions."""
     chosen = [w for w in work if w.replace]
     covered = coverage.measure(imported, [o for w in chosen for o in w.occurrences])
     return Report(
@@ -173,7 +174,7 @@ def report(
         },
         options.to_json(),
         dict(seconds),
-        [fragment_report(w, dims.parse(options.dim)) for w in work],
+        [fragment_report(w, given) for w in work],
         coverage.unchanged(imported, parts, work),
         covered,
         [*imported.notes, *_unmatched_patterns(imported, options), *_untuned(work)],
@@ -189,12 +190,11 @@ def _untuned(work: Sequence[Work]) -> list[str]:
 
 
 def _unmatched_patterns(imported: Imported, options: Options) -> list[str]:
-    """The patterns of `--only` and `--skip` that fit no node at all, which may be misspelt."""
+    """The patterns of `--skip` that fit no node at all, which may be misspelt."""
     names = [n.name or "" for n in imported.model.graph]
-    asked = [("only", pattern) for pattern in options.only] + [("skip", pattern) for pattern in options.skip]
     return [
-        f"--{option} {pattern!r}: no node of the model has such a name"
-        for option, pattern in asked
+        f"--skip {pattern!r}: no node of the model has such a name"
+        for pattern in options.skip
         if not any(fnmatch.fnmatch(name, pattern) for name in names)
     ]
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from mirage_cli.errors import MirageError
 from mirage_cli.machine import devices
 from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place, agreement
@@ -18,6 +20,8 @@ from mirage_cli.optimization.fragment_models import FragmentModel
 from mirage_cli.processes import isolation
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.report import forms
+from mirage_cli.runtime import sessions
+from mirage_cli.runtime.example import example_inputs
 
 ORIGINAL, MIRAGE = "original", "mirage"
 CRASHED = "crashed"  #: how a problem begins that ended the process that measured, or took too long
@@ -195,3 +199,34 @@ def measure_fragments(
         comparisons[names[k]] = lost_comparison(outcome) if isinstance(outcome, Lost) else outcome
         step(fragments[names[k]].spec.op_type)
     return comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of a whole model: the original, the patched one and its library."""
+
+    original: str
+    patched: str
+    library: str
+
+
+def measure_model(files: Files, sizes: Mapping[str, int], seed: int = 0, max_memory: int = 0) -> Comparison:
+    """The original model against the patched one with its library on the CPU, at sizes of symbols, in a process of its own. A
+    file that onnxruntime does not read, such as a TorchScript module, is stood for by the patched one without its library."""
+    for _, outcome in isolation.each(_measured_model, [(files, dict(sizes), seed)], 1, max_memory, apart=True):
+        return lost_comparison(outcome) if isinstance(outcome, Lost) else outcome
+    return Comparison(())
+
+
+def _measured_model(files: Files, sizes: Mapping[str, int], seed: int) -> Comparison:
+    """The same, in this process."""
+    model = onnx.load(files.patched, load_external_data=False)
+    sets = [example_inputs(model, sizes, seed + k) for k in range(SETS)]
+    original = files.original if files.original.endswith(".onnx") else files.patched
+    tensors = [v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)]
+    unit = sessions.coarsest_unit([*tensors, *(t.data_type for t in model.graph.initializer)], model.graph.node)
+    makers: dict[str, Callable[[], Contestant]] = {
+        ORIGINAL: lambda: OrtContestant(Path(original), None, sets, Place()),
+        MIRAGE: lambda: OrtContestant(Path(files.patched), Path(files.library), sets, Place()),
+    }
+    return compare(makers, Effort(), unit=unit)

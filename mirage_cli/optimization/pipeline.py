@@ -16,28 +16,45 @@ from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.checks import given_tensors, stated_program
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
 from mirage_cli.codegen.requests.passes import without
+from mirage_cli.errors import UsageError
 from mirage_cli.files.datafile import Piece
+from mirage_cli.files.output import MODEL
 from mirage_cli.files.result_store import Kept
+from mirage_cli.frontends import sizes as polynomials
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import Partition, partition
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.machine import devices
 from mirage_cli.measurement.contestant import Place
-from mirage_cli.optimization import assembly, environment, fragment_models, kernels_only, run_cache, trial, tuning_stage
+from mirage_cli.measurement.timing import Effort
+from mirage_cli.optimization import (
+    assembly,
+    environment,
+    example_programs,
+    fragment_models,
+    fragment_times,
+    kernels_only,
+    run_cache,
+    trial,
+    tuning_stage,
+)
 from mirage_cli.optimization import task as works
 from mirage_cli.optimization.fragment_times import MIRAGE, measure_fragments
 from mirage_cli.optimization.task import Work
-from mirage_cli.options import dims
+from mirage_cli.options import dims, patterns
 from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, fragment_cache, ranges
 from mirage_cli.planning.plan import PlanOptions, newest
 from mirage_cli.processes import isolation
+from mirage_cli.report import forms
 from mirage_cli.report.report import Report
 from mirage_cli.report.stages import Clock, Progress, Silent
-from mirage_cli.runtime import given
+from mirage_cli.runtime import example, given, running_sizes
 from mirage_cli.search.search import SearchOptions, Standing
 
+MOST_TRIED = 1 << 30  #: bytes of a model and its data up to which it is tried at the sizes of a run
+CPU_SECONDS = 0.5  #: that timing a fragment on the CPU takes, about
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
 
 
@@ -54,6 +71,9 @@ class Run:
     parts: Partition = field(init=False)
     plans: PlanOptions = field(init=False)
     kept: Kept | None = None
+    ranges: dict[str, dims.Range] = field(default_factory=dict)  #: of symbolic dimensions: given, or all that runs
+    sizes: dict[str, int] = field(default_factory=dict)  #: of symbols of the model's inputs, that times are for
+    whole: forms.Measured | None = None  #: the whole model's times, with `--measure`
     inputs: given.Arrays | None = None  #: of the whole model, with which kernels are checked too
     work: list[Work] = field(default_factory=list)
     built: BuildResult | None = None
@@ -62,11 +82,6 @@ class Run:
     pieces: list[Piece] = field(default_factory=list)  #: what the file of weights is made of
     notes: list[str] = field(default_factory=list)  #: on trying the patched model
     clock: Clock = field(default_factory=Clock)
-
-    @property
-    def ranges(self) -> dict[str, dims.Range]:
-        """The ranges that are given for symbolic dimensions."""
-        return dims.parse(self.options.dim)
 
     @property
     def chosen(self) -> list[Work]:
@@ -78,8 +93,8 @@ class Run:
         self.kept = environment.store(self.options)
         with self.clock.measure("read"):
             self.progress.stage("read", 1)
-            self.imported = frontends.load(self.model, frontend_options(self.options))
-            dims.check_known({n: r for n, r in self.ranges.items() if not r.fixed}, symbols_of(self.imported))
+            self.imported = read_model(self.model, self.options)
+            self.ranges, self.sizes = running_ranges(self.imported, self.options)
             self.inputs = self._inputs()
             self.progress.step(self.model)
         with self.clock.measure("partition"):
@@ -105,7 +120,9 @@ class Run:
         symbols = {s for w in work for s in w.program.symbols}
         options = replace(plan_options(self.options, self.tools, symbols, self.ranges), entropy=self.entropy)
         self.plans = batch.shared_out(options, len(work), self.options.jobs)
-        measured = "" if self.options.gpu is None else environment.architecture(self.options.gpu)
+        measured = "cpu" if self.options.measure else ""
+        if self.options.gpu is not None:
+            measured = environment.architecture(self.options.gpu)
         self.progress.stage("search and prove", len(work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators, w.largest(self.imported), w.growth) for w in work]
@@ -229,25 +246,49 @@ class Run:
         return [self.imported.sha256, sorted(self.imported.external.items()), o.shape, o.dim, o.seed, inputs]
 
     def tune(self) -> None:
-        """With `--gpu`, time every fragment there beside its original nodes; without `--force`, what is not faster is
-        left, and what gives other answers fails in any case."""
-        if self.options.gpu is None or self.built is None or self.built.library is None:
+        """With `--gpu` or `--measure`, time every fragment there beside its original nodes; without `--force`, what is not
+        faster is left, and what gives other answers fails in any case."""
+        o = self.options
+        if (o.gpu is None and not o.measure) or self.built is None or self.built.library is None:
             return
         self.progress.stage("measure", len(self.chosen))
-        device = devices.name("cuda", self.options.gpu)
+        place = Place("cpu") if o.gpu is None else Place("cuda", o.gpu)
+        effort = Effort(CPU_SECONDS) if o.gpu is None else None
+        device = devices.name(place.provider, place.device)
         with self.clock.measure("tune"):
-            models = {}
-            for w in self.chosen:
-                models[w.id] = fragment_models.from_work(
-                    self.imported, w, ranges.typical(w.spec().symbols, self.ranges)
-                )
-            place = Place("cuda", self.options.gpu)
+            models = {
+                w.id: fragment_models.from_work(self.imported, w, ranges.typical(w.spec().symbols, self.ranges))
+                for w in self.chosen
+            }
             comparisons = measure_fragments(
-                models, self.built.library, place, None, self.options.seed, self.progress.step, self.options.max_memory
+                models, self.built.library, place, effort, o.seed, self.progress.step, o.max_memory
             )
             for w in self.chosen:
                 f = comparisons[w.id]
-                w.timed(f.measured(device), f.faster, f.entry(MIRAGE).problem, self.options.force)
+                row: forms.Measured = {**f.measured(device), "target": place.provider}
+                w.timed(row, f.faster, f.entry(MIRAGE).problem, o.force)
+
+    def time_whole(self, draft: Path) -> None:
+        """With `--measure`, time the patched model beside the original; without `--force`, nothing is replaced where it is not
+        faster."""
+        library = None if self.built is None else self.built.library
+        if not self.options.measure or self.options.gpu is not None or library is None or not self.chosen:
+            return
+        self.progress.stage("measure the whole model", 1)
+        device = devices.name("cpu", 0)
+        with self.clock.measure("tune"):
+            files = fragment_times.Files(self.imported.path, str(draft / MODEL), str(library))
+            found = fragment_times.measure_model(files, self.sizes, self.options.seed, self.options.max_memory)
+        self.whole = found.measured(device)
+        ours, original = self.whole["mirage_us"], self.whole["original_us"]
+        self.progress.step(f"{ours} us against {original} us")
+        if found.faster or self.options.force or ours is None:
+            return
+        for w in self.chosen:
+            w.replace = False
+            w.reason = f"the whole model is not faster on {device} with it: {ours} us against {original} us"
+        self.rebuild(draft)
+        self.hand_over(draft)
 
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""
@@ -276,7 +317,8 @@ class Run:
     def report(self) -> Report:
         """The report of what is known by now."""
         seconds = self.clock.total()
-        return assembly.report(self.model, self.imported, self.parts, self.work, self.options, seconds)
+        made = assembly.report(self.model, self.imported, self.parts, self.work, self.options, seconds, self.ranges)
+        return replace(made, sizes=self.sizes, whole=self.whole)
 
     def write(self, draft: Path, out: Path) -> Report:
         """Write everything but model and library, which are there, into the draft, which will be `out`."""
@@ -285,6 +327,7 @@ class Run:
             kernels_only.write(self.imported, self.parts, self.work, self.complete, draft)
         with self.clock.measure("render"):
             notes = [*report.notes, *self.notes, *assembly.write(self.imported, self.work, draft)]
+            example_programs.write(self.imported, [w.spec() for w in self.chosen], draft, self.sizes)
         report = assembly.finished(replace(report, notes=notes, seconds=self.clock.total()), draft)
         page = assembly.write_report(report, draft, str(out))
         if self.steady and not self.complete and run_cache.lasting(self.model, self.options):
@@ -293,11 +336,48 @@ class Run:
         return report
 
 
+def read_model(path: str, options: Options) -> Imported:
+    """The model at `path` ("-": standard input). Raises ModelError where it cannot be read, UsageError for sizes and
+    patterns of `--only` that do not fit it."""
+    if options.data is not None and path != frontends.STANDARD_INPUT:
+        raise UsageError(f"--data {options.data}: a model on standard input has such a folder, found {path}")
+    imported = frontends.load(path, frontend_options(options))
+    dims.check_known({n: r for n, r in dims.parse(options.dim).items() if not r.fixed}, symbols_of(imported))
+    patterns.check("--only", options.only, [n.name or "" for n in imported.model.graph], "node of the model")
+    return imported
+
+
+def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims.Range], dict[str, int]]:
+    """The ranges of symbols: those given, and for others that the model does not run at their usual size what it does; and the
+    typical sizes of all symbols of its inputs. Raises UsageError where it does not run at a size that was asked for."""
+    asked = dims.parse(options.dim)
+    original = imported.original
+    names = ranges.bases(symbols_of(imported))
+    if original is None:
+        return asked, {}
+    fixed = example.sizes_of(original.proto(), options.dim, dims.parse_shapes(options.shape))
+    symbols = {n: k for n, k in fixed.items() if polynomials.names(polynomials.parse(n)) == [n]}
+    sizes = {n: ranges.range_of(n, asked).typical for n in names} | symbols
+    if not sizes or len(original.data) + sum(f.size for f in imported.files) > MOST_TRIED:
+        return asked, sizes
+    found = running_sizes.running(original.data, str(Path(original.files.path).parent), sizes, options.max_memory)
+    if not found.name:
+        return asked, sizes
+    most = found.sizes[found.name]
+    if found.name in fixed:
+        option = f"--dim {found.name}={asked[found.name]}" if found.name in asked else "--shape"
+        raise UsageError(
+            f"{option}: the model does not run at {found.name} {sizes[found.name]}: {found.problem.splitlines()[0]}",
+            f"the largest that runs is {found.name}={most}",
+        )
+    return asked | {found.name: dims.Range(1, most, most)}, found.sizes
+
+
 def frontend_options(options: Options) -> frontends.Options:
     """The part of the options that concerns reading. Raises UsageError for malformed shapes and dimensions."""
     numbers = dims.numbers(dims.parse(options.dim))
     shapes, types = dims.parse_shapes(options.shape), dims.parse_types(options.shape)
-    return frontends.Options(shapes, numbers, types, max_memory=options.max_memory)
+    return frontends.Options(shapes, numbers, types, max_memory=options.max_memory, data=options.data)
 
 
 def symbols_of(imported: Imported) -> set[str]:

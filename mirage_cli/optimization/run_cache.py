@@ -57,7 +57,7 @@ _HEAD = 8  #: bytes that tell the length of an answer's description
 
 def lasting(model: str, options: Options) -> bool:
     """True if a run depends on nothing but what an answer's name says: no measured times, no clock, no open stream."""
-    timed = options.gpu is not None or options.tuned or options.budget or options.inputs is not None
+    timed = options.gpu is not None or options.measure or options.tuned or options.budget or options.inputs is not None
     return not (timed or options.dry_run or model == "-" or options.cache == "" or debug.requested_stages())
 
 

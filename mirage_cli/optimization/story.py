@@ -57,6 +57,7 @@ def _run_stages(run: Run, out: Path) -> Report:
         run.tune()
         run.rebuild(draft)
         run.hand_over(draft)
+        run.time_whole(draft)
         return run.write(draft, out)
 
 

@@ -17,12 +17,13 @@ class Options:
     """All options of `optimize`. Empty tuples and None mean "decide by what is there".
 
     `shape` and `dim` are as in the contract (`NAME=1x128`, `SYMBOL=N` or `MIN:TYPICAL:MAX`), `target` kinds ("cpu",
-    "cuda"), `arch` architectures, `gpu` the number of a GPU to measure on, `only` and `skip` globs on node names,
-    `budget` seconds for a fragment's search (0: no limit), `tune_candidates` and `tune_budget` how many candidates of a
-    fragment `gpu` measures and in how many seconds (0: no limit), `tuned` takes times from the cache without a GPU too,
-    `without` optimizer passes that are left out, `confidence` bits of the proof, `require_coverage` pairs KIND=SHARE,
-    `cache` a folder ("" for none), `max_memory` bytes (0: no limit), `inputs` a file or folder with inputs of the model that
-    kernels are checked with too. `--keep-going` is `strict` negated.
+    "cuda"), `arch` architectures, `gpu` the number of a GPU to measure on, `measure` keeps what is faster on the
+    CPU, `only` and `skip` globs on node names, `budget` seconds for a fragment's search (0: no limit), `tune_candidates` and
+    `tune_budget` how many candidates of a fragment `gpu` measures and in how many seconds (0: no limit), `tuned` takes times
+    from the cache without a GPU too, `without` optimizer passes that are left out, `confidence` bits of the proof,
+    `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no limit), `inputs` a file or
+    folder with inputs of the model that kernels are checked with too, `data` the folder of the external data of a model on
+    standard input. `--keep-going` is `strict` negated.
     """
 
     shape: tuple[str, ...] = ()
@@ -30,6 +31,7 @@ class Options:
     target: tuple[str, ...] = ()
     arch: tuple[str, ...] = ()
     gpu: int | None = None
+    measure: bool = False
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     max_kernels: int = 4
@@ -46,6 +48,7 @@ class Options:
     cache: str | None = None
     max_memory: int = 0
     inputs: str | None = None
+    data: str | None = None
     require_coverage: tuple[str, ...] = ()
     dry_run: bool = False
     force: bool = False

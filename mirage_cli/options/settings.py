@@ -147,6 +147,7 @@ SETTINGS: tuple[Setting, ...] = (
         many=True,
     ),
     Setting("gpu", _integer(0), "Measure candidates on this GPU [none]."),
+    Setting("measure", _FLAG, "Time on this machine, keep what is faster here."),
     Setting("only", _GLOB, "Consider only fragments with such a node.", many=True),
     Setting("skip", _GLOB, "Leave fragments with such a node.", many=True),
     Setting("max_kernels", _integer(1), "Kernels of a fragment, at most"),
@@ -165,6 +166,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "inputs", _text("a file .npz or a folder", "PATH"), "Check with these inputs too: a .npz file or test data."
     ),
+    Setting("data", _text("a folder", "DIR"), "External data of a model on standard input."),
     Setting(
         "require_coverage",
         Kind(

@@ -91,12 +91,12 @@ class Report:
     coverage: A[
         dict[str, Share], says("Shares of `flops`, `weight_bytes` and `nodes` that the replaced fragments have.")
     ]
-    notes: A[
-        list[str], says("What was done to the model on the way in; patterns of `only` and `skip` that fit no node.")
-    ]
+    notes: A[list[str], says("What was done to the model on the way in; patterns of `skip` that fit no node.")]
     toolchain: A[dict[str, str], says("Compilers whose version changes what is written.")]
     operators: A[dict[str, str], says("The operator of each node by the node's name, in the order of the model.")]
     files: A[forms.Files, says("Hash of every file that was written, but for the reports.")]
+    sizes: A[dict[str, int], says("Sizes of symbolic dimensions that times are for.")] = field(default_factory=dict)
+    whole: A[forms.Measured | None, says("Times of the whole model with `measure`; null without.")] = None
     seal: A[
         str, says("Of `files` and the model, made with a secret of who wrote them: `verify` loads its user's own.")
     ] = ""
@@ -116,6 +116,13 @@ class Report:
     def text(self) -> str:
         """report.json."""
         return as_text(self.to_json())
+
+    def __repr__(self) -> str:
+        places = sum(f.occurrences for f in self.replaced)
+        return (
+            f"<report of {self.model['path']}: {len(self.replaced)} of {len(self.fragments)} fragments replaced, "
+            f"at {places} place{'s' * (places != 1)}>"
+        )
 
     @property
     def replaced(self) -> list[FragmentReport]:

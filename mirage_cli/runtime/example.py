@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.errors import UsageError
 from mirage_cli.frontends import sizes
+from mirage_cli.options import dims as options
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 #: sizes of symbolic dimensions by what their name contains, first match first
@@ -44,6 +45,31 @@ def example_inputs(model: ir.Model | onnx.ModelProto, dims: Mapping[str, int], s
     return {v.name or "": _array(v, graph, dims, seed, cached) for v in graph.given}
 
 
+def expressions(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, str] | None:
+    """Texts in Python that draw the inputs of a model, by name, of numpy as `np` and a generator called `random`; None
+    where an input is of a type that numpy has not. Raises UsageError as `example_inputs`."""
+    graph = _Graph(ir.from_proto(model))
+    drawn = {}
+    for value in graph.given:
+        name, shape = value.name or "", dimensions(value, dims)
+        if value.dtype is None or value.dtype == ir.DataType.STRING or value.dtype.numpy().isbuiltin != 1:
+            return None
+        dtype, integer = f"np.{value.dtype.numpy().name}", value.dtype.is_integer()
+        text = f"random.standard_normal({shape})"
+        if "mask" in name.lower():
+            text = f"np.{'zeros' if name in graph.added and not integer else 'ones'}({shape})"
+        elif integer and "position" in name.lower() and shape:
+            text = f"np.broadcast_to(np.arange({shape[-1]}), {shape})"
+        elif integer or value.dtype == ir.DataType.BOOL:
+            text = f"random.integers(0, {graph.tables.get(name, 2)}, {shape})"
+        elif name in graph.weights:
+            text += f" / {max(graph.weights[name], 1)} ** 0.5"
+        elif name in graph.positive:
+            text = f"np.abs({text}) + 0.1"
+        drawn[name] = f"np.asarray({text}).astype({dtype})"
+    return drawn
+
+
 def dimensions(value: ir.Value, dims: Mapping[str, int]) -> tuple[int, ...]:
     """Numbers for the dimensions of an input. Raises UsageError for one of unknown rank."""
     if value.shape is None:
@@ -62,6 +88,28 @@ def _size(dim: int | str | None, unnamed: str, dims: Mapping[str, int]) -> int:
     count = sizes.substitute(size, {name: dims[name] if name in dims else usual(name) for name in sizes.names(size)})
     assert isinstance(count, int)
     return max(count, 0)
+
+
+def sizes_of(model: onnx.ModelProto, dim: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Numbers for the symbolic dimensions of a model's inputs, as far as --dim (typical values) and --shape tell.
+
+    Raises UsageError for a symbol that the model lacks.
+    """
+    weights = {t.name for t in model.graph.initializer}
+    texts = {
+        f"{i.name}.{k}": d.dim_param
+        for i in model.graph.input
+        if i.name not in weights
+        for k, d in enumerate(i.type.tensor_type.shape.dim)
+    }
+    ranges = options.parse(dim)
+    options.check_known(ranges, [n for text in texts.values() if text for n in sizes.names(sizes.parse(text))])
+    numbers = {
+        texts.get(f"{name}.{k}") or f"{name}.{k}": number
+        for name, shape in shapes.items()
+        for k, number in enumerate(shape)
+    }
+    return numbers | options.typical(ranges)
 
 
 def usual(name: str) -> int:

@@ -79,6 +79,10 @@ class Verification:
     saved: str | None = None
     seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        wrong = f"differs: {', '.join(self.culprits)}" if not self.passed else "passed"
+        return f"<verification of {len(self.findings)} findings: {wrong}>"
+
     @property
     def passed(self) -> bool:
         """True if no difference was found."""

@@ -359,14 +359,22 @@ def test_a_folder_with_one_fragment(optimized: Optimized) -> None:
 def test_a_folder_with_several(optimized: Optimized) -> None:
     folder = optimized("llama_fp32")
     names = sorted(p.stem for p in (folder / "mugraphs").glob("*.json"))
-    with pytest.raises(UsageError, match=f"expected the identifier of one fragment, there are {len(names)}") as caught:
+    with pytest.raises(
+        UsageError, match=f"expected the name or identifier of one fragment, there are {len(names)}"
+    ) as caught:
         load_kernel(folder)
     assert names[0] in caught.value.hint
-    with pytest.raises(UsageError, match="found 'nothing'"):
+    with pytest.raises(UsageError, match="'nothing' fits none"):
         load_kernel(folder, "nothing")
-    with pytest.raises(UsageError, match="found ''"):
+    with pytest.raises(UsageError, match="'' fits none"):
         load_kernel(folder, "")
     assert load_kernel(folder, names[0][:8]).spec == load_kernel(folder, names[0]).spec
+    (attention,) = (i for i in names if load_kernel(folder, i).spec.op_type.startswith("attention_"))
+    assert (
+        load_kernel(folder, "attention").spec
+        == load_kernel(folder, "atten*").spec
+        == load_kernel(folder, attention).spec
+    )
     model = onnx.load(folder / "model.onnx")
     weights = {t.name for t in model.graph.initializer}
     for name in names:
@@ -379,7 +387,7 @@ def test_the_beginning_of_several_identifiers_is_none(tmp_path: Path) -> None:
     for name in ("ab12", "ab34"):
         (tmp_path / "mugraphs").mkdir(exist_ok=True)
         (tmp_path / "mugraphs" / f"{name}.json").touch()
-    with pytest.raises(UsageError, match="found 'ab'") as caught:
+    with pytest.raises(UsageError, match="'ab' fits 2") as caught:
         load_kernel(tmp_path, "ab")
     assert caught.value.hint == "one of ab12, ab34"
 

@@ -157,7 +157,7 @@ def test_an_original_that_is_gone(copied: Optimized, model: dict[str, str], prob
 def test_external_data_of_the_original_counts(copied: Optimized) -> None:
     folder = copied(SAMPLE)
     edit_report(folder, external_data={"weights.bin": "0" * 64})
-    _, note = rows.original_model(folder, reader.read(folder))
+    _, note = rows.original_model(folder, reader.read(folder), Place())
     assert "is not there" in note
 
 
@@ -241,6 +241,41 @@ def test_a_gpu_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="exclude"):
         benchmark.choose_place(BenchOptions(gpu=0, cpu=True), True)
     assert benchmark.choose_place(BenchOptions(gpu=0), True) == Place("cuda", 0)
+
+
+def test_some_fragments_without_the_whole_model(optimized: Optimized) -> None:
+    folder = optimized("llama_fp32")
+    (attention,) = (f for f in json.loads((folder / output.MARK).read_text())["fragments"] if f["name"] == "attention")
+    for wanted in ("*attention*", attention["id"][:8]):
+        found = bench_folder(folder, replace(QUICK, only=(wanted,)))
+        assert [r.id for r in found.fragments] == [attention["id"]]
+        assert found.fragments[0].comparison.entry("mirage").us is not None
+        assert found.model.entries == () and "whole model" not in found.text()
+    with pytest.raises(UsageError, match="--only 'atention': no replaced fragment is called so") as told:
+        bench_folder(folder, replace(QUICK, only=("atention",)))
+    assert "did you mean attention?" in told.value.hint
+
+
+def test_a_model_alone() -> None:
+    found = bench_folder(sample(SAMPLE), QUICK)
+    assert (found.fragments, [e.name for e in found.model.entries]) == ((), ["original"])
+    assert found.model.entry("original").us is not None
+    row = next(line for line in found.text().splitlines() if line.startswith("whole model"))
+    assert row.split()[-2:] == ["not", "measured"] or row.endswith("-")
+    with pytest.raises(UsageError, match="belong to an output folder"):
+        bench_folder(sample(SAMPLE), replace(QUICK, only=("a",)))
+
+
+def test_a_sweep_of_sizes(optimized: Optimized) -> None:
+    folder = optimized("llama_dynamic_fp32")
+    found = benchmark.sweep(folder, ("batch=1", "sequence=3,5"), QUICK)
+    assert found.sizes == (("batch=1", "sequence=3"), ("batch=1", "sequence=5"))
+    assert [r.settings["inputs"]["input_ids"] for r in found.reports] == [[1, 3], [1, 5]]
+    text = found.text()
+    assert [line.split("  ")[0] for line in text.splitlines()[3:5]] == ["batch=1 sequence=3", "batch=1 sequence=5"]
+    assert [row["dim"] for row in found.to_json()["sweep"]] == [list(s) for s in found.sizes]
+    with pytest.raises(UsageError, match="--dim sequence=x: expected"):
+        benchmark.sweep(folder, ("sequence=3,x",), QUICK)
 
 
 def dynamic() -> onnx.ModelProto:

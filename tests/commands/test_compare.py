@@ -30,7 +30,12 @@ def fragment(key: str, **changes: Any) -> dict[str, Any]:
         "original_us": 40.0,
         "measured": [],
         **changes,
+        "predictions": {"cpu": predicted(changes.get("predicted_us", 10.0))},
     }
+
+
+def predicted(us: float, target: str = "cpu") -> dict[str, Any]:
+    return {**reports.PREDICTION, "target": target, "predicted_us": us, "original_us": 40.0}
 
 
 def measured(us: float, device: str = "GPU") -> list[dict[str, Any]]:
@@ -92,7 +97,7 @@ def test_new_and_gone(compare: Any) -> None:
     found = compare(lambda r: r.update(fragments=[fragment("c"), fragment("a")]))
     assert changes(found) == {"c": "new", "a": "same", "b": "gone"}
     rows = {row["id"]: row for row in found.document["fragments"]}
-    assert rows["c"]["predicted_us"] == [None, 10.0]
+    assert rows["c"]["predicted_us"] == {"cpu": [None, 10.0]}
     assert rows["b"]["status"] == ["replaced", None]
     assert found.regressions == ()
 
@@ -114,19 +119,36 @@ def test_the_same_program_in_another_way(compare: Any, change: dict[str, Any], d
 
 def test_totals_take_the_original_where_nothing_is_replaced(compare: Any) -> None:
     found = compare(lambda r: r["fragments"][0].update(status="kept"))
-    assert found.document["predicted_us"] == [40.0, 100.0]
+    assert found.document["predicted_us"] == {"cpu": [40.0, 100.0]}
     assert (found.document["replaced"], found.document["places"]) == ([2, 1], [4, 2])
     assert worse(found) == [
         "norm_linear a: places where it is replaced",
-        "all fragments as predicted (us)",
+        "all fragments as predicted for cpu (us)",
     ]
 
 
 def test_predictions_count_where_nothing_was_measured(compare: Any) -> None:
-    found = compare(lambda r: r["fragments"][0].update(predicted_us=10.6))
-    assert worse(found) == ["norm_linear a as predicted (us)"]
+    found = compare(lambda r: r["fragments"][0].update(predictions={"cpu": predicted(10.6)}))
+    assert worse(found) == ["norm_linear a as predicted for cpu (us)"]
     assert found.regressions[0].percent == pytest.approx(6)
     assert "10.0 us -> 10.6 us  +6.0 %" in " ".join(found.text().split("   "))
+
+
+def test_targets_are_compared_with_themselves_only(compare: Any) -> None:
+    def other(report: Report) -> None:
+        for f in report["fragments"]:
+            f["predictions"] = {"cuda": predicted(170.0, "sm_90a")}
+
+    found = compare(other)
+    assert found.regressions == ()
+    assert found.document["predicted_us"] == {"cpu": [40.0, None], "sm_90a": [None, 680.0]}
+    assert "for different targets: what is predicted is not compared.\nNothing is worse" in found.text()
+
+
+def test_one_target_of_two_is_compared(compare: Any) -> None:
+    both = {"cpu": predicted(10.6), "cuda": predicted(9.0, "sm_90a")}
+    found = compare(lambda r: r["fragments"][0].update(predictions=both))
+    assert worse(found) == ["norm_linear a as predicted for cpu (us)"]
 
 
 def test_measured_times_count_before_predictions(tmp_path: Path) -> None:
@@ -136,10 +158,10 @@ def test_measured_times_count_before_predictions(tmp_path: Path) -> None:
     old = written(tmp_path / "old", measure(10.0, 20.0))
     new = written(tmp_path / "new", measure(11.0, 20.0))
     report = json.loads((new / "report.json").read_text())
-    report["fragments"][1]["predicted_us"] = 100.0
+    report["fragments"][1]["predictions"] = {"cpu": predicted(100.0)}
     (new / "report.json").write_text(json.dumps(report))
     found = comparison.compare(old, new)
-    assert worse(found) == ["norm_linear a on GPU (us)", "all fragments as predicted (us)"]
+    assert worse(found) == ["norm_linear a on GPU (us)", "all fragments as predicted for cpu (us)"]
     assert found.document["measured_us"] == {"GPU": [60.0, 62.0]}
 
 
@@ -174,7 +196,7 @@ def test_options_that_differ(compare: Any) -> None:
 
 
 def test_the_tolerance_decides(compare: Any) -> None:
-    assert compare(lambda r: r["fragments"][0].update(predicted_us=10.6), 7.0).regressions == ()
+    assert compare(lambda r: r["fragments"][0].update(predictions={"cpu": predicted(10.6)}), 7.0).regressions == ()
 
 
 @pytest.mark.parametrize(
@@ -200,13 +222,13 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
 
 def test_the_command(run: Run, tmp_path: Path) -> None:
     old = written(tmp_path / "old")
-    new = written(tmp_path / "new", lambda r: r["fragments"][0].update(predicted_us=10.4))
+    new = written(tmp_path / "new", lambda r: r["fragments"][0].update(predictions={"cpu": predicted(10.4)}))
     assert run("compare", old, new).exit_code == 0
     assert run("compare", old, new, "--fail-on-regression").exit_code == 0
     failed = run("compare", old, new, "--json", "--fail-on-regression", "3%")
     assert failed.exit_code == 1
     document = json.loads(failed.stdout)
-    assert [r["what"] for r in document["regressions"]] == ["norm_linear a as predicted (us)"]
+    assert [r["what"] for r in document["regressions"]] == ["norm_linear a as predicted for cpu (us)"]
     assert run("compare", old, new, "--fail-on-regression", "4").exit_code == 0
 
 

@@ -16,6 +16,7 @@ from mirage_cli.options.options import Options
 from tests.commands.conftest import Run, environment, process
 
 ROOT = str(Path(__file__).resolve().parents[2])
+NOPE = ["optimize", "nope.onnx", "--dry-run"]
 HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "jinja2", "yaml", "platformdirs", "logging")
 
 
@@ -86,6 +87,13 @@ def test_every_option_of_a_run_is_on_the_command_line() -> None:
     assert set(Options.__dataclass_fields__) <= names
 
 
+def test_help_as_a_command(run: Run) -> None:
+    for words in ([], ["bench"], ["cache", "list"]):
+        asked, given = run("help", *words), run(*words, "--help")
+        assert (asked.exit_code, asked.stdout) == (0, given.stdout) and "Usage: mirage" in asked.stdout
+    assert run("help", "benhc").exit_code == 2
+
+
 def test_version(run: Run) -> None:
     assert run("--version").stdout == "mirage 0.1.0\n"
 
@@ -96,7 +104,7 @@ def test_no_command_is_wrong_usage_and_shows_the_help(run: Run) -> None:
     assert "Commands:" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["optimize", "--help"], ["--version"], ["optimize", "--fore"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["optimize", "--help"], ["--version"], ["optimize", "--fore"], NOPE])
 def test_parsing_imports_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import sys, json\nfrom mirage_cli.main import cli\n"

@@ -30,9 +30,11 @@ def fixed(cache: Path) -> list[str | Path]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path, Options]]:
-    """What `optimize` hands on to the pipeline, which then does nothing."""
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Path, Options]]:
+    """What `optimize` hands on to the pipeline, which then does nothing; `m.onnx` is there."""
     calls: list[tuple[str, Path, Options]] = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.onnx").touch()
 
     def remember(model: str, out: Path, options: Options, progress: Any) -> Report:
         calls.append((model, out, options))
@@ -60,8 +62,8 @@ def test_json_is_the_report(run: Run, tmp_path: Path, fixed: list[str | Path]) -
 
 def test_text_tells_what_happened(run: Run, tmp_path: Path, fixed: list[str | Path]) -> None:
     result = run("optimize", MODEL, "-o", tmp_path / "out", *fixed, "--force")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert "norm_linear" in result.stdout
+    assert result.exit_code == 0 and "norm_linear" in result.stdout
+    assert "search and prove (1 step)\n" in result.stderr and "Warning" not in result.stderr
 
 
 def test_quiet_prints_nothing(run: Run, tmp_path: Path, fixed: list[str | Path]) -> None:
@@ -159,7 +161,7 @@ ALL = [
     *("--without", "order", "--without", "fusion"),
     *("--confidence", "60", "--cache", "there", "--max-memory", "4G", "--require-coverage", "flops=0.95"),
     *("--dry-run", "--force", "--strict", "--inputs", "given.npz"),
-    *("--tune-candidates", "12", "--tune-budget", "30", "--tuned"),
+    *("--tune-candidates", "12", "--tune-budget", "30", "--tuned", "--data", "weights", "--measure"),
 ]
 ALL_OPTIONS = Options(
     shape=("x=1x128", "y=2"),
@@ -187,6 +189,8 @@ ALL_OPTIONS = Options(
     tune_candidates=12,
     tune_budget=30.0,
     tuned=True,
+    data="weights",
+    measure=True,
 )
 
 

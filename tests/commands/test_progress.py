@@ -1,4 +1,4 @@
-"""How progress is shown: bars on a terminal, lines with --verbose, nothing otherwise."""
+"""How progress is shown: bars on a terminal, a line for each stage elsewhere, all lines with --verbose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from mirage_cli.commands import progress
 from mirage_cli.commands.common import Voice
-from mirage_cli.commands.progress import Bars, Lines, bars
+from mirage_cli.commands.progress import Bars, Lines, Stages, bars
 from mirage_cli.search.search import Standing
 
 
@@ -45,7 +45,7 @@ def check_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert not progress.on_terminal()
     with Voice().progress() as shown:
-        assert shown is None
+        assert isinstance(shown, Stages)
 
 
 def test_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,21 @@ def test_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stderr", None)
         assert not progress.on_terminal()
         with Voice().progress() as shown:
+            assert isinstance(shown, Stages)
+        with Voice(as_json=True).progress() as shown:
             assert shown is None
+
+
+def test_long_stages_tell_of_a_step_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    clock = iter((0.0, 1.0, 5.0, 12.0, 12.0, 15.0, 22.5, 22.5))
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    lines = Stages(told.append)
+    lines.stage("compile", 4)
+    for text in "abcd":
+        lines.step(text)
+    lines.search("id", "norm", standing(2, 40.0))
+    assert told == ["[   1.00 s] compile (4 steps)", "[  12.00 s] compile: b", "[  22.50 s] compile: d"]
 
 
 def test_lines() -> None:

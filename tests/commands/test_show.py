@@ -39,6 +39,7 @@ def test_sources_and_drawings(run: Run, optimized: Optimized) -> None:
     [
         (["norm_linear", "--svg", "--source", "cpp"], "exclude each other"),
         (["--svg"], "Missing argument 'ID'"),
+        (["norm_linear", "--open"], "--open shows the report"),
         (["nothing"], "no fragment of"),
         (["norm_linear", "--source", "cuda"], "has no src/"),
     ],

@@ -11,6 +11,8 @@ from tests.optimized import Optimized
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
 SHOWN = 4  #: digits of an identifier that `mirage show` is given
+ROW = 6  #: digits of it in the table of `mirage optimize`
+BEGUN = re.compile(rf"^(\w+ +)([0-9a-f]{{{ROW}}})(?= +\d)", flags=re.MULTILINE)
 IDENTIFIER = re.compile(r"_([0-9a-f]{16}(?:v\d+)?) cpu, wrong with probability")
 
 
@@ -19,6 +21,8 @@ def renewed(text: str, found: list[str]) -> str:
     old = IDENTIFIER.findall(text)
     names = dict(zip(old, found, strict=True))
     text = re.sub("|".join(sorted(old, reverse=True)), lambda m: names[m[0]], text)  # the longer of two first
+    rows = {before[:ROW]: after[:ROW] for before, after in names.items()}
+    text = BEGUN.sub(lambda m: m[1] + rows.get(m[2], m[2]), text)
     begun = {before[:SHOWN]: after[:SHOWN] for before, after in names.items()}
     return re.sub(r"(?<=mirage show out )\w+", lambda m: begun.get(m[0], m[0]), text)
 
@@ -32,6 +36,8 @@ def test_the_identifiers_are_those_of_today(optimized: Optimized) -> None:
     assert IDENTIFIER.findall(text) == [f["id"] for f in report["fragments"]], "make golden renews them"
     named = set(re.findall(r"^\w+ +([0-9a-f]{16}) ", text, flags=re.MULTILINE))  # rows of `compare` and `bench`
     assert named <= {f["id"] for f in report["fragments"]}
+    begun = {m[2] for m in BEGUN.finditer(text)}
+    assert len(begun) > 3 and begun <= {f["id"][:ROW] for f in report["fragments"]}
     (shown,) = re.findall(r"^\$ mirage show out (\w+)$", text, flags=re.MULTILINE)
     assert sum(f["id"].startswith(shown) for f in report["fragments"]) == 1
 
@@ -39,6 +45,8 @@ def test_the_identifiers_are_those_of_today(optimized: Optimized) -> None:
 def test_renewing() -> None:
     old, new = "0123456789abcdef", "fedcba9876543210"
     line = (
-        "norm_{0} cpu, wrong with probability\nnorm_{0}v1 cpu, wrong with probability\n$ mirage show out {1}\nmlp {0}v1"
+        "norm_{0} cpu, wrong with probability\nnorm_{0}v1 cpu, wrong with probability\n$ mirage show out {1}\nmlp {0}v1\n"
+        "norm  {2}  2  replaced\n"
     )
-    assert renewed(line.format(old, old[:4]), [new, f"{new}v1"]) == line.format(new, new[:4])
+    found = renewed(line.format(old, old[:SHOWN], old[:ROW]), [new, f"{new}v1"])
+    assert found == line.format(new, new[:SHOWN], new[:ROW])

@@ -106,7 +106,7 @@ def kept(reason: str = "not predicted to be faster on cpu: 9.1 us against 8.4 us
         0.5,
         [],
         ORIGINAL,
-        {},
+        {"cpu": {**PREDICTION, "predicted_us": 9.1, "original_us": 8.4}},
         reason=reason,
     )
 
@@ -126,6 +126,7 @@ def failed(reason: str = "cpu: no muGraph was found") -> FragmentReport:
         predicted_us=0.0,
         original_us=0.0,
         floor_us=0.0,
+        predictions={},
     )
 
 

@@ -19,7 +19,7 @@ from tests.exporters.test_svg import SVG, check, texts
 def fragments(**changed: Any) -> list[dict[str, Any]]:
     cuda = {**reports.PREDICTION, "target": "sm_90a", **changed}
     f = replace(reports.replaced(), predictions={"cpu": reports.PREDICTION, "cuda": cuda})
-    return [f.to_json(), reports.kept().to_json()]
+    return [f.to_json(), reports.failed().to_json()]
 
 
 def marks(root: ET.Element) -> dict[str, list[float]]:
@@ -77,7 +77,7 @@ def test_recorded_times_are_on_their_kind_s_plot_where_the_sizes_are_the_same() 
 
 
 def test_fragments_without_operations_or_predictions_are_no_lines() -> None:
-    assert roofline.plots([reports.kept().to_json()]) == []
+    assert roofline.plots([reports.failed().to_json()]) == []
     (cpu,) = roofline.plots(fragments(flops=0))
     assert [line.number for line in cpu.lines] == [1]
 

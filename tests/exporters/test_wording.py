@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mirage_cli.exporters import wording
+from mirage_cli.exporters import text, wording
 from mirage_cli.search.proof.verify import Verdict
 from tests.exporters import reports
 
@@ -55,7 +55,7 @@ def test_the_least_certain_proof_is_told() -> None:
     targets = {"cpu": reports.PROOF, "cuda": {**reports.PROOF, "log2_bound": -60.0, "others": [other]}}
     f = replace(f, verification={**f.verification, "targets": targets})
     data = reports.report(f, reports.kept()).to_json()
-    assert wording.proofs(data).endswith("a probability of at most 2^-41.")
+    assert wording.proofs(data).endswith("chance of a wrong proof below 2^-41.")
     assert wording.proofs(reports.report(reports.kept()).to_json()) == ""
 
 
@@ -66,14 +66,25 @@ def test_one_sentence_for_a_proof() -> None:
 
 
 def test_what_is_gained() -> None:
-    data = reports.report(reports.replaced(), reports.kept()).to_json()
-    assert (
-        wording.speed(data)
-        == "At these places the cost model of cpu predicts 4.94 us in place of 31.5 us: 6.4 times as fast."
-    )
-    data["fragments"][0]["predicted_us"] = 31.5
-    assert wording.speed(data).endswith("predicts 63.0 us in place of 31.5 us: 0.5 times as fast.")
+    data = reports.report(reports.replaced(), reports.kept(), sizes={"batch": 1, "seq": 64}).to_json()
+    gained = "Predicted for these places at batch 1, seq 64: on cpu 4.94 us in place of 31.5 us, 6.4 times as fast."
+    assert wording.speed(data) == gained
+    data["fragments"][0]["predictions"]["cpu"]["predicted_us"] = 31.5
+    assert wording.speed(data).endswith("63.0 us in place of 31.5 us, 0.5 times as fast.")
     assert wording.speed(reports.report(reports.kept()).to_json()) == ""
+
+
+PREDICTED = ["predicted, cpu", "predicted, sm_90a"]
+
+
+def test_targets_have_times_of_their_own() -> None:
+    both = {"cpu": reports.PREDICTION, "cuda": {**reports.PREDICTION, "target": "sm_90a", "original_us": 24.72}}
+    data = reports.report(replace(reports.replaced(), predictions=both)).to_json()
+    assert "on cpu 4.94 us in place of 31.5 us, 6.4 times as fast; on sm_90a 4.94 us" in wording.speed(data)
+    head, row = (line.split("  ") for line in text.fragments(data["fragments"]))
+    assert [c.strip() for c in head if c] == ["Fragment", "id", "places", "status", *PREDICTED, "proof"]
+    assert "15.8 us -> 2.47 us" in row and "24.7 us -> 2.47 us" in row
+    assert wording.lead(data["fragments"][0]).endswith("predicted for sm_90a 24.7 us -> 2.47 us, 10.0 times as fast")
 
 
 def test_what_measuring_chose() -> None:

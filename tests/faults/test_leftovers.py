@@ -126,6 +126,16 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
         pass
 
 
+def test_folders_above_it_are_made_and_stay_where_something_was_written(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b" / "out"
+    with pytest.raises(ValueError, match="a run that fails"), claimed(out):
+        raise ValueError("a run that fails")
+    assert names(tmp_path) == []
+    with claimed(out), replaced(out) as draft:
+        (draft / MARK).write_text(report("new"))
+    assert (names(out.parent), found(out)) == (["out"], "new")
+
+
 def test_a_mount_point_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "out")
     with pytest.raises(UsageError, match="is a mount point") as told, claimed(tmp_path / "out"):

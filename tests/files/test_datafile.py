@@ -189,11 +189,12 @@ def grown(function, warm):
 READ_AND_WRITE = """
 from mirage_cli import frontends; from mirage_cli.patching import saving
 from mirage_cli.benchmark.rows import original_model
+from mirage_cli.measurement.contestant import Place
 def work(path):
     imported = frontends.load(path)
     saving.save(imported.original.proto(), imported.original.files, Path(path + ".out"))
     told = {"path": path, "format": "onnx", "sha256": imported.sha256, "external_data": imported.external}
-    assert original_model(Path(), {"model": told})[0] == Path(path)
+    assert original_model(Path(), {"model": told}, Place())[0] == Path(path)
 """
 
 

@@ -25,8 +25,8 @@ CPU, CUDA, RUN = "optimize models, with CPU kernels", "optimize models, with CUD
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """A machine with everything; tests take things away."""
-    monkeypatch.setattr(toolchain, "find_cxx", lambda: Tool(("g++",), "g++ 12", "PATH"))
-    monkeypatch.setattr(toolchain, "find_nvcc", lambda: Tool(("nvcc",), "nvcc 13.0", "PATH"))
+    monkeypatch.setattr(toolchain, "find_cxx", lambda _: Tool(("g++",), "g++ 12", "PATH"))
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda _: Tool(("nvcc",), "nvcc 13.0", "PATH"))
     monkeypatch.setattr(devices, "devices", lambda: [GPU])
     monkeypatch.setattr(devices, "driver_cuda", lambda: (13, 0))
     monkeypatch.setattr(doctor, "_module", lambda name, command: doctor.Item(name, True, "1.0"))
@@ -46,8 +46,25 @@ def test_everything_is_there(machine: pytest.MonkeyPatch) -> None:
     assert "NVIDIA H200, 143771 MiB, compute capability 9.0, driver 580.65.06" in found.text()
 
 
+def test_compilers_that_worked_once_are_asked_for_their_version_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "mirage").mkdir(mode=0o700)
+    run, called = toolchain.programs.run, []
+    monkeypatch.setattr(toolchain.programs, "run", lambda command, *rest: called.append(command) or run(command, *rest))
+    tries = []
+    for _ in range(2):
+        toolchain._build.cache_clear()
+        toolchain._version.cache_clear()
+        called.clear()
+        doctor.examine()
+        tries.append([c for c in called if "--version" not in c])
+    assert tries[0] and not tries[1]
+
+
 def test_without_a_compiler_nothing_can_be_optimized(machine: pytest.MonkeyPatch) -> None:
-    def absent() -> Tool:
+    def absent(_: object) -> Tool:
         raise ToolMissing("no C++17 compiler was found", "apt install g++")
 
     machine.setattr(toolchain, "find_cxx", absent)
@@ -61,7 +78,7 @@ def test_without_a_compiler_nothing_can_be_optimized(machine: pytest.MonkeyPatch
 
 
 def test_without_cuda_the_cpu_remains(machine: pytest.MonkeyPatch) -> None:
-    def absent() -> Tool:
+    def absent(_: object) -> Tool:
         raise ToolMissing("no usable nvcc was found", "pip install 'mirage-cli[nvcc]'")
 
     machine.setattr(toolchain, "find_nvcc", absent)

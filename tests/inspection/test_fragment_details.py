@@ -43,10 +43,25 @@ def test_the_list(tmp_path: Path) -> None:
     assert [f["id"][0] for f in found.document["fragments"]] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "last"),
+    [(40, "places"), (80, "proof"), (120, "error (original's)"), (0, "error (original's)")],
+)
+def test_a_narrow_list_has_fewer_columns_and_whole_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int, last: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns or ""))
+    text = show(written(tmp_path, reports.report(reports.replaced(), reports.kept())), None).text()
+    head, *rows = text.splitlines()[-3:]
+    assert head.endswith(last) and "…" not in text
+    assert [row.split()[:2] for row in rows] == [["a6660ab85df12c2a", "norm_linear"], ["b6660ab85df12c2b", "attention"]]
+    assert max(map(len, text.splitlines())) <= (columns or fragment_details.WIDTH)
+
+
 def test_a_fragment_of_an_output_folder(optimized: Optimized) -> None:
     folder = optimized("rmsnorm_linear_fp32")
     (f,) = json.loads((folder / "report.json").read_text())["fragments"]
-    for wanted in (f["id"], f["id"][:4], f["name"]):
+    for wanted in (f["id"], f["id"][:4], f["name"], f"{f['name']}_{f['id']}", "norm_*"):
         assert show(folder, wanted).document["id"] == f["id"]
     found = show(folder, f["id"])
     text = checked(found)
@@ -69,6 +84,16 @@ def test_a_fragment_of_an_output_folder(optimized: Optimized) -> None:
     (stored,) = found.document["mugraphs"]
     assert [depth for depth, _ in stored["lines"]][:2] == [0, 1]
     assert found.document["files"] == [f"mugraphs/{f['id']}.json", f"src/{f['id']}.cpp"]
+
+
+def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, opened = written(tmp_path, reports.report()), list[str]()
+    monkeypatch.setattr(fragment_details.webbrowser, "open", lambda url: opened.append(url) or len(opened) == 1)
+    assert fragment_details.in_browser(folder).text() == f"{folder}/report.html\n"
+    assert opened == [f"file://{folder}/report.html"]
+    with pytest.raises(UsageError, match="no browser") as told:
+        fragment_details.in_browser(folder)
+    assert told.value.hint == f"open {folder}/report.html"
 
 
 def test_sources_and_drawings(optimized: Optimized) -> None:

@@ -3,6 +3,7 @@
 import cProfile
 import json
 import pstats
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.inspection.summary import Inspection, inspect
-from mirage_cli.optimization import coverage
+from mirage_cli.optimization import coverage, story
 from mirage_cli.options.options import Options
 from tests.optimized import Optimized, anew, sample
 
@@ -94,13 +95,18 @@ def test_only_and_skip() -> None:
 
 
 def test_patterns_that_fit_nothing_are_noted() -> None:
-    found = inspect(str(sample("mlp_fp32")), Options(only=("*", "up_*"), skip=("lm_head",)))
-    notes = [
-        "--only 'up_*': no node of the model has such a name",
-        "--skip 'lm_head': no node of the model has such a name",
-    ]
-    assert found.to_json()["notes"] == notes
-    assert f"Notes\n  {notes[0]}\n" in found.text()
+    found = inspect(str(sample("mlp_fp32")), Options(only=("*",), skip=("lm_head",)))
+    note = "--skip 'lm_head': no node of the model has such a name"
+    assert found.to_json()["notes"] == [note]
+    assert f"Notes\n  {note}\n" in found.text()
+
+
+@pytest.mark.parametrize("read", [inspect, lambda path, options: story.optimize(path, Path(), options)])
+def test_only_what_no_node_is_called_is_an_error_with_near_names(read: Callable[[str, Options], object]) -> None:
+    options = Options(only=("*", "node_linaer*"), dry_run=True, target=("cpu",))
+    with pytest.raises(UsageError, match=r"--only 'node_linaer\*': no node of the model has such a name") as told:
+        read(str(sample("llama_fp32")), options)
+    assert "did you mean node_linear" in told.value.hint
 
 
 def test_an_output_folder(optimized: Optimized) -> None:

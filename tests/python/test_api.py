@@ -69,6 +69,15 @@ def test_optimize(tmp_path: Path, cache: Path) -> None:
     assert steps.stages[0] == "read"
 
 
+def test_reports_are_shown_in_a_line(optimized: Optimized, cache: Path) -> None:
+    folder = optimized("rmsnorm_linear_fp32")
+    shown = [repr(x) for x in (mi.load_kernel(folder), mi.inspect(folder), mi.compare(folder, folder))]
+    shown.append(repr(mi.optimize(MODEL, dry_run=True, target="cpu", cache=cache)))
+    shown.append(repr(mi.bench(folder, cpu=True, runs=1, seconds=0.01)))
+    assert all(s.startswith("<") and len(s) < 200 and "\n" not in s for s in shown), shown
+    assert shown[2] == f"<comparison of {folder} and {folder}: 0 regressions>"
+
+
 def test_a_dry_run_needs_no_folder() -> None:
     report = mi.optimize(str(MODEL), dry_run=True, target=("cpu",), jobs=1, no_cache=True)
     assert report.options["dry_run"] is True

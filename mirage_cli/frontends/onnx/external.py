@@ -107,7 +107,10 @@ class DataFiles:
     def _resolve(self, location: str, where: str) -> Path:
         """The file that a location means. Raises ModelError for one outside the model's folders."""
         if self.path == "-":
-            raise ModelError(f"{where} cannot be found for a model on standard input", "give the model's path")
+            raise ModelError(
+                f"{where} cannot be found for a model on standard input",
+                "give the model's path, or the folder of its data: --data DIR",
+            )
         if not location or "\0" in location or os.path.isabs(location):
             raise ModelError(f"{where}: expected a path relative to the model, found {location!r}")
         given = Path(self.path)

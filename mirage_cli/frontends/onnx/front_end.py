@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx
 
 from mirage_cli.errors import ModelError
@@ -44,7 +46,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
     notes: list[str] = []
     texts.check(proto, path)
     node_count = len(proto.graph.node)
-    files = DataFiles(path)
+    files = DataFiles(path if options.data is None else str(Path(options.data) / path))
     original = Original(data, files, outputs_of(proto))
     inline_inner(proto, files)
     proto = checked(proto, path, notes)

@@ -7,6 +7,7 @@ what later puts operators into the TorchScript module too (`mirage_cli/patching/
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from mirage_cli.frontends.torchscript.modules import (
     first_lines,
     import_torch,
     input_names,
+    modes_of_training,
     open_module,
     silent,
 )
@@ -34,6 +36,10 @@ from mirage_cli.processes import isolation
 
 suffixes = SUFFIXES
 
+EXPORT = 'export the Python module to ONNX: torch.onnx.export(model, inputs, "model.onnx", dynamo=True)'
+FAST_PATH = "trace the module without torch's fast path: torch.backends.mha.set_fastpath_enabled(False)"
+#: operators of that path, as in inference torch.nn's attention and encoder layers call them
+FUSED = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
 OPSET = 18  #: of the ONNX model: every exporter since torch 2.10 writes it
 
 
@@ -48,6 +54,7 @@ def load(path: str, options: Options) -> Imported:
     place = Place(path, options)
     imported = _imported(path, onnx.ModelProto.FromString(place.exported()), options, place.file)
     imported.script = place
+    imported.notes.extend(place.notes())
     return imported
 
 
@@ -64,6 +71,10 @@ class Place:
     def exported(self) -> bytes:
         """The ONNX model. Raises MirageError."""
         return bytes(self._asked("exported"))
+
+    def notes(self) -> list[str]:
+        """What is worth telling of the module. Raises MirageError."""
+        return list(self._asked("notes"))
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a function there, of the model as it is imported there, and `args`. Raises MirageError."""
@@ -85,6 +96,7 @@ class Reading:
         isolation.doing(f"torch loaded {path}")
         module = open_module(torch, path)
         inputs = graph.example_inputs(torch, module, *_input_shapes_and_types(path, module, options))
+        self._notes = modes_of_training(module)
         marked = graph.Marked(torch, module)
         isolation.doing(f"torch ran {path}")
         seen = _observed_tensors(torch, path, module, marked, inputs)
@@ -98,6 +110,10 @@ class Reading:
     def exported(self) -> bytes:
         """The ONNX model, without marks."""
         return self._model
+
+    def notes(self) -> list[str]:
+        """What is worth telling of the module."""
+        return self._notes
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """A function of the imported model."""
@@ -135,10 +151,16 @@ def _input_shapes_and_types(
 
 @contextlib.contextmanager
 def _silent(torch: Any) -> Iterator[None]:
-    """The exporter may print on standard output: from Python, and from C++ when it fails."""
+    """The exporter may print: from Python, and from C++ its whole graph when it fails, which it cannot be asked not to."""
     torch._C._jit_set_onnx_log_output_stream("stderr")
-    with silent():
-        yield
+    told = os.dup(2)
+    with silent(), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(told, 2)
+            os.close(told)
 
 
 def _observed_tensors(torch: Any, path: str, module: Any, marked: Any, inputs: Mapping[str, Any]) -> dict[int, Any]:
@@ -176,8 +198,9 @@ def _export(
                 custom_opsets={graph.DOMAIN: 1},
             )
     except Exception as error:  # the exporter raises whatever its operators do
+        text = first_lines(error)
         raise ModelError(
-            f"{path}: torch.onnx.export cannot express the module: {first_lines(error)}",
-            'export the Python module to ONNX: torch.onnx.export(model, inputs, "model.onnx", dynamo=True)',
+            f"{path}: torch.onnx.export cannot express the module: {text}",
+            FAST_PATH if any(name in text for name in FUSED) else EXPORT,
         ) from None
     return onnx.load(file, load_external_data=False)

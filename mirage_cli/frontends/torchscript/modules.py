@@ -76,6 +76,17 @@ def input_names(path: str, module: Any) -> list[str]:
     return names
 
 
+def modes_of_training(module: Any) -> list[str]:
+    """Notes on what a trace has kept of a module in train mode, which `eval` cannot change any more."""
+    graph = module.inlined_graph
+    kept = {
+        kind: sum(bool(n.inputsAt(k).toIValue()) for n in graph.findAllNodes(f"aten::{kind}"))
+        for kind, k in (("dropout", 2), ("batch_norm", 5))
+    }
+    told = " and ".join(f"{count} {kind}" for kind, count in kept.items() if count)
+    return [f"traced in train mode: {told} stay so; trace the module after model.eval()"] if told else []
+
+
 def to_tensor(torch: Any, elements: NDArray[Any]) -> Any:
     """A tensor with a copy of the elements, also of those that numpy has no type for."""
     if elements.dtype.name == "bfloat16":

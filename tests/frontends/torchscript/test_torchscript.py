@@ -142,6 +142,12 @@ def test_the_report_says_what_was_read(optimized: Folder) -> None:
     assert (model["format"], model["external_data"]) == ("torchscript", {})
 
 
+def test_bench_times_the_module_in_pytorch(models: Path, optimized: Folder) -> None:
+    found = api.bench(optimized("block"), cpu=True, runs=1, seconds=0.01)
+    assert found.original == f"{models / 'block.pt'} in PyTorch"
+    assert not found.wrong and all(found.model.entry(n).us is not None for n in ("original", "mirage"))
+
+
 def test_verify_runs_the_module(optimized: Folder) -> None:
     found = api.verify(optimized("branch.ts"))
     assert found.passed, found.text()
@@ -174,6 +180,26 @@ def test_shapes_are_asked_for(models: Path) -> None:
     assert caught.value.hint == "--shape mask=1x128"
     with pytest.raises(UsageError, match="no such input; it has ids, mask"):
         frontends.load(str(models / "block.pt"), Options(shapes={"id": (2, 6)}))
+
+
+def test_a_trace_through_the_fast_path_is_told_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    module = torch.nn.TransformerEncoder(layer, 1).eval()
+    with torch.no_grad():
+        torch.jit.trace(module, torch.zeros(1, 8, 32), check_trace=False).save(tmp_path / "m.pt")
+    capfd.readouterr()
+    with pytest.raises(ModelError, match="aten::_transformer_encoder_layer_fwd") as told:
+        api.inspect(tmp_path / "m.pt", shape="src=1x8x32")
+    assert "torch.backends.mha.set_fastpath_enabled(False)" in told.value.hint
+    assert "Torch IR graph" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_trace_in_train_mode_is_noted(tmp_path: Path, training: bool) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)).train(training)
+    torch.jit.trace(module, torch.zeros(2, 8), check_trace=False).save(tmp_path / "m.pt")
+    notes = api.inspect(tmp_path / "m.pt", shape="input=2x8").document["notes"]
+    assert [n for n in notes if "train mode: 1 dropout" in n and "model.eval()" in n] == notes[: int(training)]
 
 
 def test_inputs_that_do_not_fit(models: Path) -> None:

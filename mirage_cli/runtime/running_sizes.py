@@ -1,0 +1,77 @@
+"""The sizes of symbolic dimensions that a model runs at: a table of positions ends somewhere, which only a run tells.
+
+The model is anybody's: it runs in a process of its own, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from mirage_cli.errors import MirageError, OutOfTime
+from mirage_cli.processes import isolation
+from mirage_cli.runtime import example, sessions
+
+RUN_SECONDS = 20.0  #: of a run, which is ended then: it has not failed
+SECONDS = 120.0  #: of all of them
+MOST = 1 << 26  #: elements of all inputs: with more nothing is tried
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Sizes at which a model runs. Where it does not at those that were asked, `name` is the one that is smaller in `sizes`,
+    the largest that runs, and `problem` what onnxruntime says of the one that was asked."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    name: str = ""
+    problem: str = ""
+
+
+def running(model: bytes, data: str, asked: Mapping[str, int], max_memory: int = 0) -> Running:
+    """The sizes of symbols, those `asked` or one of them smaller, at which a model (with external data in the folder `data`)
+    runs. Those asked, where that cannot be told: the model does not run at all, takes too long, or has huge inputs."""
+    jobs = [(model, data, dict(asked))]
+    for _, outcome in isolation.each(_tried, jobs, 1, max_memory, apart=True, seconds=SECONDS):
+        if isinstance(outcome, Running):
+            return outcome
+    return Running(dict(asked))
+
+
+def _tried(model: bytes, data: str, asked: dict[str, int]) -> Running:
+    """The same, in this process. Raises MirageError."""
+    isolation.doing("onnxruntime ran the model")
+    proto = onnx.ModelProto.FromString(model)
+    if _elements(ir.from_proto(proto), asked) > MOST:
+        return Running(asked)
+    session = sessions.session(model, None, optimize=False, data=Path(data))
+
+    def problem(sizes: Mapping[str, int]) -> str:
+        try:
+            with contextlib.suppress(OutOfTime):
+                sessions.run(session, example.example_inputs(proto, sizes, 0), RUN_SECONDS)
+        except MirageError as error:
+            return str(error)
+        return ""
+
+    why = problem(asked)
+    for name in sorted(asked, key=lambda n: (-asked[n], n)) if why else ():
+        runs, fails = asked[name] // 2, asked[name]
+        while runs and problem(asked | {name: runs}):
+            runs, fails = runs // 2, runs
+        while runs and fails - runs > 1:
+            middle = (runs + fails) // 2
+            runs, fails = (runs, middle) if problem(asked | {name: middle}) else (middle, fails)
+        if runs:
+            return Running(asked | {name: runs}, name, why)
+    return Running(asked)
+
+
+def _elements(model: ir.Model, sizes: Mapping[str, int]) -> int:
+    given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    return sum(math.prod(example.dimensions(v, sizes)) for v in given)

@@ -1,0 +1,76 @@
+"""`--measure`: what is not faster on this machine stays, fragment by fragment and as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirage_cli.exporters import text
+from mirage_cli.measurement.timing import Distribution
+from mirage_cli.optimization import fragment_times, pipeline
+from mirage_cli.optimization.fragment_times import MIRAGE, ORIGINAL, Comparison, Entry
+from mirage_cli.options.options import Options
+from mirage_cli.report.report import Report
+from tests.optimized import anew, sample
+
+pytestmark = pytest.mark.usefixtures("one_isa")
+NAME = "rmsnorm_linear_fp32"
+
+
+def took(original: float, ours: float) -> Comparison:
+    times = {ORIGINAL: original, MIRAGE: ours}
+    return Comparison(tuple(Entry(name, Distribution((us, us, us))) for name, us in times.items()))
+
+
+def run(folder: Path, cache: Path, **options: Any) -> Report:
+    return anew(str(sample(NAME)), folder, Options(target=("cpu",), measure=True, jobs=1, cache=str(cache), **options))
+
+
+def unchanged(folder: Path) -> bool:
+    return (folder / "model.onnx").read_bytes() == sample(NAME).read_bytes()
+
+
+def test_both_are_timed_for_real(tmp_path: Path, own_cache: Path) -> None:
+    report = run(tmp_path / "out", own_cache, force=True)
+    (f,) = report.replaced
+    (row,) = f.measured
+    assert row["target"] == "cpu" and row["mirage_us"] and row["original_us"]
+    assert report.whole is not None and report.whole["mirage_us"] and report.whole["original_us"]
+    assert "Measured on" in text.summary(report) and "the whole model: " in text.summary(report)
+    assert "measured  " in text.summary(report)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "whole", "force", "replaced", "reason"),
+    [
+        ((3.0, 2.0), (30.0, 20.0), False, True, ""),
+        ((2.0, 3.0), (30.0, 20.0), False, False, "not faster on"),
+        ((3.0, 2.0), (20.0, 21.0), False, False, "the whole model is not faster on"),
+        ((2.0, 3.0), (20.0, 21.0), True, True, ""),
+    ],
+)
+def test_only_what_is_faster_stays(
+    tmp_path: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fragment: tuple[float, float],
+    whole: tuple[float, float],
+    force: bool,
+    replaced: bool,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(pipeline, "measure_fragments", lambda models, *_: dict.fromkeys(models, took(*fragment)))
+    monkeypatch.setattr(fragment_times, "measure_model", lambda *_: took(*whole))
+    report = run(tmp_path / "out", own_cache, force=force)
+    assert bool(report.replaced) == replaced == (not unchanged(tmp_path / "out"))
+    assert reason in report.fragments[0].reason
+    assert (tmp_path / "out" / "libmirage.so").exists() == replaced
+
+
+def test_a_patched_model_with_other_answers_has_no_time(tmp_path: Path) -> None:
+    one, other = sample(NAME), sample("rmsnorm_gain_linear_fp32")
+    files = fragment_times.Files(str(one), str(other), str(tmp_path / "none.so"))
+    found = fragment_times.measure_model(files, {})
+    assert not found.faster and found.entry(MIRAGE).us is None

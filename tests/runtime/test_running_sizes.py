@@ -1,0 +1,86 @@
+"""The sizes at which a model runs, and what runs of `optimize` and `bench` say of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import mirage_cli as mi
+from mirage_cli.benchmark import benchmark
+from mirage_cli.benchmark.options import BenchOptions
+from mirage_cli.errors import UsageError
+from mirage_cli.exporters import text
+from mirage_cli.runtime import running_sizes
+from tests.frontends.models import parsed
+
+POSITIONS = 100
+
+
+def positions() -> onnx.ModelProto:
+    """A norm and a linear layer behind a table of positions, which ends."""
+    graph = """g (float[batch, seq, 16] x) => (float[batch, seq, 16] y) {
+        s = Shape <start = 1, end = 2> (x)
+        p = Slice(table, zero, s)
+        e = Add(x, p)
+        n = LayerNormalization(e, gain)
+        y = MatMul(n, w)
+    }"""
+    random = np.random.default_rng(0)
+    weights: dict[str, Any] = {
+        "table": random.standard_normal((POSITIONS, 16)).astype(np.float32),
+        "w": random.standard_normal((16, 16)).astype(np.float32),
+        "gain": np.ones(16, np.float32),
+        "zero": np.zeros(1, np.int64),
+    }
+    return parsed(graph, **weights)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "name"),
+    [
+        ({"batch": 3, "seq": POSITIONS}, {"batch": 3, "seq": POSITIONS}, ""),
+        ({"batch": 1, "seq": 1024}, {"batch": 1, "seq": POSITIONS}, "seq"),
+        ({"batch": 4096, "seq": 101}, {"batch": 4096, "seq": POSITIONS}, "seq"),
+        ({"batch": 1 << 20, "seq": 1024}, {"batch": 1 << 20, "seq": 1024}, ""),  # too large to be tried
+    ],
+)
+def test_the_largest_size_that_runs(asked: dict[str, int], found: dict[str, int], name: str) -> None:
+    running = running_sizes.running(positions().SerializeToString(), ".", asked)
+    assert (running.sizes, running.name) == (found, name)
+    assert bool(running.problem) == bool(name)
+
+
+def test_a_model_that_never_runs_tells_nothing() -> None:
+    model = positions()
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((POSITIONS, 7), np.float32), "table"))
+    assert running_sizes.running(model.SerializeToString(), ".", {"seq": 8}).sizes == {"seq": 8}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    onnx.save(positions(), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+@pytest.mark.parametrize("options", [{"dim": "seq=200"}, {"dim": "seq=1:101:4096"}, {"shape": "x=1x300x16"}])
+def test_a_size_that_does_not_run_is_told_at_once(path: Path, options: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="the model does not run at seq") as told:
+        mi.optimize(path, dry_run=True, target="cpu", **options)
+    assert told.value.hint == f"the largest that runs is seq={POSITIONS}"
+
+
+def test_times_are_for_sizes_that_run_and_bench_takes_the_same(path: Path, tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "out"
+    report = mi.optimize(path, out, target="cpu", force=True, cache=cache)
+    assert report.sizes == {"batch": 1, "seq": POSITIONS}
+    assert "Predicted for these places at batch 1, seq 100: on cpu" in text.summary(report)
+    timed = benchmark.bench_folder(out, BenchOptions(cpu=True, runs=1, seconds=0.01))
+    assert timed.settings["inputs"] == {"x": [1, POSITIONS, 16]}
+    assert all(r.predicted_us for r in timed.fragments)
+    other = benchmark.bench_folder(out, BenchOptions(cpu=True, runs=1, seconds=0.01, dim=("seq=7",)))
+    assert other.settings["inputs"] == {"x": [1, 7, 16]}
+    assert not any(r.predicted_us for r in other.fragments), "nothing is predicted for these"
