@@ -109,7 +109,7 @@ def _environment(target: str) -> jinja2.Environment:
 
 def c_identifier(text: str) -> str:
     """A C identifier for any text: its letters, and a hash that tells it from other texts, keywords and macros."""
-    letters = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:40].rstrip("_")
+    letters = "_".join(re.findall(r"[A-Za-z0-9]+", text))[:40].rstrip("_")
     head = letters if letters[:1].isalpha() else f"v{letters}"
     return f"{head}_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
@@ -123,4 +123,4 @@ def c_string(text: str) -> str:
 def c_comment(text: str) -> str:
     """Any text in a form that ends no comment and continues no line: one line of printable ASCII."""
     line = "".join(c if " " <= c <= "~" and c != "\\" else "?" for c in text)
-    return re.sub(r"\?{2,}", "?", line).replace("*/", "* /").replace("/*", "/ *")
+    return "?".join(re.split(r"\?{2,}", line)).replace("*/", "* /").replace("/*", "/ *")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mirage_cli.codegen.block import split
 from mirage_cli.codegen.block.loads import ring_loads, stage
 from mirage_cli.codegen.block.statements import BARRIER, statements
-from mirage_cli.codegen.fragments import FragmentPositions
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
+from mirage_cli.codegen.terms.fragments import FragmentPositions
 from mirage_cli.codegen.tiles.optimize import tile_program
 from mirage_cli.codegen.tiles.tile import FRAGMENT, RING, Load
 from mirage_cli.errors import Refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirage_cli.codegen.fragments import FragmentPositions, decode
+from mirage_cli.codegen.terms.fragments import FragmentPositions, decode
 from mirage_cli.codegen.tiles.access import chunk_bytes
 from mirage_cli.codegen.tiles.tile import RING, Buffer, Load, count
 from mirage_cli.kernel_language import build as k

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from mirage_cli.codegen.block.loads import load
 from mirage_cli.codegen.block.split import exchange, grid_sum, grid_top
-from mirage_cli.codegen.expressions import JOINS, ZERO, Lets, float_number
-from mirage_cli.codegen.fragments import FragmentPositions, decode
+from mirage_cli.codegen.terms.expressions import JOINS, ZERO, Lets, float_number
+from mirage_cli.codegen.terms.fragments import FragmentPositions, decode
 from mirage_cli.codegen.tiles.tile import (
     FRAGMENT,
     RING,

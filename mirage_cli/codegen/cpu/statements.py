@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.expressions import CUDA_TYPES, JOINS, Lets, extent, float_number
-from mirage_cli.codegen.positions import Positions
+from mirage_cli.codegen.terms.expressions import CUDA_TYPES, JOINS, Lets, extent, float_number
+from mirage_cli.codegen.terms.positions import Positions
 from mirage_cli.codegen.tiles.tile import (
     Barrier,
     Buffer,

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from mirage_cli.codegen import expressions
-from mirage_cli.codegen.expressions import ctype
 from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Request
 from mirage_cli.codegen.rows.positions import ACROSS, LANE, REAL, SCRATCH, THREAD, RowPositions, RowProgram, used
+from mirage_cli.codegen.terms import expressions
+from mirage_cli.codegen.terms.expressions import ctype
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.row_values import LEAVES, REDUCTIONS, Value, rows_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen import expressions
 from mirage_cli.codegen.requests.request import Request
+from mirage_cli.codegen.terms import expressions
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax import extents as ex

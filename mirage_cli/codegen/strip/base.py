@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mirage_cli.codegen import expressions
-from mirage_cli.codegen.expressions import Lets
-from mirage_cli.codegen.fragments import THREAD, decode
-from mirage_cli.codegen.positions import Positions
 from mirage_cli.codegen.requests.request import Request
 from mirage_cli.codegen.strip.values import (
     CHUNK,
@@ -20,6 +16,10 @@ from mirage_cli.codegen.strip.values import (
     Vector,
     padded,
 )
+from mirage_cli.codegen.terms import expressions
+from mirage_cli.codegen.terms.expressions import Lets
+from mirage_cli.codegen.terms.fragments import THREAD, decode
+from mirage_cli.codegen.terms.positions import Positions
 from mirage_cli.codegen.tiles.tile import (
     Apply,
     Expr,

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.fragments import THREAD
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
 from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, SHOWN
 from mirage_cli.codegen.strip.merge import StripMerge
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile
+from mirage_cli.codegen.terms.fragments import THREAD
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mirage_cli.codegen.expressions import ZERO, Lets
-from mirage_cli.codegen.fragments import decode
 from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, ONE, SHOWN, Leaf
 from mirage_cli.codegen.strip.tiles import StripTiles
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, padded
+from mirage_cli.codegen.terms.expressions import ZERO, Lets
+from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import (
     Count,
     Expr,

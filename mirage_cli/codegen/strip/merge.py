@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mirage_cli.codegen.expressions import ZERO, Lets
-from mirage_cli.codegen.fragments import decode
 from mirage_cli.codegen.strip.base import EACH_BLOCK, over_threads
 from mirage_cli.codegen.strip.results import Domain, Small, StripResults
 from mirage_cli.codegen.strip.values import Matrix, RowVector, TileSum
+from mirage_cli.codegen.terms.expressions import ZERO, Lets
+from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import Ref, Sizes, count, from_thread, refs
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k

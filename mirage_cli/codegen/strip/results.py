@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.expressions import Lets
-from mirage_cli.codegen.fragments import decode
 from mirage_cli.codegen.strip.base import ONE, array, over_threads
 from mirage_cli.codegen.strip.loop import StripLoop
 from mirage_cli.codegen.strip.tiles import AT
 from mirage_cli.codegen.strip.values import Matrix
+from mirage_cli.codegen.terms.expressions import Lets
+from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import Expr, Sizes, count, globals_of, refs
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from mirage_cli.codegen.expressions import ZERO, Lets
-from mirage_cli.codegen.fragments import decode
 from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, SHOWN, StripBase, array
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile, TileSum, Vector, padded
+from mirage_cli.codegen.terms.expressions import ZERO, Lets
+from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import Expr, Ref, Sizes, globals_of, refs
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k

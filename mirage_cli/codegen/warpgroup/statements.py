@@ -6,7 +6,7 @@ import functools
 import operator
 from dataclasses import dataclass, field
 
-from mirage_cli.codegen.expressions import ONE, ZERO, Lets
+from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
 from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE, Product
 from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, element_type, guarded, words

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mirage_cli.codegen import expressions
-from mirage_cli.codegen.expressions import CUDA_TYPES, ONE, SMALL, ZERO, Lets
+from mirage_cli.codegen.terms import expressions
+from mirage_cli.codegen.terms.expressions import CUDA_TYPES, ONE, SMALL, ZERO, Lets
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Number, Position, Ref
 from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, ROW, SCALAR, SIDE, Plan, Tile
 from mirage_cli.errors import Refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirage_cli.codegen.positions import Positions
+from mirage_cli.codegen.terms.positions import Positions
 from mirage_cli.codegen.tiles.shapes import fragment_shape
 from mirage_cli.codegen.tiles.tile import FRAGMENT, Buffer, Expr, Sizes, count, refs
 from mirage_cli.kernel_language import build as k

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 
-from mirage_cli.codegen import expressions
-from mirage_cli.codegen.expressions import CUDA_TYPES, ZERO, Lets
 from mirage_cli.codegen.requests.request import Parameter, Request
+from mirage_cli.codegen.terms import expressions
+from mirage_cli.codegen.terms.expressions import CUDA_TYPES, ZERO, Lets
 from mirage_cli.codegen.tiles.shapes import Shapes
 from mirage_cli.codegen.tiles.tile import (
     FRAGMENT,

@@ -1,0 +1,1 @@
+"""What programs say in terms of the kernel language: numbers, positions, elements, expressions."""
