@@ -16,7 +16,7 @@ from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ops import lookup
 
 PAIRED = ("exp_minus", "exp_difference")  #: functions of two numbers that are not in the registry
-ZERO = k.number("0.0f")
+ZERO, ONE = k.number("0.0f"), k.number("1.0f")
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Request
 from mirage_cli.codegen.warpgroup.boxes import Map, tensor_map
-from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers, does
-from mirage_cli.codegen.warpgroup.memory import Memory, Ring, following, memory, slot
+from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers
+from mirage_cli.codegen.warpgroup.memory import Memory, Ring, following, memory, placed, slot
 from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, Plan, plan
 from mirage_cli.codegen.warpgroup.statements import Statements, statements
 from mirage_cli.codegen.warpgroup.units import Units
@@ -114,7 +114,7 @@ class _Whole:
             meet,
             k.run("launch_dependents"),
             k.let("int", "steps", self.units.steps()),
-            *(ring.placed() for ring in self.memory.rings),
+            *(placed(r.stages, r.name) for r in self.memory.rings),
             k.when(WARP < 4, *self.producers(), otherwise=self.consumers()),
             *([meet] if together else []),
         )
@@ -152,7 +152,7 @@ class _Whole:
             *self.memory.named_vectors(side.name, const=False),
             k.loop("c_", columns, *self.computed.sides, start=THREAD - 32, step=96),
             k.run("__syncwarp"),
-            k.when(k.binary("==", LANE, 0), k.do(slot("known", side.name).member("arrive")())),
+            k.when(k.binary("==", LANE, 0), k.run(slot("known", side.name).member("arrive"))),
             following(side.name),
         ]
 
@@ -177,8 +177,8 @@ class _Whole:
     def release(self) -> ir.Statement:
         """The function that says for a warp that it has read a slot, to all blocks that fill it."""
         empty, lane, sharing = k.name("empty"), k.name("lane"), self.plan.cluster
-        alone = k.when(k.binary("==", lane, 0), k.do(empty.member("arrive")()))
-        shared = k.when(lane < sharing, k.do(empty.member("arrive_at")(lane)))
+        alone = k.when(k.binary("==", lane, 0), k.run(empty.member("arrive")))
+        shared = k.when(lane < sharing, k.run(empty.member("arrive_at"), lane))
         barrier = k.of_type("Barrier", reference=True)
         return k.define("release", [(barrier, "empty")], k.run("__syncwarp"), shared if sharing > 1 else alone)
 

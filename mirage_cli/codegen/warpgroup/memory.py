@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from mirage_cli.kernel_language.ir import Value
 
 ALIGNMENT = 1024
 BARRIER = k.of_type("Barrier*")
-TILES = k.name("tiles")
+TILES, BARRIERS = k.name("tiles"), k.name("barriers")
 
 
 def slot(barriers: str, place: str) -> ir.Expression:
@@ -27,17 +28,12 @@ def slot(barriers: str, place: str) -> ir.Expression:
 
 def wait(barriers: str, place: str) -> ir.Do:
     """Wait for the barrier of a place's slot."""
-    return k.do(slot(barriers, place).member("wait")(k.name(place).member("parity")))
+    return k.run(slot(barriers, place).member("wait"), k.name(place).member("parity"))
 
 
 def following(place: str) -> ir.Do:
     """Go to the next slot."""
-    return k.do(k.name(place).member("next")())
-
-
-def started(barrier: ir.Expression, arrivals: int) -> ir.Do:
-    """Start a barrier that so many arrive at."""
-    return k.do(barrier.member("start")(arrivals))
+    return k.run(k.name(place).member("next"))
 
 
 def placed(stages: int, place: str, value: Value | None = None) -> ir.Declare:
@@ -73,19 +69,14 @@ class Ring:
 
     def declared(self) -> ir.Statement:
         """Its barriers by name."""
-        barriers = k.name("barriers")
         return k.lets(
-            BARRIER, {self.full: barriers + self.barrier, self.empty: barriers + (self.barrier + self.stages)}
+            BARRIER, {self.full: BARRIERS + self.barrier, self.empty: BARRIERS + (self.barrier + self.stages)}
         )
-
-    def placed(self) -> ir.Statement:
-        """A thread's place in it."""
-        return placed(self.stages, self.name)
 
     def starts(self, readers: int) -> ir.Statement:
         """The loop that starts its barriers; so many arrive at one when tiles are read."""
         full, empty = k.name(self.full)["s"], k.name(self.empty)["s"]
-        return k.loop("s", self.stages, started(full, 1), started(empty, readers))
+        return k.loop("s", self.stages, k.run(full.member("start"), 1), k.run(empty.member("start"), readers))
 
     def wait(self, place: str = "") -> list[ir.Statement]:
         """Wait until the slot of a place, if not of its own, is full."""
@@ -93,12 +84,11 @@ class Ring:
 
     def addresses(self, place: str = "") -> list[ir.Statement]:
         """Where its tiles are."""
-        found, at = list[ir.Statement](), self.at
         moved = [k.name(place or self.name).member("slot") * self.bytes] if self.stages > 1 else []
-        for t in self.tiles:
-            found.append(k.let("uint32_t", t.name, k.total([TILES + at, *moved])))
-            at += t.bytes
-        return found
+        places = itertools.accumulate((t.bytes for t in self.tiles), initial=self.at)
+        return [
+            k.let("uint32_t", t.name, k.total([TILES + at, *moved])) for t, at in zip(self.tiles, places, strict=False)
+        ]
 
     def read(self, place: str = "") -> list[ir.Statement]:
         """Wait for its tiles, which are then known by name."""
@@ -114,9 +104,9 @@ class Ring:
             return []
         parity = k.binary("^", k.name(self.name).member("parity"), 1)
         filled = (
-            k.do(slot(self.empty, self.name).member("wait")(parity)),
+            k.run(slot(self.empty, self.name).member("wait"), parity),
             k.declare(k.of_type("Barrier", reference=True), "full", slot(self.full, self.name)),
-            k.do(k.name("full").member("expect")(self.bytes)),
+            k.run(k.name("full").member("expect"), self.bytes),
         )
         return [k.scope(*filled, *self.addresses(), *loads, following(self.name))]
 
@@ -146,34 +136,31 @@ class Memory:
     def declared(self, parts: int) -> list[ir.Statement]:
         """Statements that name it; `parts` blocks reduce together."""
         shared, address = k.name("shared"), k.call("shared_address", "shared")
-        memory = k.declare(
-            "unsigned char", "shared", dims=[k.number("")], storage=f"extern __shared__ __align__({ALIGNMENT})"
-        )
+        storage = f"extern __shared__ __align__({ALIGNMENT})"
         begin = shared + (TILES - address)
         names = [
-            memory,
+            k.declare("unsigned char", "shared", dims=[k.number("")], storage=storage),
             k.let("uint32_t", "tiles", (address + (ALIGNMENT - 1)) / ALIGNMENT * ALIGNMENT),
             k.let(BARRIER, "barriers", k.reinterpret(BARRIER, begin + self.barriers)),
             *(r.declared() for r in self.rings),
         ]
-        barriers = k.name("barriers")
         if self.vectors:
-            names.append(k.let(BARRIER, "known", barriers + (self.barrier + 2)))
+            names.append(k.let(BARRIER, "known", BARRIERS + (self.barrier + 2)))
             names.append(k.let("float*", "sides", k.reinterpret("float*", begin + self.sides)))
         if parts > 1:
-            both = {"exchange_full": barriers + self.barrier, "exchange_empty": k.name("exchange_full") + 1}
+            both = {"exchange_full": BARRIERS + self.barrier, "exchange_empty": k.name("exchange_full") + 1}
             names += [k.lets(BARRIER, both), placed(1, "exchange")]
         return names
 
     def starts(self, plan: Plan) -> list[ir.Statement]:
         """Statements that start the barriers."""
         warps = plan.consumers * 4
-        starts: list[ir.Statement] = [r.starts(warps * plan.cluster) for r in self.rings]
+        starts = [r.starts(warps * plan.cluster) for r in self.rings]
         if self.vectors:
-            starts.append(k.loop("s", self.side.stages, started(k.name("known")["s"], 3)))
+            starts.append(k.loop("s", self.side.stages, k.run(k.name("known")["s"].member("start"), 3)))
         if plan.parts > 1:
             for barrier in ("exchange_full", "exchange_empty"):
-                starts.append(k.do(k.name(barrier).member("start", arrow=True)(warps * plan.parts)))
+                starts.append(k.run(k.name(barrier).member("start", arrow=True), warps * plan.parts))
         return starts
 
     def named_vectors(self, place: str, const: bool) -> list[ir.Statement]:

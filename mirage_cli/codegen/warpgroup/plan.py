@@ -25,6 +25,7 @@ from mirage_cli.search.schedules.warpgroup import feeds, rows_axis
 
 PANEL = 64  #: columns of a panel: 128 bytes
 HELD, EARLY, LATE = "held", "early", "late"  #: tiles loaded once, tiles freed after the early or the late products
+FULL, ROW, COLUMN, SCALAR, SIDE = "full", "row", "column", "scalar", "side"  #: levels of values: see `values.py`
 GROUP_ROWS = 64
 MAX_COLUMNS = 256  #: of one matrix instruction
 MAX_PARTS = 8  #: blocks of a cluster

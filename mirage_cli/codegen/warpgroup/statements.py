@@ -6,30 +6,10 @@ import functools
 import operator
 from dataclasses import dataclass, field
 
-from mirage_cli.codegen.expressions import ZERO, Lets
+from mirage_cli.codegen.expressions import ONE, ZERO, Lets
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
-from mirage_cli.codegen.warpgroup.plan import HELD, Product
-from mirage_cli.codegen.warpgroup.values import (
-    COLUMN,
-    FULL,
-    ONE,
-    PAIR,
-    ROW,
-    SCALAR,
-    SIDE,
-    C,
-    H,
-    I,
-    J,
-    M,
-    N,
-    R,
-    Values,
-    at_row,
-    element_type,
-    guarded,
-    words,
-)
+from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE, Product
+from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, element_type, guarded, words
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -194,7 +174,7 @@ class _Writing:
             lets = Lets()
             value = self.values.expression(e, FULL, o.phase, lets)
             self.declare(o.name, FULL)
-            body = (*lets.statements, k.assign(k.name(o.name)[M][N][I], value))
+            body = (*lets.statements, k.assign(at_full(o.name), value))
             self.place(o.phase).append(self.values.each(e, self.columns_of(o.name), *body))
             self.value[o.name] = Ref(o.name)
 
@@ -246,8 +226,8 @@ class _Writing:
         if len(rings) != 1 or (out.side_ring and out.side_ring not in rings):
             raise Refused(f"{o.name} is computed of tiles of several rings")
         (out.side_ring,) = rings
-        now = k.name(f"{o.name}_now")[C]
-        inverse = k.assign(k.name(f"{o.name}_inverse_now")[C], ONE / now)
+        now = k.name(f"{o.name}_now")["c_"]
+        inverse = k.assign(k.name(f"{o.name}_inverse_now")["c_"], ONE / now)
         value = self.values.expression(e, COLUMN, BODY, lets)
         out.sides += [s for name in sums for s in self.side_sum(name)]
         out.sides += [*lets.statements, k.assign(now, value), inverse]
@@ -265,7 +245,7 @@ class _Writing:
         exact = self.plan.exact(over)
         guard = None if exact else q * 8 + I < self.values.extent(self.p.extent(over))
         here = k.name(f"w_{tile.name}")
-        load = k.call("load_eight", here, tile.name, tile.rows, C, q, static=[tile.outer != self.g.loop])
+        load = k.call("load_eight", here, tile.name, tile.rows, "c_", q, static=[tile.outer != self.g.loop])
         add = k.assign(name, guarded(guard, value, ZERO), "+=")
         elements = k.loop("i", 8, *lets.statements, add, unroll=k.UNROLL)
         eight = (k.declare("uint32_t", f"w_{tile.name}", dims=(4,)), k.do(load), elements)
@@ -383,7 +363,7 @@ class _Writing:
         factor = k.name(shrink)
         rows = ((m, h) for m in range(self.plan.row_tiles) for h in (0, 1))
         moved = k.joined("||", (k.binary("!=", factor[m][h], ONE) for m, h in rows)) or k.ZERO
-        scale = k.assign(k.name(name)[M][N][I], factor[M][I / 2], "*=")
+        scale = k.assign(at_full(name), factor[M][I / 2], "*=")
         test = k.call("__any_sync", k.number("0xffffffffu"), moved)
         return k.when(test, self.values.each(None, self.columns_of(name), scale))
 
@@ -395,7 +375,7 @@ class _Writing:
             self.shares[name] = at
             if level == FULL:
                 axis = self.columns_of(name)
-                put = k.call("publish", self.full_place(at, axis), k.name(name)[M][N][I])
+                put = k.call("publish", self.full_place(at, axis), at_full(name))
                 self.out.publish.append(self.values.each(None, axis, k.do(put)))
                 self.out.published += rows * self.values.columns(axis) * 4
             elif level == ROW:
@@ -408,7 +388,7 @@ class _Writing:
 
     def full_place(self, at: int, axis: str) -> ir.Expression:
         """The place of an element of a full value whose first one is `at`."""
-        return at + (M * self.values.columns(axis) + N) * 4 + I
+        return at + (M * self.values.columns(axis) + "n") * 4 + I
 
     def do_grid_top(self, o: BlockOp) -> None:
         (name,) = o.inputs
@@ -476,7 +456,7 @@ class _Writing:
         skipped = RANK * (count * 8) if parts > 1 else k.ZERO
         terms = [self.output(n), *self.values.offset(o.access, EPILOGUE, fixed=axis), *([skipped] if parts > 1 else [])]
         inside = k.both(*once, self.values.inside([self.plan.rows], EPILOGUE))
-        row: dict[ir.Expression, ir.Expression] = {R: k.name("row") + M * 64 + H * 8}
+        row: dict[ir.Expression, ir.Expression] = {k.name("r_"): k.name("row") + M * 64 + H * 8}
         pointer = k.substituted(guarded(inside, k.total(terms), k.number("nullptr")), row)
         left = [self.values.extent(self.p.extent(axis)), *self.values.base(axis, EPILOGUE), skipped]
         columns = ir.lift(count * 8) if self.plan.exact(axis) else k.cast("int", functools.reduce(operator.sub, left))

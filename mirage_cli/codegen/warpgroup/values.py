@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mirage_cli.codegen import expressions
-from mirage_cli.codegen.expressions import ZERO, Lets
+from mirage_cli.codegen.expressions import ONE, ZERO, Lets
 from mirage_cli.codegen.positions import CUDA_TYPES, SMALL
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Number, Position, Ref
-from mirage_cli.codegen.warpgroup.plan import Plan, Tile
+from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, ROW, SCALAR, SIDE, Plan, Tile
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -24,8 +24,6 @@ from mirage_cli.lax.ir.program import Slot
 from mirage_cli.search.mugraph.mugraph import BODY
 
 QUICK = {"silu": "quick_silu", "sigmoid": "quick_sigmoid"}  #: to more digits than types of 16 bits hold
-FULL, ROW, COLUMN, SCALAR, SIDE = "full", "row", "column", "scalar", "side"
-ONE = k.number("1.0f")
 M, N, H, I, J, PAIR = map(k.name, ("m", "n", "h", "i", "j", "k"))  # noqa: E741 - indices of registers
 R, C = k.name("r_"), k.name("c_")
 
@@ -45,6 +43,11 @@ def words(dtype: DType, function: str) -> ir.Name:
 def at_row(name: str) -> ir.Index:
     """A number of the current row."""
     return k.name(name)[M][H]
+
+
+def at_full(name: str) -> ir.Index:
+    """An element of a fragment."""
+    return k.name(name)["m"]["n"]["i"]
 
 
 class Values:
@@ -170,7 +173,7 @@ class Values:
             return k.name(name)
         if self.levels.get(name) == ROW:
             return k.name(name)[M][I / 2 if level == FULL else H]
-        return out.let(self.exchanged[name]) if name in self.exchanged else k.name(name)[M][N][I]
+        return out.let(self.exchanged[name]) if name in self.exchanged else at_full(name)
 
     # --- loops --------------------------------------------------------------------------------------------------------
     def each_tile(self, *body: ir.Statement) -> ir.For:
