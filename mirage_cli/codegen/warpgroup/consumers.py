@@ -73,23 +73,23 @@ class Consumers:
         return bool(early.tiles) and early.stages > 1 and not self.keeps_early
 
     # --- parts --------------------------------------------------------------------------------------------------------
-    def early_products(self) -> list[ir.Statement]:
+    def early_products(self) -> ir.Scope:
         """Scores as a group of products, of early tiles that are there, and of late ones where they read some."""
-        late, shared = self.memory.late, self.plan.early_needs_late
-        tiles = [*self.memory.early.addresses(), *(late.addresses("ahead") if shared else [])]
-        issued = begun(k.scope(*tiles, *issue(self.plan, self.plan.early, 0)))
-        return [*(late.wait("ahead") if shared else []), *issued]
+        late = self.memory.late.read("ahead") if self.plan.early_needs_late else []
+        return k.scope(*late, *self.memory.early.addresses(), *begun(*issue(self.plan, self.plan.early, 0)))
 
-    def late_products(self) -> list[ir.Statement]:
+    def late_products(self) -> ir.Scope:
         """Late products of the iteration before as a group, when their tiles are there."""
-        late = self.memory.late
-        return [*late.wait(), *begun(k.scope(*late.addresses(), *issue(self.plan, self.plan.late, 1)))]
+        return k.scope(*self.memory.late.read(), *begun(*issue(self.plan, self.plan.late, 1)))
 
-    def early_there(self, fragments: Sequence[str], step: Value = STEP) -> list[ir.Statement]:
-        """Scores of an iteration are there: their tiles are free, with the last ones what was loaded once."""
+    def early_there(self, fragments: Sequence[str]) -> list[ir.Statement]:
+        """Scores are there, and their tiles are free."""
+        return [*pinned(fragments), *([] if self.keeps_early else self.memory.early.release())]
+
+    def free_held(self, step: Value = STEP) -> list[ir.Statement]:
+        """Free what was loaded once with the scores of the last iteration."""
         held, last = self.memory.held.release(), k.binary("==", step, STEPS - 1)
-        freed = [] if self.keeps_early else self.memory.early.release()
-        return [*pinned(fragments), *([k.when(last, *held)] if held and not self.held_in_words else []), *freed]
+        return [k.when(last, *held)] if held and not self.held_in_words else []
 
     def late_there(self) -> list[ir.Statement]:
         """What late products add up is there, and their tiles are free."""
@@ -97,7 +97,7 @@ class Consumers:
 
     def last_products(self) -> ir.Scope:
         """The late products behind the last iteration."""
-        return k.scope(k.let("int", "step", STEPS), *self.late_products(), awaited(0), *self.late_there())
+        return k.scope(k.let("int", "step", STEPS), self.late_products(), awaited(0), *self.late_there())
 
     def turn(self, function: str, group: Value) -> list[ir.Statement]:
         """Wait for one's turn to issue products, or let others have theirs."""
@@ -164,15 +164,16 @@ class Consumers:
         parameters += [(k.of_type("Place", m.side.stages, const=True, reference=True), "place")] if m.vectors else []
         known, vectors = [wait("known", "place")] if m.vectors else [], m.named_vectors("place", const=True)
         own = names(self.plan.early)
-        begin = [*m.early.wait(), *self.early_products(), awaited(0), *self.early_there(own)]
+        begin = [*m.early.wait(), self.early_products(), awaited(0), *self.free_held(), *self.early_there(own)]
         first = [*begin, self.computes("scores"), *self.words(), *self.early_next(STEPS > 1)]
         further = [
             *([] if self.early_waits else m.early.wait()),
             *self.turn("wait_named", "group"),
-            *self.early_products(),
-            *self.late_products(),
+            self.early_products(),
+            self.late_products(),
             *self.turn("arrive_named", (k.name("group") + 1) % self.plan.consumers),
             awaited(1),
+            *self.free_held(),
             *self.early_there(own),
             self.computes("scores"),
             *self.early_next(STEP + 1 < STEPS),
@@ -204,11 +205,12 @@ class Consumers:
         return [
             *(k.declare("float", f"{f}_next", dims=shape[f]) for f in own),
             placed(self.memory.late.stages, "ahead", LATE),
-            k.define("issue_scores", [(AUTO, f) for f in own], *early.wait(), *self.early_products()),
+            k.define("issue_scores", [(AUTO, f) for f in own], *early.wait(), self.early_products()),
             k.define("iterate", [("auto", "first"), *((AUTO, f) for f in now), ("int", "step")], *self.iteration()),
             k.run("issue_scores", *own),
             awaited(0),
-            *self.early_there(own, step=0),
+            *self.early_there(own),
+            *self.free_held(0),
             k.run("iterate", k.call("Yes"), *now, 0),
             k.loop("step", STEPS, *further, start=1, step=2),
             self.last_products(),
@@ -221,14 +223,14 @@ class Consumers:
         coming = [f"{f}_next" for f in names(self.plan.early)]
         return [
             self.units.step_position(),
-            ir.If(further, tuple(self.late_products()), static=True),
+            ir.If(further, (self.late_products(),), static=True),
             k.when(more, k.run("issue_scores", *coming)),
             *([wait("known", "ahead")] if m.vectors else []),
             *m.named_vectors("ahead", const=True),
             *c.body,
             *c.weights,
             awaited(0),
-            k.when(more, *self.early_there(coming, step=STEP + 1)),
+            k.when(more, *self.early_there(coming), *self.free_held(STEP + 1)),
             ir.If(further, tuple(self.late_there()), static=True),
             *c.rescale,
             *c.words,

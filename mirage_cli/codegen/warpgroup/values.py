@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mirage_cli.codegen.terms import expressions
-from mirage_cli.codegen.terms.expressions import CUDA_TYPES, ONE, SMALL, ZERO, Lets
+from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Number, Position, Ref
 from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, ROW, SCALAR, SIDE, Plan, Tile
 from mirage_cli.errors import Refused
@@ -29,9 +29,7 @@ R, C = k.name("r_"), k.name("c_")
 
 def element_type(dtype: DType) -> ir.Type:
     """The type of an element. Raises Refused."""
-    if dtype.name not in CUDA_TYPES:
-        raise Refused(f"tensors of type {dtype} are not rendered")
-    return k.of_type(CUDA_TYPES[dtype.name])
+    return k.of_type(expressions.ctype(dtype))
 
 
 def words(dtype: DType, function: str) -> ir.Name:
@@ -57,8 +55,7 @@ class Values:
         self.symbols = tuple(symbols)
         self.reads = {i.name: i for i in self.p.inputs}
         self.axes = self.g.axes_of(self.p)
-        sizes = [ex.product(s.dims) for s in self.p.sources] + [ex.product(o.dims) for o in self.p.outputs]
-        self.wide = any(not isinstance(n, int) or n >= SMALL for n in sizes)
+        self.wide = expressions.wide(self.p)
         self.narrow = all(o.dtype in (F16, BF16) for o in self.p.outputs)
         self.hollow = expressions.hollow(map(self.extent, empty))
         self.levels: dict[str, str] = {}
