@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
-from mirage_cli.codegen.printers.render import render
+from mirage_cli.codegen.render import render
 from mirage_cli.errors import MirageError
 from mirage_cli.files.output import LIBRARY, write_text
 from mirage_cli.frontends.imported import Imported
