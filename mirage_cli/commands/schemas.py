@@ -110,6 +110,13 @@ class Bench(TypedDict):
     notes: A[list[str], says("What was not done as usual.")]
 
 
+class Sweep(TypedDict):
+    """Times at several sizes."""
+
+    mirage: Version
+    sweep: A[list[Object], says("As `mirage bench` prints, each with `dim`: what it says of symbols, as `seq=64`.")]
+
+
 class Tensor(TypedDict):
     """A tensor."""
 
@@ -215,6 +222,7 @@ class Errors(TypedDict):
 FORMS = {
     "mirage verify": Verify,
     "mirage bench": Bench,
+    "mirage bench, several sizes": Sweep,
     "mirage inspect": Inspect,
     "mirage compare": Compare,
     "mirage doctor": Doctor,

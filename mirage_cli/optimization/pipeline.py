@@ -356,7 +356,8 @@ def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims
     if original is None:
         return asked, {}
     fixed = example.sizes_of(original.proto(), options.dim, dims.parse_shapes(options.shape))
-    symbols = {n: k for n, k in fixed.items() if polynomials.names(polynomials.parse(n)) == [n]}
+    unnamed = {f"{v.name}.{k}" for v in imported.model.graph.inputs for k in range(len(v.shape or ()))}
+    symbols = {n: k for n, k in fixed.items() if n not in unnamed and polynomials.names(polynomials.parse(n)) == [n]}
     sizes = {n: ranges.range_of(n, asked).typical for n in names} | symbols
     if not sizes or len(original.data) + sum(f.size for f in imported.files) > MOST_TRIED:
         return asked, sizes

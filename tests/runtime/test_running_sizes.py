@@ -73,6 +73,10 @@ def test_a_size_that_does_not_run_is_told_at_once(path: Path, options: dict[str,
     assert told.value.hint == f"the largest that runs is seq={POSITIONS}"
 
 
+def test_a_shape_is_told_by_its_symbols_alone(path: Path) -> None:
+    assert mi.optimize(path, dry_run=True, target="cpu", shape="x=1x7x16").sizes == {"batch": 1, "seq": 7}
+
+
 def test_times_are_for_sizes_that_run_and_bench_takes_the_same(path: Path, tmp_path: Path, cache: Path) -> None:
     out = tmp_path / "out"
     report = mi.optimize(path, out, target="cpu", force=True, cache=cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from onnx import TensorProto
 
 from mirage_cli import frontends
-from mirage_cli.errors import ModelError
+from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.frontends.onnx import external
+from mirage_cli.optimization import pipeline
+from mirage_cli.options.options import Options
 from tests.frontends.models import parsed
 
 DATA = np.array([1, 2], np.float32).tobytes()
@@ -225,3 +228,16 @@ def test_a_model_on_standard_input_has_no_folder() -> None:
     with pytest.raises(ModelError, match="standard input") as caught:
         front_end.from_proto(model, Options())
     assert caught.value.hint
+
+
+def test_a_model_on_standard_input_with_the_folder_of_its_data(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = parsed("g (float[2] x) => (float[2] y) { y = Add(x, w) }")
+    weight(model, [2], {"location": "w"})
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(model.SerializeToString())))
+    imported = pipeline.read_model("-", Options(data=str(folder)))
+    assert list(imported.external) == ["w"]
+    assert imported.constant("w").tobytes() == (folder / "w").read_bytes()[:8]
+    with pytest.raises(UsageError, match=r"--data .*: a model on standard input has such a folder"):
+        pipeline.read_model(str(tmp_path / "m.onnx"), Options(data=str(folder)))

@@ -143,7 +143,7 @@ def test_the_report_says_what_was_read(optimized: Folder) -> None:
 
 
 def test_bench_times_the_module_in_pytorch(models: Path, optimized: Folder) -> None:
-    found = api.bench(optimized("block"), cpu=True, runs=1, seconds=0.01)
+    found = api.bench(optimized("block.pt"), cpu=True, runs=1, seconds=0.01)
     assert found.original == f"{models / 'block.pt'} in PyTorch"
     assert not found.wrong and all(found.model.entry(n).us is not None for n in ("original", "mirage"))
 
