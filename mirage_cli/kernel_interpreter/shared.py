@@ -104,7 +104,7 @@ class Shared(Memory):
         if not self.watched:
             return values
         self._after_writes(cells, active & (self.kind[cells] == size), lanes, agents)
-        agent, lane, cells = (np.broadcast_to(x, cells.shape)[active] for x in (agents, lanes, cells))
+        agent, lane, cells = _taken(active, agents, lanes, cells)
         place, now, before = self.read_by(agent, cells), self.clocks.now(agent), self.reader[cells]
         several = (self.reads[place] == now) & (before != lane)
         self.reads[place], self.reader[cells] = now, lane
@@ -158,19 +158,16 @@ class Shared(Memory):
         kind: int | None = None,
     ) -> None:
         """Put values into cells; with `kind` FLYING only say that they will change. Raises Fault for races."""
-        flat = active.reshape(-1)
-        shape = cells.shape
-        cells = cells.reshape(-1)[flat]
+        agents, lanes, cells = _taken(active, agents, lanes, cells)
         if not cells.size:
             return
-        lanes = np.broadcast_to(lanes, shape).reshape(-1)[flat]
-        agents = np.broadcast_to(agents, shape).reshape(-1)[flat]
+        values = np.broadcast_to(values, (self.arithmetic.fields, *active.shape))
+        values = values.reshape(len(values), -1) if active.all() else values[:, active]
         if (self.kind[cells] == FLYING).any():
             raise Fault("something is written where a copy is on its way to")
         if self.watched:
             self._after_writes(cells, np.ones(cells.shape, bool), lanes, agents)
             self._after_reads(cells, lanes, agents)
-        values = np.broadcast_to(values, (self.arithmetic.fields, *shape)).reshape(self.arithmetic.fields, -1)[:, flat]
         self.put(cells, size, values, lanes, self.clocks.now(agents), kind)
         if not np.array_equal(self.values[:, cells], values, equal_nan=not self.arithmetic.residues):
             raise Fault("several threads write different values to one place in shared memory")
@@ -183,7 +180,9 @@ class Shared(Memory):
             self.kind[cells + d] = FLYING if kind == FLYING else UNWRITTEN
             self.writer[cells + d] = writers
             self.stamp[cells + d] = stamps
-        self._cut(cells)
+        before = self.kind[cells]
+        if ((before != size) & (before != FLYING)).any():
+            self._cut(cells)
         self.values[:, cells] = values
         self.kind[cells] = size if kind is None else kind
         self.writer[cells] = writers
@@ -193,3 +192,9 @@ class Shared(Memory):
     def show(self, lanes: Array) -> None:
         """Show what these threads have written to matrix instructions of several warps."""
         self.shown |= np.isin(self.writer, lanes) & (self.kind != FLYING)
+
+
+def _taken(active: Array, *arrays: Array) -> tuple[Array, ...]:
+    """Arrays of the shape of `active`, one after the other, where it holds."""
+    wide = (np.broadcast_to(x, active.shape) for x in arrays)
+    return tuple(x.reshape(-1) for x in wide) if active.all() else tuple(x[active] for x in wide)

@@ -354,10 +354,12 @@ class Strand:
         flying = []
         for c in self.copies:
             done = c.group < ended[c.lane]
+            if done.all():
+                c.arrive(self)
+                continue
             if done.any():
                 c.only(done).arrive(self)
-            if not done.all():
-                flying.append(c.only(~done))
+            flying.append(c.only(~done))
         self.copies = flying
 
     def shuffle(self, x: Any, source: Array) -> Number:

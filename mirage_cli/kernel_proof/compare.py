@@ -119,8 +119,8 @@ def compare(
 @functools.lru_cache(maxsize=4)
 def _sources(text: str) -> Sequence[Source]:
     """A source with loops side by side, where it has such, and one by one, as which it is judged if that fails."""
-    one = Source(text)
-    return (one,) if all(k.bounds for k in one.kernels.values()) else (Source(text, beside=True), one)
+    beside, one = Source(text, beside=True), Source(text)
+    return (beside,) if all(k.bounds for k in beside.kernels.values()) else (beside, one)
 
 
 def _ran(

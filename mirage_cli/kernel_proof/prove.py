@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mirage_cli.codegen.requests.passes import ALL, Passes
@@ -172,16 +172,24 @@ def _shorter(
     shortest: tuple[Program, KernelGraph],
     text: Print,
 ) -> Printed:
-    """The `shortest` extents with the same structure, or those of more tiles, at which kernels fit. Raises Refused where there
-    are none."""
+    """The `shortest` extents with the same structure, those of more tiles, or the affordable real ones, at which kernels fit.
+    Raises Refused where there are none."""
     reason: Exception | None = None
-    for whole in (1, 2):
-        smaller = shortest if whole == 1 else structured(program, graph, tiles, {}, whole)
+    for smaller in _extents(program, graph, tiles, shortest):
         try:
             return *smaller, text(*smaller, schedules), {}
         except (Refused, InvalidGraph) as e:
             reason = reason or e
     raise Refused(f"not printed at shorter extents: {reason}")
+
+
+def _extents(
+    program: Program, graph: KernelGraph, tiles: Sequence[dict[str, int]], shortest: tuple[Program, KernelGraph]
+) -> Iterator[tuple[Program, KernelGraph]]:
+    yield shortest
+    yield structured(program, graph, tiles, {}, 2)
+    if cost(program, graph, tiles, {}) <= AFFORDABLE:
+        yield program, graph
 
 
 def _apart(graph: KernelGraph, work: float) -> bool:

@@ -9,9 +9,11 @@ from unittest import mock
 import pytest
 
 from mirage_cli.codegen import source as sources
+from mirage_cli.errors import Refused
 from mirage_cli.kernel_proof import prove
 from mirage_cli.kernel_proof.prove import kernel_run, prove_kernels
 from mirage_cli.lax.dtypes import F16
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
 from mirage_cli.search.schedules.target import load_target
 from tests.codegen.kernels import Case, cases
@@ -63,6 +65,44 @@ def test_a_text_that_is_not_of_the_language_is_not_run() -> None:
     ):
         run = prove_kernels(c.program, c.graph, c.schedules, c.target)
     assert not run.passed and not run.compared and "goto" in run.reason and not run.refuted
+
+
+def test_a_run_that_is_not_understood_says_nothing_of_the_kernels() -> None:
+    c, real = _case("gated", "cpu"), sources.source
+
+    def compared(*arguments: object) -> sources.Rendered:
+        text = real(*arguments).text  # type: ignore[arg-type]
+        assert "const float e0 = " in text
+        return sources.Rendered(
+            text.replace("const float e0 = ", "const bool odd = 1.0f < 2.0f; const float e0 = "), (), ()
+        )
+
+    with mock.patch.object(prove, "source", compared):
+        run = prove_kernels(c.program, c.graph, c.schedules, c.target)
+    assert "ArithmeticError: residues have no <" in run.reason and not run.compared and not run.refuted
+
+
+def test_kernels_that_are_not_printed_at_shorter_extents_are_run_at_real_ones() -> None:
+    c, real, tried = _case("gated", "cpu"), sources.source, list[Program]()
+
+    def at_real(name: str, p: Program, *rest: object) -> sources.Rendered:
+        tried.append(p)
+        if p != c.program:
+            raise Refused("too short")
+        return real(name, p, *rest)  # type: ignore[arg-type]
+
+    short = (replace(c.program, axes=()), c.graph)
+    with mock.patch.object(prove, "source", at_real), mock.patch.object(prove, "structured", lambda *_: short):
+        run = prove_kernels(c.program, c.graph, c.schedules, c.target)
+    assert run.passed and run.extents == "real" and tried == [short[0], short[0], c.program]
+
+
+def test_large_sizes_are_large_where_there_are_tiles() -> None:
+    c = _case("symbolic", "cpu")
+    ones, small, large = prove._affordable(c.program, c.graph, [s.as_tiles() for s in c.schedules])
+    assert ones == {"rows": 1} and small["rows"] < large["rows"]
+    flat = [dict.fromkeys(s.as_tiles(), 1) for s in c.schedules]
+    assert prove._affordable(c.program, c.graph, flat)[2] == {"rows": 2}
 
 
 def test_the_environment_leaves_them_without_a_run(tmp_path: Path) -> None:
