@@ -219,7 +219,7 @@ class Consumers:
     def iteration(self) -> list[ir.Statement]:
         """An iteration whose scores are there; `first` says at compile time whether there is none before."""
         m, c, more = self.memory, self.computed, STEP + 1 < STEPS
-        further = k.negated(k.name("value", owner=k.of_type("decltype", "first")))
+        further = k.negated(k.name("value", owner=ir.Type("decltype", (k.name("first"),))))
         coming = [f"{f}_next" for f in names(self.plan.early)]
         return [
             self.units.step_position(),

@@ -18,13 +18,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Request
+from mirage_cli.codegen.terms.expressions import ctype
 from mirage_cli.codegen.warpgroup.boxes import Map, tensor_map
 from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers
 from mirage_cli.codegen.warpgroup.memory import Memory, Ring, following, memory, placed, slot
 from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, Plan, plan
 from mirage_cli.codegen.warpgroup.statements import Statements, statements
 from mirage_cli.codegen.warpgroup.units import Units
-from mirage_cli.codegen.warpgroup.values import Values, element_type
+from mirage_cli.codegen.warpgroup.values import Values
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -92,8 +93,8 @@ class _Whole:
     def launch(self, r: Request) -> Launch:
         """How the host starts the kernel."""
         p, cluster = r.program, self.plan.cluster * self.plan.parts
-        inputs = (Parameter(i.name, element_type(p.sources[i.source].dtype).name, i.source) for i in p.inputs)
-        outputs = (Parameter(f"y{n}", element_type(o.dtype).name) for n, o in enumerate(p.outputs))
+        inputs = (Parameter(i.name, ctype(p.sources[i.source].dtype), i.source) for i in p.inputs)
+        outputs = (Parameter(f"y{n}", ctype(o.dtype)) for n, o in enumerate(p.outputs))
         blocks = k.call("walking_blocks", self.units.count, cluster, self.plan.resident)
         threads = 32 * r.schedule.warps
         return Launch(tuple(inputs), tuple(outputs), r.numbers, (blocks,), threads, self.memory.bytes, cluster, True)

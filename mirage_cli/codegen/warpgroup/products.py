@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mirage_cli.codegen.terms.expressions import ctype
 from mirage_cli.codegen.warpgroup.plan import GROUP_ROWS, PANEL, Plan, Product, Tile
-from mirage_cli.codegen.warpgroup.values import PAIR, M, element_type
+from mirage_cli.codegen.warpgroup.values import PAIR, M
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 
@@ -34,7 +35,7 @@ def _product(plan: Plan, p: Product, step: int) -> ir.Scope:
         names.append(_descriptor("left", k.name(p.left) + k.name("base") / GROUP_ROWS * height, UNIT))
         a = k.name("left") + k.total([M * height, *_along(left, across)]) / UNIT
         kinds = [across, turned]
-    multiply = k.call("wgmma", k.name(p.out)[M], a, b, more, static=(p.cols, element_type(p.dtype), *kinds))
+    multiply = k.call("wgmma", k.name(p.out)[M], a, b, more, static=(p.cols, ctype(p.dtype), *kinds))
     return k.scope(*names, *k.nested([("m", plan.row_tiles), ("k", p.depth // DEPTH)], k.do(multiply), unroll=k.UNROLL))
 
 

@@ -6,10 +6,10 @@ import functools
 import operator
 from dataclasses import dataclass, field
 
-from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets
+from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets, ctype
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
 from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE, Product
-from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, element_type, guarded, words
+from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, guarded, words
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -460,7 +460,7 @@ class _Writing:
         pointer = k.substituted(guarded(inside, k.total(terms), k.number("nullptr")), row)
         left = [self.values.extent(self.p.extent(axis)), *self.values.base(axis, EPILOGUE), skipped]
         columns = ir.lift(count * 8) if self.plan.exact(axis) else k.cast("int", functools.reduce(operator.sub, left))
-        rows = k.call("store_rows", "result", "place", columns, static=[self.aligned(n), element_type(o.dtype)])
+        rows = k.call("store_rows", "result", "place", columns, static=[self.aligned(n), ctype(o.dtype)])
         self.place(GRID if self.g.split else EPILOGUE).append(
             self.values.each_tile(
                 k.declare("float", "result", dims=(count, 4)),

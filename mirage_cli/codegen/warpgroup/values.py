@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mirage_cli.codegen.terms import expressions
-from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets
+from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets, ctype
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Number, Position, Ref
 from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, ROW, SCALAR, SIDE, Plan, Tile
 from mirage_cli.errors import Refused
@@ -27,14 +27,9 @@ M, N, H, I, J, PAIR = map(k.name, ("m", "n", "h", "i", "j", "k"))  # noqa: E741 
 R, C = k.name("r_"), k.name("c_")
 
 
-def element_type(dtype: DType) -> ir.Type:
-    """The type of an element. Raises Refused."""
-    return k.of_type(expressions.ctype(dtype))
-
-
 def words(dtype: DType, function: str) -> ir.Name:
     """A function of words of two elements."""
-    return k.name(function, owner=k.of_type("Words", element_type(dtype)))
+    return k.name(function, owner=k.of_type("Words", ctype(dtype)))
 
 
 def at_row(name: str) -> ir.Index:
@@ -124,7 +119,7 @@ class Values:
                 return self.element(name, level, out)
             case Global(v):
                 source = self.reads[v]
-                element_type(self.p.sources[source.source].dtype)
+                ctype(self.p.sources[source.source].dtype)
                 stored = k.name("parameters").member(v)[k.total(self.offset(source.access, phase))]
                 guard = self.inside([s.axis for s in source.access], phase)
                 return out.let(guarded(guard, k.call("to_float", stored), ZERO))

@@ -316,38 +316,9 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
             {
                 const int step = 0;
                 early_full[early.slot].wait(early.parity);
-                const uint32_t t1 = tiles + 16384 + early.slot * 16384;
-                products_begin();
-                {
-                    const uint64_t right = tile_descriptor(t1, 8192);
-                    const uint64_t left = tile_descriptor(t2 + base / 64 * 8192, 16);
-                    #pragma unroll
-                    for (int m = 0; m < 1; ++m) {
-                        #pragma unroll
-                        for (int k = 0; k < 4; ++k) {
-                            wgmma<128, __half, false, true>(t4[m], left + (m * 8192 + k / 4 * 16384 + k % 4 * 32) / 16, right + k * 2048 / 16, k > 0);
-                        }
-                    }
-                }
-                products_commit();
-                products_wait<0>();
-                for (auto& part : t4) pin(part);
-                if (step == steps - 1) {
-                    release(held_empty[held.slot]);
-                    held.next();
-                }
-                release(early_empty[early.slot]);
-                early.next();
-                scores(step);
-                words(step);
-                ahead.next();
-                if (steps > 1) early_full[early.slot].wait(early.parity);
-            }
-            for (int step = 1; step < steps; ++step) {
-                wait_named(1 + group, 256);
-                products_begin();
                 {
                     const uint32_t t1 = tiles + 16384 + early.slot * 16384;
+                    products_begin();
                     {
                         const uint64_t right = tile_descriptor(t1, 8192);
                         const uint64_t left = tile_descriptor(t2 + base / 64 * 8192, 16);
@@ -359,12 +330,43 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                             }
                         }
                     }
+                    products_commit();
                 }
-                products_commit();
-                late_full[late.slot].wait(late.parity);
-                products_begin();
+                products_wait<0>();
+                if (step == steps - 1) {
+                    release(held_empty[held.slot]);
+                    held.next();
+                }
+                for (auto& part : t4) pin(part);
+                release(early_empty[early.slot]);
+                early.next();
+                scores(step);
+                words(step);
+                ahead.next();
+                if (steps > 1) early_full[early.slot].wait(early.parity);
+            }
+            for (int step = 1; step < steps; ++step) {
+                wait_named(1 + group, 256);
                 {
+                    const uint32_t t1 = tiles + 16384 + early.slot * 16384;
+                    products_begin();
+                    {
+                        const uint64_t right = tile_descriptor(t1, 8192);
+                        const uint64_t left = tile_descriptor(t2 + base / 64 * 8192, 16);
+                        #pragma unroll
+                        for (int m = 0; m < 1; ++m) {
+                            #pragma unroll
+                            for (int k = 0; k < 4; ++k) {
+                                wgmma<128, __half, false, true>(t4[m], left + (m * 8192 + k / 4 * 16384 + k % 4 * 32) / 16, right + k * 2048 / 16, k > 0);
+                            }
+                        }
+                    }
+                    products_commit();
+                }
+                {
+                    late_full[late.slot].wait(late.parity);
                     const uint32_t t0 = tiles + 49152 + late.slot * 16384;
+                    products_begin();
                     {
                         const uint64_t right = tile_descriptor(t0, 16384);
                         #pragma unroll
@@ -375,15 +377,15 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                             }
                         }
                     }
+                    products_commit();
                 }
-                products_commit();
                 arrive_named(1 + (group + 1) % 2, 256);
                 products_wait<1>();
-                for (auto& part : t4) pin(part);
                 if (step == steps - 1) {
                     release(held_empty[held.slot]);
                     held.next();
                 }
+                for (auto& part : t4) pin(part);
                 release(early_empty[early.slot]);
                 early.next();
                 scores(step);
@@ -414,20 +416,22 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
             }
             {
                 const int step = steps;
-                late_full[late.slot].wait(late.parity);
-                const uint32_t t0 = tiles + 49152 + late.slot * 16384;
-                products_begin();
                 {
-                    const uint64_t right = tile_descriptor(t0, 16384);
-                    #pragma unroll
-                    for (int m = 0; m < 1; ++m) {
+                    late_full[late.slot].wait(late.parity);
+                    const uint32_t t0 = tiles + 49152 + late.slot * 16384;
+                    products_begin();
+                    {
+                        const uint64_t right = tile_descriptor(t0, 16384);
                         #pragma unroll
-                        for (int k = 0; k < 8; ++k) {
-                            wgmma<64, __half, true>(t9[m], t6_words[m][k], right + k * 2048 / 16, k > 0 || !(step == 1));
+                        for (int m = 0; m < 1; ++m) {
+                            #pragma unroll
+                            for (int k = 0; k < 8; ++k) {
+                                wgmma<64, __half, true>(t9[m], t6_words[m][k], right + k * 2048 / 16, k > 0 || !(step == 1));
+                            }
                         }
                     }
+                    products_commit();
                 }
-                products_commit();
                 products_wait<0>();
                 for (auto& part : t9) pin(part);
                 release(late_empty[late.slot]);

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from mirage_cli.codegen.printers import render
 
 from mirage_cli.backends import toolchain
+from mirage_cli.codegen import render
 from mirage_cli.errors import ToolMissing
 
 WIDTHS = range(8, 257, 8)
