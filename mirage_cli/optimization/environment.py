@@ -48,6 +48,14 @@ def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
     return kinds
 
 
+def unasked(options: Options, tools: Toolchain) -> list[str]:
+    """A note on CUDA kernels that nobody asked for, where no GPU would run them."""
+    if "cuda" not in targets(options, tools) or wants_cuda(options) or devices.devices():
+        return []
+    built = " and ".join(archs(options))
+    return [f"kernels for {built} are made too, since nvcc is here; there is no GPU: --target cpu takes less time"]
+
+
 def archs(options: Options) -> tuple[str, ...]:
     """The CUDA architectures to build for, oldest first. Raises UsageError for an unknown one."""
     asked = options.arch or (("native",) if options.gpu is not None else ())

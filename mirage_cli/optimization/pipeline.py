@@ -96,6 +96,7 @@ class Run:
             self.imported = read_model(self.model, self.options)
             self.ranges, self.sizes = running_ranges(self.imported, self.options)
             self.inputs = self._inputs()
+            self.imported.notes.extend(environment.unasked(self.options, self.tools))
             self.progress.step(self.model)
         with self.clock.measure("partition"):
             self.parts = partition(self.imported.graph, works.tensor_names(self.imported), bool(self.complete))
