@@ -255,7 +255,9 @@ def group_fragments(
         region = region_of(regions, fragment)
         if not wanted(region.node_names):
             continue
-        dims = {s.name: s.dims for s in fragment.program.sources} | {o.name: o.dims for o in fragment.program.outputs}
+        dims = {s.name: s.tensor_dims for s in fragment.program.sources} | {
+            o.name: o.dims for o in fragment.program.outputs
+        }
         # a product of symbols may be one symbol in the program
         specs_of_both = [[spec_of(v, imported) for v in values] for values in (region.inputs, region.outputs)]
         inputs, outputs = (tuple(replace(t, dims=dims.get(t.name, t.dims)) for t in specs) for specs in specs_of_both)

@@ -49,7 +49,9 @@ _ELEMENT_NAMES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool",
     "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
     "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8",
+    "i4": "int4", "u4": "uint4", "i2": "int2", "u2": "uint2",
 }  # fmt: skip
+_FOREIGN = ("bfloat16", "int4", "uint4", "int2", "uint2")  #: names that numpy knows from ml_dtypes
 
 
 # ---- ONNX Runtime ----------------------------------------------------------------------------------------------------
@@ -333,11 +335,11 @@ def element_name(dtype: DType) -> str:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy type of a shared name, such as "float32" or "bfloat16"."""
-    if name != "bfloat16":
+    if name not in _FOREIGN:
         return np.dtype(name)
     import ml_dtypes  # noqa: PLC0415
 
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return dtype
 
 
