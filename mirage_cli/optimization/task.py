@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits
@@ -185,9 +186,11 @@ class Work:
             imported.constant(name) if name in imported.model.graph.initializers else t
             for name, t in zip(names[count:], self.inputs[count:], strict=True)
         ]
-        proto = ir.to_proto(model).SerializeToString()
-        constants = self.constants(imported)
-        return CheckJob(self.program, self.spec(), library, proto, names, constants, tuple(extra), seed, limits)
+        proto, constants = ir.to_proto(model), self.constants(imported)
+        small = [k for k, t in enumerate(self.inputs[:count]) if k in constants and t.dtype.per_byte > 1]
+        proto.graph.initializer.extend(numpy_helper.from_array(constants[k], names[k]) for k in small)
+        own = proto.SerializeToString()
+        return CheckJob(self.program, self.spec(), library, own, names, constants, tuple(extra), seed, limits)
 
     def checked(self, outcome: FloatCheck | Lost | None) -> None:
         """Take the outcome of the float check: a kernel less accurate than the rule allows fails the fragment."""

@@ -45,6 +45,8 @@ enum class Element : int {
     u32 = 12,
     u64 = 13,
     bf16 = 16,
+    u4 = 21,
+    i4 = 22,
 };
 
 // One entry of the table.

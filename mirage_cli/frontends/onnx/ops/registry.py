@@ -187,8 +187,6 @@ ELEMENT_TYPES: dict[ir.DataType, DType] = {
     ir.DataType.UINT8: dtypes.U8,
     ir.DataType.INT4: dtypes.I4,
     ir.DataType.UINT4: dtypes.U4,
-    ir.DataType.INT2: dtypes.I2,
-    ir.DataType.UINT2: dtypes.U2,
     ir.DataType.BOOL: dtypes.BOOL,
 }
 
