@@ -115,7 +115,7 @@ def packed(numbers: NDArray[Any], dtype: DType) -> NDArray[np.uint8]:
 
 
 def from_numpy(dtype: np.dtype) -> DType | None:
-    """The element type of a numpy dtype (`ml_dtypes.bfloat16` by its name), or None where there is none."""
+    """The element type of a numpy dtype (those of `ml_dtypes` by their names), or None where there is none."""
     if dtype in _NUMPY:
         return _NUMPY[dtype]
-    return BF16 if dtype.name == "bfloat16" else None
+    return {"bfloat16": BF16, "int4": I4, "uint4": U4}.get(dtype.name)

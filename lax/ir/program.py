@@ -173,6 +173,11 @@ class Program:
         """The numbers of the sources that are weights of the model: nothing writes them while it runs."""
         return frozenset(k for k, s in enumerate(self.sources) if s.constant)
 
+    @property
+    def packed(self) -> DType | None:
+        """The element type of a source in which several elements share a byte, or None."""
+        return next((s.dtype for s in self.sources if s.dtype.per_byte > 1), None)
+
     def _infer(self) -> dict[str, frozenset[str]]:
         axes = {i.name: frozenset(s.axis for s in i.access if s.axis is not None) for i in self.inputs}
         for n in self.nodes:

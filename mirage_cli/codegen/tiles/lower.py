@@ -189,6 +189,7 @@ class _Lowering:
         keep = bool(contractions) and not small
         if self.on_gpu:
             keep = keep or (len(self.readers[o.name]) > 1 and len(self.axes[o.name]) > 1 and not small)
+            keep = keep and dtype.per_byte == 1  # copies move whole elements
         elif dtype in (F16, BF16):
             spread = any(self.axes[r.name] - self.axes[o.name] for r in self.readers[o.name])
             keep = keep or ((spread or len(self.readers[o.name]) > 1) and not small)

@@ -41,9 +41,9 @@ MIRAGE_INLINE void load_row(float* __restrict to, const T* __restrict from, int 
 // Numbers that share bytes, the first one in the low bits: one of them, and a row as floats.
 template <int BITS, bool SIGNED>
 MIRAGE_INLINE float packed_number(const uint8_t* from, int64_t at) {
-    constexpr int PER = 8 / BITS;
+    constexpr int PER = 8 / BITS, TOP = SIGNED ? 1 << (BITS - 1) : 0;
     const int bits = (from[at / PER] >> (at % PER * BITS)) & ((1 << BITS) - 1);
-    return static_cast<float>(SIGNED ? bits - ((bits >> (BITS - 1)) << BITS) : bits);
+    return static_cast<float>((bits ^ TOP) - TOP);
 }
 template <int BITS, bool SIGNED>
 MIRAGE_INLINE void load_packed(float* __restrict to, const uint8_t* __restrict from, int64_t at, int n) {

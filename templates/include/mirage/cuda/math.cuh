@@ -20,6 +20,17 @@ MIRAGE_DEVICE float to_float(int8_t x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(uint32_t x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(uint16_t x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(uint8_t x) { return static_cast<float>(x); }
+// number `at` of those that share bytes, the first one in the low bits
+template <int BITS, bool SIGNED>
+MIRAGE_DEVICE float packed_number(const uint8_t* from, int64_t at) {
+    constexpr int PER = 8 / BITS, TOP = SIGNED ? 1 << (BITS - 1) : 0;
+    const int bits = (from[at / PER] >> (static_cast<int>(at % PER) * BITS)) & ((1 << BITS) - 1);
+    return static_cast<float>((bits ^ TOP) - TOP);
+}
+MIRAGE_DEVICE float number_u4(const uint8_t* from, int64_t at) { return packed_number<4, false>(from, at); }
+MIRAGE_DEVICE float number_i4(const uint8_t* from, int64_t at) { return packed_number<4, true>(from, at); }
+MIRAGE_DEVICE float number_u2(const uint8_t* from, int64_t at) { return packed_number<2, false>(from, at); }
+MIRAGE_DEVICE float number_i2(const uint8_t* from, int64_t at) { return packed_number<2, true>(from, at); }
 
 // put(to, x): x rounded to the element type of `to`
 template <class T>
