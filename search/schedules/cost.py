@@ -190,6 +190,7 @@ class _Estimate:
                 traffic = traffic + bytes_ * repeat
                 if dtype.per_byte > 1:
                     work = work + UNPACK_FLOPS * n * repeat
+                    shared = shared + 4 * n * (self.t.kind == "cpu")
                 if o.phase != BODY or self.t.kind == "cuda":  # on a CPU the loop reads tensors where they are stored
                     shared = shared + bytes_ * (self.s.stages if o.phase == BODY else 1)
             elif o.op == "contract":
@@ -238,8 +239,10 @@ class _Estimate:
         for o in self.g.ops:
             repeat, n = self.repeat(o), self.own(o)
             if o.op == "load":
-                half = self.m.source[o.source_value or ""].dtype.name != "f32" and o.name in self.m.contracted
-                seconds = seconds + repeat * n / t.special * (c.convert_flops if half else c.copy_flops)
+                dtype = self.m.source[o.source_value or ""].dtype
+                half = dtype.name != "f32" and o.name in self.m.contracted
+                flops = c.convert_flops if half else c.copy_flops
+                seconds = seconds + repeat * n / t.special * (flops if dtype.per_byte == 1 else c.unpack_flops)
                 continue
             seconds = seconds + repeat * c.statement_us * 1e-6
             if o.op == "contract":

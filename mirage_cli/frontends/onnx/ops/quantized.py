@@ -26,7 +26,7 @@ def _scaled(graph: Graph, q: int, zero: int | None, scale: int) -> int:
     dtype = graph.dtype(scale)
     centred = graph.cast(q, dtype)
     if zero is not None and graph.fill_value(zero) != 0:
-        centred = graph.map("sub", centred, graph.cast(zero, dtype))
+        centred = graph.map("centred", centred, graph.cast(zero, dtype))
     return graph.map("mul", centred, scale)
 
 
