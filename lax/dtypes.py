@@ -62,6 +62,8 @@ F64 = DType("f64", 8, "float", 52, 11)
 F32 = DType("f32", 4, "float", 23, 8)
 F16 = DType("f16", 2, "float", 10, 5)
 BF16 = DType("bf16", 2, "float", 7, 8)
+E4M3 = DType("e4m3", 1, "float", 3, 4)
+E5M2 = DType("e5m2", 1, "float", 2, 5)
 I64 = DType("i64", 8, "int")
 I32 = DType("i32", 4, "int")
 I16 = DType("i16", 2, "int")
@@ -76,7 +78,7 @@ I2 = DType("i2", 1, "int", per_byte=4)
 U2 = DType("u2", 1, "int", per_byte=4)
 BOOL = DType("bool", 1, "bool")
 
-ALL = (F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, I4, U4, I2, U2, BOOL)
+ALL = (F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, I4, U4, I2, U2, BOOL, E4M3, E5M2)
 PACKED = {(d.bits, d.name.startswith("u")): d for d in (I4, U4, I2, U2)}  #: by bits and whether they have no sign
 BY_NAME = {d.name: d for d in ALL}
 
@@ -94,6 +96,7 @@ _NUMPY = {
     np.dtype(np.uint8): U8,
     np.dtype(np.bool_): BOOL,
 }
+_FOREIGN = {"bfloat16": BF16, "int4": I4, "uint4": U4, "float8_e4m3fn": E4M3, "float8_e5m2": E5M2}
 
 
 def unpacked(packed: NDArray[np.uint8], dtype: DType) -> NDArray[np.int8]:
@@ -118,4 +121,4 @@ def from_numpy(dtype: np.dtype) -> DType | None:
     """The element type of a numpy dtype (those of `ml_dtypes` by their names), or None where there is none."""
     if dtype in _NUMPY:
         return _NUMPY[dtype]
-    return {"bfloat16": BF16, "int4": I4, "uint4": U4}.get(dtype.name)
+    return _FOREIGN.get(dtype.name)

@@ -30,7 +30,9 @@ class Facts:
         self.of_weights: list[bool] = []
         for v, step in enumerate(graph.steps):
             stored = isinstance(step, g.Fill) or (isinstance(step, g.Input) and step.constant)
-            self.of_weights.append(stored or bool(graph.inputs[v]) and all(self.of_weights[i] for i in graph.inputs[v]))
+            self.of_weights.append(
+                stored or (bool(graph.inputs[v]) and all(self.of_weights[i] for i in graph.inputs[v]))
+            )
         self.bases: list[int] = []
         for v in range(len(graph.steps)):
             self.bases.append(self.bases[graph.inputs[v][0]] if self.is_view(v) else v)

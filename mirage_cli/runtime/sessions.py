@@ -49,9 +49,9 @@ _ELEMENT_NAMES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool",
     "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
     "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8",
-    "i4": "int4", "u4": "uint4", "i2": "int2", "u2": "uint2",
+    "i4": "int4", "u4": "uint4", "i2": "int2", "u2": "uint2", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
 }  # fmt: skip
-_SMALL = ("int4", "uint4", "int2", "uint2")
+_SMALL = ("int4", "uint4", "int2", "uint2", "float8_e4m3fn", "float8_e5m2")
 _FOREIGN = ("bfloat16", *_SMALL)  #: names that numpy knows from ml_dtypes
 #: of products with quantized weights, by `accuracy_level`: float16, bfloat16 and integers of 8 bits
 _ACTIVATION_UNITS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-7}
@@ -256,8 +256,8 @@ def _in_float32(source: str | bytes, library: bool) -> Callable[[], bytes | None
 def run(session: Any, inputs: Mapping[str, NDArray[Any]], seconds: float = 0) -> dict[str, NDArray[Any]]:
     """The outputs of a session by name; bfloat16 travels as `ml_dtypes.bfloat16`, which onnxruntime cannot.
 
-    A run that takes longer than `seconds` (0: no limit) is ended between two of its operators, with OutOfTime. Tensors of
-    less than a byte an element are not handed over: the model itself has to hold them.
+    A run that takes longer than `seconds` (0: no limit) is ended between two of its operators, with OutOfTime. Numbers of
+    4 bits and floats of 8 are not handed over: the model itself has to hold them.
     """
     inputs = {name: a for name, a in inputs.items() if a.dtype.name not in _SMALL}
     names = [output.name for output in session.get_outputs()]

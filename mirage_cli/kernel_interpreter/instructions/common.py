@@ -27,7 +27,7 @@ def _integer(s: Any, x: Any) -> Any:
 
 for _name in ("int", "unsigned", "offset_t", "int64_t", "uint64_t", "int32_t", "uint32_t", "size_t", "bool"):
     registry.CONVERSIONS[_name] = _integer
-for _name in ("float", "double", "__half", "__nv_bfloat16", "half", "bfloat"):
+for _name in ("float", "double", "__half", "__nv_bfloat16", "half", "bfloat", "e4m3", "e5m2"):
     registry.CONVERSIONS[_name] = lambda s, x: s.arithmetic.number(x)
 registry.CONVERSIONS["auto"] = lambda s, x: x
 registry.CONSTANTS["INFINITY"] = "INFINITY"
