@@ -1,4 +1,4 @@
-"""Samples with weights that onnxruntime's own quantiser packed: replaced as a whole, read as they are, as accurate as floats."""
+"""Samples whose weights onnxruntime's quantiser packed: replaced as a whole, read as they are, as accurate as floats."""
 
 from __future__ import annotations
 
