@@ -103,14 +103,11 @@ def _dequantize_linear(call: Call) -> int:
     size = call.integer("block_size", 0)
     if size:
         return _blocked(call, q, scale, zero, size)
-    if zero is not None and graph.dims(zero) != graph.dims(scale):
-        raise Refused("scales and zero points of different dimensions")
-    at = dimension(call.integer("axis", 1), len(dims)) if graph.dims(scale) not in ((), (1,)) else 0
-    spread: list[Extent] = [e if i == at else 1 for i, e in enumerate(dims)]
-    if graph.dims(scale) in ((), (1,)):
-        spread = [1] * len(dims)
-    scale, zero = (None if v is None else graph.reshape(v, spread) for v in (scale, zero))  # type: ignore[assignment]
-    return graph.cast(_scaled(graph, q, zero, scale), dtype)
+    single = graph.dims(scale) in ((), (1,))
+    at = -1 if single else dimension(call.integer("axis", 1), len(dims))
+    each: list[Extent] = [e if i == at else 1 for i, e in enumerate(dims)]
+    own = None if zero is None else graph.reshape(zero, each)
+    return graph.cast(_scaled(graph, q, own, graph.reshape(scale, each)), dtype)
 
 
 def _result_type(call: Call, of_scale: DType) -> DType:
@@ -127,8 +124,6 @@ def _blocked(call: Call, q: int, scale: int, zero: int | None, size: int) -> int
         raise Refused(f"blocks of {size} that are not all full in a dimension of {dims[at]}")
     cut = graph.reshape(q, [*dims[:at], blocks, size, *dims[at + 1 :]])
     each = [*dims[:at], blocks, 1, *dims[at + 1 :]]
-    parts = (None if v is None else graph.reshape(v, each) for v in (scale, zero))
-    own_scale, own_zero = parts
-    assert own_scale is not None
-    y = graph.reshape(_scaled(graph, cut, own_zero, own_scale), dims)
+    own = None if zero is None else graph.reshape(zero, each)
+    y = graph.reshape(_scaled(graph, cut, own, graph.reshape(scale, each)), dims)
     return graph.cast(y, _result_type(call, graph.dtype(scale)))
