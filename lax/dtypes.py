@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +21,20 @@ class DType:
     exponent: int = field(
         default=0, repr=False
     )  #: bits of a float's exponent, 0 otherwise; ids are digests of the repr
+    per_byte: int = field(default=1, repr=False)  #: elements that share a byte, the first in its low bits
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return 8 * self.bytes // self.per_byte
+
+    @property
+    def size(self) -> float:
+        """Bytes that one element takes in memory: a fraction where several share a byte."""
+        return self.bytes / self.per_byte
 
     @property
     def is_float(self) -> bool:
@@ -49,6 +62,8 @@ F64 = DType("f64", 8, "float", 52, 11)
 F32 = DType("f32", 4, "float", 23, 8)
 F16 = DType("f16", 2, "float", 10, 5)
 BF16 = DType("bf16", 2, "float", 7, 8)
+E4M3 = DType("e4m3", 1, "float", 3, 4)
+E5M2 = DType("e5m2", 1, "float", 2, 5)
 I64 = DType("i64", 8, "int")
 I32 = DType("i32", 4, "int")
 I16 = DType("i16", 2, "int")
@@ -57,9 +72,14 @@ U64 = DType("u64", 8, "int")
 U32 = DType("u32", 4, "int")
 U16 = DType("u16", 2, "int")
 U8 = DType("u8", 1, "int")
+I4 = DType("i4", 1, "int", per_byte=2)
+U4 = DType("u4", 1, "int", per_byte=2)
+I2 = DType("i2", 1, "int", per_byte=4)
+U2 = DType("u2", 1, "int", per_byte=4)
 BOOL = DType("bool", 1, "bool")
 
-ALL = (F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, BOOL)
+ALL = (F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, I4, U4, I2, U2, BOOL, E4M3, E5M2)
+PACKED = {(d.bits, d.name.startswith("u")): d for d in (I4, U4, I2, U2)}  #: by bits and whether they have no sign
 BY_NAME = {d.name: d for d in ALL}
 
 _NUMPY = {
@@ -76,10 +96,29 @@ _NUMPY = {
     np.dtype(np.uint8): U8,
     np.dtype(np.bool_): BOOL,
 }
+_FOREIGN = {"bfloat16": BF16, "int4": I4, "uint4": U4, "float8_e4m3fn": E4M3, "float8_e5m2": E5M2}
+
+
+def unpacked(packed: NDArray[np.uint8], dtype: DType) -> NDArray[np.int8]:
+    """The numbers of a packed type from bytes, along the last axis."""
+    shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    numbers = ((packed[..., None] >> shifts) & ((1 << dtype.bits) - 1)).astype(np.int8)
+    if not dtype.name.startswith("u"):
+        numbers -= (numbers >> (dtype.bits - 1)) << dtype.bits
+    return numbers.reshape(*packed.shape[:-1], packed.shape[-1] * dtype.per_byte)
+
+
+def packed(numbers: NDArray[Any], dtype: DType) -> NDArray[np.uint8]:
+    """The numbers of a tensor in row-major order, as bytes; the last one is filled up with zeros."""
+    flat = np.zeros(-(-numbers.size // dtype.per_byte) * dtype.per_byte, np.uint8)
+    flat[: numbers.size] = numbers.astype(np.int8).ravel().view(np.uint8) & ((1 << dtype.bits) - 1)
+    shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    filled: NDArray[np.uint8] = np.bitwise_or.reduce(flat.reshape(-1, dtype.per_byte) << shifts, axis=1)
+    return filled
 
 
 def from_numpy(dtype: np.dtype) -> DType | None:
-    """The element type of a numpy dtype (`ml_dtypes.bfloat16` by its name), or None where there is none."""
+    """The element type of a numpy dtype (those of `ml_dtypes` by their names), or None where there is none."""
     if dtype in _NUMPY:
         return _NUMPY[dtype]
-    return BF16 if dtype.name == "bfloat16" else None
+    return _FOREIGN.get(dtype.name)

@@ -238,7 +238,7 @@ class _Partitioner(Facts):
         if not isinstance(rank, int) or rank > LOW_RANK or len(inner) != 1 or not self.linear_path(side, inner[0]):
             return False
         for x in (c, inner[0]):
-            if not any(self.is_source(self.base(i)) for i in self.graph.inputs[x]):
+            if not any(self.is_source(self.base(i)) or self.of_weights[i] for i in self.graph.inputs[x]):
                 return False
         sizes = [e for v in (*self.graph.inputs[inner[0]], c) for e in self.graph.dims(v)[-1:]]
         return all(not isinstance(n, int) or n == rank or n >= 4 * rank for n in sizes)

@@ -103,9 +103,11 @@ class _Builder:
         return Program(axes, tuple(sources), tuple(self.inputs), tuple(self.nodes), tuple(results)).validate()
 
     def source(self, v: int) -> Source:
-        tensor, step = self.graph.tensors[v], self.graph.steps[v]
+        tensor, packed = self.graph.tensors[v], isinstance(self.graph.steps[v], g.Unpack)
+        held = self.graph.inputs[v][0] if packed else v
+        step = self.graph.steps[held]
         constant = isinstance(step, g.Input) and step.constant
-        return Source(self.names.get(v, f"value{v}"), tensor.dims, tensor.dtype, constant)
+        return Source(self.names.get(held, f"value{held}"), tensor.dims, tensor.dtype, constant, packed)
 
     # --- axes ---------------------------------------------------------------------------------------------------------
     def fresh(self, path: str, extent: Extent) -> tuple[Digit, ...]:
@@ -209,6 +211,10 @@ class _Builder:
                 return self.iota(index[dim])
             case g.Concat(dim):
                 return (yield from self.concat(v, dim, index))
+            case g.Unpack() if inputs[0] in self.stops:
+                return self.stored(v, index)
+            case g.Unpack():
+                raise Refused("bytes that are computed hold packed numbers")
             case g.Reshape() | g.Transpose() | g.Expand() | g.Slice():
                 return (yield inputs[0], self.view(v, step, index))
             case g.Input(name):

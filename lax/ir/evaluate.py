@@ -10,6 +10,7 @@ import numpy as np
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Array, Axes, Domain
+from mirage_cli.lax.dtypes import unpacked
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ops import lookup
 
@@ -68,6 +69,8 @@ def step_value(
             return _contract(d, args[0], args[1], lhs, rhs, out)
         case g.Reshape():
             return args[0].reshape(args[0].shape[:lead] + tuple(dims))
+        case g.Unpack():
+            return unpacked(args[0].astype(np.uint8), graph.dtype(v)).astype(args[0].dtype)
         case g.Transpose(perm):
             return args[0].transpose([*range(lead), *[p + lead for p in perm]])
         case g.Expand():

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Number
-from mirage_cli.lax.dtypes import BOOL, DType
+from mirage_cli.lax.dtypes import BOOL, DType, unpacked
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ops import lookup
 
@@ -99,6 +101,11 @@ class Reshape:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpack:
+    """The numbers of a packed type that bytes hold, along the last dimension."""
+
+
+@dataclass(frozen=True, slots=True)
 class Transpose:
     """Dimension i of the result is dimension `perm[i]` of the operand."""
 
@@ -151,6 +158,7 @@ Step: TypeAlias = (
     | Contract
     | Reduce
     | Reshape
+    | Unpack
     | Transpose
     | Expand
     | Slice
@@ -158,7 +166,7 @@ Step: TypeAlias = (
     | Iota
     | Opaque
 )
-VIEWS = (Reshape, Transpose, Expand, Slice)  #: steps that only rename where an element stands
+VIEWS = (Reshape, Unpack, Transpose, Expand, Slice)  #: steps that only rename where an element stands
 
 
 @dataclass(slots=True)
@@ -201,7 +209,7 @@ class Graph:
 
     def fill_value(self, v: int) -> Fraction | float | None:
         """The number that every element of `v` is, when that is known."""
-        while isinstance(self.steps[v], (*VIEWS, Cast)):
+        while isinstance(self.steps[v], (*VIEWS, Cast)) and not isinstance(self.steps[v], Unpack):
             (v,) = self.inputs[v]
         step = self.steps[v]
         return step.value if isinstance(step, Fill) else None
@@ -259,6 +267,18 @@ class Graph:
         if isinstance(self.steps[v], Reshape):
             return self.reshape(self.inputs[v][0], dims)
         return self.record(Reshape(), (v,), dims, self.dtype(v))
+
+    def unpack(self, v: int, dtype: DType) -> int:
+        """The numbers of a packed type in a tensor of bytes. Raises InvalidGraph where bytes of one value hold others."""
+        *outer, last = self.dims(v)
+        dims = (*outer, ex.product([last, dtype.per_byte]))
+        byte = self.fill_value(v)
+        if byte is None:
+            return self.record(Unpack(), (v,), dims, dtype)
+        numbers = unpacked(np.array([int(byte)], np.uint8), dtype)
+        if (numbers != numbers[0]).any():
+            raise InvalidGraph(f"bytes that are all {byte} hold different numbers")
+        return self.fill(int(numbers[0]), dtype, dims)
 
     def transpose(self, v: int, perm: Sequence[int]) -> int:
         """Reordered dimensions."""

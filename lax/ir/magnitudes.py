@@ -76,7 +76,7 @@ def integer_range(dtype: DType) -> Range | None:
         return 0, 1
     if dtype.kind != "int":
         return None
-    bits = 8 * dtype.bytes
+    bits = dtype.bits
     return (0, (1 << bits) - 1) if dtype.name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 

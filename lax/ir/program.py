@@ -20,7 +20,7 @@ import numpy as np
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Array
-from mirage_cli.lax.dtypes import BY_NAME, DType
+from mirage_cli.lax.dtypes import BY_NAME, DType, unpacked
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.evaluate import ArrayValues, broadcast_to, fit
 from mirage_cli.lax.ops import lookup
@@ -54,12 +54,29 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A stored tensor that the program reads; `name` is the model's and no part of the program's identity."""
+    """A stored tensor that the program reads; `name` is the model's and no part of the program's identity.
+
+    `packed` says that the model's tensor has bytes for elements, in each of which several of these lie.
+    """
 
     name: str
     dims: tuple[Extent, ...]
     dtype: DType
     constant: bool = False
+    packed: bool = False
+
+    @property
+    def tensor_dims(self) -> tuple[Extent, ...]:
+        """The dimensions of the model's tensor."""
+        if not self.packed:
+            return self.dims
+        return (*self.dims[:-1], ex.quotient(self.dims[-1], self.dtype.per_byte) or 0)
+
+    def numbers(self, a: Array, lead: int) -> Array:
+        """The elements of the model's tensor, or an array that holds them already; behind `lead` other dimensions."""
+        if not self.packed or (a.ndim == lead + len(self.dims) and a.shape[-1] == self.dims[-1]):
+            return a
+        return unpacked(a.astype(np.uint8), self.dtype).astype(a.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +173,11 @@ class Program:
         """The numbers of the sources that are weights of the model: nothing writes them while it runs."""
         return frozenset(k for k, s in enumerate(self.sources) if s.constant)
 
+    @property
+    def packed(self) -> DType | None:
+        """The element type of a source in which several elements share a byte, or None."""
+        return next((s.dtype for s in self.sources if s.dtype.per_byte > 1), None)
+
     def _infer(self) -> dict[str, frozenset[str]]:
         axes = {i.name: frozenset(s.axis for s in i.access if s.axis is not None) for i in self.inputs}
         for n in self.nodes:
@@ -234,6 +256,7 @@ class Program:
             "axes": {a.name: ex.to_json(a.extent) for a in self.axes},
             "sources": [
                 {"name": s.name, "dims": _dims(s.dims), "dtype": s.dtype.name, "constant": s.constant}
+                | ({"packed": True} if s.packed else {})
                 for s in self.sources
             ],
             "inputs": [{"name": i.name, "source": i.source, "access": _access(i.access)} for i in self.inputs],
@@ -352,7 +375,10 @@ def _program(data: Mapping[str, Any]) -> Program:
 
     return Program(
         tuple(Axis(n, ex.from_json(e)) for n, e in data["axes"].items()),
-        tuple(Source(s["name"], dims(s["dims"]), BY_NAME[s["dtype"]], s["constant"]) for s in data["sources"]),
+        tuple(
+            Source(s["name"], dims(s["dims"]), BY_NAME[s["dtype"]], s["constant"], s.get("packed", False))
+            for s in data["sources"]
+        ),
         tuple(Input(i["name"], i["source"], _slots(i["access"])) for i in data["inputs"]),
         tuple(node_from_json(n) for n in data["nodes"]),
         tuple(
@@ -377,7 +403,8 @@ def evaluate_program(
     values: dict[str, Array] = {}
     with np.errstate(all="ignore"):
         for i in program.inputs:
-            values[i.name] = read(program, i.access, arrays[i.source], domain.lead, symbols)
+            stored = program.sources[i.source].numbers(arrays[i.source], domain.lead)
+            values[i.name] = read(program, i.access, stored, domain.lead, symbols)
         last = last_uses(program)
         for n in program.nodes:
             values[n.name] = _apply(program, n, domain, [values[x] for x in n.inputs], symbols)

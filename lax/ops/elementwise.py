@@ -30,6 +30,15 @@ define(
     )
 )
 define(
+    Op(
+        "centred",
+        2,
+        lambda d, x, y: d.sub(x, y),
+        "({0} - {1})",
+        doc="a quantized number less its zero point: of sums of the two apart, most would cancel",
+    )
+)
+define(
     Op("mul", 2, lambda d, x, y: d.mul(x, y), "({0} * {1})", commutative=True, linear=(0, 1), product=True, onnx="Mul")
 )
 define(Op("rounded", 1, lambda d, x: x, "m_rounded({0})", doc="x as a number of its type, whatever reads it"))

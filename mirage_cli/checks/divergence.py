@@ -128,7 +128,8 @@ def _parts(
         return ""
     for name, own in results.items():
         floats = [a.dtype for a in (own, *given.values()) if a.dtype.kind not in "biuOSU"]
-        coarsest = max((float(_epsilon(t)) for t in floats), default=F32.epsilon)
+        units = [float(_epsilon(t)) for t in floats] or [F32.epsilon]
+        coarsest = max(sessions.activation_unit(node), *units)
         off = _apart(rounded[name], exact[name])
         if not within_rounding(own, exact[name], coarsest, longest_dimension(given), scales.get(name, 0.0), off):
             return _difference(own, exact[name])

@@ -23,7 +23,7 @@ from mirage_cli.codegen.strip.engine import strip_kernel
 from mirage_cli.codegen.warpgroup.engine import warpgroup_kernel
 from mirage_cli.errors import Refused
 from mirage_cli.search.schedules.model import ModelMaker
-from mirage_cli.search.schedules.ranking import MODELS
+from mirage_cli.search.schedules.ranking import BLOCK, MODELS
 
 
 class Engine(Protocol):
@@ -71,4 +71,6 @@ def kernel_of(request: Request) -> Kernel:
     engine = ENGINES.get(request.schedule.engine)
     if engine is None:
         raise Refused(f"unknown engine {request.schedule.engine!r}: there are {', '.join(ENGINES)}")
+    if request.program.packed is not None and request.schedule.engine != BLOCK:
+        raise Refused(f"tensors of type {request.program.packed} are read by the engine {BLOCK} only")
     return engine.make(request)

@@ -21,6 +21,8 @@ SIZES = {
     "__nv_bfloat16": 2,
     "half": 2,
     "bfloat": 2,
+    "e4m3": 1,
+    "e5m2": 1,
     "int64_t": 8,
     "uint64_t": 8,
     "int32_t": 4,

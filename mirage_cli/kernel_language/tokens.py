@@ -43,6 +43,8 @@ TYPES = WORDS | {
     "bool",
     "half",
     "bfloat",
+    "e4m3",
+    "e5m2",
     "__half",
     "__nv_bfloat16",
     "size_t",

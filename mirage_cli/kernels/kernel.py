@@ -27,12 +27,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
 from mirage_cli.errors import InvalidGraph, MirageError, ModelError, Refused, UsageError, WrongTensor
 from mirage_cli.files.output import LIBRARY, MARK, MUGRAPHS
 from mirage_cli.kernels import tensors, torch_operator
 from mirage_cli.kernels.tensors import Description, Framework, Key
 from mirage_cli.lax import extents
+from mirage_cli.lax.dtypes import packed
 from mirage_cli.lax.ir.program import program_from_json
 from mirage_cli.report import mugraph_file, naming, reader
 from mirage_cli.runtime.sessions import check_library, cuda_failure, element_name
@@ -78,6 +81,8 @@ class Kernel:
         self._library = ctypes.CDLL(str(check_library(library)))
         self._plans: dict[Key, _Plan] = {}
         self._last: tuple[Key, _Plan | None] = (), None
+        #: inputs that numpy has with a byte for each element, and kernels with several in one
+        self._packed = [k for k, t in enumerate(spec.inputs) if t.dtype.per_byte > 1]
         self._pool = _Pool(threads) if threads is not None and threads > 1 else None
 
     def __call__(self, *args: Any, inputs: Sequence[Any] | None = None, out: Any = None) -> Any:
@@ -104,6 +109,9 @@ class Kernel:
             key, pointers = framework.look(inputs)
         except AttributeError:
             raise self._mixed(inputs) from None
+        held = {k: packed(np.asarray(inputs[k]), self.spec.inputs[k].dtype) for k in self._packed}
+        for k, stored in held.items():
+            pointers[k] = stored.ctypes.data
         last, plan = self._last
         if key != last:  # comparing is quicker than a look-up, and most calls are like the one before
             plan = self._plans.get(key) or self._planned(inputs, framework, key)

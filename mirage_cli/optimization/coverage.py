@@ -102,7 +102,7 @@ def measure(imported: Imported, occurrences: Sequence[Occurrence]) -> dict[str, 
     needed = set(graph.cone(graph.outputs))
     inside = {v for o in occurrences for v in o.fragment.steps}
     weights = {
-        v: number(ex.product(graph.dims(v))) * graph.dtype(v).bytes
+        v: number(ex.product(graph.dims(v))) * graph.dtype(v).size
         for v in needed
         if isinstance((step := graph.steps[v]), g.Input) and step.constant
     }

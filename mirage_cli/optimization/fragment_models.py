@@ -64,7 +64,7 @@ class FragmentModel:
         symbols = self.spec.solve(self.shapes)
         outputs = [(t.dtype, [ex.value(d, symbols) for d in t.dims]) for t in self.spec.outputs]
         inputs = [(t.dtype, shape) for t, shape in zip(self.spec.inputs, self.shapes, strict=True)]
-        return sum(math.prod(shape) * dtype.bytes for dtype, shape in [*inputs, *outputs])
+        return sum(math.ceil(math.prod(shape) * dtype.size) for dtype, shape in [*inputs, *outputs])
 
     @property
     def unit(self) -> float:

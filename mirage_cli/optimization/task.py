@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import F16, from_numpy
+from mirage_cli.lax.dtypes import E4M3, E5M2, F16, I4, U4, from_numpy
 from mirage_cli.lax.fragments.fragment import LaxFragment
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program, Source
@@ -28,6 +29,8 @@ from mirage_cli.planning.plan import FragmentPlan
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.report import forms
 from mirage_cli.search.proof.statement import Statement
+
+STORED = (I4, U4, E4M3, E5M2)  #: types that onnxruntime takes from models only, not from callers
 
 
 def tensor_names(imported: Imported) -> dict[int, str]:
@@ -185,9 +188,11 @@ class Work:
             imported.constant(name) if name in imported.model.graph.initializers else t
             for name, t in zip(names[count:], self.inputs[count:], strict=True)
         ]
-        proto = ir.to_proto(model).SerializeToString()
-        constants = self.constants(imported)
-        return CheckJob(self.program, self.spec(), library, proto, names, constants, tuple(extra), seed, limits)
+        proto, constants = ir.to_proto(model), self.constants(imported)
+        small = [k for k, t in enumerate(self.inputs[:count]) if k in constants and t.dtype in STORED]
+        proto.graph.initializer.extend(numpy_helper.from_array(constants[k], names[k]) for k in small)
+        own = proto.SerializeToString()
+        return CheckJob(self.program, self.spec(), library, own, names, constants, tuple(extra), seed, limits)
 
     def checked(self, outcome: FloatCheck | Lost | None) -> None:
         """Take the outcome of the float check: a kernel less accurate than the rule allows fails the fragment."""
@@ -255,7 +260,9 @@ def group_fragments(
         region = region_of(regions, fragment)
         if not wanted(region.node_names):
             continue
-        dims = {s.name: s.dims for s in fragment.program.sources} | {o.name: o.dims for o in fragment.program.outputs}
+        dims = {s.name: s.tensor_dims for s in fragment.program.sources} | {
+            o.name: o.dims for o in fragment.program.outputs
+        }
         # a product of symbols may be one symbol in the program
         specs_of_both = [[spec_of(v, imported) for v in values] for values in (region.inputs, region.outputs)]
         inputs, outputs = (tuple(replace(t, dims=dims.get(t.name, t.dims)) for t in specs) for specs in specs_of_both)

@@ -186,6 +186,8 @@ def plan_fragment(
             plan, reason = _choose(identifier, program, more, target, operators, options, wrong)
         if plan is not None and program.symbols:
             plan = _ranged(plan, searcher, identifier, program, target, operators, options)
+        if plan is not None and program.symbols and program.packed is not None:
+            plan = _at_steps(plan, program, target, operators, options)
         return plan, reason or _no_candidate(result.statistics)
 
     for kind, names in options.targets.items():
@@ -268,6 +270,18 @@ def _ranged(
         main = replace(main, predicted_us=us, floor_us=own.floor_us)
     others = [(leaf.when, plans[leaf.candidate]) for leaf in rest if leaf.candidate != usual.candidate]
     return replace(main, others=tuple(Other(Alternative(when, p.graph, p.schedules), p.verdict) for when, p in others))
+
+
+def _at_steps(plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions) -> TargetPlan:
+    """A plan that tells too where it gains nothing at the least sizes: those of a decoder's steps, for which runtimes have
+    products of their own with packed weights."""
+    least = ranges.least(program.symbols, dict(options.ranges))
+    ways = [(plan.graph, plan.schedules), *((o.alternative.graph, o.alternative.schedules) for o in plan.others)]
+    us = min(ranges.time(Candidate(*way, 0.0, 0.0, (0.0, 0.0)), target, least) for way in ways)
+    original = original_us(program, operators, target, least)
+    if us < original:
+        return plan
+    return replace(plan, slower=(*plan.slower, Slower(f"{target.name}, at the least sizes", us, original)))
 
 
 def printed(plan: TargetPlan, identifier: str, program: Program, target: Target, passes: Passes) -> TargetPlan:

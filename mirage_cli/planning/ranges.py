@@ -49,6 +49,12 @@ def typical(symbols: Iterable[str], given: Mapping[str, Range]) -> dict[str, int
     return resolved(names, {n: range_of(n, given).typical for n in bases(names)})
 
 
+def least(symbols: Iterable[str], given: Mapping[str, Range]) -> dict[str, int]:
+    """The least sizes of symbols."""
+    names = list(symbols)
+    return resolved(names, {n: range_of(n, given).low for n in bases(names)})
+
+
 def points(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
     """Sizes all over the ranges of symbols, denser where there are few: powers of two, the ends, what is typical. The first
     one is the typical one."""

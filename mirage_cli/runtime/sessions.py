@@ -49,7 +49,13 @@ _ELEMENT_NAMES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool",
     "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
     "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8",
+    "i4": "int4", "u4": "uint4", "i2": "int2", "u2": "uint2", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
 }  # fmt: skip
+_SMALL = ("int4", "uint4", "int2", "uint2", "float8_e4m3fn", "float8_e5m2")
+_FOREIGN = ("bfloat16", *_SMALL)  #: names that numpy knows from ml_dtypes
+#: of products with quantized weights, by `accuracy_level`: float16, bfloat16 and integers of 8 bits
+_ACTIVATION_UNITS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-7}
+_JOINED_LEVEL = 4  #: that onnxruntime gives products which it joins with the weights' DequantizeLinear
 
 
 # ---- ONNX Runtime ----------------------------------------------------------------------------------------------------
@@ -250,8 +256,10 @@ def _in_float32(source: str | bytes, library: bool) -> Callable[[], bytes | None
 def run(session: Any, inputs: Mapping[str, NDArray[Any]], seconds: float = 0) -> dict[str, NDArray[Any]]:
     """The outputs of a session by name; bfloat16 travels as `ml_dtypes.bfloat16`, which onnxruntime cannot.
 
-    A run that takes longer than `seconds` (0: no limit) is ended between two of its operators, with OutOfTime.
+    A run that takes longer than `seconds` (0: no limit) is ended between two of its operators, with OutOfTime. Numbers of
+    4 bits and floats of 8 are not handed over: the model itself has to hold them.
     """
+    inputs = {name: a for name, a in inputs.items() if a.dtype.name not in _SMALL}
     names = [output.name for output in session.get_outputs()]
     with _ended_after(seconds) as options:
         try:
@@ -317,8 +325,20 @@ def coarsest_unit(tensors: Iterable[int], nodes: Iterable[onnx.NodeProto]) -> fl
     an output in float32 may hold what was computed in float16."""
     from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES  # noqa: PLC0415
 
+    nodes = list(nodes)
     codes = {*tensors, *(a.i for n in nodes if n.op_type == "Cast" for a in n.attribute if a.name == "to")}
-    return max((t.epsilon for code, t in ELEMENT_TYPES.items() if code in codes), default=0.0)
+    units = [t.epsilon for code, t in ELEMENT_TYPES.items() if code in codes]
+    return max((*units, *map(activation_unit, nodes)), default=0.0)
+
+
+def activation_unit(node: onnx.NodeProto) -> float:
+    """The unit of the numbers that onnxruntime may make of the activations in a product with quantized weights: those of
+    `accuracy_level`, and of 8 bits where it joins a product with the weights' DequantizeLinear by blocks. 0 elsewhere."""
+    given = {a.name: a.i for a in node.attribute}
+    level = given.get("accuracy_level", 0) if node.op_type == "MatMulNBits" else 0
+    if node.op_type == "DequantizeLinear" and given.get("block_size", 0):
+        level = _JOINED_LEVEL
+    return _ACTIVATION_UNITS.get(level, 0.0)
 
 
 def numpy_type(dtype: DType) -> np.dtype[Any]:
@@ -333,11 +353,11 @@ def element_name(dtype: DType) -> str:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy type of a shared name, such as "float32" or "bfloat16"."""
-    if name != "bfloat16":
+    if name not in _FOREIGN:
         return np.dtype(name)
     import ml_dtypes  # noqa: PLC0415
 
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return dtype
 
 

@@ -26,6 +26,7 @@ from mirage_cli.search.mugraph.mugraph import GRID as IN_GRID
 PHASE = {BEFORE: PROLOGUE, BODY: IN_BODY, AFTER: EPILOGUE, GRID: IN_GRID}
 MAX_STATES = 20000
 RESIDENT = 1 << 15  #: elements that a block can keep for its whole life
+PROHIBITIVE = 1e6  #: the factor of what no kernel does
 WAYS_KEPT = 4  #: derivations of one value that are worth a look, cheapest first
 Ranked: TypeAlias = list[tuple[float, Derivation]]  #: derivations of a value with their own prices
 _Chosen: TypeAlias = tuple["_Chosen | None", int, Derivation]  #: a choice without its last step, and that step
@@ -85,7 +86,7 @@ class Prices:
             case "contract":
                 depth = self.elements(frozenset(way.over), value.phase)
                 staged = sum(self.staging(closure.values[a]) for a in way.args)
-                return (0.125 * n * depth + staged) * repeat
+                return (0.125 * n * depth + staged) * repeat * self.batches(way)
             case "sum":
                 return 1.0 * self.elements(value.live | frozenset(way.over), value.phase) * repeat
             case "accum":
@@ -105,7 +106,13 @@ class Prices:
         """Keeping a tile in the block for its whole life; prohibitive beyond what a block can hold."""
         if phase == BODY:
             return 0.0
-        return 1.0 * elements if elements <= RESIDENT else 1e6 * elements
+        return 1.0 * elements if elements <= RESIDENT else PROHIBITIVE * elements
+
+    def batches(self, way: Derivation) -> float:
+        """A factor for a contraction of several batches at once: prohibitive, as no kernel has a tile of them."""
+        x, y = (self.closure.values[a].live for a in way.args)
+        held = (x & y & frozenset(self.closure.space.reduced)) - frozenset(way.over) - {self.closure.mapping.split}
+        return PROHIBITIVE if held else 1.0
 
     def staging(self, operand: Value) -> float:
         """Writing a computed operand where a matrix product can read it."""
@@ -124,6 +131,10 @@ class WholePrices(Prices):
     def residence(self, elements: int, phase: int) -> float:
         """Nothing is held."""
         return 0.0
+
+    def batches(self, way: Derivation) -> float:
+        """Nor is there a tile."""
+        return 1.0
 
 
 def block_graphs(

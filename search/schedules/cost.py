@@ -29,6 +29,7 @@ TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
 STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
 STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
+UNPACK_FLOPS = 4  #: vector operations on a GPU for an element that shares its byte with others
 BARRIER_OPS = ("top", "sum", "running", "contract", *EXTREMES)
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -184,8 +185,12 @@ class _Estimate:
         for o in self.g.ops:
             repeat, n = self.repeat(o), self.own(o)
             if o.op == "load":
-                bytes_ = n * self.m.source[o.source_value or ""].dtype.bytes
+                dtype = self.m.source[o.source_value or ""].dtype
+                bytes_ = n * dtype.size
                 traffic = traffic + bytes_ * repeat
+                if dtype.per_byte > 1:
+                    work = work + UNPACK_FLOPS * n * repeat
+                    shared = shared + 4 * n * (self.t.kind == "cpu")
                 if o.phase != BODY or self.t.kind == "cuda":  # on a CPU the loop reads tensors where they are stored
                     shared = shared + bytes_ * (self.s.stages if o.phase == BODY else 1)
             elif o.op == "contract":
@@ -234,8 +239,10 @@ class _Estimate:
         for o in self.g.ops:
             repeat, n = self.repeat(o), self.own(o)
             if o.op == "load":
-                half = self.m.source[o.source_value or ""].dtype.name != "f32" and o.name in self.m.contracted
-                seconds = seconds + repeat * n / t.special * (c.convert_flops if half else c.copy_flops)
+                dtype = self.m.source[o.source_value or ""].dtype
+                half = dtype.name != "f32" and o.name in self.m.contracted
+                flops = c.convert_flops if half else c.copy_flops
+                seconds = seconds + repeat * n / t.special * (flops if dtype.per_byte == 1 else c.unpack_flops)
                 continue
             seconds = seconds + repeat * c.statement_us * 1e-6
             if o.op == "contract":
@@ -262,7 +269,7 @@ class _Estimate:
     def segment(self, o: BlockOp) -> Floats:
         """Bytes that lie side by side in what a load reads."""
         source = self.m.reads[o.source_value or ""]
-        bytes_, whole = self.ones * self.m.p.sources[source.source].dtype.bytes, self.ones > 0
+        bytes_, whole = self.ones * self.m.p.sources[source.source].dtype.size, self.ones > 0
         for s in reversed(source.access):
             extent = number(s.extent, self.m.sizes)
             taken = self.ones * (1 if s.axis is None else np.minimum(self.tile(s.axis, o.phase), extent))
@@ -277,8 +284,8 @@ class _Estimate:
             if o.op != "load":
                 continue
             source = self.m.source[o.source_value or ""]
-            total = self.own(o) * source.dtype.bytes * self.repeat(o) * self.blocks
-            first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * source.dtype.bytes)
+            total = self.own(o) * source.dtype.size * self.repeat(o) * self.blocks
+            first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * source.dtype.size)
             segment = self.segment(o)
             share = c.scattered + (1 - c.scattered) * segment / (segment + c.segment)
             time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * c.cache_factor)
@@ -328,7 +335,7 @@ def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})
         if i.source not in seen:
             seen.add(i.source)
             read = math.prod(extents[a] for a in program.axes_of(i.name))
-            total += read * program.sources[i.source].dtype.bytes
+            total += read * program.sources[i.source].dtype.size
     for o in program.outputs:
         total += math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes
     return total
@@ -356,17 +363,24 @@ def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = Mappin
 def original_us(
     program: Program, operators: int, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
 ) -> float:
-    """Microseconds of the original operators one after the other: each reads and writes its tensors, each is launched."""
+    """Microseconds of the original operators one after the other: each reads and writes its tensors, each is launched.
+    What is computed of weights alone is no operator: runtimes join it with the product that reads it."""
     extents = {a.name: number(a.extent, sizes) for a in program.axes}
+    weights = _of_weights(program)
 
     def size(v: str) -> int:
         return math.prod(extents[a] for a in program.axes_of(v))
 
+    def moved_by(v: str) -> float:
+        parts = weights.get(v, frozenset())
+        return sum(size(i) * program.sources[reads[i]].dtype.size for i in parts) if parts else 4.0 * size(v)
+
+    reads = {i.name: i.source for i in program.inputs}
     total = 0.0
     for n in program.nodes:
-        if n.op in ("const", "iota", "extent"):
+        if n.name in weights or n.op in ("iota", "extent"):
             continue
-        moved = 4.0 * (size(n.name) + sum(size(i) for i in n.inputs))
+        moved = moved_by(n.name) + sum(moved_by(i) for i in n.inputs)
         time = moved / target.bandwidth
         if n.op == "contract":
             axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
@@ -382,6 +396,16 @@ def original_us(
             time = max(time, size(n.name) * OPS[n.op].flops / target.special)
         total += time * 1e6
     return total + operators * target.kernel_us
+
+
+def _of_weights(program: Program) -> dict[str, frozenset[str]]:
+    """For each value that is computed of weights of the model alone, or of nothing, the reads of them behind it."""
+    behind: dict[str, frozenset[str]] = {}
+    known = {i.name: frozenset([i.name]) for i in program.inputs if program.sources[i.source].constant}
+    for n in program.nodes:
+        if n.op not in ("contract", "iota", "extent") and all(i in known for i in n.inputs):
+            known[n.name] = behind[n.name] = frozenset[str]().union(*(known[i] for i in n.inputs))
+    return behind
 
 
 def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:

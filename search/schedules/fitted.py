@@ -27,6 +27,7 @@ class Cpu:
     sum_seconds: float  #: seconds for reading and writing a sum beyond it
     overlap: float  #: share of the shorter of memory and work that is done at the time of the other
     convert_flops: float  #: vector operations for converting an element to float32 while it is read
+    unpack_flops: float  #: the same for an element that shares its byte with others
     copy_flops: float  #: vector operations for reading an element of float32
     crowded: float  #: how much longer a block takes that needs more than half of the second-level cache
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks

@@ -48,6 +48,7 @@ NUMPY: dict[str, Callable[..., Any]] = {  #: operators without an ONNX operator 
     "div0": lambda x, y: np.nan_to_num(x / y, nan=0.0, posinf=np.inf, neginf=-np.inf),
     "share": lambda x, y: np.where(y == 0, x * 0.0, x / y),
     "below": lambda x, y: x - y,
+    "centred": lambda x, y: x - y,
     "rounded": lambda x: x,
     "rsqrt": lambda x: x**-0.5,
     "silu": lambda x: x / (1 + np.exp(-x)),

@@ -118,11 +118,15 @@ def _load(at: CpuPositions, n: Load, phase: str) -> ir.Statement:
     b, access = at.t.buffers[n.buffer], at.reads[n.value].access
     slots, own, stored = [s for s in access if s.extent != 1], k.name(n.buffer), k.name(n.value)
     if not b.axes or not slots or slots[-1].axis != b.axes[-1][0]:
-        value = k.call("to_float", stored[at.offset(access, phase)])
+        value = at.read(n.value, at.offset(access, phase))
         return at.nest(b.axes, k.assign(own[at.index(b, b.phase)], value), phase=phase)
     axis = b.axes[-1][0]
-    to, start = k.total([own, at.index(b, b.phase, [axis])]), k.total([stored, at.offset(access, phase, [axis])])
-    return at.nest(b.axes[:-1], k.run("load_row", to, start, at.valid(axis, phase)), phase=phase)
+    to, first = k.total([own, at.index(b, b.phase, [axis])]), at.offset(access, phase, [axis])
+    dtype, count = at.p.sources[at.reads[n.value].source].dtype, at.valid(axis, phase)
+    row = k.run("load_row", to, k.total([stored, first]), count)
+    if dtype.per_byte > 1:
+        row = k.run(f"load_{dtype}", to, stored, first, count)
+    return at.nest(b.axes[:-1], row, phase=phase)
 
 
 def _store(at: CpuPositions, n: Store, phase: str) -> ir.Statement:

@@ -28,6 +28,8 @@ CUDA_TYPES = {
     "f32": "float",
     "f16": "__half",
     "bf16": "__nv_bfloat16",
+    "e4m3": "e4m3",
+    "e5m2": "e5m2",
     "i64": "int64_t",
     "i32": "int32_t",
     "i16": "int16_t",

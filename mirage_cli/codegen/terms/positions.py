@@ -51,8 +51,15 @@ class Positions:
 
     # --- numbers ------------------------------------------------------------------------------------------------------
     def ctype(self, dtype: DType) -> str:
-        """The C type of an element."""
-        return self.types[dtype.name]
+        """The C type of an element; of packed ones, that of the bytes that hold them."""
+        return self.types[dtype.name if dtype.per_byte == 1 else "u8"]
+
+    def read(self, value: str, offset: ir.Expression) -> ir.Expression:
+        """An element of a stored tensor as a float."""
+        dtype = self.p.sources[self.reads[value].source].dtype
+        if dtype.per_byte > 1:
+            return k.call(f"number_{dtype}", k.name(value), offset)
+        return k.call("to_float", k.name(value)[offset])
 
     def extent(self, e: Extent) -> ir.Expression:
         """An extent."""
@@ -135,7 +142,7 @@ class Positions:
                 element = self.element(b, phase)
                 return element if b.dtype.name == "f32" else out.let(k.call("to_float", element))
             case Global(v):
-                read = k.call("to_float", k.name(v)[self.offset(self.reads[v].access, phase)])
+                read = self.read(v, self.offset(self.reads[v].access, phase))
                 return out.let(read if guard is None else k.select(guard, read, ZERO))
             case Number(value):
                 return expressions.float_number(value)

@@ -106,7 +106,7 @@ def _converts_alike(node: ir.Node) -> bool:
     if not ELEMENT_TYPES[source.dtype].is_float or target.kind != "int":
         return True
     numbers = source.numpy().astype(np.float64)
-    bits = 8 * target.bytes
+    bits = target.bits
     low, high = (0.0, 2.0**bits) if target.name.startswith("u") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1))
     return bool(np.all((numbers >= low) & (numbers < high)))  # false for NaN
 

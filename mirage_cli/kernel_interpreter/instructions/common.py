@@ -13,6 +13,7 @@ from mirage_cli.kernel_interpreter.instructions.barriers import meet, rejoin
 from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction
+from mirage_cli.lax.dtypes import PACKED
 
 CHUNK = 16  #: bytes that are moved at a time, at most
 
@@ -26,7 +27,7 @@ def _integer(s: Any, x: Any) -> Any:
 
 for _name in ("int", "unsigned", "offset_t", "int64_t", "uint64_t", "int32_t", "uint32_t", "size_t", "bool"):
     registry.CONVERSIONS[_name] = _integer
-for _name in ("float", "double", "__half", "__nv_bfloat16", "half", "bfloat"):
+for _name in ("float", "double", "__half", "__nv_bfloat16", "half", "bfloat", "e4m3", "e5m2"):
     registry.CONVERSIONS[_name] = lambda s, x: s.arithmetic.number(x)
 registry.CONVERSIONS["auto"] = lambda s, x: x
 registry.CONSTANTS["INFINITY"] = "INFINITY"
@@ -91,6 +92,15 @@ registry.TYPES["StripMax"] = Max
 @instruction("to_float")
 def _to_float(s: Any, static: Sequence[Any], x: Any) -> Number:
     return s.arithmetic.number(x)  # type: ignore[no-any-return]
+
+
+def _packed_number(s: Any, static: Sequence[Any], of: Pointer, at: Any) -> Number:
+    """Number `at` of those that share bytes: stored tensors have an element for each."""
+    return Number(s.load(of, at))
+
+
+for _dtype in PACKED.values():
+    instruction(f"number_{_dtype}")(_packed_number)
 
 
 @instruction("put", places=(0,))

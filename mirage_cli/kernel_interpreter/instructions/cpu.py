@@ -14,6 +14,7 @@ from mirage_cli.kernel_interpreter.memory import SIZES, Beside, Fault, Memory, P
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.strand import Strand
+from mirage_cli.lax.dtypes import PACKED
 
 MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
 for _name in ("Sum::Wide", "Max::Wide"):
@@ -125,6 +126,15 @@ def _copy_row(s: Any, static: Sequence[Any], to: Pointer, source: Pointer, n: An
     k, there = _positions(s, n)
     if there.any():
         s.store(to, k, s.load(source, k, there), there)
+
+
+def _load_packed(s: Any, static: Sequence[Any], to: Pointer, source: Pointer, at: Any, n: Any) -> None:
+    """n neighbours from number `at` on, of those that share bytes."""
+    _copy_row(s, static, to, replace(source, at=source.at + at), n)
+
+
+for _dtype in PACKED.values():
+    instruction(f"load_{_dtype}")(_load_packed)
 
 
 def _reduced(s: Any, kind: Any, values: Array, there: Array) -> Number:

@@ -45,6 +45,10 @@ enum class Element : int {
     u32 = 12,
     u64 = 13,
     bf16 = 16,
+    e4m3 = 17,
+    e5m2 = 19,
+    u4 = 21,
+    i4 = 22,
 };
 
 // One entry of the table.

@@ -357,7 +357,7 @@ def test_operators_and_forms_that_are_not_read_have_a_reason(nodes: str, reason:
 
 
 @pytest.mark.parametrize(
-    "kind", ["string[2]", "seq(float[2])", "optional(float[2])", "float8e4m3fn[2]", "complex64[2]"]
+    "kind", ["string[2]", "seq(float[2])", "optional(float[2])", "float8e4m3fnuz[2]", "complex64[2]"]
 )
 def test_element_types_and_values_that_are_not_read(kind: str) -> None:
     imported = read(parsed(f"g ({kind} x) => ({kind} y) {{ y = Identity(x) }}"))

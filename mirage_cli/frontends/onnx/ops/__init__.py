@@ -8,6 +8,7 @@ from mirage_cli.frontends.onnx.ops import linear as _linear  # noqa: F401
 from mirage_cli.frontends.onnx.ops import microsoft as _microsoft  # noqa: F401
 from mirage_cli.frontends.onnx.ops import microsoft_attention as _microsoft_attention  # noqa: F401
 from mirage_cli.frontends.onnx.ops import normalization as _normalization  # noqa: F401
+from mirage_cli.frontends.onnx.ops import quantized as _quantized  # noqa: F401
 from mirage_cli.frontends.onnx.ops import reductions as _reductions  # noqa: F401
 from mirage_cli.frontends.onnx.ops import rotary as _rotary  # noqa: F401
 from mirage_cli.frontends.onnx.ops import views as _views  # noqa: F401

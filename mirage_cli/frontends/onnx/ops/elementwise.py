@@ -267,6 +267,8 @@ def _isinf(call: Call) -> int:
 def convert(graph: Graph, x: int, to: DType) -> int:
     """A value in another element type. Raises Refused where values out of range would wrap around."""
     source = graph.dtype(x)
+    if to.per_byte > 1 or (to.is_float and to.bytes < 2):
+        raise Refused(f"conversion from {source} to {to}: such numbers are only read")
     if to == BOOL:
         return x if source == BOOL else graph.map("nonzero", x)
     if source in (to, BOOL):

@@ -185,6 +185,10 @@ ELEMENT_TYPES: dict[ir.DataType, DType] = {
     ir.DataType.UINT32: dtypes.U32,
     ir.DataType.UINT16: dtypes.U16,
     ir.DataType.UINT8: dtypes.U8,
+    ir.DataType.FLOAT8E4M3FN: dtypes.E4M3,
+    ir.DataType.FLOAT8E5M2: dtypes.E5M2,
+    ir.DataType.INT4: dtypes.I4,
+    ir.DataType.UINT4: dtypes.U4,
     ir.DataType.BOOL: dtypes.BOOL,
 }
 

@@ -32,6 +32,13 @@ struct half {
 struct bfloat {
     uint16_t bits;
 };
+// float8e4m3fn, which has no infinities, and float8e5m2
+struct e4m3 {
+    uint8_t bits;
+};
+struct e5m2 {
+    uint8_t bits;
+};
 
 MIRAGE_INLINE float as_float(uint32_t x) {
     float y;
@@ -76,6 +83,13 @@ MIRAGE_INLINE float to_float(half x) {  // in integers: compilers turn a loop of
     const float subnormal = static_cast<float>(static_cast<int32_t>(body)) * 5.9604644775390625e-8f;
     const uint32_t normal = (body << 13) + (body >= 0x7c00u ? 0x70000000u : 0x38000000u);
     return as_float(as_bits(body < 0x0400u ? subnormal : as_float(normal)) | sign);
+}
+MIRAGE_INLINE float to_float(e5m2 x) { return to_float(half{static_cast<uint16_t>(x.bits << 8)}); }
+MIRAGE_INLINE float to_float(e4m3 x) {
+    const uint32_t sign = (x.bits & 0x80u) << 24, body = x.bits & 0x7fu;
+    const float subnormal = static_cast<float>(static_cast<int32_t>(body)) * 0x1p-9f;
+    const float number = body < 8u ? subnormal : as_float((body << 20) + 0x3c000000u);
+    return as_float(as_bits(body == 0x7fu ? NAN : number) | sign);
 }
 MIRAGE_INLINE float to_float(int64_t x) { return static_cast<float>(x); }
 MIRAGE_INLINE float to_float(int32_t x) { return static_cast<float>(x); }

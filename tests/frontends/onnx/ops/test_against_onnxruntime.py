@@ -47,7 +47,9 @@ ELSEWHERE = {
     "MultiHeadAttention",
     "GroupQueryAttention",
     "RotaryEmbedding",
-}  #: test_contributed_attention.py
+    "DequantizeLinear",
+    "MatMulNBits",
+}  #: test_microsoft_attention.py, test_quantized.py
 
 
 def test_every_contributed_operator_is_here() -> None:

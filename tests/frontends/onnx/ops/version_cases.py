@@ -253,6 +253,14 @@ UNARY = (
     *("Neg", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"),
     *("Celu", "Gelu", "Shrink", "Swish"),
 )
+def _dequantize(opset: int) -> list[Case]:
+    numbers = np.arange(24, dtype=np.uint8).reshape(2, 3, 4) * 9
+    cases = [case(numbers, np.float32(0.5)), case(numbers.astype(np.int8), np.float32(0.5), np.int8(7))]
+    if opset >= 13:
+        cases.append(case(numbers, V3.astype(np.float32), np.array([1, 100, 255], np.uint8), axis=-2))
+    return cases + [case(numbers, UP[:, :, :2], axis=2, block_size=2)] * (opset >= 21)
+
+
 BINARY = ("Add", "Sub", "Mul", "Div")
 COMPARISONS = ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 CASES: dict[str, Cases] = {
@@ -320,6 +328,7 @@ CASES: dict[str, Cases] = {
     "MeanVarianceNormalization": _mean_variance,
     "LpNormalization": always(case(X), case(X, p=1, axis=1)),
     "Attention": _attention,
+    "DequantizeLinear": _dequantize,
     "RotaryEmbedding": _rotary,
 }  # fmt: skip
 

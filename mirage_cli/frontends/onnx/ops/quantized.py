@@ -1,0 +1,129 @@
+"""Products with quantized weights: (q - z) s of numbers that stay packed, times activations that are as they are."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from mirage_cli.errors import Refused
+from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, Call, dimension, element_type, reads
+from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import PACKED, U8, DType
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.ir.graph import Graph
+
+
+def _numbers(graph: Graph, v: int, bits: int) -> int:
+    """Unsigned numbers of so many bits in a tensor of bytes, along its last dimension."""
+    if graph.dtype(v) != U8:
+        raise Refused(f"numbers of {bits} bits in elements of type {graph.dtype(v)}")
+    return v if bits == U8.bits else graph.unpack(v, PACKED[bits, True])
+
+
+def _scaled(graph: Graph, q: int, zero: int | None, scale: int) -> int:
+    """(q - zero) scale, in the type of the scale."""
+    dtype = graph.dtype(scale)
+    centred = graph.cast(q, dtype)
+    if zero is not None and graph.fill_value(zero) != 0:
+        centred = graph.map("centred", centred, graph.cast(zero, dtype))
+    return graph.map("mul", centred, scale)
+
+
+# --- products of packed blocks ------------------------------------------------------------------------------------------
+@reads("MatMulNBits", domain=MICROSOFT)
+def _matmul_n_bits(call: Call) -> int:
+    """A contraction with (q - z) s over blocks and the positions in them; a last block that is not full, apart."""
+    graph, x = call.graph, call.arg(0)
+    deep, wide, size = (call.integer(name, 0) for name in ("K", "N", "block_size"))
+    bits = call.integer("bits", 4)
+    if call.integer("weight_prepacked", 0):
+        raise Refused("weights in the layout of a GPU's kernel")
+    if bits not in (2, 4, 8) or min(deep, wide, size) < 1 or graph.dims(x)[-1] != deep:
+        raise Refused(f"a product of {deep} with {wide} columns of {bits} bits in blocks of {size}")
+    blocks = -(-deep // size)
+    _check_groups(call, deep, size)
+    packed = graph.reshape(call.arg(1), (wide, blocks, size * bits // 8))
+    scale = graph.reshape(call.arg(2), (wide, blocks, 1))
+    zero = _zero_points(call, (wide, blocks), bits)
+    weights = _scaled(graph, _numbers(graph, packed, bits), zero, scale)
+    y = _over_blocks(graph, x, weights, deep, size)
+    bias = call.maybe(5)
+    return y if bias is None else graph.map("add", y, bias)
+
+
+def _check_groups(call: Call, deep: int, size: int) -> None:
+    """Raise Refused where positions share scales with others than their neighbours."""
+    if not call.has(4):
+        return
+    stored = call.tensor(4).const_value
+    if stored is None or not np.array_equal(stored.numpy(), np.arange(deep) // size):
+        raise Refused("groups of positions that do not lie side by side")
+
+
+def _zero_points(call: Call, dims: tuple[int, int], bits: int) -> int:
+    """The zero points of blocks, [N, blocks, 1]: given as numbers, packed, or the middle of the range."""
+    graph, (wide, blocks) = call.graph, dims
+    zero = call.maybe(3)
+    if zero is None:
+        return graph.fill(1 << (bits - 1), graph.dtype(call.arg(2)), (wide, blocks, 1))
+    if not graph.dtype(zero).is_float:
+        row = -(-blocks * bits // 8)
+        zero = graph.slice(_numbers(graph, graph.reshape(zero, (wide, row)), bits), 1, 0, blocks)
+    return graph.reshape(zero, (wide, blocks, 1))
+
+
+def _over_blocks(graph: Graph, x: int, weights: int, deep: int, size: int) -> int:
+    """The sum over the last dimension of x, of `deep` positions, of products with weights [N, blocks, positions]."""
+    *outer, _ = graph.dims(x)
+    whole, rest = divmod(deep, size)
+    rank = len(outer)
+    labels, (n, block, at) = list(range(rank)), range(rank, rank + 3)
+
+    def part(first: int, blocks: int, positions: int) -> int:
+        own = graph.slice(x, rank, first * size, blocks * positions)
+        own = graph.reshape(own, [*outer, blocks, positions])
+        those = graph.slice(graph.slice(weights, 1, first, blocks), 2, 0, positions)
+        return graph.contract(own, those, [*labels, block, at], [n, block, at], [*labels, n])
+
+    shapes = [(first, *dims) for first, *dims in ((0, whole, size), (whole, 1, rest)) if all(dims)]
+    return functools.reduce(lambda y, z: graph.map("add", y, z), [part(*shape) for shape in shapes])
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------------
+@reads("DequantizeLinear")
+@reads("DequantizeLinear", domain=MICROSOFT)
+def _dequantize_linear(call: Call) -> int:
+    """(q - z) s with one scale and zero point, one for each place of an axis, or one for each block along it."""
+    graph, q, scale = call.graph, call.arg(0), call.arg(1)
+    dims, zero = graph.dims(q), call.maybe(2)
+    dtype = _result_type(call, graph.dtype(scale))
+    if zero is not None and graph.dtype(zero) != graph.dtype(q):
+        raise Refused(f"zero points of type {graph.dtype(zero)} for {graph.dtype(q)}")
+    size = call.integer("block_size", 0)
+    if size:
+        return _blocked(call, q, scale, zero, size)
+    single = graph.dims(scale) in ((), (1,))
+    at = -1 if single else dimension(call.integer("axis", 1), len(dims))
+    each: list[Extent] = [e if i == at else 1 for i, e in enumerate(dims)]
+    own = None if zero is None else graph.reshape(zero, each)
+    return graph.cast(_scaled(graph, q, own, graph.reshape(scale, each)), dtype)
+
+
+def _result_type(call: Call, of_scale: DType) -> DType:
+    code = call.integer("output_dtype", 0)
+    return element_type(code) if code else of_scale
+
+
+def _blocked(call: Call, q: int, scale: int, zero: int | None, size: int) -> int:
+    """The same for blocks of `size` along an axis."""
+    graph, dims = call.graph, call.graph.dims(q)
+    at = dimension(call.integer("axis", 1), len(dims))
+    blocks = ex.quotient(dims[at], size)
+    if blocks is None or graph.dims(scale)[at] != blocks:
+        raise Refused(f"blocks of {size} that are not all full in a dimension of {dims[at]}")
+    cut = graph.reshape(q, [*dims[:at], blocks, size, *dims[at + 1 :]])
+    each = [*dims[:at], blocks, 1, *dims[at + 1 :]]
+    own = None if zero is None else graph.reshape(zero, each)
+    y = graph.reshape(_scaled(graph, cut, own, graph.reshape(scale, each)), dims)
+    return graph.cast(y, _result_type(call, graph.dtype(scale)))

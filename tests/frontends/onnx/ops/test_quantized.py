@@ -1,0 +1,110 @@
+"""Products with quantized weights as the reader makes them: onnxruntime's answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mirage_cli.lax.dtypes import I4, PACKED, U2, U4, packed, unpacked
+from mirage_cli.lax.ir import graph as g
+from tests.frontends.models import Tensor, agrees, noise, read
+
+RANDOM = np.random.default_rng(7)
+DEEP, WIDE = 64, 6
+
+
+def whole(high: int, *shape: int, dtype: Any = np.uint8) -> Tensor:
+    return RANDOM.integers(0, high, shape).astype(dtype)
+
+
+def model(node: onnx.NodeProto, weights: dict[str, Tensor | TensorProto], *, deep: int = DEEP) -> onnx.ModelProto:
+    """x times the weight that the node makes, or the node itself where it takes x."""
+    tensors = [
+        w if isinstance(w, TensorProto) else numpy_helper.from_array(w, name)
+        for name, w in weights.items()
+        if w is not None
+    ]
+    nodes = [node] if node.op_type == "MatMulNBits" else [node, helper.make_node("MatMul", ["x", "w"], ["y"])]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["a", "b", deep])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b", WIDE])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "g", [x], [y], tensors)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def n_bits(bits: int, size: int, deep: int, others: dict[int, Tensor]) -> onnx.ModelProto:
+    blocks = -(-deep // size)
+    given = [whole(256, WIDE, blocks, size * bits // 8), (0.1 + RANDOM.random((WIDE, blocks))).astype(np.float32)]
+    weights = dict(zip(("q", "s"), given, strict=True)) | {f"w{k}": w for k, w in others.items()}
+    names = ["x", "q", "s", *(f"w{k}" if k in others else "" for k in range(3, max(others, default=2) + 1))]
+    own = {"K": deep, "N": WIDE, "bits": bits, "block_size": size}
+    node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", **own)
+    return model(node, weights, deep=deep)
+
+
+@pytest.mark.parametrize(("bits", "size", "deep"), [(4, 16, 64), (4, 32, 40), (8, 16, 48), (2, 16, 32), (4, 64, 64)])
+@pytest.mark.parametrize("zeros", ["none", "packed", "float"])
+def test_products_of_packed_blocks(bits: int, size: int, deep: int, zeros: str) -> None:
+    blocks = -(-deep // size)
+    others: dict[int, Tensor] = {5: noise(WIDE)}
+    if zeros == "packed":
+        others[3] = whole(256, WIDE, -(-blocks * bits // 8))
+    if zeros == "float":
+        if bits != 4:
+            pytest.skip("onnxruntime has zero points that are numbers for 4 bits")
+        others[3] = (8 + noise(WIDE, blocks)).astype(np.float32)
+    imported = agrees(n_bits(bits, size, deep, others), x=noise(2, 3, deep))
+    stored = imported.graph.tensors[imported.values["q"]]
+    assert stored.dims == (WIDE, blocks, size * bits // 8)  # nothing is unpacked
+
+
+def test_zero_points_that_are_one_number() -> None:
+    imported = agrees(n_bits(4, 16, 64, {3: np.full((WIDE, 2), 0x77, np.uint8)}), x=noise(2, 3, 64))
+    assert not any(isinstance(s, g.Input) and s.name == "w3" for s in imported.graph.steps)
+
+
+def test_groups_of_positions() -> None:
+    agrees(n_bits(4, 16, 64, {4: np.arange(64, dtype=np.int32) // 16}), x=noise(2, 3, 64))
+    scattered = read(n_bits(4, 16, 64, {4: np.arange(64, dtype=np.int32) % 4}))
+    assert list(scattered.reasons.values()) == ["groups of positions that do not lie side by side"]
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int8", "uint8", "float8e4m3fn", "float8e5m2"])
+@pytest.mark.parametrize(
+    ("scales", "attributes"),
+    [((), {}), ((WIDE,), {"axis": 1}), ((DEEP,), {"axis": -2}), ((4, WIDE), {"axis": 0, "block_size": 16})],
+)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_dequantized_weights(name: str, scales: tuple[int, ...], attributes: dict[str, int], zeros: bool) -> None:
+    kind = getattr(TensorProto, name.upper())
+    low, high = {"int4": (-8, 8), "uint4": (0, 16), "int8": (-128, 128), "uint8": (0, 256)}.get(name, (-9, 10))
+    if zeros and name.startswith("float"):
+        pytest.skip("floats have no zero points")
+
+    def stored(label: str, dims: tuple[int, ...]) -> TensorProto:
+        numbers = RANDOM.integers(low, high, dims).astype(helper.tensor_dtype_to_np_dtype(kind))
+        return numpy_helper.from_array(numbers, label)
+
+    weights: dict[str, Tensor | TensorProto] = {"q": stored("q", (DEEP, WIDE))}
+    weights["s"] = (0.01 + RANDOM.random(scales) / 10).astype(np.float32)
+    if zeros:
+        weights["z"] = stored("z", scales)
+    node = helper.make_node("DequantizeLinear", [*weights], ["w"], **attributes)
+    agrees(model(node, weights), x=noise(2, 3, DEEP))
+
+
+@pytest.mark.parametrize("dtype", PACKED.values(), ids=str)
+def test_packing(dtype: Any) -> None:
+    top = 1 << (dtype.bits - (not dtype.name.startswith("u")))
+    numbers = np.arange(top - (1 << dtype.bits), top)
+    assert np.array_equal(unpacked(packed(numbers, dtype), dtype), numbers)
+
+
+def test_the_first_number_has_the_low_bits() -> None:
+    assert unpacked(np.array([0x2F], np.uint8), U4).tolist() == [15, 2]
+    assert unpacked(np.array([0x2F], np.uint8), I4).tolist() == [-1, 2]
+    assert unpacked(np.array([0b11_10_01_00], np.uint8), U2).tolist() == [0, 1, 2, 3]

@@ -1,0 +1,81 @@
+"""Samples whose weights onnxruntime's quantiser packed: replaced as a whole, read as they are, as accurate as floats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnxruntime.quantization import QuantFormat
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+from mirage_cli import frontends
+from mirage_cli.checks import whole_model
+from mirage_cli.files.output import LIBRARY, MODEL
+from mirage_cli.options.options import Options
+from mirage_cli.runtime import sessions
+from tests.optimized import anew, sample
+
+pytestmark = pytest.mark.usefixtures("one_isa")
+PACKED = {"is_symmetric": True, "accuracy_level": 4}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "norm_gated_mlp": ("norm_gated_mlp_fp32", PACKED),
+    "zero_points": ("residual_norm_qkv_fp32", {"is_symmetric": False}),
+    "lora": ("lora_fp32", {"is_symmetric": False}),
+    "8_bits": ("rmsnorm_linear_fp32", {"bits": 8, "is_symmetric": True}),
+    "half": ("rmsnorm_gain_linear_fp16", {"is_symmetric": True}),
+    "int4": ("rmsnorm_linear_fp32", {"is_symmetric": True, "quant_format": QuantFormat.QDQ}),
+    "uint4": ("norm_gated_mlp_fp32", {"is_symmetric": False, "quant_format": QuantFormat.QDQ}),
+}
+
+
+def quantized(name: str, path: Path, **how: Any) -> Path:
+    """A sample with its matrices as weights, packed in blocks of 16."""
+    model = onnx.load(sample(name))
+    random = np.random.default_rng(3)
+    matrices = [v for v in model.graph.input if v.name[0] in "wab"]
+    for v in matrices:
+        dims = [d.dim_value for d in v.type.tensor_type.shape.dim]
+        kind = onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)
+        model.graph.initializer.append(numpy_helper.from_array(random.standard_normal(dims).astype(kind), v.name))
+        model.graph.input.remove(v)
+    model.opset_import[0].version = 21
+    quantizer = MatMulNBitsQuantizer(model, block_size=16, **how)
+    quantizer.process()
+    onnx.save(quantizer.model.model, path)
+    return path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replaced_as_packed(case: str, tmp_path: Path, cache: Path) -> None:
+    name, how = CASES[case]
+    path, out = quantized(name, tmp_path / "model.onnx", **how), tmp_path / "out"
+    report = anew(str(path), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache)))
+    assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}
+    assert report.coverage["flops"] == 1.0
+    imported = frontends.load(str(path))
+    random = np.random.default_rng(11)
+    inputs = {
+        v.name: random.standard_normal([int(d) for d in v.shape]).astype(v.dtype.numpy())
+        for v in imported.model.graph.inputs
+    }
+    exact = whole_model.float64_run(imported, inputs)
+    original = sessions.run(sessions.session(path.read_bytes()), inputs)
+    patched = (out / MODEL).read_bytes()
+    ours = sessions.run(sessions.session(patched, library=out / LIBRARY), inputs)
+    for output, wanted in exact.items():
+        assert error(ours[output], wanted) <= 2 * error(original[output], wanted) + 1e-6
+    assert weights(onnx.load_from_string(patched)) <= weights(onnx.load(path))  # nothing is unpacked
+
+
+def error(found: Any, wanted: Any) -> float:
+    """The root mean square error beside the size of what is wanted."""
+    return float(np.sqrt(np.mean((found.astype(np.float64) - wanted) ** 2) / np.mean(wanted**2)))
+
+
+def weights(model: onnx.ModelProto) -> int:
+    """Bytes of a model's weights."""
+    return sum(len(t.raw_data) for t in model.graph.initializer)
