@@ -253,6 +253,8 @@ UNARY = (
     *("Neg", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"),
     *("Celu", "Gelu", "Shrink", "Swish"),
 )
+
+
 def _dequantize(opset: int) -> list[Case]:
     numbers = np.arange(24, dtype=np.uint8).reshape(2, 3, 4) * 9
     cases = [case(numbers, np.float32(0.5)), case(numbers.astype(np.int8), np.float32(0.5), np.int8(7))]
