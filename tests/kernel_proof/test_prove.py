@@ -71,11 +71,10 @@ def test_a_run_that_is_not_understood_says_nothing_of_the_kernels() -> None:
     c, real = _case("gated", "cpu"), sources.source
 
     def compared(*arguments: object) -> sources.Rendered:
-        text = real(*arguments).text  # type: ignore[arg-type]
-        assert "const float e0 = " in text
-        return sources.Rendered(
-            text.replace("const float e0 = ", "const bool odd = 1.0f < 2.0f; const float e0 = "), (), ()
-        )
+        rendered = real(*arguments)  # type: ignore[arg-type]
+        assert "const float e0 = " in rendered.text
+        text = rendered.text.replace("const float e0 = ", "const bool odd = 1.0f < 2.0f; const float e0 = ")
+        return replace(rendered, text=text)
 
     with mock.patch.object(prove, "source", compared):
         run = prove_kernels(c.program, c.graph, c.schedules, c.target)
