@@ -34,18 +34,7 @@ def block_kernel(r: Request) -> Kernel:
 
 def _declarations(at: FragmentPositions) -> list[ir.Statement]:
     """The places of all that the kernel reads and writes."""
-    symbols = (f"s_{n}" for n in at.r.numbers)
-    sizes = [k.let("offset_t", s, k.cast("offset_t", k.name("parameters").member(s))) for s in symbols]
-    return [
-        k.constants("int", {"THREADS": at.threads}),
-        at.offset_type(at.wide),
-        k.declare("unsigned char", "shared", dims=[k.number("")], storage="extern __shared__ __align__(1024)"),
-        *at.names("parameters", restrict=True),
-        *sizes,
-        *at.places(),
-        *split.declarations(at),
-        *_buffers(at),
-    ]
+    return [*at.beginning({"THREADS": at.threads}), *split.declarations(at), *_buffers(at)]
 
 
 def _buffers(at: FragmentPositions) -> list[ir.Statement]:

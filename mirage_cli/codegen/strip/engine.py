@@ -71,7 +71,7 @@ class _Kernel(StripMerge):
             self.r.target.features.dependent_launch,
         )
         body = (
-            *self.beginning(threads),
+            *self.declarations(threads),
             *self.declare,
             *(k.let(f"{t}*", n, k.reinterpret(f"{t}*", k.name("shared") + at), unused=True) for n, t, at in places),
             k.let("unsigned char*", "ring", k.name("shared") + k.name("group") * (self.stage_bytes() * self.s.stages)),
@@ -87,22 +87,14 @@ class _Kernel(StripMerge):
         phases = tuple((p, tuple(getattr(self, p))) for p in ("prologue", "before", "body", "epilogue"))
         return Kernel(StripProgram(tuple(self.summary(shared, blocks)), phases), kernel, launch, headers)
 
-    def beginning(self, threads: int) -> list[ir.Statement]:
+    def declarations(self, threads: int) -> list[ir.Statement]:
         """The kernel's parameters, the place of the block, and the group and number of a warp."""
         thread, rows, per = k.cast("int", THREAD), k.name("in_group") / 32, k.name("GROUP")
         place = {"member": rows}
         if self.across > 1:
             place = {"member": rows % self.members, "share": k.name("in_group") / (32 * self.members)}
         return [
-            k.constants("int", {"THREADS": threads, "GROUP": self.group_threads, "GROUPS": self.groups}),
-            self.offset_type(self.wide),
-            k.declare("unsigned char", "shared", dims=[k.number("")], storage="extern __shared__ __align__(1024)"),
-            *self.names("parameters", True),
-            *(
-                k.let("offset_t", f"s_{n}", k.cast("offset_t", k.name("parameters").member(f"s_{n}")))
-                for n in self.r.numbers
-            ),
-            *self.places(),
+            *self.beginning({"THREADS": threads, "GROUP": self.group_threads, "GROUPS": self.groups}),
             k.lets("int", {"group": thread / per, "in_group": thread % per}),
             k.lets("int", place, unused=True),
         ]

@@ -6,7 +6,7 @@ the loop axis in the body, 0 for an axis held whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 
 from mirage_cli.codegen.requests.request import Parameter, Request
@@ -29,6 +29,7 @@ from mirage_cli.codegen.tiles.tile import (
 )
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F64, DType
 from mirage_cli.lax.extents import Extent
@@ -224,6 +225,18 @@ class Positions:
         for o in self.outputs():
             own.append(k.let(f"{o.type}*", o.name, of.member(o.name), restrict=restrict))
         return own
+
+    def beginning(self, known: Mapping[str, Value]) -> list[ir.Statement]:
+        """How a CUDA kernel begins: numbers known when it is compiled, shared memory, parameters, its block's place."""
+        symbols = {f"s_{n}": k.cast("offset_t", k.name("parameters").member(f"s_{n}")) for n in self.r.numbers}
+        return [
+            k.constants("int", known),
+            self.offset_type(self.wide),
+            k.declare("unsigned char", "shared", dims=[k.number("")], storage="extern __shared__ __align__(1024)"),
+            *self.names("parameters", restrict=True),
+            *(k.let("offset_t", s, value) for s, value in symbols.items()),
+            *self.places(),
+        ]
 
     def places(self) -> list[ir.Statement]:
         """The first positions of a CUDA block along the grid axes, from its number."""
