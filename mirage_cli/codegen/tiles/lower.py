@@ -158,8 +158,7 @@ class _Lowering:
         for b in sorted(tiles, key=lambda b: b.place != FRAGMENT):
             if {a for a, _ in b.axes} == wanted:
                 return self.sizes([a for a, _ in b.axes], phase)
-        largest = sorted((storage_order(self.reads[v]) for v in globals_of(e)), key=len, reverse=True)
-        stored = [n for order in largest for n in order]
+        stored = [n for v in globals_of(e) for n in storage_order(self.reads[v])]
         order = sorted(self.ordered(axes), key=lambda a: stored.index(a) if a in stored else -1)
         return self.sizes(order, phase)
 
@@ -190,12 +189,11 @@ class _Lowering:
         keep = bool(contractions) and not small
         if self.on_gpu:
             keep = keep or (len(self.readers[o.name]) > 1 and len(self.axes[o.name]) > 1 and not small)
-            keep = keep and dtype.per_byte == 1  # copies move whole elements
-        elif dtype.per_byte > 1:
-            keep = not small  # rows are unpacked by vectors, single elements are not
         elif dtype in (F16, BF16):
             spread = any(self.axes[r.name] - self.axes[o.name] for r in self.readers[o.name])
             keep = keep or ((spread or len(self.readers[o.name]) > 1) and not small)
+        if dtype.per_byte > 1:  # CPUs unpack whole rows, copies on a GPU move whole elements
+            keep = not self.on_gpu and not small
         if not self.on_gpu and contractions and self.read_where_stored(o, source, dtype, contractions):
             keep = False
         self.value[o.name] = self.kept_load(o, source, dtype, contractions) if keep else Global(source.name)

@@ -5,7 +5,6 @@ from mirage_cli.frontends.onnx.ops import data as _data  # noqa: F401
 from mirage_cli.frontends.onnx.ops import elementwise as _elementwise  # noqa: F401
 from mirage_cli.frontends.onnx.ops import indexing as _indexing  # noqa: F401
 from mirage_cli.frontends.onnx.ops import linear as _linear  # noqa: F401
-from mirage_cli.frontends.onnx.ops import microsoft as _microsoft  # noqa: F401
 from mirage_cli.frontends.onnx.ops import microsoft_attention as _microsoft_attention  # noqa: F401
 from mirage_cli.frontends.onnx.ops import normalization as _normalization  # noqa: F401
 from mirage_cli.frontends.onnx.ops import quantized as _quantized  # noqa: F401

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mirage_cli.errors import Refused
-from mirage_cli.frontends.onnx.ops.registry import Call, element_type, reads
+from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, Call, element_type, reads
+from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.extents import Extent, quotient
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
@@ -57,6 +58,15 @@ def _rms_normalization(call: Call) -> list[int | None]:
     y, _, deviation = normalize(graph, x, range(call.axis(-1, rank), rank), call.real("epsilon", EPSILON), centre=False)
     y = compose.affine(graph, graph.cast(y, call.dtype(1)), call.arg(1), None)
     return [y, graph.map("recip", deviation) if call.wants(1) else None]
+
+
+@reads("SimplifiedLayerNormalization", domain=MICROSOFT)
+def _simplified_layer_normalization(call: Call) -> int:
+    """x / sqrt(mean(x x) + epsilon) from an axis on, times gain."""
+    graph, x = call.graph, compose.converted(call.graph, call.arg(0), F32)
+    rank = len(graph.dims(x))
+    y, _, _ = normalize(graph, x, range(call.axis(-1, rank), rank), call.real("epsilon", EPSILON), centre=False)
+    return compose.affine(graph, graph.cast(y, call.dtype(0)), call.arg(1), None)
 
 
 @reads("GroupNormalization")
