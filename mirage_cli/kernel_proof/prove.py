@@ -33,6 +33,7 @@ DRAWS = 2  #: random points at which kernels have to differ before they are refu
 SPREAD = 60.0  #: of numbers on which exponentials leave the range of float64 where they are below no maximum
 MOST_ELEMENTS = 1 << 15  #: of results, at sizes of symbols that are chosen to be large
 AFFORDABLE = 2e7  #: nanoseconds that evaluating a program and its muGraph may take where all kernels are run together
+MOST_WORK = 3e9  #: the same beyond which kernels are left without a run
 Print = Callable[[Program, KernelGraph, Sequence[Schedule]], str]
 Printed = tuple[Program, KernelGraph, str, dict[str, int]]
 
@@ -126,7 +127,8 @@ def _at(p: Program, g: KernelGraph, printed: str, symbols: Mapping[str, int], sa
 def _points(
     program: Program, graph: KernelGraph, schedules: Sequence[Schedule], text: Print
 ) -> tuple[str, list[Printed]]:
-    """Where kernels are compared: ("real" or "stand-in", programs and muGraphs with what is printed for them and sizes)."""
+    """Where kernels are compared: ("real" or "stand-in", programs and muGraphs with what is printed for them and sizes).
+    Raises Refused where that would take too long."""
     tiles = [_turning(s) for s in schedules]
     if program.symbols:
         printed = text(program, graph, schedules)
@@ -135,6 +137,8 @@ def _points(
     if len(graph.kernels) > 1 and _apart(graph, cost(*short, tiles, {})):
         parts = [(_alone(program, k), s, t) for k, s, t in zip(graph.kernels, schedules, tiles, strict=True)]
         return "stand-in", [_shorter(*p, [s], [t], structured(*p, [t], {}, 1), text) for p, s, t in parts]
+    if cost(*short, tiles, {}) > MOST_WORK:
+        raise Refused("its kernels hold so much that a run would take minutes")
     point = _shorter(program, graph, schedules, tiles, short, text)
     return "real" if point[0].axes == program.axes else "stand-in", [point]
 
