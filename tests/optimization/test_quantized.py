@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -17,6 +18,7 @@ from mirage_cli.checks import whole_model
 from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
+from tests.frontends.models import parsed
 from tests.optimized import anew, sample
 
 pytestmark = pytest.mark.usefixtures("one_isa")
@@ -49,10 +51,19 @@ def quantized(name: str, path: Path, **how: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("case", CASES)
+def of_floats(path: Path) -> Path:
+    """A product with a weight in float8e4m3fn that has a scale for each column."""
+    random = np.random.default_rng(5)
+    q, scale = random.standard_normal((64, 48)), 0.1 + random.random(48).astype(np.float32)
+    text = "g (float[4,64] x) => (float[4,48] y) { w = DequantizeLinear <axis = 1> (q, s) y = MatMul(x, w) }"
+    onnx.save(parsed(text, opset=21, ir_version=10, q=q.astype(ml_dtypes.float8_e4m3fn), s=scale), path)
+    return path
+
+
+@pytest.mark.parametrize("case", ["float8", *CASES])
 def test_replaced_as_packed(case: str, tmp_path: Path, cache: Path) -> None:
-    name, how = CASES[case]
-    path, out = quantized(name, tmp_path / "model.onnx", **how), tmp_path / "out"
+    path, out = tmp_path / "model.onnx", tmp_path / "out"
+    path = of_floats(path) if case == "float8" else quantized(CASES[case][0], path, **CASES[case][1])
     report = anew(str(path), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache)))
     assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}
     assert report.coverage["flops"] == 1.0
