@@ -68,7 +68,7 @@ def fragments(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 def _times(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, Callable[[Mapping[str, Any]], str]]]:
     """Headings and cells of columns with times: measured ones where there are any, else those predicted, by target."""
     if any(f["measured"] for f in entries):
-        return [("measured", wording.measured)]
+        return [("measured", lambda f: wording.measured(f) or (wording.gain(f) and f"{wording.gain(f)} (predicted)"))]
     targets = dict.fromkeys(t for f in entries for t in wording.predictions(f))
     return [(f"predicted, {t}".strip(", "), functools.partial(wording.gain, target=t)) for t in targets]
 

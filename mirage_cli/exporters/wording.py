@@ -10,10 +10,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mirage_cli.exporters.labels import counted, escaped, microseconds, percent, power_of_two
+from mirage_cli.exporters.labels import counted, escaped, microseconds, percent, power_of_two, short
 from mirage_cli.options.options import Options
 
 Fragment = Mapping[str, Any]
+NAME = 40  #: columns of a symbol's name
 
 #: coverage key -> what it is a share of
 SHARES = {
@@ -140,7 +141,7 @@ def speed(report: Mapping[str, Any]) -> str:
     if whole and whole["mirage_us"] and whole["original_us"]:
         ours, original = whole["mirage_us"], whole["original_us"]
         return (
-            f"Measured on {whole['device']}{sizes(report)}, the whole model: {microseconds(ours)} in place of "
+            f"Measured on {escaped(whole['device'])}{sizes(report)}, the whole model: {microseconds(ours)} in place of "
             f"{microseconds(original)}, {times(original / ours)}."
         )
     said = [
@@ -154,12 +155,14 @@ def speed(report: Mapping[str, Any]) -> str:
 def sizes(report: Mapping[str, Any]) -> str:
     """The sizes that times are for, ` at batch 1, seq 128`; nothing for a model without symbols."""
     known = report.get("sizes", {})
-    return f" at {', '.join(f'{name} {size}' for name, size in known.items())}" if known else ""
+    return f" at {', '.join(f'{short(name, NAME)} {size}' for name, size in known.items())}" if known else ""
 
 
 def predictions(fragment: Fragment) -> dict[str, tuple[float, float]]:
     """Predicted microseconds of a fragment, ours and the original's, by target (without a name in old reports)."""
-    known = {p["target"]: (p["predicted_us"], p["original_us"]) for p in fragment.get("predictions", {}).values()}
+    known = {
+        escaped(p["target"]): (p["predicted_us"], p["original_us"]) for p in fragment.get("predictions", {}).values()
+    }
     return known or ({"": (fragment["predicted_us"], fragment["original_us"])} if fragment["predicted_us"] else {})
 
 

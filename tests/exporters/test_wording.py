@@ -79,7 +79,7 @@ PREDICTED = ["predicted, cpu", "predicted, sm_90a"]
 
 def test_targets_have_times_of_their_own() -> None:
     both = {"cpu": reports.PREDICTION, "cuda": {**reports.PREDICTION, "target": "sm_90a", "original_us": 24.72}}
-    data = reports.report(replace(reports.replaced(), predictions=both)).to_json()
+    data = reports.report(replace(reports.replaced(), predictions=both, measured=[])).to_json()
     assert "on cpu 4.94 us in place of 31.5 us, 6.4 times as fast; on sm_90a 4.94 us" in wording.speed(data)
     head, row = (line.split("  ") for line in text.fragments(data["fragments"]))
     assert [c.strip() for c in head if c] == ["Fragment", "id", "places", "status", *PREDICTED, "proof"]
@@ -93,3 +93,10 @@ def test_what_measuring_chose() -> None:
         "68 candidates measured on NVIDIA H200, the fastest 9.90 us (the cost model's choice 12.1 us)"
     )
     assert wording.tuned({}) == "" == wording.tuned({**tuning, "chosen_us": None})
+
+
+def test_names_in_times_are_visible_and_short() -> None:
+    hostile = {"cpu": {**reports.PREDICTION, "target": "a\nb"}}
+    f = replace(reports.replaced(), predictions=hostile, measured=[])
+    sentence = wording.speed(reports.report(f, sizes={"x\x1b[2J" + "y" * 99: 3}).to_json())
+    assert sentence.isprintable() and "on a\\nb 4.94 us" in sentence and len(sentence) < 160
