@@ -29,7 +29,8 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGr
 from mirage_cli.search.reassociation import variants
 from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
-from mirage_cli.search.schedules.ranking import ENGINES, ranked
+from mirage_cli.search.schedules.engines import ENGINES
+from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import SPLITS

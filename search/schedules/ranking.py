@@ -12,6 +12,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.cost import SMALL, Ranked
+from mirage_cli.search.schedules.engines import BLOCK, ENGINES
 from mirage_cli.search.schedules.model import ModelMaker
 from mirage_cli.search.schedules.rows import RowsModel
 from mirage_cli.search.schedules.schedule import Schedule
@@ -20,14 +21,12 @@ from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import BlockModel
 from mirage_cli.search.schedules.warpgroup import WarpgroupModel
 
-BLOCK = "block"  #: the engine that suits most graphs, and the only one of a CPU
 MODELS: dict[str, ModelMaker] = {
     BLOCK: BlockModel,
     "rows": RowsModel,
     "warpgroup": WarpgroupModel,
     "strip": StripModel,
 }
-ENGINES = tuple(name for name in MODELS if name != BLOCK)  #: the engines beside `block`
 
 
 def ranked(

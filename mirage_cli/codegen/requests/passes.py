@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from mirage_cli.errors import UsageError
-from mirage_cli.search.schedules.ranking import ENGINES
+from mirage_cli.search.schedules.engines import ENGINES
 
 
 @dataclass(frozen=True, slots=True)
