@@ -17,7 +17,7 @@ class Facts:
 
     `live` values are needed for the results, `users` are the live steps that read a value, `depth` is the longest way over
     contractions to a value (not looking behind what is not read), and a value is `heavy` when there is one. `bases` holds
-    the value behind views, `of_weights` whether a value is computed of constants alone.
+    the value behind views, `of_weights` whether a value is a weight, or computed of weights and numbers without a product.
     """
 
     def __init__(self, graph: g.Graph, names: Mapping[int, str]) -> None:
@@ -29,10 +29,10 @@ class Facts:
         self.heavy = [d > 0 for d in self.depth]
         self.of_weights: list[bool] = []
         for v, step in enumerate(graph.steps):
-            stored = isinstance(step, g.Fill) or (isinstance(step, g.Input) and step.constant)
-            self.of_weights.append(
-                stored or (bool(graph.inputs[v]) and all(self.of_weights[i] for i in graph.inputs[v]))
-            )
+            stored = isinstance(step, g.Input) and step.constant
+            weights = [i for i in graph.inputs[v] if not isinstance(graph.steps[i], g.Fill)]
+            computed = bool(weights) and not self.heavy[v] and all(self.of_weights[i] for i in weights)
+            self.of_weights.append(stored or computed)
         self.bases: list[int] = []
         for v in range(len(graph.steps)):
             self.bases.append(self.bases[graph.inputs[v][0]] if self.is_view(v) else v)

@@ -21,7 +21,7 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
     short_help="Time the original model against the patched one, or the suite.",
     examples=(
         "mirage bench out --cpu --threads 4",
-        "mirage bench out --only '*attention*' --dim seq=16,64,128",
+        "mirage bench out --only 'mlp*' --dim seq=16,64,128",
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
     ),

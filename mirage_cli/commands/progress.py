@@ -39,7 +39,7 @@ class Lines:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._start = time.perf_counter()
-        self._stage = ""
+        self._stage, self._untold = "", False
         self._told = self._start
         self._best: dict[str, float] = {}
 
@@ -65,11 +65,18 @@ class Lines:
 
 
 class Stages(Lines):
-    """One line for each stage, and in a long one a step every `PATIENCE` seconds."""
+    """One line for each stage that is not over at once, and in a long one a step every `PATIENCE` seconds."""
+
+    def stage(self, name: str, total: int) -> None:
+        """A stage begins, which is told when something of it is done: an error of the first one stands alone."""
+        self._stage, self._untold = name, True
 
     def step(self, text: str) -> None:
         """A step of it is done, which is told where nothing was for a while."""
-        if time.perf_counter() - self._told > PATIENCE:
+        if self._untold:
+            self._untold = False
+            self._line(self._stage)
+        elif time.perf_counter() - self._told > PATIENCE:
             super().step(text)
 
     def search(self, fragment: str, name: str, standing: Standing | None) -> None:

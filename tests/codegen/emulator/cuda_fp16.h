@@ -36,6 +36,11 @@ inline std::vector<float> emulate_halves() {
 inline const std::vector<float> emulated_halves = emulate_halves();
 inline float __half2float(__half h) { return emulated_halves[h.bits]; }
 inline __half __float2half_rn(float x) { return __half(x); }
+inline __half __ushort_as_half(unsigned short bits) {
+    __half h;
+    h.bits = bits;
+    return h;
+}
 
 struct __half2 {
     __half x, y;
