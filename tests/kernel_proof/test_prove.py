@@ -90,7 +90,7 @@ def test_kernels_that_are_not_printed_at_shorter_extents_are_run_at_real_ones() 
             raise Refused("too short")
         return real(name, p, *rest)  # type: ignore[arg-type]
 
-    short = (replace(c.program, axes=()), c.graph)
+    short = (replace(c.program, sources=tuple(replace(s, name="short") for s in c.program.sources)), c.graph)
     with mock.patch.object(prove, "source", at_real), mock.patch.object(prove, "structured", lambda *_: short):
         run = prove_kernels(c.program, c.graph, c.schedules, c.target)
     assert run.passed and run.extents == "real" and tried == [short[0], short[0], c.program]
