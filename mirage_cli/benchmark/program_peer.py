@@ -49,6 +49,7 @@ def functions(torch: Any) -> dict[str, Callable[..., Any]]:
 
     own: dict[str, Callable[..., Any]] = {
         "below": torch.sub,
+        "centred": torch.sub,
         "div0": guarded,
         "share": lambda x, y: torch.where((y == 0) & ~torch.isnan(x), torch.zeros_like(x), x / y),
         "recip": torch.reciprocal,
