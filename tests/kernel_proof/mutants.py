@@ -124,7 +124,7 @@ def _changed(node: Any) -> Iterator[Any]:
             yield no
         case ir.Do() | ir.Assign() | ir.Break():
             yield None
-        case ir.If(_, then, otherwise, static, _):
+        case ir.If(_, then, otherwise, static):
             if not static:
                 yield ir.Scope(then)
             yield ir.Scope(otherwise)
