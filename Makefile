@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format golden reference docs samples models cases kills guarantee ablation experiment mutations kernel-mutations programs fuzz foreign \
+.PHONY: help demo test test-extras lint format golden reference docs samples models cases kills guarantee ablation experiment mutations kernel-mutations programs fuzz foreign \
   threads passes suite tuning cpu-suite edges oldest reproducible lock dist clean
 
 help: ## Print these targets
@@ -22,6 +22,13 @@ demo: $(STAMP) ## Optimize an exported decoder, prove it, and run it in onnxrunt
 
 test: $(STAMP) ## Run the whole test suite
 	$(PYTEST) -n auto --dist worksteal
+
+# What the extras bring: torch and onnxruntime-genai, with the builder of its models.
+EXTRAS := tests/frontends/torchscript tests/python/test_torch.py tests/benchmark/test_program_peer.py tests/suite/test_cases.py \
+  tests/backends/test_kernel.py tests/runtime/test_genai.py
+
+test-extras: $(VENV)/.extras ## Run the tests of what torch and onnxruntime-genai add (installs them)
+	$(PYTEST) -n auto --dist worksteal $(EXTRAS)
 
 lint: $(STAMP) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -146,6 +153,11 @@ $(VENV)/.docs: $(STAMP)
 
 $(VENV)/.fuzz: $(STAMP)
 	@$(PIP) --editable '.[dev,fuzz]'
+	@touch $@
+
+$(VENV)/.extras: $(STAMP)
+	@$(PIP) torch==2.13.0
+	@$(PIP) --editable '.[dev,genai]'
 	@touch $@
 
 $(VENV)/.samples: $(STAMP)
