@@ -1,5 +1,5 @@
-"""Decoders of onnxruntime-genai's own builder: small, with random weights, patched, and run by onnxruntime-genai. What needs the
-extra `genai` is skipped where it is not installed."""
+"""Decoders of onnxruntime-genai's own builder: small, with random weights, patched, and run by onnxruntime-genai. What needs
+the extra `genai` is skipped where it is not installed."""
 
 from __future__ import annotations
 
