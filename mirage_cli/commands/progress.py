@@ -32,6 +32,11 @@ def searching(name: str, s: Standing) -> str:
     return f"{name}: {s.closed} of {s.mappings} mappings, {s.values:,} values, {s.mugraphs} candidates{best}"
 
 
+def headline(stage: str, total: int) -> str:
+    """A stage and its number of steps."""
+    return f"{stage} ({total} {'step' if total == 1 else 'steps'})"
+
+
 class Lines:
     """One line for each stage and step, and for each time that a search finds something better, with the seconds since the
     start."""
@@ -39,14 +44,14 @@ class Lines:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._start = time.perf_counter()
-        self._stage, self._untold = "", False
+        self._stage, self._untold = "", ""
         self._told = self._start
         self._best: dict[str, float] = {}
 
     def stage(self, name: str, total: int) -> None:
         """A stage begins."""
         self._stage = name
-        self._line(f"{name} ({total} {'step' if total == 1 else 'steps'})")
+        self._line(headline(name, total))
 
     def step(self, text: str) -> None:
         """A step of it is done."""
@@ -69,13 +74,13 @@ class Stages(Lines):
 
     def stage(self, name: str, total: int) -> None:
         """A stage begins, which is told when something of it is done: an error of the first one stands alone."""
-        self._stage, self._untold = name, True
+        self._stage, self._untold = name, headline(name, total)
 
     def step(self, text: str) -> None:
         """A step of it is done, which is told where nothing was for a while."""
         if self._untold:
-            self._untold = False
-            self._line(self._stage)
+            self._line(self._untold)
+            self._untold = ""
         elif time.perf_counter() - self._told > PATIENCE:
             super().step(text)
 
