@@ -70,18 +70,18 @@ class Lines:
 
 
 class Stages(Lines):
-    """One line for each stage that is not over at once, and in a long one a step every `PATIENCE` seconds."""
+    """One line for each stage, and in a long one a step every `PATIENCE` seconds."""
 
     def stage(self, name: str, total: int) -> None:
-        """A stage begins, which is told when something of it is done: an error of the first one stands alone."""
-        self._stage, self._untold = name, headline(name, total)
+        """A stage begins. The first one is told when it is over: an error in it stands alone."""
+        first, untold = not self._stage, self._untold
+        self._stage, self._untold = name, headline(name, total) if first else ""
+        for line in [] if first else [*filter(None, [untold]), headline(name, total)]:
+            self._line(line)
 
     def step(self, text: str) -> None:
         """A step of it is done, which is told where nothing was for a while."""
-        if self._untold:
-            self._line(self._untold)
-            self._untold = ""
-        elif time.perf_counter() - self._told > PATIENCE:
+        if time.perf_counter() - self._told > PATIENCE:
             super().step(text)
 
     def search(self, fragment: str, name: str, standing: Standing | None) -> None:

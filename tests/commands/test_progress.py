@@ -61,14 +61,17 @@ def test_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_stages_tell_of_a_step_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    clock = iter((0.0, 1.0, 5.0, 12.0, 12.0, 15.0, 22.5, 22.5))
+    clock = iter((0.0, 1.0, 1.0, 5.0, 12.0, 12.0, 15.0, 22.5, 22.5))
     monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
     lines = Stages(told.append)
+    lines.stage("read", 1)
+    assert told == []  # an error in it stands alone
     lines.stage("compile", 4)
     for text in "abcd":
         lines.step(text)
     lines.search("id", "norm", standing(2, 40.0))
-    assert told == ["[   1.00 s] compile (4 steps)", "[  12.00 s] compile: b", "[  22.50 s] compile: d"]
+    first = ["[   1.00 s] read (1 step)", "[   1.00 s] compile (4 steps)"]
+    assert told == [*first, "[  12.00 s] compile: b", "[  22.50 s] compile: d"]
 
 
 def test_lines() -> None:
