@@ -69,7 +69,7 @@ def on_terminal(*arguments: str, **changes: str) -> tuple[int, str, str]:
 
 def test_bars_are_shown_on_a_terminal() -> None:
     for _ in range(3):  # a search may be over between two pictures
-        code, output, shown = on_terminal(*DRY, "--json", "--no-cache", NO_COLOR="1")
+        code, output, shown = on_terminal(*DRY, "--json", NO_COLOR="1")
         assert code == 0
         if "mappings" in shown:
             break

