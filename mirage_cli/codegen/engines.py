@@ -44,11 +44,7 @@ class OwnEngine:
     """An engine of a model and a maker."""
 
     model: ModelMaker
-    maker: Callable[[Request], Kernel]
-
-    def make(self, request: Request, /) -> Kernel:
-        """The kernel of a schedule."""
-        return self.maker(request)
+    make: Callable[[Request], Kernel]
 
 
 _MAKERS = {"block": block_kernel, "strip": strip_kernel, "rows": rows_kernel, "warpgroup": warpgroup_kernel}

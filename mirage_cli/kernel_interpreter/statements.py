@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer, Unknown
 from mirage_cli.kernel_interpreter.places import Run, constant_place, element_of
 from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.build import parts
 
 MOST_TURNS = 1 << 16  #: of a loop
 SIDE_BY_SIDE = "MIRAGE_VECTOR_LOOP"  #: in front of a loop whose iterations need nothing of one another
@@ -290,17 +291,6 @@ class Statements(Expressions):
 def _break(s: Strand) -> None:
     s.left_loop = s.left_loop | s.active
     s.active = np.zeros_like(s.active)
-
-
-def parts(part: Any) -> Iterator[Any]:
-    """A part of a kernel and all that it is made of."""
-    if isinstance(part, tuple):
-        for x in part:
-            yield from parts(x)
-    elif is_dataclass(part):
-        yield part
-        for f in fields(part):
-            yield from parts(getattr(part, f.name))
 
 
 def names(part: Any) -> Iterator[str]:

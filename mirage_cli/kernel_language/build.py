@@ -8,7 +8,7 @@ what is given as a number is a literal; nothing here reads text.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -256,10 +256,17 @@ def substituted(tree: Tree, by: Mapping[ir.Expression, ir.Expression]) -> Tree:
     return replace(tree, **changed) if changed else tree  # type: ignore[type-var]
 
 
+def parts(tree: Any) -> Iterator[Any]:
+    """A tree of the grammar, or several, and all that they are made of."""
+    if isinstance(tree, (tuple, list)):
+        for t in tree:
+            yield from parts(t)
+    elif is_dataclass(tree):
+        yield tree
+        for f in fields(tree):
+            yield from parts(getattr(tree, f.name))
+
+
 def names_in(tree: Any) -> set[str]:
     """The parts of all names in a tree of the grammar, or in several."""
-    if isinstance(tree, ir.Name):
-        return {*tree.path, *names_in(tree.args), *names_in(tree.owner)}
-    if isinstance(tree, (tuple, list)):
-        return set().union(*map(names_in, tree))
-    return set().union(*(names_in(getattr(tree, f.name)) for f in fields(tree))) if is_dataclass(tree) else set()
+    return {n for x in parts(tree) if isinstance(x, ir.Name) for n in x.path}

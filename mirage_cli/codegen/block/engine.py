@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mirage_cli.codegen.block import split
 from mirage_cli.codegen.block.loads import ring_loads, stage
-from mirage_cli.codegen.block.statements import BARRIER, statements
+from mirage_cli.codegen.block.statements import statements
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
+from mirage_cli.codegen.terms.expressions import SYNC
 from mirage_cli.codegen.terms.fragments import FragmentPositions
 from mirage_cli.codegen.tiles.optimize import tile_program
 from mirage_cli.codegen.tiles.tile import FRAGMENT, RING, Load
@@ -59,9 +60,9 @@ def _phases(at: FragmentPositions) -> list[ir.Statement]:
         *statements(at, loads, PROLOGUE),
         COMMIT,
         *ahead,
-        BARRIER,
+        SYNC,
         *statements(at, rest, PROLOGUE),
-        *([] if at.g.loop is None else [_loop(at, at.g.loop), _wait(0), BARRIER]),
+        *([] if at.g.loop is None else [_loop(at, at.g.loop), _wait(0), SYNC]),
         *statements(at, at.t.epilogue, EPILOGUE),
     ]
 
@@ -101,7 +102,7 @@ def _loop(at: FragmentPositions, loop: str) -> ir.Statement:
         "step",
         STEPS,
         _wait(stages - 2),
-        BARRIER,
+        SYNC,
         k.run("load_stage", STEP + (stages - 1)),
         _position(at, loop),
         *now,

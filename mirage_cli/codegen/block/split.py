@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from mirage_cli.codegen.requests.request import FAILED
-from mirage_cli.codegen.terms.expressions import ZERO
-from mirage_cli.codegen.terms.fragments import THREAD, FragmentPositions
+from mirage_cli.codegen.terms.expressions import THREAD, ZERO
+from mirage_cli.codegen.terms.fragments import FragmentPositions
 from mirage_cli.codegen.tiles.tile import FRAGMENT, Buffer, Exchange, GridSum, GridTop
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mirage_cli.codegen.block.loads import load
 from mirage_cli.codegen.block.split import exchange, grid_sum, grid_top
-from mirage_cli.codegen.terms.expressions import JOINS, ZERO, Lets, float_number
+from mirage_cli.codegen.terms.expressions import JOINS, SYNC, ZERO, Lets, float_number
 from mirage_cli.codegen.terms.fragments import FragmentPositions, decode
 from mirage_cli.codegen.tiles.tile import (
     FRAGMENT,
@@ -35,7 +35,6 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import F64
 
-BARRIER = k.run("__syncthreads")
 X = k.name("x")
 #: an element's place in a fragment, as functions of reductions get it
 LANE: dict[ir.Expression, ir.Expression] = {k.name(f"{n}_"): k.name(n) for n in "mni"}
@@ -50,7 +49,7 @@ def statements(at: FragmentPositions, nodes: Sequence[TileNode], phase: str) -> 
 def _node(at: FragmentPositions, n: TileNode, phase: str) -> Sequence[ir.Statement]:
     match n:
         case Barrier():
-            return [BARRIER]
+            return [SYNC]
         case Load():
             return [load(at, n, phase)]
         case Init(name, value):

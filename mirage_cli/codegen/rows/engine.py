@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Request
-from mirage_cli.codegen.rows.positions import ACROSS, LANE, REAL, SCRATCH, THREAD, RowPositions, RowProgram, used
+from mirage_cli.codegen.rows.positions import ACROSS, LANE, REAL, SCRATCH, RowPositions, RowProgram, used
 from mirage_cli.codegen.terms import expressions
-from mirage_cli.codegen.terms.expressions import ctype
+from mirage_cli.codegen.terms.expressions import SYNC, THREAD, ctype
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.row_values import LEAVES, REDUCTIONS, Value, rows_of
@@ -28,7 +28,7 @@ from mirage_cli.search.schedules.rows import check, shape_of
 
 CHAINS = 4  #: sums of a thread that go on side by side
 JOIN = {"sum": "Sum", "top": "Max"}
-SYNC, CLUSTER_ARRIVE, CLUSTER_WAIT = (k.do(k.call(n)) for n in ("__syncthreads", "cluster_arrive", "cluster_wait"))
+CLUSTER_ARRIVE, CLUSTER_WAIT = k.run("cluster_arrive"), k.run("cluster_wait")
 
 
 @dataclass(slots=True)

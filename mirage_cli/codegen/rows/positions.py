@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Request
 from mirage_cli.codegen.terms import expressions
+from mirage_cli.codegen.terms.expressions import THREAD
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax import extents as ex
@@ -16,7 +17,7 @@ from mirage_cli.search.mugraph.row_values import LEAVES, Access, Rows, Value
 from mirage_cli.search.mugraph.subtracted_sums import wide_row_sums
 from mirage_cli.search.schedules.rows import Shape
 
-THREAD, BLOCK = (k.name(n).member("x") for n in ("threadIdx", "blockIdx"))
+BLOCK = k.name("blockIdx").member("x")
 ACROSS = k.name("THREADS") / "LANES"  #: rows that a block's threads hold side by side
 LANE, REAL, SCRATCH = map(k.name, ("lane", "real", "scratch"))
 

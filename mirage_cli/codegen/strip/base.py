@@ -17,8 +17,8 @@ from mirage_cli.codegen.strip.values import (
     padded,
 )
 from mirage_cli.codegen.terms import expressions
-from mirage_cli.codegen.terms.expressions import Lets
-from mirage_cli.codegen.terms.fragments import THREAD, decode
+from mirage_cli.codegen.terms.expressions import THREAD, Lets
+from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.terms.positions import Positions
 from mirage_cli.codegen.tiles.tile import (
     Apply,
@@ -47,7 +47,6 @@ from mirage_cli.search.schedules.strip_warps import across_of, multiply_together
 Leaf = Callable[[str], ir.Expression]
 Read = Callable[[str], ir.Expression | None]
 ONE = k.number("1.0f")
-EACH_BLOCK = k.run("__syncthreads")  #: all threads of a block wait for one another
 EACH_GROUP = k.run("wait_together", 1 + k.name("group"), static=["GROUP"])  #: those of a group do
 SHOWN = k.run("show_products")  #: what threads have written is seen by matrix instructions of a warpgroup
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
-from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, SHOWN
+from mirage_cli.codegen.strip.base import EACH_GROUP, SHOWN
 from mirage_cli.codegen.strip.merge import StripMerge
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile
-from mirage_cli.codegen.terms.fragments import THREAD
+from mirage_cli.codegen.terms.expressions import SYNC, THREAD
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -79,7 +79,7 @@ class _Kernel(StripMerge):
             *self.up_to_loop(ring, [t for t in others if not t.computed]),
             *self.loop(),
             k.run("copy_wait", static=[0]),
-            EACH_BLOCK,
+            SYNC,
             *self.epilogue,
         )
         kernel = ir.Kernel(f"kernel{self.r.number}", "parameters", launch.fields(), (threads, blocks), body)
@@ -123,7 +123,7 @@ class _Kernel(StripMerge):
             *self.loads([t for t in held if not t.constant]),
             COMMITTED,
             k.loop("turn", ahead, k.run("load_others", TURN, TURN)),
-            *([k.run("copy_wait", static=[ahead]), EACH_BLOCK] if awaits else []),
+            *([k.run("copy_wait", static=[ahead]), SYNC] if awaits else []),
             *lines,
         ]
 

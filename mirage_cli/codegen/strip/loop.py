@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, ONE, SHOWN, Leaf
+from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf
 from mirage_cli.codegen.strip.tiles import StripTiles
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, padded
-from mirage_cli.codegen.terms.expressions import ZERO, Lets
+from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import (
     Count,
@@ -84,7 +84,7 @@ class StripLoop(StripTiles):
         )
         put = k.function([("int", "o"), ("float", "x")], k.assign(k.name(o.name)["o"], "x"))
         static = (kind, v.size, count(summed), "THREADS")
-        self.prologue += [k.run("reduce", element, put, static=static), EACH_BLOCK]
+        self.prologue += [k.run("reduce", element, put, static=static), SYNC]
         self.value[o.name] = Ref(o.name)
 
     # --- body ---------------------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mirage_cli.codegen.strip.base import EACH_BLOCK, over_threads
+from mirage_cli.codegen.strip.base import over_threads
 from mirage_cli.codegen.strip.results import Domain, Small, StripResults
 from mirage_cli.codegen.strip.values import Matrix, RowVector, TileSum
-from mirage_cli.codegen.terms.expressions import ZERO, Lets
+from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import Ref, Sizes, count, from_thread, refs
 from mirage_cli.errors import Refused
@@ -81,7 +81,7 @@ class StripMerge(StripResults):
                 self.write_rows(name, self.row_vectors[name])
             else:
                 self.write_sum(name, self.sums[name])
-        self.epilogue.append(EACH_BLOCK)
+        self.epilogue.append(SYNC)
 
     def write_matrix(self, name: str, m: Matrix) -> None:
         """Every group writes its part of a strip."""
@@ -142,7 +142,7 @@ class StripMerge(StripResults):
     def wait_behind(self, before: int) -> None:
         """All threads wait, if there is something behind the first so many statements."""
         if len(self.epilogue) > before:
-            self.epilogue.append(EACH_BLOCK)
+            self.epilogue.append(SYNC)
 
     def merge_maximum(self, name: str) -> None:
         """A maximum over groups, their weights, and the sums that go with it."""
@@ -207,7 +207,7 @@ class StripMerge(StripResults):
             )
             self.epilogue.append(over_threads("i", n * count(m.cols), *body))
         if self.smalls:
-            self.epilogue.append(EACH_BLOCK)
+            self.epilogue.append(SYNC)
 
     def over_blocks(self) -> None:
         """Blocks of a cluster send one another their shares; every block finishes its part of the results."""

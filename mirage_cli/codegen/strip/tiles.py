@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from mirage_cli.codegen.strip.base import EACH_BLOCK, EACH_GROUP, SHOWN, StripBase, array
+from mirage_cli.codegen.strip.base import EACH_GROUP, SHOWN, StripBase, array
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile, TileSum, Vector, padded
-from mirage_cli.codegen.terms.expressions import ZERO, Lets
+from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import Expr, Ref, Sizes, globals_of, refs
 from mirage_cli.errors import Refused
@@ -125,7 +125,7 @@ class StripTiles(StripBase):
                 unroll="#pragma unroll 4",
             ),
             *([SHOWN] if t.unit == SWIZZLED else []),
-            EACH_GROUP if grouped else EACH_BLOCK,
+            EACH_GROUP if grouped else SYNC,
         ]
 
     def chunk_place(self, t: OperandTile) -> dict[str, ir.Expression]:

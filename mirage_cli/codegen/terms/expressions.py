@@ -21,6 +21,8 @@ from mirage_cli.lax.ops import lookup
 
 PAIRED = ("exp_minus", "exp_difference")  #: functions of two numbers that are not in the registry
 ZERO, ONE = k.number("0.0f"), k.number("1.0f")
+THREAD = k.name("threadIdx").member("x")  #: the number of a thread in its block
+SYNC = k.run("__syncthreads")  #: all threads of a block wait for one another
 SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
 #: C types of elements on devices
 CUDA_TYPES = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from mirage_cli.codegen.terms.expressions import THREAD
 from mirage_cli.codegen.terms.positions import Positions
 from mirage_cli.codegen.tiles.shapes import fragment_shape
 from mirage_cli.codegen.tiles.tile import FRAGMENT, Buffer, Expr, Sizes, count, refs
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
-
-THREAD = k.name("threadIdx").member("x")
 
 
 def decode(sizes: Sizes, linear: Value) -> list[ir.Statement]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Request
-from mirage_cli.codegen.terms.expressions import ctype
+from mirage_cli.codegen.terms.expressions import SYNC, THREAD, ctype
 from mirage_cli.codegen.warpgroup.boxes import Map, tensor_map
 from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers
 from mirage_cli.codegen.warpgroup.memory import Memory, Ring, following, memory, placed, slot
@@ -38,7 +38,7 @@ from mirage_cli.search.schedules.warpgroup import (
     suits,
 )
 
-THREAD, WARP, LANE = k.name("threadIdx").member("x"), k.name("warp"), k.name("lane")
+WARP, LANE = k.name("warp"), k.name("lane")
 HEADERS = ("warpgroup.cuh",)
 
 
@@ -102,7 +102,7 @@ class _Whole:
     def body(self, r: Request) -> tuple[ir.Statement, ...]:
         """The kernel's statements."""
         together, parameters = self.plan.cluster * self.plan.parts > 1, k.name("parameters")
-        meet = k.run("wait_cluster") if together else k.run("__syncthreads")
+        meet = k.run("wait_cluster") if together else SYNC
         symbols = {f"s_{n}": k.cast("offset_t", parameters.member(f"s_{n}")) for n in r.numbers}
         return (
             k.alias("offset_t", "int64_t" if self.values.wide else "int"),
