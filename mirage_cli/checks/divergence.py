@@ -48,8 +48,8 @@ def within_rounding(
     rounding alone."""
     if own.shape != exact.shape:
         return False
-    if own.dtype.kind in "biu":
-        return own.size == 0 or float(np.mean(own != exact)) <= SHARE
+    if own.dtype.kind in "biuOSUT":
+        return own.size == 0 or float(np.mean(own != exact)) <= (SHARE if own.dtype.kind in "biu" else 0.0)
     o, t = (np.asarray(a, dtype=np.float64) for a in (own, exact))
     both = np.isfinite(o) & np.isfinite(t)
     if not both.any():
@@ -181,6 +181,9 @@ def _difference(own: Array, exact: Array) -> str:
     """The difference of two results, in words."""
     if own.shape != exact.shape:
         return f"shape {own.shape} in place of {exact.shape}"
+    if own.dtype.kind in "OSUT":
+        k = int(np.argmax(own != exact))
+        return f"{np.ravel(own)[k]!r} in place of {np.ravel(exact)[k]!r}"
     with np.errstate(invalid="ignore"):
         off = np.abs(np.asarray(own, dtype=np.float64) - np.asarray(exact, dtype=np.float64))
     k = int(np.nan_to_num(off, nan=0.0, posinf=0.0).argmax())

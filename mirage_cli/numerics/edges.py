@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
+from ml_dtypes import iinfo  # of numpy's types too
 from numpy.typing import NDArray
 
 from mirage_cli.lax import extents as ex
@@ -401,14 +402,20 @@ def _limits(row: Array, random: np.random.Generator, values: Sequence[float]) ->
     return random.choice(values, row.shape)
 
 
+def _range(row: Array) -> tuple[int, int]:
+    """The least and the largest integer of a row's type."""
+    limits = iinfo(row.dtype)  # type: ignore[no-untyped-call]
+    return int(limits.min), int(limits.max)
+
+
 def _largest(row: Array, random: np.random.Generator) -> Array:
-    return np.full(row.shape, np.iinfo(row.dtype).max)
+    return np.full(row.shape, _range(row)[1])
 
 
 def _least(row: Array, random: np.random.Generator) -> Array:
-    return np.full(row.shape, np.iinfo(row.dtype).min)
+    return np.full(row.shape, _range(row)[0])
 
 
 def _inexact(row: Array, random: np.random.Generator) -> Array:
     """Around the first whole number that float32 lacks, as far as the type reaches."""
-    return np.minimum((1 << 24) + random.integers(0, 4, row.shape), np.iinfo(row.dtype).max)
+    return np.minimum((1 << 24) + random.integers(0, 4, row.shape), _range(row)[1])

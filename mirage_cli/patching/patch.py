@@ -162,6 +162,7 @@ class _Patch:
         self.values, self.names = graph_message.value_names(proto), graph_message.node_names(proto)
         self.results = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
         self.weights = {t.name for t in proto.graph.initializer}
+        self.weights |= {t.values.name for t in proto.graph.sparse_initializer}
         self.inputs = {v.name for v in proto.graph.input}
         self.folded = {n for n, v in model.graph.initializers.items() if n not in self.weights | self.inputs}
         self.known = {*self.results, *self.weights, *self.inputs}
@@ -173,6 +174,7 @@ class _Patch:
         self.items: list[_Item] = []
         self.provided: set[str] = set()
         self.added: dict[str, onnx.TensorProto] = {}
+        self.shown: dict[str, ir.Value] = {}  #: tensors that the file does not have
 
     def replace(self, replacements: Sequence[Replacement]) -> None:
         """Make all changes to the graph's nodes, weights and declarations."""
@@ -215,6 +217,7 @@ class _Patch:
                 message: onnx.NodeProto = ir.to_proto(part)
                 message.name = unused_name(message.name, self.names)
                 self.values.update(message.output)
+                self.shown |= {v.name or "": v for v in part.outputs if v.name not in self.known}
                 self.items.append(_Item((k, 1, i), message))
 
     def operator(self, r: Replacement, out: WrittenOut, k: int) -> None:
@@ -297,6 +300,11 @@ class _Patch:
         graph.initializer.extend(t for name, t in self.added.items() if name in read)
         there = computed | self.inputs | {t.name for t in graph.initializer}
         _keep(graph.value_info, [v.name in there or v.name not in self.known for v in graph.value_info])
+        for name in sorted(
+            self.shown.keys() & computed & {n for node in nodes if node.domain == DOMAIN for n in node.input}
+        ):
+            if (value := self.shown[name]).shape is not None and value.type is not None:  # no runtime infers it
+                graph.value_info.append(ir.serde.serialize_value(value))
         told = graph.quantization_annotation
         _keep(told, [q.tensor_name in there or q.tensor_name not in self.known for q in told])
 

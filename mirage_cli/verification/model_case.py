@@ -10,7 +10,7 @@ import onnx
 
 from mirage_cli.checks import whole_model
 from mirage_cli.checks.model_runs import Arrays, Job, Place
-from mirage_cli.errors import Crashed, MirageError, UsageError
+from mirage_cli.errors import Crashed, MirageError, ModelError, UsageError
 from mirage_cli.frontends import Imported
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.runtime import sessions
@@ -50,10 +50,13 @@ class Models:
         return self.originals.arrays(Job(str(self.path), inputs, seconds=self.seconds, optimize=optimize))
 
     def own(self, inputs: Arrays) -> Arrays:
-        """The outputs of the original. Raises MirageError."""
+        """The outputs of the original, without onnxruntime's optimizations where it loads without them. Raises MirageError."""
         if self.original is None:
             return self.bare(inputs, optimize=False)
-        return self.originals.arrays(bisection.original_job(self.original, inputs, self.seconds))
+        try:
+            return self.originals.arrays(bisection.original_job(self.original, inputs, self.seconds))
+        except ModelError:
+            return self.usual(inputs)
 
     def usual(self, inputs: Arrays) -> Arrays:
         """The outputs of the original as onnxruntime optimizes it. Raises MirageError."""

@@ -182,6 +182,9 @@ def test_rounding_parts_nowhere() -> None:
     assert divergence.within_rounding(flags, flags, 1e-7, 1)
     assert not divergence.within_rounding(~flags, flags, 1e-7, 1)
     assert not divergence.within_rounding(own[:3], exact, unit, 64)
+    words = np.array(["one", "two"], dtype=object)
+    assert divergence.within_rounding(words, words.astype(str), 1e-7, 1)
+    assert not divergence.within_rounding(words, words[::-1], 1e-7, 1)
 
 
 def test_sums_that_cancel_part_nowhere() -> None:

@@ -11,15 +11,18 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
 MOST_MEMORY = 12 * GIB
 _CONTEXT = multiprocessing.get_context("forkserver")
+_ONE = threading.Lock()  #: starting a process reads the exit codes of others, and each can be read once
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,13 @@ def call(function: Callable[..., None], args: Sequence[Any], seconds: float, scr
     out, err = scratch / "out.txt", scratch / "err.txt"
     start = time.monotonic()
     process = _CONTEXT.Process(target=_begin, args=(str(out), str(err), function, tuple(args)))
-    process.start()
-    process.join(seconds)
-    late = process.exitcode is None
+    with _ONE:
+        process.start()
+    late = not wait([process.sentinel], seconds)
     _end(process.pid or 0)
-    process.join()
+    wait([process.sentinel])
+    with _ONE:
+        process.join()
     code = None if late else process.exitcode
     return Ended(code, time.monotonic() - start, _text(out), _text(err))
 

@@ -8,7 +8,7 @@ and for others is not what onnxruntime computes. So what it may evaluate is a li
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import onnx_ir as ir
@@ -49,31 +49,34 @@ FOLDED = frozenset(
 )
 
 
-def fold_constants(model: ir.Model, notes: list[str], shown: Callable[[], bool]) -> None:
-    """Fold, in place, and again while `shown` finds nodes that may be folded by what is known then."""
-    _fold_once(model, notes)
+def fold_constants(model: ir.Model, notes: list[str], shown: Callable[[], bool], kept: Collection[str] = ()) -> None:
+    """Fold, in place, and again while `shown` finds nodes that may be folded by what is known then; what reads the
+    weights that are `kept` is not."""
+    _fold_once(model, notes, kept)
     for _ in range(AGAIN):
         if not shown():
             return
-        _fold_once(model, notes)
+        _fold_once(model, notes, kept)
 
 
-def _fold_once(model: ir.Model, notes: list[str]) -> None:
+def _fold_once(model: ir.Model, notes: list[str], kept: Collection[str]) -> None:
     try:
         optimizer.fold_constants(
             model,
             onnx_shape_inference=True,
             input_size_limit=INPUT_ELEMENTS,
             output_size_limit=OUTPUT_ELEMENTS,
-            should_fold=_may_fold,
+            should_fold=lambda node: _may_fold(node, kept),
         )
     except Exception as error:  # raises what operators do; nodes are replaced one at a time: the model is whole
         notes.append(f"constants are folded in part only: {error}")
 
 
-def _may_fold(node: ir.Node) -> bool | None:
-    """False for what is not in the list, and for what would read or make large tensors: the pass looks at the result's size
-    only afterwards."""
+def _may_fold(node: ir.Node, kept: Collection[str]) -> bool | None:
+    """False for what is not in the list, for what reads a tensor that is kept, and for what would read or make large
+    tensors: the pass looks at the result's size only afterwards."""
+    if any(v is not None and v.name in kept for v in node.inputs):
+        return False
     if node.domain not in ("", "ai.onnx") or node.op_type not in FOLDED:
         return False
     if sum(stored.size for stored in _stored(node)) > INPUT_ELEMENTS:

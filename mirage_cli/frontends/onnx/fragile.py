@@ -44,12 +44,9 @@ _HIDDEN = "mirage.hidden"  #: a domain whose operators inference does not know
 
 
 def check(model: ir.Model, path: str) -> None:
-    """Cases 2, 3 and 5, where functions are written out and attributes are of their types: raise ModelError."""
+    """Cases 3 and 5, where functions are written out and attributes are of their types: raise ModelError."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         given = {name: attribute.value for name, attribute in node.attributes.items()}
-        told = given.get("num_outputs")
-        if node.op_type == "Split" and told is not None and told != len(node.outputs):
-            raise ModelError(f"{path}: {label_of(node)} splits into {told} outputs and has {len(node.outputs)}")
         equation = str(given.get("equation", ""))
         if node.op_type == "Einsum" and not _EQUATION.fullmatch(equation.replace(" ", "")):
             wanted = "expected letters, `...`, commas and one `->`"
@@ -81,8 +78,20 @@ def may_infer(node: onnx.NodeProto, known: Container[str]) -> bool:
     """True if inference may be asked about a node alone, when the types of the `known` tensors are given to it: those
     of what its sub-graphs read are not."""
     own, *inner = all_nodes([node])
+    if any(n.op_type == "Split" and _told(n) not in (None, len(n.output)) for n in (own, *inner)):
+        return False
     typed = own.op_type not in NEED_A_TYPE or (bool(own.input) and own.input[0] in known)
     return typed and all(n.op_type not in NEED_A_TYPE for n in inner)
+
+
+def _told(node: onnx.NodeProto) -> int | None:
+    return next((a.i for a in node.attribute if a.name == "num_outputs"), None)
+
+
+def is_miscounted(node: ir.Node) -> bool:
+    """True for a Split into another number of parts than it has results."""
+    told = node.attributes.get("num_outputs") if node.op_type == "Split" else None
+    return told is not None and told.value != len(node.outputs)
 
 
 def _lacks_a_type(node: ir.Node) -> bool:
@@ -110,13 +119,13 @@ def _results(node: ir.Node) -> int | None:
 
 @contextlib.contextmanager
 def hidden_nodes(model: ir.Model) -> Iterator[Callable[[], bool]]:
-    """Cases 1 and 7: keep such nodes from inference, in case 1 where the model does not say their operand's type. Case 6:
+    """Cases 1, 2 and 7: keep such nodes from inference, in case 1 where the model does not say their operand's type. Case 6:
     keep such nodes from folding until what is called here finds, by what is known then, how few results they make; it says
     whether it found any."""
     domains: dict[ir.Node, str] = {
         node: node.domain
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if (node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or node.op_type == SPLIT))
+        if (node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or is_miscounted(node) or node.op_type == SPLIT))
         or (node.domain, node.op_type) == _MAKES_MAPS
     }
     for node in domains:

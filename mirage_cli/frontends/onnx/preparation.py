@@ -13,10 +13,13 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import numpy_helper
 from onnx_ir.passes import common as passes
 
 from mirage_cli.errors import ModelError, UsageError
@@ -37,12 +40,14 @@ SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape argum
 CONTRIBUTED = {"epsilon": "FLOAT", "do_rotary": "INT", "qkv_hidden_sizes": "INTS"}
 _ELEMENT_TYPES = {t.value for t in ir.DataType} - {ir.DataType.UNDEFINED.value}
 MOST_ELEMENTS, MOST_DIMENSIONS = 1 << 60, 32  #: of a tensor, as numpy can hold it; dimensions of 0 count as 1
+MOST_SPARSE = 1 << 26  #: elements of a weight that is stored without its zeros
 _TYPED_DATA = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
 # --- checking and converting ------------------------------------------------------------------------------------------
 def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelProto:
     """A valid model, which is `proto` after some edits. Raises ModelError."""
+    _write_out_sparse_weights(proto, path)
     tolerated.bring_into_form(proto)
     _check_versions(proto, path)
     _check_sizes(proto, path)
@@ -57,6 +62,33 @@ def checked(proto: onnx.ModelProto, path: str, notes: list[str]) -> onnx.ModelPr
     if opset < OLDEST_OPSET:
         notes.append(f"operators of opset {opset} are not read (from {OLDEST_OPSET} on)")
     return proto
+
+
+def _write_out_sparse_weights(proto: onnx.ModelProto, path: str) -> None:
+    """Let weights that are stored without their zeros have them, in place. Raises ModelError."""
+    for graph in all_graphs(proto):
+        for sparse in graph.sparse_initializer:
+            where = f"{path}: sparse weight {sparse.values.name!r}"
+            if (
+                any(d < 0 for d in sparse.dims)
+                or math.prod(sparse.dims) > MOST_SPARSE
+                or len(sparse.dims) > MOST_DIMENSIONS
+            ):
+                raise ModelError(f"{where}: expected at most {MOST_SPARSE} elements, found {list(sparse.dims)}")
+            if onnx.TensorProto.EXTERNAL in (sparse.values.data_location, sparse.indices.data_location):
+                raise ModelError(f"{where}: expected it in the model, found a file of its own")
+            try:
+                graph.initializer.append(numpy_helper.from_array(_dense(sparse), sparse.values.name))
+            except (ValueError, IndexError, TypeError, KeyError) as error:
+                raise ModelError(f"{where} cannot be read: {error}") from None
+        del graph.sparse_initializer[:]
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
+    values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    dense[tuple(places.T) if places.ndim == 2 else np.unravel_index(places, dense.shape)] = values
+    return dense
 
 
 def _one_line(text: str) -> str:
@@ -126,7 +158,7 @@ def default_opset(proto: onnx.ModelProto) -> int | None:
 
 
 def _check_versions(proto: onnx.ModelProto, path: str) -> None:
-    """Raise ModelError for a version of ONNX's own operators that is missing or too new, and for sparse weights."""
+    """Raise ModelError for a version of ONNX's own operators that is missing or too new."""
     newest, opset = onnx.defs.onnx_opset_version(), default_opset(proto)
     if opset is None and not any(node.domain in ("", "ai.onnx") for node in proto.graph.node):
         proto.opset_import.add(domain="", version=_ANY_OPSET)  # operators of other domains only
@@ -137,8 +169,6 @@ def _check_versions(proto: onnx.ModelProto, path: str) -> None:
         raise ModelError(f"{path}: expected opset 1 to {newest}, found {opset}")
     if proto.ir_version > onnx.IR_VERSION:
         raise ModelError(f"{path}: expected IR version up to {onnx.IR_VERSION}, found {proto.ir_version}")
-    if any(graph.sparse_initializer for graph in all_graphs(proto)):
-        raise ModelError(f"{path}: sparse initializers are not supported")
 
 
 def skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -267,12 +297,13 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
     """
     opset = model.opset_imports.get("") or OLDEST_OPSET
     with _quiet(), _without_defaults(model):
+        kept = _operands_of_calls(model)
         _inline(model, path)
         _check_attributes(model, path)
         fragile.check(model, path)
         with fragile.hidden_nodes(model) as shown:
             if opset >= OLDEST_OPSET:
-                folding.fold_constants(model, notes, shown)
+                folding.fold_constants(model, notes, shown, kept)
             _lift_and_infer(model, path)
         if opset >= OLDEST_OPSET:
             store_what_is_cut_at(model, opset)
@@ -311,6 +342,14 @@ def _without_defaults(model: ir.Model) -> Iterator[None]:
         for value, tensor in defaults:
             value.const_value = tensor
             model.graph.register_initializer(value)
+
+
+def _operands_of_calls(model: ir.Model) -> set[str]:
+    """The weights that calls of functions read, numbers that shapes are computed of excepted: what a function computes of
+    them is its own, and its caller still says which weights it reads."""
+    calls = [n for n in model.graph if n.op_identifier() in model.functions]
+    stored = {v for n in calls for v in n.inputs if v is not None and v.const_value is not None}
+    return {v.name or "" for v in stored if v.const_value is not None and v.const_value.dtype.is_floating_point()}
 
 
 def _inline(model: ir.Model, path: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends.imported import Options
@@ -157,13 +157,32 @@ def test_weights_that_do_not_fit_their_dimensions(dims: list[int]) -> None:
         read(model)
 
 
-def test_sparse_and_repeated_weights() -> None:
+def test_repeated_weights() -> None:
     model = parsed("g (float[2] x) => (float[2] y) { y = Add(x, w) }", w=noise(2))
     model.graph.initializer.append(model.graph.initializer[0])
     with pytest.raises(ModelError, match="not unique"):
         read(model)
-    model.graph.sparse_initializer.add().dims.extend([2])
-    with pytest.raises(ModelError, match="sparse"):
+
+
+def sparse(model: onnx.ModelProto, dims: list[int], places: object) -> onnx.ModelProto:
+    """The model with a weight `w` of which two elements are stored."""
+    stored = model.graph.sparse_initializer.add(dims=dims)
+    stored.values.CopyFrom(numpy_helper.from_array(np.array([2, 3], np.float32), "w"))
+    stored.indices.CopyFrom(numpy_helper.from_array(np.asarray(places, np.int64), "w.places"))
+    return model
+
+
+@pytest.mark.parametrize("places", [[1, 5], [[0, 1], [1, 2]]])
+def test_sparse_weights(places: object) -> None:
+    text = "g (float[4, 2] x) => (float[4, 3] y) { y = MatMul(x, w) }"
+    agrees(sparse(parsed(text), [2, 3], places), x=noise(4, 2))
+
+
+def test_sparse_weights_that_are_none() -> None:
+    model = sparse(
+        parsed("g (float[4, 1048576] x) => (float[4, 1048576] y) { y = MatMul(x, w) }"), [1 << 20] * 2, [1, 5]
+    )
+    with pytest.raises(ModelError, match="sparse weight 'w': expected at most"):
         read(model)
 
 

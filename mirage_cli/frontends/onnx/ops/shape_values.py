@@ -260,6 +260,8 @@ def _constant_of_shape(node: ir.Node, operands: list[Any]) -> Known:
 
 def _split(node: ir.Node, operands: list[Any]) -> list[Known]:
     axis, n = _int(node, "axis", 0), len(node.outputs)
+    if _int(node, "num_outputs", n) != n:
+        raise ValueError
     total = operands[0].shape[axis]
     chunk = math.ceil(total / n)
     counts = _listed(node, operands, "split", 1) or [chunk] * (n - 1)
