@@ -182,6 +182,27 @@ def test_an_operator_that_is_several_in_one() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_new_tensors_have_the_shapes_that_no_runtime_infers() -> None:
+    """Behind an operator that is not read, by which they are known to the reader only."""
+    before = parsed(
+        """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1, "other" : 1]>
+        g (float[2,4,8] x) => (float[2,4,8] y) {
+            a = other.Unknown(x)
+            s = com.microsoft.SkipSimplifiedLayerNormalization(x, a, gain)
+            y = MatMul(s, w)
+        }""",
+        w=noise(8, 8),
+        gain=noise(8),
+    )
+    imported = read(before)
+    total = next(n.outputs[0].name or "" for n in imported.model.graph if n.op_type == "Add")
+    assert total in imported.values
+    region = regions_of(imported).of([total, "gain", "w"], ["y"])
+    made = patch.patched(imported, [patch.Replacement("f_1", region)], {})
+    again = read(made)
+    assert total in again.values and again.graph.tensors[again.values[total]].dims == (2, 4, 8)
+
+
 # --- constants --------------------------------------------------------------------------------------------------------
 def test_a_folded_weight_takes_the_place_of_what_computes_it() -> None:
     before = parsed(

@@ -11,7 +11,7 @@ import pytest
 from mirage_cli.frontends.onnx.folding import FOLDED
 from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET
 from tests.frontends import evaluation
-from tests.frontends.models import noise, read
+from tests.frontends.models import agrees, noise, parsed, read
 from tests.frontends.onnx.ops.test_versions import answer, describe, same
 from tests.frontends.onnx.ops.version_cases import CASES, EDGES, Case, Stored, case, model, s
 
@@ -72,3 +72,17 @@ def test_constants_are_what_onnxruntime_computes(op: str, opset: int) -> None:
             assert op in ("Cast", "Div"), describe(op, c, opset)
             continue
         assert list(same(imported, evaluation.run(imported, {}), theirs)) == [], f"{describe(op, c, opset)}: {who}"
+
+
+def test_weights_that_a_function_reads_are_still_read() -> None:
+    """What its body cuts out of them is no new constant: the call names the whole weight."""
+    text = """<ir_version: 9, opset_import: ["" : 18, "f" : 1]> g (float[2, 8] x) => (float[2, 4] y) { y = f.part (x, w) }
+        <domain: "f", opset_import: ["" : 18]> part (x, w) => (y) {
+            first = Constant <value_ints = [2]> ()
+            last = Constant <value_ints = [6]> ()
+            axis = Constant <value_ints = [1]> ()
+            own = Slice (w, first, last, axis)
+            y = MatMul (x, own)
+        }"""
+    imported = agrees(parsed(text, w=noise(8, 8)), x=noise(2, 8))
+    assert {"x", "w", "y"} <= imported.values.keys()

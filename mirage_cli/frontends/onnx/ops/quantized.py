@@ -11,14 +11,19 @@ from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, Call, dimension, e
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import PACKED, U8, DType
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.graph import Graph, Input, Opaque
 
 
 def _numbers(graph: Graph, v: int, bits: int) -> int:
     """Unsigned numbers of so many bits in a tensor of bytes, along its last dimension."""
     if graph.dtype(v) != U8:
         raise Refused(f"numbers of {bits} bits in elements of type {graph.dtype(v)}")
-    return v if bits == U8.bits else graph.unpack(v, PACKED[bits, True])
+    if bits == U8.bits:
+        return v
+    made = [graph.steps[u] for u in graph.cone([v])]
+    if any(isinstance(s, Opaque) or (isinstance(s, Input) and not s.constant) for s in made):
+        raise Refused(f"numbers of {bits} bits that the model does not hold: they are read of weights only")
+    return graph.unpack(v, PACKED[bits, True])
 
 
 def _scaled(graph: Graph, q: int, zero: int | None, scale: int) -> int:

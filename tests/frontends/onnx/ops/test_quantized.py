@@ -108,3 +108,11 @@ def test_the_first_number_has_the_low_bits() -> None:
     assert unpacked(np.array([0x2F], np.uint8), U4).tolist() == [15, 2]
     assert unpacked(np.array([0x2F], np.uint8), I4).tolist() == [-1, 2]
     assert unpacked(np.array([0b11_10_01_00], np.uint8), U2).tolist() == [0, 1, 2, 3]
+
+
+def test_packed_numbers_that_the_model_does_not_hold_are_left() -> None:
+    given = n_bits(4, 16, 64, {})
+    q = next(t for t in given.graph.initializer if t.name == "q")
+    given.graph.input.append(helper.make_tensor_value_info("q", TensorProto.UINT8, q.dims))
+    given.graph.initializer.remove(q)
+    assert "that the model does not hold" in str(read(given).reasons)
