@@ -89,11 +89,15 @@ def one_isa(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def optimized(shared_folder: Path, cache: Path) -> Optimized:
-    """Samples optimized by force for the CPU, each once for all workers (and each choice of instruction sets)."""
+    """Samples optimized by force for the CPU, each once for all workers (and each choice of instruction sets); whole models
+    for the best one."""
 
     def folder(name: str) -> Path:
-        out = shared_folder / "-".join(("optimized", *cpu.isas(), name))
-        return once(out, lambda: sample(name), cache)
+        with pytest.MonkeyPatch.context() as patch:
+            if sample(name).parent.name == "models":
+                patch.setattr(cpu, "isas", lambda: (best_isa(),))
+            out = shared_folder / "-".join(("optimized", *cpu.isas(), name))
+            return once(out, lambda: sample(name), cache)
 
     return folder
 
