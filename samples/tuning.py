@@ -95,7 +95,17 @@ def tuned(case: Case, dtype: str, options: Options, tools: Toolchain) -> Iterato
     plans = plan_options(options, tools, (), {})
     imported, work = planned(case, dtype, plans, options.seed)
     cache = environment.tuning_cache(options)
-    stage = tuning_stage.Stage(options, plans, tools, imported, {}, lambda symbols: {}, cache, device(options.gpu or 0))
+    stage = tuning_stage.Stage(
+        options,
+        plans,
+        tools,
+        imported,
+        {},
+        lambda symbols: {},
+        cache,
+        gpu,
+        environment.crew(options),
+    )
     for w in work:
         start = time.perf_counter()
         if w.plan is not None and w.plan.pool:

@@ -22,8 +22,10 @@ from mirage_cli.optimization.tuning_stage import Stage, choose
 from mirage_cli.options.options import Options
 from mirage_cli.planning import plan
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
+from mirage_cli.processes.jobs import Here
 from mirage_cli.search.search import Candidate, SearchOptions
 from mirage_cli.tuning import build as tuning_build
+from mirage_cli.tuning import session
 from mirage_cli.tuning.cache import SETTLED, Measurement, TuningCache
 from mirage_cli.tuning.candidates import LOST, REFUSED, Built
 from tests.optimized import sample
@@ -87,8 +89,8 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
-    monkeypatch.setattr(tuning_stage, "Workshop", made.workshop)
-    monkeypatch.setattr(tuning_stage, "IsolatedBench", lambda _: made)
+    monkeypatch.setattr(session, "Workshop", made.workshop)
+    monkeypatch.setattr(session, "IsolatedBench", lambda _: made)
     return made
 
 
@@ -117,7 +119,7 @@ def stage(planned: tuple[Any, Work, PlanOptions], tmp_path: Path) -> Stage:
     tools = Toolchain(Tool(("c++",), "c++", "a test"), TOOL)
     settings = Options(gpu=0, jobs=1, tune_candidates=6, tune_budget=0.0, cache=str(tmp_path))
     cache = TuningCache(tmp_path / "tunings")
-    return Stage(settings, options, tools, imported, {}, lambda symbols: dict.fromkeys(symbols, 8), cache, DEVICE)
+    return Stage(settings, options, tools, imported, {}, lambda symbols: dict.fromkeys(symbols, 8), cache, DEVICE, Here(1))
 
 
 def silent(text: str) -> None:
@@ -327,10 +329,8 @@ def test_the_own_choice_leads_the_pool(planned: tuple[Any, Work, PlanOptions]) -
         ({"tuned": True, "dry_run": True}, False),
     ],
 )
-def test_candidates_are_kept_only_where_times_decide(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], tunes: bool
-) -> None:
-    monkeypatch.setattr(environment, "architecture", lambda _: "sm_90a")
+def test_candidates_are_kept_only_where_times_decide(options: dict[str, Any], tunes: bool) -> None:
     tools = Toolchain(Tool(("c++",), "c++", "a test"), TOOL)
-    made = pipeline.plan_options(Options(target=("cuda",), **options), tools, (), {})
+    asked = Options(**{"target": ("cuda",), "arch": ("sm_90a",), **options})
+    made = pipeline.plan_options(asked, tools, (), {}, DEVICE if "gpu" in options else None)
     assert (made.pool > 0) == tunes
