@@ -77,12 +77,10 @@ class Farm:
         found = [offers.device_of(o, k) for k, o in enumerate(sorted(offered))]
         return [d for d in found if d is not None]
 
-    @property
-    def dashboard(self) -> str:
-        """The address of Dask's own page on what goes on; empty where it has none."""
-        with contextlib.suppress(Exception):
-            return str(self._client.dashboard_link) if self._identity().get("services") else ""
-        return ""
+    def greeting(self) -> str:
+        """The number of workers, and the address of Dask's own page on what goes on."""
+        page = f"; see {self._client.dashboard_link}" if self._identity().get("services") else ""
+        return f"farm {self.address}: {len(self._workers())} workers{page}"
 
     def summary(self) -> Summary:
         """The report's `farm`."""
@@ -98,14 +96,18 @@ class Farm:
             raise self._gone() from error
         return found
 
+    def _workers(self) -> list[dict[str, Any]]:
+        return list(self._identity()["workers"].values())
+
     def _serving(self, needs: dict[str, float]) -> list[dict[str, Any]]:
         """The workers that have what jobs need."""
-        return [w for w in self._identity()["workers"].values() if offers.serves(w, needs)]
+        return [w for w in self._workers() if offers.serves(w, needs)]
 
     def _refuse_others(self) -> None:
-        """Say which workers have other versions. Raises ToolMissing where all have."""
-        workers = list(self._identity()["workers"].values())
-        own = offers.version_offer()
+        """Wait for the first worker, and say which ones have other versions. Raises ToolMissing where all have."""
+        until, own = time.monotonic() + PATIENCE, offers.version_offer()
+        while not (workers := self._workers()) and time.monotonic() < until:
+            time.sleep(TICK)
         for w in workers:
             told = w.get(offers.INFORMATION)
             known = told.get("versions") if isinstance(told, dict) else None
@@ -149,7 +151,9 @@ class Farm:
             batch.forget()
         self._left += len(left)
         if kind.gpu:
-            yield from ((k, Lost(f"no worker offers {', '.join(kind.needs(*jobs[k]))}")) for k in left)
+            yield from (
+                (k, Lost(f"no worker of the farm with {' and '.join(kind.needs(*jobs[k]))} made it")) for k in left
+            )
         elif left:
             hear = None if told is None else lambda n, message: told(left[n], message)
             for n, result in self.here.each(kind, [jobs[k] for k in left], hear, apart):
@@ -174,9 +178,13 @@ class _Batch:
     _heard: float = field(default_factory=time.monotonic)
 
     def send(self, names: Sequence[str]) -> list[int]:
-        """Hand the jobs to the scheduler; those that are too large to be sent."""
-        left = []
+        """Hand the jobs to the scheduler; those that no worker can make, or that are too large to be sent."""
+        left, workers = [], self.farm._workers()
         for k, job in enumerate(self.jobs):
+            needs = offers.needed(self.kind.gpu, self.kind.needs(*job))
+            if not any(offers.serves(w, needs) for w in workers):
+                left.append(k)
+                continue
             message = pickle.dumps(self.kind.packed(*job), 5)
             if len(message) > LARGEST:
                 left.append(k)
@@ -185,7 +193,7 @@ class _Batch:
             key = f"{self.kind.name}-{name}"
             self.waiting.setdefault(key, []).append(k)
             if key not in self._futures:
-                self._needs[key] = offers.needed(self.kind.gpu, self.kind.needs(*job))
+                self._needs[key] = needs
                 self._submit(key, message)
         return left
 
@@ -238,7 +246,7 @@ class _Batch:
         if time.monotonic() - self._heard < PATIENCE:
             return
         self._heard = time.monotonic()
-        workers = list(self.farm._identity()["workers"].values())
+        workers = self.farm._workers()
         for key in [k for k in self.waiting if not any(offers.serves(w, self._needs[k]) for w in workers)]:
             for k in self.waiting.pop(key):
                 yield k, _NOTHING
@@ -253,7 +261,7 @@ class _Batch:
     def _result(self, key: str) -> Iterator[tuple[int, Any]]:
         """The results of a job that has ended, as its reader accepts them."""
         future = self._futures[key]
-        if future.status in ("cancelled", "lost"):
+        if future.status == "cancelled":
             raise self.farm._gone()
         numbers = self.waiting.pop(key)
         answer: performing.Answer | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -46,10 +47,11 @@ def compilers() -> tuple[str, ...]:
 def local(
     options: Options, workers: int | None, gpus: str | None, host: str, port: int, say: Callable[[str], None]
 ) -> None:
-    """A scheduler, and workers in processes of their own, until this one is told to end. Raises UsageError for a host
+    """A scheduler, and workers in processes of their own, until this one is told to end; plainly where no certificates are
+    named and nobody else reaches it. Raises UsageError for a host
     beyond this machine without certificates, and for GPUs that do not exist."""
     numbers = _gpus(gpus)
-    scheme = "tcp" if addresses.is_local(host) else "tls"
+    scheme = "tcp" if addresses.is_local(host) and options.certificates is None else "tls"
     security = addresses.security(f"{scheme}://{host}:{port}", options.certificates)
     count = cores() if workers is None else workers
     share = options.jobs if options.jobs != cores() or not numbers else max(1, cores() // len(numbers))
@@ -89,6 +91,8 @@ async def _local(
         address = str(scheduler.address)
         own = f"{scheme}127.0.0.1:{scheduler.port}" if host == "0.0.0.0" else address
         say(address)
+        if importlib.util.find_spec("bokeh") is not None:
+            say(f"http://127.0.0.1:{scheduler.http_server.port}/status")
         command = (sys.executable, "-P", "-m", "mirage_cli", "farm", "worker", own)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         processes = [await asyncio.create_subprocess_exec(*command, *kind, env=environment) for kind in kinds]

@@ -41,6 +41,8 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
 
             with closing(environment.crew(options)) as crew:
                 options = environment.settled(options, crew)
+                if line := crew.greeting():
+                    progress.note(line)
                 run = Run(model, options, tools, progress, complete, crew, clock=Clock(start=start))
                 report = _run_stages(run, out)
     enforce(report, options)

@@ -94,6 +94,9 @@ class Crew(Protocol):
     def devices(self) -> Sequence[Any]:
         """The kinds of GPU that a farm's workers offer (`machine.devices.Device`), numbered."""
 
+    def greeting(self) -> str:
+        """Who is there, in a line; empty where it is this machine alone."""
+
     def summary(self) -> Summary:
         """Who did what, for the report; empty where all was done here."""
 
@@ -131,6 +134,10 @@ class Here:
     def devices(self) -> Sequence[Any]:
         """None: those of this machine have numbers of their own."""
         return ()
+
+    def greeting(self) -> str:
+        """Nothing."""
+        return ""
 
     def summary(self) -> Summary:
         """Nothing."""
