@@ -11,13 +11,14 @@ from mirage_cli.commands import common
 
 
 @click.group(
+    cls=common.Group,
     short_help="Workers, certificates and lists of models for a farm.",
-    context_settings=common.HELP,
-    epilog="\b\nExamples:\n"
-    "  mirage farm local --workers 8                  a whole farm on this machine\n"
-    "  mirage farm certificates                       before other machines take part\n"
-    "  mirage farm worker tls://host:8786 --gpu 0     on each machine of it\n"
-    "  mirage farm run LIST.yaml --scheduler tls://host:8786",
+    examples=(
+        "mirage farm local --workers 8",
+        "mirage farm certificates",
+        "mirage farm worker tls://host:8786 --gpu 0",
+        "mirage farm run list.yaml --scheduler tls://host:8786",
+    ),
 )
 def farm() -> None:
     """A farm: many machines that search, prove, compile, check and measure for `mirage optimize --scheduler ADDRESS`. They are

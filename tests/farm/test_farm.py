@@ -26,7 +26,7 @@ from mirage_cli.options.options import Options
 from mirage_cli.processes.jobs import Here, Kind
 from tests.farm import kinds
 from tests.farm.serve import GPU
-from tests.optimized import Optimized, sample
+from tests.optimized import sample
 
 pytest.importorskip("distributed", reason="Dask is not installed")
 ROOT = Path(__file__).parents[2]
@@ -101,9 +101,7 @@ def results(crew: Farm, kind: Kind, *jobs: tuple[Any, ...]) -> dict[int, Any]:
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
-def test_the_folder_is_that_of_a_local_run(
-    address: str, optimized: Optimized, cache: Path, tmp_path: Path, one_isa: None
-) -> None:
+def test_the_folder_is_that_of_a_local_run(address: str, crew: Farm, tmp_path: Path, one_isa: None) -> None:
     options = Options(target=("cpu",), force=True, seed=7, cache=str(tmp_path / "cache"))
     report = story.optimize(str(sample(SAMPLE)), tmp_path / "there", Options(**vars_of(options, scheduler=address)))
     story.optimize(str(sample(SAMPLE)), tmp_path / "here", Options(**vars_of(options, cache="")))
