@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pickle
 import resource
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from mirage_cli.optimization import environment, several
 from mirage_cli.optimization.pipeline import Run
 from mirage_cli.options import orders
 from mirage_cli.options.options import Options
+from mirage_cli.processes import messages
 from mirage_cli.processes.jobs import Here, Kind
 from mirage_cli.suite import cases as suite_cases
 
@@ -142,7 +142,7 @@ class Recorder(Here):
     def each(self, kind: Kind, jobs: Sequence[Any], *rest: Any, **named: Any) -> Iterator[tuple[int, Any]]:
         """As `Here.each`, and each job once more as a worker makes it."""
         for job in jobs:
-            message = pickle.dumps(kind.packed(*job), 5)
+            message = messages.packed(kind.packed(*job))
             start = time.perf_counter()
             document = performing.perform(kind.address, message)
             self.rows.append((kind.address, job, document, time.perf_counter() - start))
@@ -165,7 +165,7 @@ def record(arguments: argparse.Namespace) -> dict[str, Any]:
             run.build(draft)
             run.check()
         rows = [(address, _kept(job), document, seconds) for address, job, document, seconds in recorder.rows]
-        Path(arguments.file).write_bytes(pickle.dumps(rows))
+        Path(arguments.file).write_bytes(messages.packed(rows))
     return {"jobs": len(rows), "seconds": round(sum(r[3] for r in rows), 1)}
 
 
@@ -192,7 +192,7 @@ def _unpacked(job: Sequence[Any], folder: Path) -> tuple[Any, ...]:
 
 def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
     """Recorded jobs, many times over, by workers that wait as long as the jobs took and hand back what came of them."""
-    rows: list[Any] = pickle.loads(Path(arguments.file).read_bytes())
+    rows: list[Any] = messages.unpacked(Path(arguments.file).read_bytes())
     count = arguments.workers * JOBS_OF_A_WORKER
     with tempfile.TemporaryDirectory() as folder, farm("--workers", "0") as address:
         command = [sys.executable, "-m", "samples.farm_scale", "_wait", arguments.file, address]
@@ -232,11 +232,11 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def wait(arguments: argparse.Namespace) -> None:
     """The simulated workers of a scheduler, all in this process."""
-    rows: list[Any] = pickle.loads(Path(arguments.file).read_bytes())
+    rows: list[Any] = messages.unpacked(Path(arguments.file).read_bytes())
     answers = {_name(address, job): (document, seconds) for address, job, document, seconds in rows}
 
     def waited(address: str, message: bytes, *_: Any) -> bytes:
-        args = pickle.loads(message)
+        args = messages.unpacked(message)
         document, seconds = answers[_name(address, args)]
         time.sleep(seconds)
         return bytes(document)

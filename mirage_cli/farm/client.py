@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import pickle
 import queue
 import time
 import uuid
@@ -22,6 +21,7 @@ from mirage_cli.farm import addresses, offers, performing
 from mirage_cli.farm.worker import configured
 from mirage_cli.files import codec
 from mirage_cli.machine.devices import Device
+from mirage_cli.processes import messages
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.processes.jobs import Done, Here, Job, Kind, Summary
 
@@ -185,7 +185,7 @@ class _Batch:
             if not any(offers.serves(w, needs) for w in workers):
                 left.append(k)
                 continue
-            message = pickle.dumps(self.kind.packed(*job), 5)
+            message = messages.packed(self.kind.packed(*job))
             if len(message) > LARGEST:
                 left.append(k)
                 continue

@@ -35,6 +35,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def told(_: Any) -> dict[str, Any]:
+    """What a worker tells of itself beside its resources."""
+    return {"versions": versions()}
+
+
 def version_offer(known: Mapping[str, str] | None = None) -> str:
     """The versions as one offer."""
     return "; ".join(f"{name} {version}" for name, version in sorted((known or versions()).items()))

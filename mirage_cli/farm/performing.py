@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from mirage_cli.errors import OutOfTime
 from mirage_cli.farm import offers
+from mirage_cli.processes import messages
 from mirage_cli.processes.isolation import Lost, Pool
 from mirage_cli.processes.jobs import Kind
 
@@ -45,7 +45,7 @@ def found(address: str) -> Kind:
 def perform(address: str, message: bytes, tell: Callable[[Any], None] | None = None) -> bytes:
     """The result of a job as JSON; in a process of its own."""
     kind = found(address)
-    args = pickle.loads(message)
+    args = messages.unpacked(message)
     document = kind.elsewhere(*args) if tell is None else kind.elsewhere(*args, tell)
     return json.dumps(document, separators=(",", ":")).encode()
 

@@ -10,11 +10,11 @@ import resource
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.farm import addresses, offers, performing
+from mirage_cli.files.staging import Scratch
 
 JOIN_SECONDS = 30.0  #: for a scheduler to answer
 METADATA = "mirage-versions"  #: what the first worker of a farm says of its versions
@@ -49,15 +49,16 @@ async def _serve(place: Place) -> None:
     dask = addresses.distributed()
     security = addresses.security(place.scheduler, place.certificates)
     await _join(place, dask, security)
-    with configured():
+    with configured(), Scratch("mirage-worker-") as folder:
         worker = dask.Worker(
             place.scheduler,
             nthreads=1 if place.gpu is not None else place.jobs,
             name=place.name or _name(place),
             resources=offers.resources(place.jobs, place.offered, place.gpu is not None),
-            startup_information={offers.INFORMATION: lambda _: {"versions": offers.versions()}},
+            startup_information={offers.INFORMATION: offers.told},
             security=security,
             memory_limit=0,
+            local_directory=str(folder),
             death_timeout=JOIN_SECONDS,
             host="127.0.0.1" if place.scheduler.startswith("tcp://") else None,
             dashboard=False,
@@ -106,7 +107,6 @@ def configured() -> Any:
         "distributed.scheduler.worker-ttl": "60s",
         "distributed.scheduler.allowed-failures": 3,
         "distributed.scheduler.worker-saturation": 1.0,
-        "temporary-directory": str(Path(os.environ.get("TMPDIR", "/tmp"))),
     }
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -35,6 +35,20 @@ def serve(options: Options, gpu: int | None) -> None:
     farm_worker.serve(place)
 
 
+def dask_setup(worker: Any) -> None:
+    """Make a worker that Dask's own programs start one of the farm's: `dask worker --preload
+    mirage_cli.inspection.workers`. With MIRAGE_FARM_GPU=1 it is one of the GPU that CUDA_VISIBLE_DEVICES leaves. Dask
+    calls this before the worker joins."""
+    gpu = os.environ.get("MIRAGE_FARM_GPU") == "1"
+    found = compilers()
+    if gpu:
+        found += (offers.device_offer(devices.device(0)),)
+    resources = offers.resources(worker.state.nthreads, found, gpu)
+    worker.state.total_resources.update(resources)
+    worker.state.available_resources.update(resources)
+    worker.startup_information[offers.INFORMATION] = offers.told
+
+
 def compilers() -> tuple[str, ...]:
     """The compilers of this machine, as workers offer them."""
     found = []

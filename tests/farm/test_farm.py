@@ -210,6 +210,18 @@ def test_a_gpu_that_hangs_is_left_and_another_measures(tmp_path: Path) -> None:
         assert len(crew._serving(offers.needed(True, (GPU,)))) == 1
 
 
+def test_workers_that_dask_starts_are_the_farms(tmp_path: Path) -> None:
+    words = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", "mirage_cli.inspection.workers")
+    with local("--workers", "0") as (address, _):
+        process = begun("-m", "distributed.cli.dask_worker", address, *words, stderr=subprocess.DEVNULL)
+        try:
+            with opened(address) as crew:
+                assert results(crew, kinds.SQUARE, (2,)) == {0: "4 there"}
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
 # --- who takes part ---------------------------------------------------------------------------------------------------
 def test_workers_of_other_versions_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "PATIENCE", 60.0)
