@@ -23,11 +23,11 @@ demo: $(STAMP) ## Optimize an exported decoder, prove it, and run it in onnxrunt
 test: $(STAMP) ## Run the whole test suite
 	$(PYTEST) -n auto --dist worksteal
 
-# What the extras bring: torch and onnxruntime-genai, with the builder of its models.
-EXTRAS := tests/frontends/torchscript tests/python/test_torch.py tests/benchmark/test_program_peer.py tests/suite/test_cases.py \
+# What the extras bring: torch, onnxruntime-genai with the builder of its models, and Dask.
+EXTRAS := tests/farm/test_farm.py 'tests/documents/test_how_to.py::test_a_page[farm]' tests/frontends/torchscript tests/python/test_torch.py tests/benchmark/test_program_peer.py tests/suite/test_cases.py \
   tests/backends/test_kernel.py tests/runtime/test_genai.py
 
-test-extras: $(VENV)/.extras ## Run the tests of what torch and onnxruntime-genai add (installs them)
+test-extras: $(VENV)/.extras ## Run the tests of what torch, onnxruntime-genai and Dask add (installs them)
 	$(PYTEST) -n auto --dist worksteal $(EXTRAS)
 
 lint: $(STAMP) ## Check style, types and the direction of imports
@@ -127,7 +127,7 @@ reproducible: $(STAMP) ## Optimize samples in surroundings that must not matter 
 	$(BIN)/python -m samples.reproducible $(or $(NAMES),--all) --jobs $$(nproc)
 
 lock: ## Pin the versions of development again, at the newest of their ranges (uv)
-	uv pip compile pyproject.toml --extra dev --extra docs --universal --python-version 3.11 --no-header --no-annotate --upgrade --quiet \
+	uv pip compile pyproject.toml --extra dev --extra docs --extra farm --universal --python-version 3.11 --no-header --no-annotate --upgrade --quiet \
 	  --output-file $(LOCK)
 
 dist: $(STAMP) ## Build the wheel and the source distribution in dist/
@@ -157,7 +157,7 @@ $(VENV)/.fuzz: $(STAMP)
 
 $(VENV)/.extras: $(STAMP)
 	@$(PIP) torch==2.13.0
-	@$(PIP) --editable '.[dev,genai]'
+	@$(PIP) --editable '.[dev,genai,farm]'
 	@touch $@
 
 $(VENV)/.samples: $(STAMP)

@@ -123,6 +123,14 @@ class Crashed(MirageError):
     hint = "what ran there has a defect, or memory was short: try another version of onnxruntime (or torch)"
 
 
+class FarmLost(MirageError):
+    """A farm's scheduler does not answer."""
+
+    code = "farm-lost"
+    exit_code = 4
+    hint = "what was found until now is kept: the next run goes on from there"
+
+
 class InternalError(MirageError):
     """A defect of this program; the message says where the log is."""
 

@@ -25,7 +25,7 @@ from mirage_cli.options import debug
 #: name -> module, imported when the command is asked for
 COMMANDS = {
     name: f"mirage_cli.commands.{name}"
-    for name in ("optimize", "verify", "bench", "inspect", "show", "compare", "doctor", "cache")
+    for name in ("optimize", "verify", "bench", "inspect", "show", "compare", "doctor", "cache", "farm")
 }
 CLOSED_PIPE = 128 + 13
 _COMPLETION = "_MIRAGE_COMPLETE"

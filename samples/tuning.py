@@ -92,10 +92,21 @@ def planned(case: Case, dtype: str, plans: PlanOptions, seed: int) -> tuple[Impo
 
 def tuned(case: Case, dtype: str, options: Options, tools: Toolchain) -> Iterator[Row]:
     """Tune the fragments of a case."""
-    plans = plan_options(options, tools, (), {})
+    gpu = device(options.gpu or 0)
+    plans = plan_options(options, tools, (), {}, gpu)
     imported, work = planned(case, dtype, plans, options.seed)
     cache = environment.tuning_cache(options)
-    stage = tuning_stage.Stage(options, plans, tools, imported, {}, lambda symbols: {}, cache, device(options.gpu or 0))
+    stage = tuning_stage.Stage(
+        options,
+        plans,
+        tools,
+        imported,
+        {},
+        lambda symbols: {},
+        cache,
+        gpu,
+        environment.crew(options),
+    )
     for w in work:
         start = time.perf_counter()
         if w.plan is not None and w.plan.pool:

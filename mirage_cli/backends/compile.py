@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import hashlib
 import json
 import logging
@@ -10,13 +12,16 @@ import shlex
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from mirage_cli.backends import toolchain
+from mirage_cli.codegen import render
 from mirage_cli.errors import CompileError
-from mirage_cli.files import rawfile, result_store, staging
+from mirage_cli.files import codec, rawfile, result_store, staging
 from mirage_cli.processes import programs
+from mirage_cli.processes.jobs import Crew, Here, Job, Kind
 
 TIMEOUT = 300.0
 _log = logging.getLogger(__name__)
@@ -26,7 +31,8 @@ _log = logging.getLogger(__name__)
 class CompileJob:
     """One compilation: `command` runs in the source folder, reads `source` and writes `object` there.
 
-    `fragment` says whose failure it is; `tool` is the compiler's version, a part of the cache key.
+    `fragment` says whose failure it is; `tool` is the compiler's version, a part of the cache key, and the first `own`
+    words of the command are its installation's: on another machine others stand there.
     """
 
     fragment: str
@@ -34,6 +40,12 @@ class CompileJob:
     object: str
     command: tuple[str, ...]
     tool: str
+    own: int = 0
+
+    @property
+    def compiler(self) -> str:
+        """Which compiler it takes, as workers offer it."""
+        return offered("nvcc" if self.source.endswith(".cu") else "cxx", self.tool)
 
 
 def default_workers() -> int:
@@ -47,27 +59,31 @@ def compile_objects(
     workers: int | None = None,
     timeout: float = TIMEOUT,
     cache: Path | None = None,
-    progress: Callable[[CompileJob], None] | None = None,
+    progress: Callable[[CompileJob], None] = lambda job: None,
+    crew: Crew | None = None,
 ) -> dict[CompileJob, CompileError]:
-    """Run all jobs in `folder`; returns the failures. One that fails does not stop the others."""
+    """Run all jobs in `folder`, as many as there are `workers` at a time or by a crew; returns the failures. One that
+    fails does not stop the others."""
     store = ObjectCache(cache, folder) if cache is not None else None
-    cancel = threading.Event()
-
-    def work(job: CompileJob) -> CompileError | None:
-        failure = _compile(job, folder, timeout, store, cancel)
-        if progress is not None:
+    keys = [store.key(job) if store is not None else "" for job in jobs]
+    missing = []
+    for k, job in enumerate(jobs):
+        if store is not None and store.fetch(keys[k], folder / job.object):
             progress(job)
-        return failure
-
-    with ThreadPoolExecutor(workers or default_workers()) as pool:
-        try:
-            futures = [pool.submit(work, job) for job in jobs]
-            results = [future.result() for future in futures]
-        except BaseException:
-            cancel.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-    return {job: failure for job, failure in zip(jobs, results, strict=True) if failure is not None}
+        else:
+            missing.append(k)
+    failed: dict[int, CompileError] = {}
+    calls = [(jobs[k], folder, timeout) for k in missing]
+    for n, failure in (crew or Here(workers or default_workers())).each(
+        COMPILE, calls, names=[keys[k] for k in missing]
+    ):
+        k = missing[n]
+        if failure is not None:
+            failed[k] = failure
+        elif store is not None:
+            store.put(keys[k], folder / jobs[k].object)
+        progress(jobs[k])
+    return {jobs[k]: failed[k] for k in sorted(failed)}
 
 
 def run_command(
@@ -83,18 +99,75 @@ def run_command(
 
 
 def _compile(
-    job: CompileJob, folder: Path, timeout: float, store: ObjectCache | None, cancel: threading.Event
+    job: CompileJob, folder: Path, timeout: float, cancel: threading.Event | None = None
 ) -> CompileError | None:
-    key = store.key(job) if store is not None else ""
-    if store is not None and store.fetch(key, folder / job.object):
-        return None
     what = f"src/{job.source} does not compile"
     failure, _ = run_command(job.command, what, folder, timeout, cancel)
     if failure is None and not (folder / job.object).is_file():
         return CompileError(f"{what}: {job.command[0]} told of no error and wrote no {job.object}")
-    if failure is None and store is not None:
-        store.put(key, folder / job.object)
     return failure
+
+
+# --- on another machine ---------------------------------------------------------------------------------------------------
+def offered(kind: str, version: str) -> str:
+    """A compiler as workers offer it and jobs need it."""
+    return f"{kind} {version}"
+
+
+def _packed(job: CompileJob, folder: Path, timeout: float) -> Job:
+    return job, (folder / job.source).read_bytes(), timeout
+
+
+def _elsewhere(job: CompileJob, source: bytes, timeout: float) -> dict[str, str]:
+    """The object of a source beside this machine's copy of the headers, by its own compiler of the same version."""
+    tool = _own_compiler(job.source.endswith(".cu"))
+    if not job.own or tool.version != job.tool:
+        raise CompileError(f"{job.tool} is not here, but {tool}")
+    command = (*tool.command, *tool.compile_flags, *job.command[job.own :])
+    with staging.Scratch("mirage-compile-") as folder:
+        staging.copy_tree(render.include_dir(), folder / "include")
+        (folder / job.object).parent.mkdir(parents=True, exist_ok=True)
+        (folder / job.source).write_bytes(source)
+        failure = _compile(CompileJob(job.fragment, job.source, job.object, command, job.tool), folder, timeout)
+        if failure is not None:
+            return {"problem": str(failure)}
+        return {"object": base64.b64encode((folder / job.object).read_bytes()).decode()}
+
+
+@functools.cache
+def _own_compiler(cuda: bool) -> toolchain.Tool:
+    return toolchain.find_nvcc() if cuda else toolchain.find_cxx()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What comes back: an object file in base 64, or why there is none."""
+
+    object: str = ""
+    problem: str = ""
+
+
+def _read(document: Any, args: Job) -> CompileError | None:
+    job, folder, timeout = args
+    made = codec.checked(document, _Made)
+    content = base64.b64decode(made.object, validate=True)
+    if made.problem:  # told with the command that was to run here
+        return _compile(job, folder, timeout)
+    if not content.startswith(b"\x7fELF"):
+        raise ValueError(f"{job.object} is no object file")
+    (folder / job.object).write_bytes(content)
+    return None
+
+
+COMPILE = Kind(
+    f"{__name__}:COMPILE",
+    _compile,
+    _elsewhere,
+    _read,
+    packed=_packed,
+    needs=lambda job, *_: (job.compiler,),
+    program=True,
+)
 
 
 class ObjectCache:

@@ -76,4 +76,4 @@ def link_command(cxx: Tool, objects: Sequence[str], library: str) -> tuple[str, 
 
 def _job(cxx: Tool, fragment: str, source: str, target: str, flags: Sequence[str]) -> CompileJob:
     command = (*cxx.command, *cxx.compile_flags, *flags, "-Iinclude", "-c", source, "-o", target)
-    return CompileJob(fragment, source, target, command, cxx.version)
+    return CompileJob(fragment, source, target, command, cxx.version, len(cxx.command) + len(cxx.compile_flags))

@@ -20,7 +20,8 @@ def jobs(nvcc: Tool, fragment: str, archs: Sequence[str]) -> list[CompileJob]:
     source, target = f"{fragment}.cu", f"build/{fragment}.cuda.o"
     flags = (*FLAGS, SAME_OBJECT, *arch_flags(archs))
     command = (*nvcc.command, *nvcc.compile_flags, *flags, "-Iinclude", "-c", source, "-o", target)
-    return [CompileJob(fragment, source, target, command, nvcc.version)]
+    own = len(nvcc.command) + len(nvcc.compile_flags)
+    return [CompileJob(fragment, source, target, command, nvcc.version, own)]
 
 
 def link_command(nvcc: Tool, objects: Sequence[str], library: str, archs: Sequence[str]) -> tuple[str, ...]:

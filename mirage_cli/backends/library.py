@@ -21,6 +21,7 @@ from mirage_cli.codegen import render
 from mirage_cli.errors import CompileError, InvalidGraph
 from mirage_cli.files import staging
 from mirage_cli.files.output import LIBRARY
+from mirage_cli.processes.jobs import Crew
 from mirage_cli.search.schedules.architectures import default_architectures
 
 HEADER = "mirage.h"
@@ -38,13 +39,15 @@ _ELEMENTS = {"bool": "boolean"}  # names of ort::Element that are not those of l
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a build: architectures, parallel compilations, seconds for each, a folder of kept objects."""
+    """Options of a build: architectures, parallel compilations, seconds for each, a folder of kept objects, who compiles
+    (None: this machine)."""
 
     archs: tuple[str, ...] = field(default_factory=default_architectures)
     workers: int | None = None
     timeout: float = TIMEOUT
     cache: Path | None = None
-    progress: Callable[[CompileJob], None] | None = None
+    progress: Callable[[CompileJob], None] = lambda job: None
+    crew: Crew | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,9 @@ class _Build:
 
     def _compile(self, jobs: Sequence[CompileJob]) -> dict[CompileJob, CompileError]:
         options = self.options
-        return compile_objects(jobs, self.src, options.workers, options.timeout, options.cache, options.progress)
+        return compile_objects(
+            jobs, self.src, options.workers, options.timeout, options.cache, options.progress, options.crew
+        )
 
     def _link_command(self, objects: Sequence[str], with_cuda: bool) -> tuple[str, ...]:
         library = f"../{LIBRARY}"

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -42,6 +43,9 @@ from mirage_cli.checks.random_inputs import (
 from mirage_cli.checks.reference import Nodes, Reference, Unknown, of_program
 from mirage_cli.checks.threshold_inputs import Turning
 from mirage_cli.errors import Crashed, MirageError, OutOfResources, OutOfTime, Refused, ToolMissing
+from mirage_cli.files import codec
+from mirage_cli.files.output import LIBRARY
+from mirage_cli.files.staging import Scratch
 from mirage_cli.kernels.kernel import Kernel
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program
@@ -49,6 +53,7 @@ from mirage_cli.numerics import windows
 from mirage_cli.numerics.accuracy import DRAWS, Accuracy, rounded_figure
 from mirage_cli.numerics.edges import draw
 from mirage_cli.processes import isolation
+from mirage_cli.processes.jobs import Kind
 from mirage_cli.runtime import sessions
 
 Extra = NDArray[Any] | TensorSpec  #: a value, or the description of a tensor for which any will do
@@ -182,6 +187,22 @@ def run_job(job: CheckJob) -> FloatCheck | None:
             return list(kernel.run([*arrays, *extra_arrays(job, symbols)]))
 
     return judge(job.program, called, cases_of(job))
+
+
+def _elsewhere(job: CheckJob, library: bytes) -> Any:
+    """A check on another machine, of a library that came with it."""
+    with Scratch("mirage-check-") as folder:
+        (folder / LIBRARY).write_bytes(library)
+        return msgspec.to_builtins(run_job(replace(job, library=folder / LIBRARY)))
+
+
+CHECK = Kind(
+    f"{__name__}:CHECK",
+    run_job,
+    _elsewhere,
+    lambda document, _: None if document is None else codec.checked(document, FloatCheck),
+    packed=lambda job: (replace(job, library=Path()), job.library.read_bytes()),
+)
 
 
 def cases_of(job: CheckJob) -> Iterator[Case | str]:

@@ -262,6 +262,15 @@ class Command(click.Command):
         super().format_epilog(ctx, formatter)
 
 
+class Group(Command, click.Group):
+    """A command of commands."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options and the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
 _ALL = "mirage_cli.help_all"
 
 

@@ -38,35 +38,42 @@ if TYPE_CHECKING:
         "max_memory",
         "inputs",
         "data",
+        "certificates",
     ),
 )
-@click.argument("model", required=False, type=common.Model())
+@click.argument("models", nargs=-1, type=common.Model(), metavar="MODEL...")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="The folder to write; one of ours is replaced.")
 @click.option("--config", metavar="FILE", type=click.Path(), help="Take options from a YAML file.")
 @click.option("--print-config", is_flag=True, help="Print the options as such a file, and exit.")
 @common.settings_options(*settings.BY_NAME)
 @common.speaking
 def optimize(
-    voice: Voice, model: str | None, output: str | None, config: str | None, print_config: bool, **given: Any
-) -> None:
+    voice: Voice, models: tuple[str, ...], output: str | None, config: str | None, print_config: bool, **given: Any
+) -> int:
     """Optimize MODEL (.onnx, .pt, or - for standard input) into a folder: the patched model, a library of kernels for ONNX
-    Runtime, the report. Options that name things can be repeated."""
+    Runtime, the report; of several models one each below it. Options that name things can be repeated."""
     options = effective(config, given)
     if print_config:
         click.echo(_written(options, voice.as_json), nl=False)
-        return
-    if model is None:
+        return 0
+    if not models:
         raise click.UsageError("Missing argument 'MODEL'.", click.get_current_context())
     if output is None and not options.dry_run:
         raise click.UsageError("Missing option '-o' (or --dry-run, to write nothing).", click.get_current_context())
-    path = common.check_input(model)
+    paths = [common.check_input(model) for model in models]
+    if len(paths) > 1:
+        from mirage_cli.commands.farm import optimize_all
+        from mirage_cli.options import orders
+
+        return optimize_all(voice, orders.of(paths, Path(output or ""), options))
     from mirage_cli.optimization import story
     from mirage_cli.processes import isolation
 
     isolation.limit_memory(options.max_memory)
     with voice.progress() as progress:
-        report = story.optimize(path, Path(output or ""), options, progress)
+        report = story.optimize(paths[0], Path(output or ""), options, progress)
     voice.result(report.to_json, lambda: _summary(report, output))
+    return 0
 
 
 def effective(config: str | None, given: dict[str, Any]) -> Options:

@@ -64,6 +64,10 @@ class Lines:
             self._best[fragment] = best
             self._line(f"{self._stage}: {searching(name, standing)}")
 
+    def note(self, text: str) -> None:
+        """Something is going on."""
+        self._line(text)
+
     def _line(self, text: str) -> None:
         self._told = time.perf_counter()
         self._say(f"[{self._told - self._start:7.2f} s] {text}")
@@ -86,6 +90,9 @@ class Stages(Lines):
 
     def search(self, fragment: str, name: str, standing: Standing | None) -> None:
         """Nothing: its step follows."""
+
+    def note(self, text: str) -> None:
+        """Nothing: a step follows."""
 
 
 class Bars:
@@ -118,6 +125,11 @@ class Bars:
             self._running[fragment] = standing
             self._display.line = searching(name, standing)
             self._moved()
+
+    def note(self, text: str) -> None:
+        """The line under the bar."""
+        self._display.line = text
+        self._moved()
 
     def _moved(self, **fields: Any) -> None:
         if self._task is not None:

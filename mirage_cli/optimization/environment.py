@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ToolMissing, UsageError
+from mirage_cli.farm.client import Farm
 from mirage_cli.files.result_store import Kept
 from mirage_cli.machine import devices, user_folders
 from mirage_cli.options.options import Options
+from mirage_cli.processes.jobs import Crew, Here
 from mirage_cli.runtime import sessions
 from mirage_cli.search.schedules.architectures import architectures, default_architectures, native
 from mirage_cli.tuning.cache import TuningCache
@@ -24,14 +27,45 @@ def toolchain(options: Options) -> Toolchain:
     if unknown:
         raise UsageError(f"--target {unknown[0]}: expected cpu or cuda")
     tools = tools_module.find(not options.target or wants_cuda(options), store(options))
-    if options.gpu is not None:
+    if options.gpu is not None and options.scheduler is None:
         devices.device(options.gpu)
         sessions.check_provider("cuda")
     if wants_cuda(options) and tools.nvcc is None:
         raise ToolMissing("no nvcc was found", "pip install 'mirage-cli[nvcc]', or set CUDA_HOME; or use --target cpu")
-    if options.gpu is not None and tools.nvcc is not None:
+    if options.gpu is not None and options.scheduler is None and tools.nvcc is not None:
         devices.check_driver("nvcc", tools.nvcc.version)
     return tools
+
+
+def crew(options: Options) -> Crew:
+    """Who makes the jobs of a run: the processes of this machine, or a farm. Raises FarmLost where no scheduler answers,
+    ToolMissing without Dask, UsageError for an address or certificates that do not fit."""
+    here = Here(options.jobs, options.max_memory)
+    return here if options.scheduler is None else Farm(options.scheduler, options.certificates, here).open()
+
+
+def device(options: Options, crew: Crew) -> devices.Device | None:
+    """The GPU to measure on: of this machine, or the kind with that number that workers of a farm offer. Raises
+    ToolMissing without a GPU, UsageError for a number that does not exist."""
+    if options.gpu is None or options.scheduler is None:
+        return None if options.gpu is None else devices.device(options.gpu)
+    offered = crew.devices()
+    if options.gpu >= len(offered):
+        names = ", ".join(d.name for d in offered) or "none"
+        raise ToolMissing(
+            f"--gpu {options.gpu}: workers of {options.scheduler} offer {len(offered)} kinds of GPU: {names}"
+        )
+    found: devices.Device = offered[options.gpu]
+    return found
+
+
+def settled(options: Options, crew: Crew) -> Options:
+    """The options of a run with a farm's GPU, whose architecture is the native one."""
+    found = device(options, crew) if options.scheduler is not None else None
+    if found is None or (options.arch and "native" not in options.arch):
+        return options
+    own = architecture_of(found)
+    return replace(options, arch=tuple(own if a == "native" else a for a in options.arch) or (own,))
 
 
 def wants_cuda(options: Options) -> bool:

@@ -10,15 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx
 
 from mirage_cli.errors import MirageError
+from mirage_cli.files import codec
+from mirage_cli.files.output import LIBRARY
+from mirage_cli.files.staging import Scratch
 from mirage_cli.machine import devices
 from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place, agreement
 from mirage_cli.measurement.timing import Distribution, Effort, Timer, WallClock, paired, ratio
 from mirage_cli.optimization.fragment_models import FragmentModel
 from mirage_cli.processes import isolation
 from mirage_cli.processes.isolation import Lost
+from mirage_cli.processes.jobs import Crew, Here, Kind
 from mirage_cli.report import forms
 from mirage_cli.runtime import sessions
 from mirage_cli.runtime.example import example_inputs
@@ -182,9 +187,10 @@ def measure_fragments(
     effort: Effort | None = None,
     seed: int = 0,
     step: Callable[[str], None] = lambda text: None,
-    max_memory: int = 0,
+    crew: Crew | None = None,
+    needs: tuple[str, ...] = (),
 ) -> dict[str, Comparison]:
-    """Measure each fragment by identifier, in a process of its own with `max_memory` (bytes, 0: no limit); for
+    """Measure each fragment by identifier, in a process of its own, or on a worker of a crew that offers what it `needs`; for
     `optimize --gpu`, which replaces only those found to be `faster` and stores their rows, `measured(devices.name(...))`,
     in the report.
 
@@ -194,11 +200,35 @@ def measure_fragments(
     """
     comparisons = {}
     names = list(fragments)
-    jobs = [(fragments[name], library, place, effort or Effort(), seed) for name in names]
-    for k, outcome in isolation.each(measure_fragment, jobs, 1, max_memory, apart=True):
+    jobs = [(fragments[name], library, place, effort or Effort(), seed, needs) for name in names]
+    for k, outcome in (crew or Here()).each(MEASURE, jobs, apart=True):
         comparisons[names[k]] = lost_comparison(outcome) if isinstance(outcome, Lost) else outcome
         step(fragments[names[k]].spec.op_type)
     return comparisons
+
+
+def _one(*job: Any) -> Comparison:
+    return measure_fragment(*job[:5])
+
+
+def _elsewhere(fragment: FragmentModel, library: bytes, place: Place, effort: Effort, seed: int) -> Any:
+    """A measurement on a worker, whose only device is number 0."""
+    with Scratch("mirage-measure-") as folder:
+        (folder / LIBRARY).write_bytes(library)
+        own = replace(place, device=0)
+        return msgspec.to_builtins(measure_fragment(fragment, folder / LIBRARY, own, effort, seed))
+
+
+MEASURE = Kind(
+    f"{__name__}:MEASURE",
+    _one,
+    _elsewhere,
+    lambda document, _: codec.checked(document, Comparison),
+    packed=lambda fragment, library, *rest: (fragment, library.read_bytes(), *rest[:3]),
+    needs=lambda *job: job[5],
+    gpu=True,
+    seconds=600.0,
+)
 
 
 @dataclass(frozen=True, slots=True)

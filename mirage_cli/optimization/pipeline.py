@@ -14,9 +14,10 @@ from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.checks import given_tensors, stated_program
-from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits, run_job, symbol_values, too_large
+from mirage_cli.checks.kernel_check import CHECK, CheckJob, FloatCheck, Limits, symbol_values, too_large
 from mirage_cli.codegen.requests.passes import without
 from mirage_cli.errors import UsageError
+from mirage_cli.farm import offers
 from mirage_cli.files.datafile import Piece
 from mirage_cli.files.output import MODEL
 from mirage_cli.files.result_store import Kept
@@ -47,6 +48,7 @@ from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, fragment_cache, ranges
 from mirage_cli.planning.plan import PlanOptions, newest
 from mirage_cli.processes import isolation
+from mirage_cli.processes.jobs import Crew, Here
 from mirage_cli.report import forms
 from mirage_cli.report.report import Report
 from mirage_cli.report.stages import Clock, Progress, Silent
@@ -67,6 +69,8 @@ class Run:
     tools: Toolchain
     progress: Progress = field(default_factory=Silent)
     complete: str = ""
+    lent: Crew | None = None  #: who makes its jobs; without, the processes of this machine
+    crew: Crew = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
     plans: PlanOptions = field(init=False)
@@ -82,6 +86,14 @@ class Run:
     pieces: list[Piece] = field(default_factory=list)  #: what the file of weights is made of
     notes: list[str] = field(default_factory=list)  #: on trying the patched model
     clock: Clock = field(default_factory=Clock)
+
+    @property
+    def device(self) -> devices.Device | None:
+        """The GPU to measure on."""
+        return environment.device(self.options, self.crew)
+
+    def __post_init__(self) -> None:
+        self.crew = self.lent or Here(self.options.jobs, self.options.max_memory)
 
     @property
     def chosen(self) -> list[Work]:
@@ -115,22 +127,22 @@ class Run:
                     )
 
     def plan(self) -> None:
-        """Search, render and prove each distinct fragment, in processes of their own when there are several; those of which
-        earlier runs have kept the plan are not searched again."""
+        """Search, render and prove each distinct fragment; those of which earlier runs have kept the plan are not searched
+        again."""
         work = [w for w in self.work if not w.failed]
         symbols = {s for w in work for s in w.program.symbols}
-        options = replace(plan_options(self.options, self.tools, symbols, self.ranges), entropy=self.entropy)
-        self.plans = batch.shared_out(options, len(work), self.options.jobs)
+        options = replace(
+            plan_options(self.options, self.tools, symbols, self.ranges, self.device), entropy=self.entropy
+        )
+        self.plans = batch.shared_out(options, len(work), self.crew.workers)
         measured = "cpu" if self.options.measure else ""
-        if self.options.gpu is not None:
-            measured = environment.architecture(self.options.gpu)
+        if (device := self.device) is not None:
+            measured = environment.architecture_of(device)
         self.progress.stage("search and prove", len(work))
         with self.clock.measure("plan"):
             jobs = [(w.id, w.name, w.program, w.operators, w.largest(self.imported), w.growth) for w in work]
             self.imported.forget()
-            for k, plan in batch.each(
-                jobs, options, self.options.jobs, self.options.max_memory, self.kept, self._watch(work)
-            ):
+            for k, plan in batch.each(jobs, options, self.crew, self.kept, self._watch(work)):
                 w = work[k]
                 self.progress.search(w.id, w.name, None)
                 if isinstance(plan, isolation.Lost):
@@ -167,7 +179,8 @@ class Run:
                 {name: (r.low, r.high) for name, r in self.ranges.items()},
                 lambda symbols: ranges.typical(symbols, self.ranges),
                 environment.tuning_cache(self.options),
-                tuning_stage.device_of(self.options),
+                self.device,
+                self.crew,
             )
             tuning_stage.choose(work, stage, self.progress.step)
 
@@ -184,6 +197,7 @@ class Run:
                 cache=environment.object_cache(self.options),
                 progress=lambda job: self.progress.step(str(job.fragment)),
                 archs=environment.archs(self.options),
+                crew=self.crew,
             )
             sources = {w.id: w.source() for w in chosen}
             self.built = build_library([w.spec() for w in chosen], sources, draft, self.tools, settings)
@@ -220,7 +234,8 @@ class Run:
                 job = w.check_job(self.imported, self.built.library, self.options.seed, limits)
                 jobs.append((job if tensors is None else given_tensors.checked_with(job, tensors),))
             # a kernel that crashes, or an original at which onnxruntime does, costs its own check only
-            for k, outcome in isolation.each(run_job, jobs, self.options.jobs, self.options.max_memory, apart=True):
+            names = [checks.name(w.id) for w in checked]
+            for k, outcome in self.crew.each(CHECK, jobs, apart=True, names=names):
                 checked[k].checked(outcome)
                 self.steady &= not checked[k].failed
                 checks.put(checked[k].id, outcome)
@@ -255,14 +270,17 @@ class Run:
         self.progress.stage("measure", len(self.chosen))
         place = Place("cpu") if o.gpu is None else Place("cuda", o.gpu)
         effort = Effort(CPU_SECONDS) if o.gpu is None else None
-        device = devices.name(place.provider, place.device)
+        found = self.device
+        device = devices.name("cpu") if found is None else found.name
+        needs = () if found is None else (offers.device_offer(found),)
+        crew = Here(1, o.max_memory) if found is None else self.crew
         with self.clock.measure("tune"):
             models = {
                 w.id: fragment_models.from_work(self.imported, w, ranges.typical(w.spec().symbols, self.ranges))
                 for w in self.chosen
             }
             comparisons = measure_fragments(
-                models, self.built.library, place, effort, o.seed, self.progress.step, o.max_memory
+                models, self.built.library, place, effort, o.seed, self.progress.step, crew, needs
             )
             for w in self.chosen:
                 f = comparisons[w.id]
@@ -319,7 +337,7 @@ class Run:
         """The report of what is known by now."""
         seconds = self.clock.total()
         made = assembly.report(self.model, self.imported, self.parts, self.work, self.options, seconds, self.ranges)
-        return replace(made, sizes=self.sizes, whole=self.whole)
+        return replace(made, sizes=self.sizes, whole=self.whole, farm=self.crew.summary())
 
     def write(self, draft: Path, out: Path) -> Report:
         """Write everything but model and library, which are there, into the draft, which will be `out`."""
@@ -401,15 +419,20 @@ def selected(names: Sequence[str], options: Options) -> bool:
 
 
 def plan_options(
-    options: Options, tools: Toolchain, symbols: Iterable[str], given: Mapping[str, dims.Range]
+    options: Options,
+    tools: Toolchain,
+    symbols: Iterable[str],
+    given: Mapping[str, dims.Range],
+    device: devices.Device | None = None,
 ) -> PlanOptions:
-    """Targets, bounds and proof options of a run; `given` is what is said of the `symbols` of its programs."""
+    """Targets, bounds and proof options of a run; `given` is what is said of the `symbols` of its programs, `device` the
+    GPU to measure on."""
     typical = tuple(sorted(ranges.typical(symbols, given).items()))
     passes = without(options.without)
     bounds = SearchOptions(
         options.max_kernels, options.max_ops, options.candidates, 4, options.budget, typical, engines=passes.engines
     )
-    pool = TUNING_POOL if options.tune_candidates and not options.dry_run and _tunes(options) else 0
+    pool = TUNING_POOL if options.tune_candidates and not options.dry_run and _tunes(options, device) else 0
     return PlanOptions(
         environment.targets(options, tools),
         bounds,
@@ -421,9 +444,9 @@ def plan_options(
     )
 
 
-def _tunes(options: Options) -> bool:
+def _tunes(options: Options, device: devices.Device | None) -> bool:
     """True if times decide: measured ones, or those of the cache; times of another architecture than plans are for do
     not."""
-    if options.gpu is None:
+    if device is None:
         return options.tuned
-    return environment.architecture(options.gpu) == newest(environment.archs(options)).name
+    return environment.architecture_of(device) == newest(environment.archs(options)).name

@@ -6,7 +6,7 @@ A run that was made before is answered from the cache, without importing what it
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,8 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
     where that is not possible it raises Refused, naming an operator.
 
     Raises ModelError for files that cannot be read, ToolMissing without a C++ compiler, UsageError for options that do
-    not fit, Busy while another run writes the folder, CheckFailed when a required coverage is missed (or, with `strict`,
-    when any fragment failed).
+    not fit, Busy while another run writes the folder, FarmLost where a scheduler does not answer, CheckFailed when a
+    required coverage is missed (or, with `strict`, when any fragment failed).
     """
     start, progress = time.perf_counter(), progress or Silent()
     with nullcontext() if options.dry_run else claimed(out, None if model == "-" else Path(model)):
@@ -39,7 +39,12 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
         else:
             from mirage_cli.optimization.pipeline import Run  # noqa: PLC0415 - it takes seconds
 
-            report = _run_stages(Run(model, options, tools, progress, complete, clock=Clock(start=start)), out)
+            with closing(environment.crew(options)) as crew:
+                options = environment.settled(options, crew)
+                if line := crew.greeting():
+                    progress.note(line)
+                run = Run(model, options, tools, progress, complete, crew, clock=Clock(start=start))
+                report = _run_stages(run, out)
     enforce(report, options)
     return report
 

@@ -6,34 +6,35 @@ what was tried stands in the report. Without anything measured the model's choic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mirage_cli.backends.compile import offered
 from mirage_cli.backends.toolchain import Tool, Toolchain
 from mirage_cli.checks.kernel_check import Limits
 from mirage_cli.errors import CheckFailed, InvalidGraph, MirageError, Refused, ToolMissing
-from mirage_cli.files.staging import Scratch
+from mirage_cli.farm import offers
+from mirage_cli.files import codec
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.machine import devices
 from mirage_cli.machine.devices import Device
-from mirage_cli.measurement.timing import WallClock
 from mirage_cli.optimization import environment
 from mirage_cli.optimization.task import Work
 from mirage_cli.options.options import Options
-from mirage_cli.planning.plan import PlanOptions, TargetPlan, newest, planned, printed
-from mirage_cli.processes import isolation
+from mirage_cli.planning import batch, fragment_cache
+from mirage_cli.planning.plan import FragmentPlan, PlanOptions, TargetPlan, fused, newest, planned, printed
 from mirage_cli.processes.isolation import Lost
+from mirage_cli.processes.jobs import Crew, Kind
+from mirage_cli.processes.jobs import Job as Call
 from mirage_cli.report import forms
 from mirage_cli.search.search import Candidate
 from mirage_cli.tuning import build
-from mirage_cli.tuning.bench import WRONG, BenchJob, IsolatedBench
-from mirage_cli.tuning.build import Settings, Workshop
+from mirage_cli.tuning.bench import WRONG, BenchJob
 from mirage_cli.tuning.cache import SETTLED, Measurement, Row, Settled, TuningCache, Where
-from mirage_cli.tuning.candidates import LOST, REFUSED, Trial, Tuned, fingerprint, tune
-from mirage_cli.tuning.candidates import Limits as TuningLimits
+from mirage_cli.tuning.candidates import LOST, REFUSED, Trial, Tuned, fingerprint
+from mirage_cli.tuning.session import TUNE, Bench, Outcome, TuneJob
 
 MAX_PROOFS = 8  #: candidates that are proved before the model's choice stays
 
@@ -41,7 +42,7 @@ MAX_PROOFS = 8  #: candidates that are proved before the model's choice stays
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Everything that choosing depends on: the options of the run and of its plans, compilers, the model, what is
-    said of symbols, the cache, and the GPU to measure on (None: the cache alone decides)."""
+    said of symbols, the cache, the GPU to measure on (None: the cache alone decides), and who measures and proves."""
 
     options: Options
     plans: PlanOptions
@@ -51,6 +52,7 @@ class Stage:
     sizes: Callable[[Sequence[str]], Mapping[str, int]]  #: what symbols typically are
     cache: TuningCache | None
     device: Device | None
+    crew: Crew
 
     @property
     def asked(self) -> Settled:
@@ -74,23 +76,13 @@ class Tuning:
 def choose(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -> None:
     """Give every fragment the fastest proved candidate of its pool, and its report what was tried. Trouble with one leaves
     it the model's choice."""
-    outcomes: dict[int, Tuning] = {}
-    stuck = ""
-    for k, w in enumerate(work):
-        try:
-            outcomes[k] = _measured(w, replace(stage, device=None) if stuck else stage)
-            outcomes[k].problem = outcomes[k].problem or stuck
-            stuck = stuck or outcomes[k].stuck
-            step(f"{w.name}: {_headline(outcomes[k])}")
-        except MirageError as e:
-            w.tuning = {"problem": str(e)}
-            step(f"{w.name}: not tuned: {e}")
+    outcomes = dict(sorted(_measured(work, stage, step)))
     jobs = [
         (work[k].id, work[k].program, _faster(work[k], f), work[k].operators, stage.plans, _own(work[k]))
         for k, f in outcomes.items()
     ]
     numbers = list(outcomes)
-    for n, outcome in isolation.each(first_proved, jobs, stage.options.jobs, stage.options.max_memory):
+    for n, outcome in stage.crew.each(PROVE, jobs):
         w, f = work[numbers[n]], outcomes[numbers[n]]
         assert w.plan is not None
         if isinstance(outcome, Lost):
@@ -150,59 +142,137 @@ def first_proved(
     return None, passed_over
 
 
+def _proved_elsewhere(identifier: str, program: Program, *rest: Any) -> Any:
+    plan, passed_over = first_proved(identifier, program, *rest)
+    of_fragment = None if plan is None else FragmentPlan(identifier, "", program, plans={"cuda": plan})
+    return {"plan": of_fragment and fragment_cache.plan_to_json(of_fragment), "passed_over": passed_over}
+
+
+@dataclass(frozen=True, slots=True)
+class _Proved:
+    plan: dict[str, Any] | None
+    passed_over: dict[str, str]
+
+
+def _proved(document: Any, args: Call) -> tuple[TargetPlan | None, dict[str, str]]:
+    identifier, program, candidates, _, options, _ = args
+    found = codec.checked(document, _Proved)
+    if found.plan is None:
+        return None, found.passed_over
+    plan = fragment_cache.plan_from_json(found.plan, program).plans["cuda"]
+    known = [(fused(c.graph, options), c.schedules) for _, c in candidates]
+    if (plan.graph, plan.schedules) not in known:
+        raise ValueError("a muGraph that is none of the candidates")
+    return batch.proved(identifier, program, plan, options), found.passed_over
+
+
+PROVE = Kind(f"{__name__}:PROVE", first_proved, _proved_elsewhere, _proved)
+
+
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _measured(w: Work, stage: Stage) -> Tuning:
-    """The times of a fragment's candidates: those of the cache where they suffice, else new ones."""
+def _measured(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -> Iterator[tuple[int, Tuning]]:
+    """(number of the fragment, the times of its candidates): those of the cache where they suffice, else new ones. What
+    fails is said in its report."""
+    known: dict[int, Tuning] = {}
+    jobs: dict[int, TuneJob] = {}
+
+    def failed(w: Work, error: str) -> None:
+        w.tuning = {"problem": error}
+        step(f"{w.name}: not tuned: {error}")
+
+    for k, w in enumerate(work):
+        try:
+            known[k], needed = _cached(w, stage)
+            if needed:
+                jobs[k] = _tune_job(w, known[k], stage)
+        except MirageError as e:
+            failed(w, str(e))
+            known.pop(k, None)
+    numbers = list(jobs)
+
+    def keep(n: int, trials: Sequence[Trial]) -> None:
+        if stage.cache is not None:
+            stage.cache.store(_rows(work[numbers[n]], known[numbers[n]].where, trials))
+
+    def told(k: int) -> tuple[int, Tuning]:
+        step(f"{work[k].name}: {_headline(known[k])}")
+        return k, known[k]
+
+    yield from (told(k) for k in known if k not in jobs)
+    waiting, stuck = dict.fromkeys(jobs), ""
+    bench = None if stage.options.scheduler is not None or not jobs else _bench(stage)
+    for n, outcome in stage.crew.each(TUNE, [(jobs[k], bench) for k in numbers], keep):
+        k = numbers[n]
+        del waiting[k]
+        if isinstance(outcome, Lost):
+            failed(work[k], outcome.reason)
+            continue
+        known[k] = _kept(work[k], known[k].where, outcome, stage)
+        yield told(k)
+        if stuck := outcome.stuck:
+            break
+    for k in waiting:
+        known[k].problem = stuck
+        yield told(k)
+
+
+def _kept(w: Work, where: Where, outcome: Outcome, stage: Stage) -> Tuning:
+    """The outcome of measuring, put into the cache."""
+    tuned = outcome.tuned
+    if stage.cache is not None:
+        stage.cache.store(_rows(w, where, tuned.trials))
+        if not tuned.lost:
+            stage.cache.store([Row(where.columns, SETTLED, {"name": w.name}, stage.asked)])
+    return Tuning(where, tuned, tuned.problem, outcome.seconds, outcome.stuck)
+
+
+def _cached(w: Work, stage: Stage) -> tuple[Tuning, bool]:
+    """What the cache knows of a fragment, and whether more is to be measured."""
     assert w.plan is not None
-    nvcc = _nvcc(stage)
-    pool = {fingerprint(c, stage.plans.passes.off): c for c in w.plan.pool}
+    pool = _pool(w, stage)
     where = _where(w, stage)
     rows = stage.cache.fetch(where) if stage.cache is not None else {}
     known = {k: v for k, v in rows.items() if k in pool and isinstance(v, Measurement)}
     cached = Tuned([Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known])
     settled = rows.get(SETTLED)
     enough = isinstance(settled, Settled) and settled.covers(stage.asked) and bool(cached.ranking)
-    if stage.device is None or enough:
-        return Tuning(where, cached)
-    clock = WallClock()
-    start = clock.now()
+    return Tuning(where, cached), not (stage.device is None or enough)
 
-    def keep(trials: Sequence[Trial]) -> None:
-        if stage.cache is not None:
-            stage.cache.store(_rows(w, where, trials))
 
-    bench = IsolatedBench(BenchJob(_check_job(w, stage), dict(stage.sizes(w.spec().symbols)), stage.options.gpu or 0))
-    try:
-        bench.begin()
-        with Scratch("mirage-tuning-") as folder:
-            settings = Settings(
-                nvcc,
-                environment.architecture_of(stage.device),
-                stage.options.jobs,
-                environment.object_cache(stage.options),
-            )
-            target = newest(stage.plans.targets["cuda"])
-            workshop = Workshop(w.id, w.program, target, stage.plans.passes, folder, settings)
-            limits = TuningLimits(stage.options.tune_candidates, stage.options.tune_budget, max(16, stage.options.jobs))
-            tuned = tune(pool, known, workshop, bench, limits, clock, keep)
-    finally:
-        bench.close()
-    keep(tuned.trials)
-    if stage.cache is not None and not tuned.lost:
-        stage.cache.store([Row(where.columns, SETTLED, {"name": w.name}, stage.asked)])
-    return Tuning(where, tuned, tuned.problem, clock.now() - start, bench.stuck)
+def _pool(w: Work, stage: Stage) -> dict[str, Candidate]:
+    """The candidates of a fragment by their hashes."""
+    assert w.plan is not None
+    return {fingerprint(c, stage.plans.passes.off): c for c in w.plan.pool}
+
+
+def _tune_job(w: Work, cached: Tuning, stage: Stage) -> TuneJob:
+    assert stage.device is not None
+    check = w.check_job(stage.imported, Path(), stage.options.seed, stage.limits)
+    return TuneJob(
+        w.id,
+        w.program,
+        tuple(_pool(w, stage).items()),
+        {t.key: t.result for t in cached.tuned.trials},
+        BenchJob(check, dict(stage.sizes(w.spec().symbols)), stage.options.gpu or 0),
+        newest(stage.plans.targets["cuda"]).name,
+        environment.architecture_of(stage.device),
+        stage.plans.passes,
+        stage.asked,
+        (offers.device_offer(stage.device), offered("nvcc", _nvcc(stage).version)),
+    )
+
+
+def _bench(stage: Stage) -> Bench:
+    """Where this machine compiles and measures."""
+    return Bench(_nvcc(stage), stage.options.jobs, environment.object_cache(stage.options))
 
 
 def _nvcc(stage: Stage) -> Tool:
     if stage.tools.nvcc is None:
         raise ToolMissing("candidates are compiled by nvcc, and none was found")
     return stage.tools.nvcc
-
-
-def _check_job(w: Work, stage: Stage) -> Any:
-    return w.check_job(stage.imported, Path(), stage.options.seed, stage.limits)
 
 
 def _where(w: Work, stage: Stage) -> Where:
@@ -281,8 +351,3 @@ def _headline(tuning: Tuning) -> str:
     origin = "cached" if all(t.known for t in best) else f"{tuning.tuned.tried} tried in {tuning.seconds:.0f} s"
     text = f"{best[0].us:.2f} us ({origin}"
     return text + (f"; the model's own choice {own.us:.2f} us)" if own is not None else ")")
-
-
-def device_of(options: Options) -> Device | None:
-    """The GPU to measure on."""
-    return None if options.gpu is None else devices.device(options.gpu)

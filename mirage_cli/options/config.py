@@ -89,6 +89,12 @@ def read(path: str) -> dict[str, Any]:
     return values
 
 
+def plain(path: str) -> Any:
+    """A file as plain data. Raises ConfigError."""
+    root = _compose(path)
+    return None if root is None else _plain(root, path, 0)
+
+
 def written(options: Options) -> str:
     """The options as a file that `read` reads back."""
     header = "# Options of `mirage optimize`; read this file back with --config FILE.\n"

@@ -23,7 +23,8 @@ class Options:
     from the cache without a GPU too, `without` optimizer passes that are left out, `confidence` bits of the proof,
     `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no limit), `inputs` a file or
     folder with inputs of the model that kernels are checked with too, `data` the folder of the external data of a model on
-    standard input. `--keep-going` is `strict` negated.
+    standard input, `scheduler` the address of a farm's scheduler and `certificates` the folder that it is spoken to with.
+    `--keep-going` is `strict` negated.
     """
 
     shape: tuple[str, ...] = ()
@@ -49,6 +50,8 @@ class Options:
     max_memory: int = 0
     inputs: str | None = None
     data: str | None = None
+    scheduler: str | None = None
+    certificates: str | None = None
     require_coverage: tuple[str, ...] = ()
     dry_run: bool = False
     force: bool = False
@@ -57,6 +60,6 @@ class Options:
     def to_json(self) -> dict[str, Any]:
         """The options as the report stores them: everything that can change the output."""
         data = asdict(self)
-        for name in ("jobs", "cache", "max_memory"):
+        for name in ("jobs", "cache", "max_memory", "scheduler", "certificates"):
             data.pop(name)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in data.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from mirage_cli.options.options import Options
 from mirage_cli.search.schedules.architectures import architectures, default_architectures
 
 COVERAGE_KINDS = ("flops", "weight_bytes", "nodes")
+SCHEDULER = "MIRAGE_SCHEDULER"  #: the variable that stands for `--scheduler` where it is not given
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -168,6 +170,12 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("data", _text("a folder", "DIR"), "External data of a model on standard input."),
     Setting(
+        "scheduler",
+        _text("an address such as tls://host:8786", "ADDRESS"),
+        "Work on a farm: its Dask scheduler [none].",
+    ),
+    Setting("certificates", _text("a folder", "DIR"), "The farm's certificates [user's]."),
+    Setting(
         "require_coverage",
         Kind(
             f"KIND=SHARE with KIND one of {', '.join(COVERAGE_KINDS)} and SHARE from 0 to 1",
@@ -256,7 +264,7 @@ def keys() -> list[str]:
 
 def options(values: Mapping[str, Any]) -> Options:
     """The options with these values of fields. Raises UsageError when they do not fit each other."""
-    chosen = Options(**values)
+    chosen = Options(**{"scheduler": os.environ.get(SCHEDULER) or None, **values})
     dims.parse(chosen.dim)
     dims.parse_shapes(chosen.shape)
     return chosen

@@ -128,6 +128,10 @@ class Checks:
             libraries = [np.__version__, *map(_version, _RUNTIMES)]
             self._told = [digest(library), list(identity), sorted(limits.items()), machine, libraries]
 
+    def name(self, fragment: str) -> str:
+        """What the check of a fragment's kernel is known by; empty where nothing is kept."""
+        return "" if self._store is None else self._key(fragment)
+
     def get(self, fragment: str) -> FloatCheck | None:
         """The check of a fragment's kernel, where an earlier run made it."""
         data = None if self._store is None else self._store.get(self._key(fragment))

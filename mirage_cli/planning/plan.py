@@ -244,7 +244,7 @@ def _ranged(
 
     def fits(c: Candidate) -> bool:
         try:
-            lowered(program, _fused(c.graph, options), c.schedules, target, options.passes)
+            lowered(program, fused(c.graph, options), c.schedules, target, options.passes)
         except (Refused, InvalidGraph):
             return False
         return True
@@ -366,7 +366,7 @@ def planned(
     """A candidate that fits and is proved. Raises Refused or InvalidGraph when it does not fit, CheckFailed when the
     proof or the run of its kernels fails, NaN and infinities are not where the original's are, or numbers may overflow where
     the original's do not: products float32 before they are divided, or operands of CUDA's products their type."""
-    graph = _fused(candidate.graph, options)
+    graph = fused(candidate.graph, options)
     tiles = [s.as_tiles() for s in candidate.schedules]
     problem = quotient_overflow.overflow(program, graph, tiles, options.search.growth, options.seed)
     if problem:
@@ -400,7 +400,8 @@ def planned(
     )
 
 
-def _fused(graph: KernelGraph, options: PlanOptions) -> KernelGraph:
+def fused(graph: KernelGraph, options: PlanOptions) -> KernelGraph:
+    """The kernel graph as it is planned, with these passes."""
     return graph if options.passes.fusion else unfused(graph)
 
 

@@ -94,8 +94,9 @@ class Pool:
         function: Callable[..., Any],
         jobs: Sequence[Sequence[Any]],
         told: Callable[[int, Any], None] | None = None,
+        seconds: float | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """(number of the job, its result or Lost) as jobs end.
+        """(number of the job, its result or Lost) as jobs end; `seconds` in place of the pool's own.
 
         `function` and arguments must be importable and picklable. With `told`, which hears the number of a job and a message
         of it, every call gets one more argument: a function that sends a message. What a call says by `doing` is part of
@@ -111,7 +112,8 @@ class Pool:
                     number, args = pending.pop()
                     worker = self._idle.pop() if self._idle else _Worker(self._max_memory)
                     running[worker] = number
-                    worker.call(function, args, self._seconds, told and functools.partial(told, number))
+                    limit = self._seconds if seconds is None else seconds
+                    worker.call(function, args, limit, told and functools.partial(told, number))
                 yield from ended
                 answers = _answers(list(running))
                 ended = [(running.pop(worker), result) for worker, result in answers]

@@ -1,4 +1,5 @@
-"""Messages between the processes of one run: anything that can be pickled, through a pipe of their own.
+"""Messages between the processes of one run: anything that can be pickled, through a pipe of their own; and from a run to the
+workers of its farm, which run what it says anyway. What comes back from those is no message but a document.
 
 Elements of arrays are sent from where they lie and received into the memory that the array will have.
 """
@@ -31,3 +32,13 @@ def received(connection: Connection) -> Any:
         if part:
             connection.recv_bytes_into(part)
     return pickle.loads(data, buffers=parts)
+
+
+def packed(content: Any) -> bytes:
+    """A message as bytes that can be kept."""
+    return pickle.dumps(content, 5)
+
+
+def unpacked(message: bytes) -> Any:
+    """The inverse of `packed`, for a message of a run that this process works for."""
+    return pickle.loads(message)

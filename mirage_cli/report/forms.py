@@ -60,6 +60,22 @@ class Model(TypedDict):
     nodes: A[Count, says("Nodes of its main graph.")]
 
 
+class FarmWorker(TypedDict):
+    """What a worker did."""
+
+    jobs: A[Count, says("Jobs that it made.")]
+    seconds: A[Amount, says("Seconds that they took.")]
+
+
+class Farm(TypedDict, total=False):
+    """The farm of a run with `scheduler`."""
+
+    scheduler: A[str, says("Its address.")]
+    workers: A[dict[str, FarmWorker], says("Its workers that made anything, by name.")]
+    here: A[Count, says("Jobs that were made on this machine, since no worker did.")]
+    problems: A[list[str], says("Workers that were not used, answers that were not taken.")]
+
+
 class Unchanged(TypedDict):
     """A group of nodes."""
 

@@ -97,6 +97,7 @@ class Report:
     files: A[forms.Files, says("Hash of every file that was written, but for the reports.")]
     sizes: A[dict[str, int], says("Sizes of symbolic dimensions that times are for.")] = field(default_factory=dict)
     whole: A[forms.Measured | None, says("Times of the whole model with `measure`; null without.")] = None
+    farm: A[forms.Farm, says("Who did what, with `scheduler`; left out without.")] = field(default_factory=forms.Farm)
     seal: A[
         str, says("Of `files` and the model, made with a secret of who wrote them: `verify` loads its user's own.")
     ] = ""
@@ -111,7 +112,7 @@ class Report:
                 "coverage": {k: round(v, 4) for k, v in self.coverage.items()},
             }
         )
-        return data
+        return data if self.farm else {k: v for k, v in data.items() if k != "farm"}
 
     def text(self) -> str:
         """report.json."""

@@ -26,6 +26,9 @@ class Progress(Protocol):
     def search(self, fragment: str, name: str, standing: Standing | None) -> None:
         """The search of a fragment, told by its id and name, is so far, or has ended (None) with a step to follow."""
 
+    def note(self, text: str) -> None:
+        """Something is going on beside the steps."""
+
 
 class Silent:
     """No progress."""
@@ -37,6 +40,9 @@ class Silent:
         """Nothing."""
 
     def search(self, fragment: str, name: str, standing: Standing | None) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
         """Nothing."""
 
 

@@ -159,11 +159,11 @@ def row_from_json(data: Any) -> Row:
     if max(len(sizes), len(json.dumps(row.description))) > LONGEST:
         raise ValueError(f"Expected at most {LONGEST} characters - at `$.extents` and at `$.description`")
     columns = (row.program, sizes, row.dtype, row.architecture, row.device, row.driver, row.version)
-    value = row.value if isinstance(row, _Settled) else _consistent(row.value)
+    value = row.value if isinstance(row, _Settled) else consistent(row.value)
     return Row(columns, row.candidate, row.description, value)
 
 
-def _consistent(m: Measurement) -> Measurement:
+def consistent(m: Measurement) -> Measurement:
     """The measurement as it was read, but only a problem where there is no time. Raises ValueError where there is neither."""
     if m.us is None and m.problem:
         return Measurement(None, problem=m.problem[:LONGEST])

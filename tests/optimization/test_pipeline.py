@@ -90,7 +90,7 @@ def test_a_fragment_whose_search_fails_is_left(run: Run, monkeypatch: pytest.Mon
             raise ZeroDivisionError("made to fail")
         return real(identifier, name, *rest)
 
-    monkeypatch.setattr(batch, "plan_fragment", broken)
+    monkeypatch.setattr(batch, "PLAN", replace(batch.PLAN, function=broken))
     report, out = run("mlp_fp32")
     assert failing(report) == {"mlp": "the search failed: internal error ZeroDivisionError: made to fail"}
     assert [f.name for f in report.replaced] == ["linear"]
@@ -143,7 +143,7 @@ class Strict:
 
 def test_a_kernel_that_is_not_accurate_is_left_out_of_the_library(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = mlp(run)
-    monkeypatch.setattr(pipeline, "run_job", Strict(bad))
+    monkeypatch.setattr(pipeline, "CHECK", replace(pipeline.CHECK, function=Strict(bad)))
     report, out = run("mlp_fp32")
     assert "less accurate than the original (random inputs)" in failing(report)["mlp"]
     assert bad.encode() not in (out / "libmirage.so").read_bytes()
@@ -155,7 +155,7 @@ def test_strict_makes_a_failure_an_error_and_writes_what_there_is(run: Run, monk
     def broken(*_: Any) -> Any:
         raise Refused("made to fail")
 
-    monkeypatch.setattr(batch, "plan_fragment", broken)
+    monkeypatch.setattr(batch, "PLAN", replace(batch.PLAN, function=broken))
     with pytest.raises(CheckFailed, match=r"fragments failed.*made to fail"):
         run("mlp_fp32", strict=True)
 

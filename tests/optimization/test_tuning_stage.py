@@ -14,7 +14,7 @@ from mirage_cli.backends.toolchain import Tool, Toolchain
 from mirage_cli.errors import CheckFailed, ModelError, Refused
 from mirage_cli.lax.fragments.fragment import partition
 from mirage_cli.machine.devices import Device
-from mirage_cli.optimization import assembly, environment, pipeline, tuning_stage
+from mirage_cli.optimization import assembly, pipeline, tuning_stage
 from mirage_cli.optimization import task as works
 from mirage_cli.optimization.assembly import fragment_report
 from mirage_cli.optimization.task import Work
@@ -22,10 +22,13 @@ from mirage_cli.optimization.tuning_stage import Stage, choose
 from mirage_cli.options.options import Options
 from mirage_cli.planning import plan
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
+from mirage_cli.processes.jobs import Here
 from mirage_cli.search.search import Candidate, SearchOptions
 from mirage_cli.tuning import build as tuning_build
+from mirage_cli.tuning import session
 from mirage_cli.tuning.cache import SETTLED, Measurement, TuningCache
 from mirage_cli.tuning.candidates import LOST, REFUSED, Built
+from tests.farm.away import Away
 from tests.optimized import sample
 
 DEVICE = Device(0, "GPU-1", "NVIDIA H200", "580.1", "9.0", "143771 MiB")
@@ -87,8 +90,8 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
-    monkeypatch.setattr(tuning_stage, "Workshop", made.workshop)
-    monkeypatch.setattr(tuning_stage, "IsolatedBench", lambda _: made)
+    monkeypatch.setattr(session, "Workshop", made.workshop)
+    monkeypatch.setattr(session, "IsolatedBench", lambda _: made)
     return made
 
 
@@ -117,7 +120,9 @@ def stage(planned: tuple[Any, Work, PlanOptions], tmp_path: Path) -> Stage:
     tools = Toolchain(Tool(("c++",), "c++", "a test"), TOOL)
     settings = Options(gpu=0, jobs=1, tune_candidates=6, tune_budget=0.0, cache=str(tmp_path))
     cache = TuningCache(tmp_path / "tunings")
-    return Stage(settings, options, tools, imported, {}, lambda symbols: dict.fromkeys(symbols, 8), cache, DEVICE)
+    return Stage(
+        settings, options, tools, imported, {}, lambda symbols: dict.fromkeys(symbols, 8), cache, DEVICE, Here(1)
+    )
 
 
 def silent(text: str) -> None:
@@ -314,6 +319,38 @@ def test_the_own_choice_leads_the_pool(planned: tuple[Any, Work, PlanOptions]) -
     assert plain.plans["cuda"].text == own.text
 
 
+# --- times from elsewhere ---------------------------------------------------------------------------------------------
+def test_times_from_a_worker_decide_alike(
+    work: Work, stage: Stage, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(session.toolchain, "find_nvcc", lambda: TOOL)
+    local = replace(work, plan=replace(work.plan, plans=dict(work.plan.plans)))  # type: ignore[type-var]
+    choose([local], stage, silent)
+    gpu.built = 0
+    crew = Away()
+    other = TuningCache(tmp_path / "other")
+    choose([work], replace(stage, crew=crew, cache=other), silent)
+    assert crew.made == ["tune", "prove"]
+    assert work.plan is not None and local.plan is not None and stage.cache is not None
+    chosen, wanted = work.plan.plans["cuda"], local.plan.plans["cuda"]
+    assert (chosen.text, chosen.schedules) == (wanted.text, wanted.schedules)
+    assert [(r.candidate, r.value) for r in other.rows()] == [(r.candidate, r.value) for r in stage.cache.rows()]
+    assert fragment_report(work).tuning | {"seconds": 0} == fragment_report(local).tuning | {"seconds": 0}
+
+
+def test_times_of_what_is_no_candidate_are_not_taken(
+    work: Work, stage: Stage, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.toolchain, "find_nvcc", lambda: TOOL)
+
+    def changed(name: str, document: Any) -> Any:
+        document["trials"][0]["key"] = "other"
+        return document
+
+    with pytest.raises(ValueError, match="a time of other, which is no candidate"):
+        choose([work], replace(stage, crew=Away(changed=changed)), silent)
+
+
 # --- when times decide ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "tunes"),
@@ -327,10 +364,8 @@ def test_the_own_choice_leads_the_pool(planned: tuple[Any, Work, PlanOptions]) -
         ({"tuned": True, "dry_run": True}, False),
     ],
 )
-def test_candidates_are_kept_only_where_times_decide(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], tunes: bool
-) -> None:
-    monkeypatch.setattr(environment, "architecture", lambda _: "sm_90a")
+def test_candidates_are_kept_only_where_times_decide(options: dict[str, Any], tunes: bool) -> None:
     tools = Toolchain(Tool(("c++",), "c++", "a test"), TOOL)
-    made = pipeline.plan_options(Options(target=("cuda",), **options), tools, (), {})
+    asked = Options(**{"target": ("cuda",), "arch": ("sm_90a",), **options})
+    made = pipeline.plan_options(asked, tools, (), {}, DEVICE if "gpu" in options else None)
     assert (made.pool > 0) == tunes

@@ -19,6 +19,7 @@ from mirage_cli.optimization.pipeline import Run
 from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, fragment_cache, plan
 from mirage_cli.processes.isolation import Lost
+from mirage_cli.processes.jobs import Here
 from tests.optimized import anew, sample
 
 pytestmark = pytest.mark.usefixtures("one_isa")
@@ -57,8 +58,8 @@ def test_a_second_run_does_nothing_again(own_cache: Path, tmp_path: Path, monkey
     def never(*arguments: Any, **named: Any) -> Any:
         raise AssertionError(f"done again: {arguments}")
 
-    monkeypatch.setattr(batch, "plan_fragment", never)
-    monkeypatch.setattr(pipeline, "run_job", never)
+    monkeypatch.setattr(batch, "PLAN", replace(batch.PLAN, function=never))
+    monkeypatch.setattr(pipeline, "CHECK", replace(pipeline.CHECK, function=never))
     monkeypatch.setattr(compiling, "run_command", never)
     monkeypatch.setattr(toolchain, "_build", never)
     second = optimize(tmp_path / "second", own_cache)
@@ -134,15 +135,15 @@ def test_known_plans_come_first_and_lost_ones_are_not_kept(tmp_path: Path, monke
     (w,) = run.work
     store = Kept(tmp_path / "results")
     job: batch.Job = (w.id, w.name, w.program, w.operators, (), 0.0)
-    monkeypatch.setattr(batch, "plan_fragment", lambda *_: 1 / 0)
+    monkeypatch.setattr(batch, "PLAN", replace(batch.PLAN, function=lambda *_: 1 / 0))
     for _ in range(2):
-        ((_, lost),) = batch.each([job], run.plans, 1, 0, store)
+        ((_, lost),) = batch.each([job], run.plans, Here(1), store)
         assert isinstance(lost, Lost)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    list(batch.each([job], run.plans, 1, 0, store))
+    list(batch.each([job], run.plans, Here(1), store))
     other: batch.Job = (w.id, "other", w.program, w.operators, (), 0.0)
-    found = list(batch.each([other, job], run.plans, 1, 0, store))
+    found = list(batch.each([other, job], run.plans, Here(1), store))
     assert [k for k, _ in found] == [1, 0]
     assert [p.kept for _, p in found if not isinstance(p, Lost)] == [True, False]
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_optimize_leaves_a_fragment_whose_check_ends(
     jobs: int, cache: Path, optimized: Optimized, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimized(SAMPLE)  # its objects are compiled
-    monkeypatch.setattr(pipeline, "run_job", ended)
+    monkeypatch.setattr(pipeline, "CHECK", replace(pipeline.CHECK, function=ended))
     monkeypatch.setattr(pipeline.fragment_cache.Checks, "get", lambda *_: None)
     options = Options(target=("cpu",), force=True, jobs=jobs, seed=7, cache=str(cache))
     report = anew(str(sample(SAMPLE)), tmp_path / "out", options)

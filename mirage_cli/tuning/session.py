@@ -1,0 +1,148 @@
+"""The tuning of one fragment as a job: on this machine's GPU, or on a worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mirage_cli.backends import toolchain
+from mirage_cli.backends.toolchain import Tool
+from mirage_cli.codegen.requests.passes import Passes
+from mirage_cli.farm import performing
+from mirage_cli.files import codec
+from mirage_cli.files.staging import Scratch
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.measurement.timing import WallClock
+from mirage_cli.processes.jobs import Job, Kind
+from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.search import Candidate
+from mirage_cli.tuning.bench import BenchJob, IsolatedBench
+from mirage_cli.tuning.build import Settings, Workshop
+from mirage_cli.tuning.cache import Measurement, Number, Settled, Text, consistent
+from mirage_cli.tuning.candidates import Limits, Trial, Tuned, tune
+
+PATIENCE = 1800.0  #: seconds after which a worker's GPU is given up: a job has limits of its own for all that it does
+
+
+@dataclass(frozen=True, slots=True)
+class TuneJob:
+    """A fragment whose candidates are to be timed: they (by their hashes, the model's own choice first), what is `known`
+    of them, its check, target, architecture and passes, how thoroughly, and what a worker has to offer."""
+
+    identifier: str
+    program: Program
+    pool: tuple[tuple[str, Candidate], ...]
+    known: dict[str, Measurement]
+    bench: BenchJob
+    target: str
+    architecture: str
+    passes: Passes
+    asked: Settled
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where candidates are compiled: nvcc, compilations at a time, the folder of kept objects."""
+
+    nvcc: Tool
+    jobs: int
+    cache: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a job: the trials, how long it took, and why the GPU cannot be asked any more, if so."""
+
+    tuned: Tuned
+    seconds: float = 0.0
+    stuck: str = ""
+
+
+def measured(job: TuneJob, at: Bench, keep: Callable[[Sequence[Trial]], None] = lambda trials: None) -> Outcome:
+    """Time candidates; `keep` is told every new trial at once. Raises MirageError."""
+    clock = WallClock()
+    start = clock.now()
+    bench = IsolatedBench(job.bench)
+    try:
+        bench.begin()
+        with Scratch("mirage-tuning-") as folder:
+            settings = Settings(at.nvcc, job.architecture, at.jobs, at.cache)
+            workshop = Workshop(job.identifier, job.program, load_target(job.target), job.passes, folder, settings)
+            limits = Limits(job.asked.candidates, job.asked.seconds, max(16, at.jobs))
+            tuned = tune(dict(job.pool), job.known, workshop, bench, limits, clock, keep)
+    finally:
+        bench.close()
+    return Outcome(tuned, clock.now() - start, bench.stuck)
+
+
+# --- on another machine -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What became of a candidate."""
+
+    key: Text
+    value: Measurement
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    trials: list[_Row]
+    complete: bool
+    problem: str
+    seconds: Number
+
+
+def _rows(trials: Sequence[Trial]) -> list[Any]:
+    return [{"key": t.key, "value": t.result.to_json(), "known": t.known} for t in trials]
+
+
+def _elsewhere(job: TuneJob, tell: Callable[[Any], None] = lambda content: None) -> Any:
+    """A job on a worker, whose only device is number 0."""
+    at = Bench(toolchain.find_nvcc(), performing.cores(), None)
+    outcome = measured(replace(job, bench=replace(job.bench, device=0)), at, lambda trials: tell(_rows(trials)))
+    tuned = outcome.tuned
+    return {
+        "trials": _rows(tuned.trials),
+        "complete": tuned.complete,
+        "problem": outcome.stuck or tuned.problem,
+        "seconds": outcome.seconds,
+    }
+
+
+def _trials(rows: Sequence[_Row], job: TuneJob) -> list[Trial]:
+    """Trials as a worker tells them; those that were known stay as they were. Raises ValueError for candidates of nobody."""
+    pool = dict(job.pool)
+    if unknown := [r.key for r in rows if r.key not in pool]:
+        raise ValueError(f"a time of {unknown[0]}, which is no candidate")
+    return [
+        Trial(pool[r.key], r.key, job.known[r.key], True)
+        if r.known and r.key in job.known
+        else Trial(pool[r.key], r.key, consistent(r.value))
+        for r in rows
+    ]
+
+
+def _read(document: Any, args: Job) -> Outcome:
+    found = codec.checked(document, _Outcome)
+    return Outcome(Tuned(_trials(found.trials, args[0]), found.complete, found.problem), found.seconds)
+
+
+def _heard(content: Any, args: Job) -> list[Trial]:
+    return _trials(codec.checked(content, list[_Row]), args[0])
+
+
+TUNE = Kind(
+    f"{__name__}:TUNE",
+    measured,
+    _elsewhere,
+    _read,
+    packed=lambda job, _: (job,),
+    needs=lambda job, _: job.needs,
+    gpu=True,
+    heard=_heard,
+    seconds=PATIENCE,
+)
