@@ -21,6 +21,7 @@ from mirage_cli.kernel_language.printer import OPERAND, UNARY, Printer, braces, 
 
 GLOBAL, LOCAL = "__global ", "__local "
 TYPES = {"__half": "half_bits", "__nv_bfloat16": "bfloat_bits", "unsigned": "uint", "unsigned char": "uchar"}
+ELEMENTS = {"float": "float32_t", "double": "float64_t"}  #: numbers in memory
 KINDS = {"__half": "half", "__nv_bfloat16": "bfloat", "e4m3": "e4m3", "e5m2": "e5m2"}  #: of elements kept as their bits
 NAMES = {"threadIdx": "THREAD", "blockIdx": "(uint)get_group_id(0)"}
 NOTHING = ("copy_commit", "copy_wait")  #: copies have ended when their statement has
@@ -123,7 +124,7 @@ class OpenCL(Printer):
         """A type; of a pointer with the place of what it points to."""
         if t.args or t.reference or t.name == "decltype":
             raise Refused(f"OpenCL C has no type {super().type(t)}")
-        name = TYPES.get(t.name, t.name)
+        name = (ELEMENTS if t.pointers else TYPES).get(t.name) or TYPES.get(t.name, t.name)
         return (space if t.pointers else "") + ("const " if t.const else "") + name + "*" * t.pointers
 
     # --- statements ---------------------------------------------------------------------------------------------------

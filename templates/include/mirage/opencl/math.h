@@ -4,21 +4,35 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
-typedef long int64_t;
-typedef int int32_t;
-typedef short int16_t;
-typedef char int8_t;
-typedef uint uint32_t;
-typedef ushort uint16_t;
-typedef uchar uint8_t;
+// Tiles of several types take turns in the same local memory.
+#if defined(__clang__)
+#define ELEMENT __attribute__((may_alias))
+#else
+#define ELEMENT
+#endif
+typedef float float32_t ELEMENT;
+#if defined(cl_khr_fp64)
+typedef double float64_t ELEMENT;
+#endif
+typedef long int64_t ELEMENT;
+typedef int int32_t ELEMENT;
+typedef short int16_t ELEMENT;
+typedef char int8_t ELEMENT;
+typedef uint uint32_t ELEMENT;
+typedef ushort uint16_t ELEMENT;
+typedef uchar uint8_t ELEMENT;
 // Types that devices need not compute with are kept as their bits.
-typedef ushort half_bits;
-typedef ushort bfloat_bits;
-typedef uchar e4m3;
-typedef uchar e5m2;
+typedef ushort half_bits ELEMENT;
+typedef ushort bfloat_bits ELEMENT;
+typedef uchar e4m3 ELEMENT;
+typedef uchar e5m2 ELEMENT;
 
 #define float_of_plain(x) ((float)(x))
-float float_of_half(half_bits x) { return vload_half(0, (const half*)&x); }
+// Bytes lie between: they may be read and written as numbers of another type.
+float float_of_half(half_bits x) {
+    const uchar bytes[2] __attribute__((aligned(2))) = {x & 0xff, x >> 8};
+    return vload_half(0, (const half*)bytes);
+}
 float float_of_bfloat(bfloat_bits x) { return as_float((uint)x << 16); }
 float float_of_e5m2(e5m2 x) { return float_of_half((half_bits)((uint)x << 8)); }
 float float_of_e4m3(e4m3 x) {
@@ -27,9 +41,9 @@ float float_of_e4m3(e4m3 x) {
     return as_float(as_uint(body == 0x7fu ? NAN : number) | sign);
 }
 half_bits half_of_float(float x) {
-    half_bits y;
-    vstore_half_rte(x, 0, (half*)&y);
-    return y;
+    uchar bytes[2] __attribute__((aligned(2)));
+    vstore_half_rte(x, 0, (half*)bytes);
+    return bytes[0] | (half_bits)bytes[1] << 8;
 }
 bfloat_bits bfloat_of_float(float x) {
     const uint bits = as_uint(x);
