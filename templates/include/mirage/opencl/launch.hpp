@@ -3,15 +3,13 @@
 // Results: 0, else an OpenCL error (below 0) or one of Refusal; `message()` says what happened to the calling thread last.
 #pragma once
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <mutex>
-#include <vector>
 
 #include "mirage/opencl/tensor.h"
 
@@ -58,7 +56,8 @@ F* function(const char* name) {
 template <class F, class... A>
 int call(const char* name, A... args) {
     F* const f = function<F>(name);
-    if (f == nullptr) return failed(NO_LIBRARY, "libOpenCL.so.1 is not there, or has no %s (apt install ocl-icd-libopencl1)", name);
+    if (f == nullptr)
+        return failed(NO_LIBRARY, "libOpenCL.so.1 is not there or has no %s (apt install ocl-icd-libopencl1)", name);
     const int status = f(args...);
     return status == 0 ? 0 : failed(status, "%s failed with OpenCL error %d", name, status);
 }
@@ -82,13 +81,14 @@ int ask(T& to, const char* name, Handle of, Info what) {
 // The kernels of one source, built for each context and device that they are started on.
 class Program {
   public:
-    Program(const char* const* texts, unsigned count, bool doubles) : texts_(texts), count_(count), doubles_(doubles) {}
+    constexpr Program(const char* const* texts, unsigned count, bool doubles)
+        : texts_(texts), count_(count), doubles_(doubles) {}
 
     // Starts a kernel; of the arguments a tensor is two.
     template <class... A>
     int start(Handle queue, const char* name, int64_t blocks, int threads, const A&... args) {
         if (blocks > 0x7fffffff) return failed(UNFIT_DEVICE, "%lld groups of work-items", static_cast<long long>(blocks));
-        const std::lock_guard<std::mutex> guard(lock_);  // a kernel's arguments are its state
+        pthread_mutex_lock(&lock_);  // a kernel's arguments are its state
         Handle kernel = nullptr;
         int status = find(kernel, queue, name, threads);
         unsigned number = 0;
@@ -97,16 +97,20 @@ class Program {
         if (status == 0)
             status = call<Enqueue>("clEnqueueNDRangeKernel", queue, kernel, 1u, static_cast<const size_t*>(nullptr), &global,
                                    &local, 0u, static_cast<const Handle*>(nullptr), static_cast<Handle*>(nullptr));
+        pthread_mutex_unlock(&lock_);
         return status;
     }
 
   private:
     using Create = Handle(Handle, unsigned, const char**, const size_t*, int*);
     using Build = int(Handle, unsigned, const Handle*, const char*, void (*)(Handle, void*), void*);
-    using Enqueue = int(Handle, Handle, unsigned, const size_t*, const size_t*, const size_t*, unsigned, const Handle*, Handle*);
+    using Enqueue = int(Handle, Handle, unsigned, const size_t*, const size_t*, const size_t*, unsigned, const Handle*,
+                        Handle*);
+    static constexpr int BUILDS = 16, KERNELS = 16;
     struct Built {
         Handle context, device, program;
-        std::vector<std::pair<const char*, Handle>> kernels;
+        const char* names[KERNELS];
+        Handle kernels[KERNELS];
     };
 
     int set(Handle kernel, unsigned& number, const Tensor& t) {
@@ -124,43 +128,48 @@ class Program {
         if (status == 0) status = ask(device, "clGetCommandQueueInfo", queue, QUEUE_DEVICE);
         if (status != 0) return status;
         Built* own = nullptr;
-        for (Built& b : built_)
-            if (b.context == context && b.device == device) own = &b;
+        for (int n = 0; n < used_; ++n)
+            if (built_[n].context == context && built_[n].device == device) own = &built_[n];
         if (own == nullptr) {
+            if (used_ == BUILDS) return failed(UNFIT_DEVICE, "kernels are built for %d contexts at most", BUILDS);
             Handle program = nullptr;
             status = build(program, context, device);
             if (status != 0) return status;
-            built_.push_back({context, device, program, {}});  // it keeps its context: no other has that address
-            own = &built_.back();
+            built_[used_] = {context, device, program, {}, {}};  // it keeps its context: no other has that address
+            own = &built_[used_++];
         }
-        for (const auto& k : own->kernels)
-            if (std::strcmp(k.first, name) == 0) return kernel = k.second, 0;
+        int place = 0;
+        for (; place < KERNELS && own->names[place] != nullptr; ++place)
+            if (strcmp(own->names[place], name) == 0) return kernel = own->kernels[place], 0;
         kernel = make<Handle(Handle, const char*, int*)>(status, "clCreateKernel", own->program, name);
         if (status == 0) status = check(kernel, device, static_cast<size_t>(threads));
-        if (status == 0) own->kernels.emplace_back(name, kernel);
+        if (status == 0 && place < KERNELS) own->names[place] = name, own->kernels[place] = kernel;
         return status;
     }
 
     int build(Handle& program, Handle context, Handle device) {
         uint64_t doubles = 0, floats = 0;
         if (doubles_ && (ask(doubles, "clGetDeviceInfo", device, DEVICE_DOUBLE) != 0 || doubles == 0))
-            return failed(UNFIT_DEVICE, "%s has no numbers of 64 bits (cl_khr_fp64), which this kernel sums in", name(device).get());
+            return failed(UNFIT_DEVICE, "%s has no numbers of 64 bits (cl_khr_fp64), which this kernel sums in", Name(device).text);
         int status = ask(floats, "clGetDeviceInfo", device, DEVICE_FLOAT);
         if (status != 0) return status;
-        std::vector<const char*> texts(texts_, texts_ + count_);
-        program = make<Create>(status, "clCreateProgramWithSource", context, count_, texts.data(), static_cast<const size_t*>(nullptr));
+        program = make<Create>(status, "clCreateProgramWithSource", context, count_, const_cast<const char**>(texts_),
+                               static_cast<const size_t*>(nullptr));
         if (status != 0) return status;
-        const char* const options = (floats & ROUNDED_DIVISION) ? "-cl-std=CL1.2 -cl-fp32-correctly-rounded-divide-sqrt" : "-cl-std=CL1.2";
+        const char* const plain = "-cl-std=CL1.2";
+        const char* const options = (floats & ROUNDED_DIVISION) ? "-cl-std=CL1.2 -cl-fp32-correctly-rounded-divide-sqrt" : plain;
         status = call<Build>("clBuildProgram", program, 1u, static_cast<const Handle*>(&device), options,
                              static_cast<void (*)(Handle, void*)>(nullptr), static_cast<void*>(nullptr));
         if (status == 0) return 0;
         size_t bytes = 0;
         if (auto* const log = function<InquiryOfDevice>("clGetProgramBuildInfo")) {
             log(program, device, PROGRAM_LOG, 0, nullptr, &bytes);
-            const std::unique_ptr<char[]> text(new char[bytes + 1]());
-            if (log(program, device, PROGRAM_LOG, bytes, text.get(), nullptr) == 0)
-                failed(status, "%s does not build the kernels (OpenCL error %d): %.3000s", name(device).get(), status, text.get());
+            char* const text = static_cast<char*>(std::calloc(bytes + 1, 1));
+            if (text != nullptr && log(program, device, PROGRAM_LOG, bytes, text, nullptr) == 0)
+                failed(status, "%s does not build the kernels (OpenCL error %d): %.3000s", Name(device).text, status, text);
+            std::free(text);
         }
+        function<int(Handle)>("clReleaseProgram")(program);
         return status;
     }
 
@@ -177,24 +186,24 @@ class Program {
                                            static_cast<void*>(&local), static_cast<size_t*>(nullptr));
         if (status != 0) return status;
         if (most < threads)
-            return failed(UNFIT_DEVICE, "%s runs groups of %zu work-items of this kernel, which has %zu", name(device).get(), most, threads);
+            return failed(UNFIT_DEVICE, "%s runs groups of %zu work-items of this kernel, which has %zu", Name(device).text, most, threads);
         if (has < local)
-            return failed(UNFIT_DEVICE, "%s has %llu bytes of local memory, this kernel asks for %llu", name(device).get(),
+            return failed(UNFIT_DEVICE, "%s has %llu bytes of local memory, this kernel asks for %llu", Name(device).text,
                           static_cast<unsigned long long>(has), static_cast<unsigned long long>(local));
         return 0;
     }
 
-    static std::unique_ptr<char[]> name(Handle device) {
-        std::unique_ptr<char[]> text(new char[256]());
-        if (auto* const ask_name = function<Inquiry>("clGetDeviceInfo")) ask_name(device, DEVICE_NAME, 255, text.get(), nullptr);
-        return text;
-    }
+    struct Name {
+        char text[256] = "the device";
+        explicit Name(Handle device) { function<Inquiry>("clGetDeviceInfo")(device, DEVICE_NAME, 255, text, nullptr); }
+    };
 
     const char* const* texts_;
     unsigned count_;
     bool doubles_;
-    std::mutex lock_;
-    std::vector<Built> built_;
+    pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
+    Built built_[BUILDS] = {};
+    int used_ = 0;
 };
 
 template <class... A>
