@@ -307,7 +307,7 @@ def load_kernel(folder: str | PathLike[str], identifier: str | None = None, thre
     path = place / MUGRAPHS / f"{wanted}.json"
     data = mugraph_file.read(path)
     try:
-        spec = operator_spec(wanted, data["operator"], "cuda" in data["targets"])
+        spec = operator_spec(wanted, data["operator"], data["targets"])
         spec.validate()
         constants = program_from_json(data["program"]).constants
     except InvalidGraph as error:
