@@ -25,15 +25,17 @@ struct Device {
 
     static const Device* get() {
         static const Device only = find();
-        return only.queue != nullptr ? &only : nullptr;
+        return only.queue != nullptr || only.named ? &only : nullptr;
     }
 
   private:
     static Device find() {
         const char* const wanted = std::getenv("MIRAGE_OPENCL");
         int platform = 0, device = 0;
-        if (wanted != nullptr && std::sscanf(wanted, "%d:%d", &platform, &device) < 1) return {};
-        if (platform < 0 || device < 0 || platform > 63 || device > 63) return {};
+        if (wanted != nullptr && std::strcmp(wanted, "off") == 0) return {};
+        const Device none = {nullptr, nullptr, false, wanted != nullptr};  // a named one has to be there
+        if (wanted != nullptr && std::sscanf(wanted, "%d:%d", &platform, &device) != 2) return none;
+        if (platform < 0 || device < 0 || platform > 63 || device > 63) return none;
         using Platforms = int(unsigned, Handle*, unsigned*);
         using Devices = int(Handle, uint64_t, unsigned, Handle*, unsigned*);
         using Context = Handle(const intptr_t*, unsigned, const Handle*, void (*)(const char*, const void*, size_t, void*),
@@ -42,15 +44,15 @@ struct Device {
         constexpr Info UNIFIED = Info(0x1035);
         Handle platforms[64], devices[64];
         unsigned count = 0, shares = 0;
-        if (call<Platforms>("clGetPlatformIDs", 64u, platforms, &count) != 0 || unsigned(platform) >= count) return {};
-        if (call<Devices>("clGetDeviceIDs", platforms[platform], uint64_t{0xFFFFFFFF}, 64u, devices, &count) != 0) return {};
-        if (unsigned(device) >= count) return {};
+        if (call<Platforms>("clGetPlatformIDs", 64u, platforms, &count) != 0 || unsigned(platform) >= count) return none;
+        if (call<Devices>("clGetDeviceIDs", platforms[platform], uint64_t{0xFFFFFFFF}, 64u, devices, &count) != 0) return none;
+        if (unsigned(device) >= count) return none;
         int status = 0;
         Device found = {};
         found.context = make<Context>(status, "clCreateContext", static_cast<const intptr_t*>(nullptr), 1u,
                                       static_cast<const Handle*>(&devices[device]), nullptr, nullptr);
         if (status == 0) found.queue = make<Queue>(status, "clCreateCommandQueue", found.context, devices[device], uint64_t{0});
-        if (status != 0) return {};
+        if (status != 0) return none;
         found.shares = ask(shares, "clGetDeviceInfo", devices[device], UNIFIED) == 0 && shares != 0;
         found.named = wanted != nullptr;
         return found;
@@ -140,6 +142,8 @@ class Buffers {
 
 // Runs an operator's kernel and waits for it: 0, or an error that `message()` explains.
 inline int run(const Device& device, const Operator& op, const void* const* in, void* const* out, const int64_t* symbols) {
+    if (device.queue == nullptr)
+        return failed(NO_LIBRARY, "there is no device %.100s (PLATFORM:DEVICE) as $MIRAGE_OPENCL says", std::getenv("MIRAGE_OPENCL"));
     const int64_t scratch = op.opencl_workspace(symbols);
     if (scratch < 0) return failed(UNFIT_DEVICE, "the kernel refused these shapes");
     Buffers buffers(device);
