@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ DEVICE = "MIRAGE_OPENCL"  #: PLATFORM:DEVICE on which operators in onnxruntime r
 def package(purpose: str) -> Any:
     """pyopencl, whose libOpenCL is that of kernels from now on. Raises ToolMissing."""
     cl = imported("pyopencl", purpose, COMMAND)
+    importlib.import_module("pyopencl.array")
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
