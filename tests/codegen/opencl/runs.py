@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,13 @@ from numpy.typing import NDArray
 
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.lax import extents
+from mirage_cli.lax.dtypes import packed
+from mirage_cli.machine import opencl
 from mirage_cli.runtime import sessions
 from tests.codegen.kernels import Case
 
-cl = pytest.importorskip("pyopencl")
+pytest.importorskip("pyopencl")
+cl = opencl.package("tests")
 
 
 OFFSET = 256  #: bytes in front of a tensor in its buffer
@@ -30,19 +31,10 @@ class Tensor(ctypes.Structure):
     _fields_ = (("buffer", ctypes.c_void_p), ("offset", ctypes.c_size_t))
 
 
-def loader() -> None:
-    """Tells kernels which libOpenCL pyopencl has loaded: theirs and its are the same."""
-    maps = Path("/proc/self/maps").read_text()
-    os.environ["MIRAGE_OPENCL_LIBRARY"] = next(w for w in maps.split() if "libOpenCL" in w)
-
-
 class Library:
     """Sources as one shared object."""
 
-    def __init__(self, sources: Sequence[str]) -> None:
-        loader()
-        self.folder = tempfile.TemporaryDirectory()
-        path = Path(self.folder.name)
+    def __init__(self, sources: Sequence[str], path: Path) -> None:
         (path / "all.cpp").write_text("\n".join([*sources, MESSAGE]))
         command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{include_dir()}"]
         subprocess.run([*command, str(path / "all.cpp"), "-o", str(path / "all.so"), "-ldl"], check=True)
@@ -52,9 +44,12 @@ class Library:
         self.queue = cl.CommandQueue(self.context)
 
     def run(self, case: Case, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """The outputs of a case; inputs do not begin where their buffers do. Raises RuntimeError with the message of a failure."""
+        """The outputs of a case; inputs do not begin where their buffers do. Raises RuntimeError with what failed."""
+        types = [s.dtype for s in case.program.sources]
+        arrays = [packed(a, t) if t.per_byte > 1 else a for a, t in zip(arrays, types, strict=True)]
         outputs = [
-            np.full([extents.value(e, case.symbols) for e in o.dims], 77, sessions.numpy_type(o.dtype)) for o in case.program.outputs
+            np.full([extents.value(e, case.symbols) for e in o.dims], 77, sessions.numpy_type(o.dtype))
+            for o in case.program.outputs
         ]
         buffers = [self.buffer(a) for a in (*arrays, *outputs)]
         sizes = (ctypes.c_int64 * max(1, len(case.symbols)))(*case.symbols.values())
