@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from mirage_cli.backends import opencl
+from mirage_cli.backends import hip, opencl
 from mirage_cli.backends.compile import CompileJob
 from mirage_cli.backends.spec import OperatorSpec
 from mirage_cli.backends.toolchain import Toolchain
@@ -22,7 +22,7 @@ class BackEnd(Protocol):
         """The compilations of a fragment's source."""
 
 
-KINDS: dict[str, BackEnd] = {"opencl": opencl}
+KINDS: dict[str, BackEnd] = {"hip": hip, "opencl": opencl}
 
 
 def used(operators: Iterable[OperatorSpec]) -> tuple[str, ...]:

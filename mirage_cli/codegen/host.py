@@ -77,7 +77,8 @@ def blocks_of(s: Started) -> ir.Statement:
     return k.let("int64_t", "blocks", k.product([k.construct(ir.Type("int64_t"), 1), *s.kernel.launch.blocks]))
 
 
-def _launch(s: Started, starts: Callable[[Started, str], list[ir.Statement]]) -> ir.Scope:
+def started_with(s: Started, starts: Callable[[Started, str], list[ir.Statement]]) -> ir.Scope:
+    """A launch: the parameters `p` of a kernel, then what `starts` it, given its name."""
     own, launch = s.kernel.kernel.name, s.kernel.launch
     p = k.name("p")
     inputs = [
@@ -126,11 +127,11 @@ def _in_threads(s: Started, own: str) -> list[ir.Statement]:
 
 
 def _on_gpu(s: Started) -> ir.Statement:
-    return _launch(s, _on_device)
+    return started_with(s, _on_device)
 
 
 def _on_cpu(s: Started) -> ir.Statement:
-    return _launch(s, _in_threads)
+    return started_with(s, _in_threads)
 
 
 CUDA = Host("stream", _on_gpu, (k.declare("cudaError_t", "status", "cudaSuccess"),), k.cast("int", "status"))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mirage_cli.codegen import host
+from mirage_cli.codegen.hip.host import HIP
 from mirage_cli.codegen.opencl.host import OPENCL
 from mirage_cli.codegen.opencl.printer import kernel_text
 from mirage_cli.codegen.requests.request import Kernel
@@ -34,5 +35,6 @@ class Language:
 LANGUAGES = {
     "cpu": Language("kernel.cpp.j2", host.THREADS),
     "cuda": Language("kernel.cu.j2", host.CUDA),
+    "hip": Language("kernel.hip.j2", HIP),
     "opencl": Language("kernel.opencl.j2", OPENCL, lambda _: "", kernel_text),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mirage_cli.backends import others
+from mirage_cli.backends import hip, others
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ToolMissing, UsageError
@@ -25,6 +25,8 @@ def toolchain(options: Options) -> Toolchain:
     if unknown:
         raise UsageError(f"--target {unknown[0]}: expected cpu, cuda, {' or '.join(others.KINDS)}")
     tools = tools_module.find(not options.target or wants_cuda(options), store(options))
+    if "hip" in options.target:
+        hip.find()
     if options.gpu is not None:
         devices.device(options.gpu)
         sessions.check_provider("cuda")
@@ -46,7 +48,7 @@ def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
     kinds: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
     if wants_cuda(options) or (not options.target and tools.nvcc is not None):
         kinds["cuda"] = archs(options)
-    return kinds | {kind: architectures(kind) for kind in others.KINDS if kind in options.target}
+    return kinds | {kind: default_architectures(kind) or (kind,) for kind in others.KINDS if kind in options.target}
 
 
 def unasked(options: Options, tools: Toolchain) -> list[str]:
