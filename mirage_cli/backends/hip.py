@@ -73,4 +73,3 @@ def _candidates() -> Iterator[tuple[tuple[str, ...], str]]:
             yield (str(clang),), place
     if programs.which("clang++"):
         yield ("clang++",), "PATH"
-

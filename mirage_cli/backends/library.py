@@ -235,8 +235,9 @@ def _validate(operators: Sequence[OperatorSpec], sources: Mapping[str, KernelSou
     for op in operators:
         op.validate()
         source = sources.get(op.id)
-        lacking = source is None or any(kind not in source.others for kind in op.others)
-        if lacking or (source.cpp is None and source.cu is None) or (op.has_cuda and source.cu is None):
+        if source is None or (source.cpp is None and source.cu is None) or (op.has_cuda and source.cu is None):
+            raise InvalidGraph(f"{op.op_type}: there is no source for one of its kernels")
+        if any(kind not in source.others for kind in op.others):
             raise InvalidGraph(f"{op.op_type}: there is no source for one of its kernels")
 
 

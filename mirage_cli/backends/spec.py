@@ -147,7 +147,8 @@ class OperatorSpec:
 
 
 def operator_spec(identifier: str, data: Mapping[str, Any], kinds: Collection[str] = ()) -> OperatorSpec:
-    """The operator that `operator` of a muGraph file describes, with kernels of these kinds. Raises InvalidGraph when it is not well-formed."""
+    """The operator that `operator` of a muGraph file describes, with kernels of these kinds. Raises InvalidGraph
+    when it is not well-formed."""
 
     def tensor(t: Mapping[str, Any]) -> TensorSpec:
         return TensorSpec(t["name"], BY_NAME[t["dtype"]], tuple(extents.from_json(d) for d in t["dims"]))

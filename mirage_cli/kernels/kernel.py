@@ -6,8 +6,9 @@
     y = kernel(x, w)                            # or kernel(inputs=[x, w]), kernel(x, w, out=y)
 
 NumPy arrays and torch tensors in host memory run on the CPU; torch, cupy and, by DLPack, other libraries' tensors in
-device memory run on their device, on that library's current stream, and arrays of pyopencl on their queue, without waiting
-for it. Nothing is copied or converted. Outputs and scratch memory come from the caller's library for each call, so that calls on several streams,
+device memory run on their device, on that library's current stream, and arrays of pyopencl on their queue, without
+waiting for it. Nothing is copied or converted. Outputs and scratch memory come from the caller's library for each call,
+so that calls on several streams,
 from several threads and inside `torch.cuda.graph` do not meet. No gradients are recorded.
 
 All that follows from the shapes is computed once for each combination of shapes, types and device; a call then looks its
@@ -127,7 +128,7 @@ class Kernel:
 
     def has(self, place: str) -> bool:
         """True if the library holds this kernel for `cpu`, `cuda` or `opencl`."""
-        return hasattr(self._library, f"mirage_{self.spec.id}{SUFFIXES[place]}")
+        return hasattr(self._library, f"mirage_{self.spec.id}{self._suffix(place)}")
 
     def as_torch_op(self, name: str) -> Any:
         """The kernel as an operator of PyTorch, such as "mirage::norm": see `torch_operator.register`."""
@@ -135,6 +136,10 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<{self.spec.op_type}({', '.join(map(str, self.spec.inputs))}) -> {', '.join(map(str, self.spec.outputs))}>"
+
+    def _suffix(self, place: str) -> str:
+        """What the names of entry points for a place end with; PyTorch on ROCm calls its devices `cuda`."""
+        return "_hip" if place == "cuda" and "hip" in self.spec.others else SUFFIXES[place]
 
     # --- one call -----------------------------------------------------------------------------------------------------
     def _call(self, plan: _Plan, pointers: list[int], out: Sequence[Any] | None) -> tuple[Any, ...]:
@@ -227,7 +232,7 @@ class Kernel:
                 for t, shape in zip(spec.outputs, shapes, strict=True)
             ]
             values = struct.pack(f"{len(spec.symbols)}q", *(symbols[name] for name in spec.symbols))
-            suffix = SUFFIXES[described[0].place.partition(":")[0]]
+            suffix = self._suffix(described[0].place.partition(":")[0])
             entry = self._function(suffix, ctypes.c_int, 5)
             count = self._function(f"_workspace{suffix}", ctypes.c_int64, 1)(values)
         if count < 0:
@@ -261,7 +266,7 @@ class Kernel:
         try:
             function = getattr(self._library, f"mirage_{self.spec.id}{suffix}")
         except AttributeError:
-            where = {"cpu": "CPU", "opencl": "OpenCL"}.get(suffix.rpartition("_")[2], "CUDA")
+            where = {"cpu": "CPU", "opencl": "OpenCL", "hip": "HIP"}.get(suffix.rpartition("_")[2], "CUDA")
             raise Refused(f"{self.spec.op_type}: the library holds no {where} kernel of it") from None
         function.restype, function.argtypes = result, [ctypes.c_void_p] * pointers
         return cast(Callable[..., int], function)

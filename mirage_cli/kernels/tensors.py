@@ -1,4 +1,5 @@
-"""Tensors of PyTorch, cupy, pyopencl, numpy and, by DLPack, of other libraries, as kernels see them: shape, type, place, address.
+"""Tensors of PyTorch, cupy, pyopencl, numpy and, by DLPack, of other libraries, as kernels see them:
+shape, type, place, address.
 
 Nothing here copies or converts elements. torch and cupy are never imported for their own sake: whoever passes such a
 tensor has imported them; cupy is imported for device tensors of other libraries.
@@ -243,7 +244,9 @@ class _Tensor(int):
     def __new__(cls, buffer: int, offset: int) -> _Tensor:
         """Raises WrongTensor for a tensor that does not begin at a multiple of 16 bytes."""
         if offset % 16:
-            raise WrongTensor(f"an array begins {offset} bytes behind its buffer's start, not a multiple of 16; copy it")
+            raise WrongTensor(
+                f"an array begins {offset} bytes behind its buffer's start, not a multiple of 16; copy it"
+            )
         memory = (ctypes.c_uint64 * 4)()
         first = ctypes.addressof(memory) // 8 % 2
         memory[first], memory[first + 1] = buffer, offset

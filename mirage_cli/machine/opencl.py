@@ -8,11 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mirage_cli.errors import ToolMissing, UsageError
+from mirage_cli.errors import UsageError
 from mirage_cli.machine.packages import imported
 
 COMMAND = "pip install 'mirage-cli[opencl]'"
-LIBRARY = "MIRAGE_OPENCL_LIBRARY"  #: the libOpenCL that kernels use; pyopencl brings its own, which need not be the system's
+LIBRARY = (
+    "MIRAGE_OPENCL_LIBRARY"  #: the libOpenCL that kernels use; pyopencl brings its own, which need not be the system's
+)
 DEVICE = "MIRAGE_OPENCL"  #: PLATFORM:DEVICE on which operators in onnxruntime run, or `off`
 
 
@@ -51,7 +53,9 @@ def _devices(cl: Any) -> dict[str, Any]:
 
 
 def _line(device: Any) -> str:
-    lacks = [n for n, extension in (("fp16", "cl_khr_fp16"), ("fp64", "cl_khr_fp64")) if extension not in device.extensions]
+    lacks = [
+        n for n, extension in (("fp16", "cl_khr_fp16"), ("fp64", "cl_khr_fp64")) if extension not in device.extensions
+    ]
     without = f", without {' and '.join(lacks)}" if lacks else ""
     memory = f"{device.local_mem_size // 1024} KiB of local memory"
     return f"{device.name.strip()} of {device.platform.name.strip()}, {device.version.strip()}, {memory}{without}"

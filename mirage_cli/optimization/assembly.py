@@ -205,7 +205,7 @@ def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType(
     """A distinct fragment's part of the report; `given` is what is said of symbolic dimensions."""
     p = w.program
     plans = w.plan.plans if w.plan is not None else {}
-    main = next((p for kind, p in sorted(plans.items(), key=lambda of: of[0] != "cuda") if kind != "cpu"), plans.get("cpu"))
+    main = next((plans[kind] for kind in ("cuda", "hip", "opencl", "cpu") if kind in plans), None)
     return FragmentReport(
         w.id,
         w.name,

@@ -1,10 +1,10 @@
 """Kernels as OpenCL C 1.2, by those rules of C++ that hold there and by these, which say what the language lacks otherwise:
 
-    templates, functions as arguments   instructions are macros of `templates/include/mirage/opencl/`; those that take
-                                        functions are rows of macros with the functions' bodies between them
-    overloaded functions                the kind of an element is part of the name: `float_of_half`
-    pointers without a place            `__global` and `__local`, by what a pointer is made of
-    structs with pointers as arguments  a buffer and the bytes in front of the tensor for each tensor
+templates, functions as arguments   instructions are macros of `templates/include/mirage/opencl/`; those that take
+                                    functions are rows of macros with the functions' bodies between them
+overloaded functions                the kind of an element is part of the name: `float_of_half`
+pointers without a place            `__global` and `__local`, by what a pointer is made of
+structs with pointers as arguments  a buffer and the bytes in front of the tensor for each tensor
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from mirage_cli.codegen.requests.request import Kernel
 from mirage_cli.errors import Refused
@@ -208,7 +207,10 @@ class OpenCL(Printer):
 
     def called(self, function: ir.Lambda, args: Sequence[ir.Expression]) -> str:
         """A defined function's body where it is called; its arguments are computed where none of its names is known."""
-        given = [f"const {self.type(p.type)} {p.name}_ = {self.expression(a)};" for p, a in zip(function.parameters, args, strict=True)]
+        given = [
+            f"const {self.type(p.type)} {p.name}_ = {self.expression(a)};"
+            for p, a in zip(function.parameters, args, strict=True)
+        ]
         own = [f"const {self.type(p.type)} {p.name} = {p.name}_;" for p in function.parameters]
         return braces([*given, braces([*own, *self.lines(function.body)])])
 
@@ -255,13 +257,18 @@ class OpenCL(Printer):
         for f in kernel.fields:
             if f.type.pointers:
                 pointer = self.type(f.type, GLOBAL)
-                arguments += [f"{GLOBAL}{'const ' if f.type.const else ''}uchar* {f.name}_buffer", f"const long {f.name}_from"]
+                arguments += [
+                    f"{GLOBAL}{'const ' if f.type.const else ''}uchar* {f.name}_buffer",
+                    f"const long {f.name}_from",
+                ]
                 places.append(f"{pointer} const p_{f.name} = ({pointer})({f.name}_buffer + {f.name}_from);")
             else:
                 arguments.append(f"const {self.type(f.type)} p_{f.name}")
         lines = self.lines(kernel.body)
         memory = [f"{LOCAL}uchar shared[{max(1, self.shared_bytes)}] __attribute__((aligned(128)));"]
-        memory += [f"{LOCAL}uchar meet[{self.meeting_bytes}] __attribute__((aligned(16)));"] if self.meeting_bytes else []
+        memory += (
+            [f"{LOCAL}uchar meet[{self.meeting_bytes}] __attribute__((aligned(16)));"] if self.meeting_bytes else []
+        )
         size = f"__attribute__((reqd_work_group_size({kernel.bounds[0]}, 1, 1)))"
         listed = indented(",\n".join(arguments))
         head = f"__kernel {size} void {kernel.name}(\n{listed}) "
