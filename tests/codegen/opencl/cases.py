@@ -17,11 +17,11 @@ from tests.codegen.kernels import Case
 OPENCL = "opencl"
 
 
-def of_model(name: str, model: onnx.ModelProto) -> Iterator[Case]:
+def of_model(name: str, model: onnx.ModelProto, kind: str = OPENCL) -> Iterator[Case]:
     """The kernels of a model's fragments, each with the best candidate that renders."""
     imported = from_proto(model, Options(), name)
     parts = partition(imported.graph, task.tensor_names(imported))
-    target = load_target(OPENCL)
+    target = load_target(kind)
     for k, work in enumerate(task.group_fragments(parts.fragments, imported)):
         assert not work.failed, work.reason
         sizes = tuple((s, 7) for s in work.program.symbols)

@@ -29,6 +29,11 @@ static constexpr MirageBlock blockIdx{};
 using __half = _Float16;
 struct __nv_bfloat16 {
     uint16_t bits;
+    __nv_bfloat16() = default;
+    __device__ explicit __nv_bfloat16(float x) {
+        const uint32_t of = __builtin_bit_cast(uint32_t, x);
+        bits = static_cast<uint16_t>(x != x ? 0x7fffu : (of + 0x7fffu + (of >> 16 & 1u)) >> 16);
+    }
 };
 
 __device__ __forceinline__ void __syncthreads() {

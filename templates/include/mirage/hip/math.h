@@ -15,10 +15,6 @@ MIRAGE_DEVICE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x)
 MIRAGE_DEVICE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 MIRAGE_DEVICE float to_float(__half x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(__nv_bfloat16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
-MIRAGE_DEVICE __nv_bfloat16 to_bfloat(float x) {
-    const uint32_t bits = bits_of(x);
-    return {static_cast<uint16_t>(x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
-}
 // float8e4m3fn, which has no infinities, and float8e5m2
 struct e4m3 {
     uint8_t bits;
@@ -56,7 +52,7 @@ template <class T>
 MIRAGE_DEVICE void put(T& to, float x) {
     to = static_cast<T>(x);
 }
-MIRAGE_DEVICE void put(__nv_bfloat16& to, float x) { to = to_bfloat(x); }
+MIRAGE_DEVICE void put(__nv_bfloat16& to, float x) { to = __nv_bfloat16(x); }
 
 // 2^x and log2(x) in float64, x > 0, by their series; good to 2^-40 or so.
 MIRAGE_DEVICE double power_of_two(double x) {
@@ -87,7 +83,9 @@ MIRAGE_DEVICE float m_log(float x) {
 MIRAGE_DEVICE float m_sqrt(float x) { return __builtin_sqrtf(x); }
 MIRAGE_DEVICE float m_rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 MIRAGE_DEVICE float tanhf_(float x) {
-    const double e = power_of_two(-2.885390081777927 * __builtin_fabs(static_cast<double>(x)));
+    const double a = __builtin_fabs(static_cast<double>(x));
+    if (a < 0x1p-7) return static_cast<float>(x - x * (a * a) * (1.0 / 3.0 - a * a * (2.0 / 15.0)));  // the two below cancel
+    const double e = power_of_two(-2.885390081777927 * a);
     return __builtin_copysignf(static_cast<float>((1.0 - e) / (1.0 + e)), x);
 }
 MIRAGE_DEVICE float m_tanh(float x) { return tanhf_(x); }
@@ -144,7 +142,7 @@ MIRAGE_DEVICE float m_to_i8(float x) { return static_cast<float>(static_cast<int
 MIRAGE_DEVICE float m_to_u16(float x) { return static_cast<float>(static_cast<uint16_t>(word_of(x))); }
 MIRAGE_DEVICE float m_to_u8(float x) { return static_cast<float>(static_cast<uint8_t>(word_of(x))); }
 MIRAGE_DEVICE float m_round_f16(float x) { return to_float(static_cast<__half>(x)); }
-MIRAGE_DEVICE float m_round_bf16(float x) { return to_float(to_bfloat(x)); }
+MIRAGE_DEVICE float m_round_bf16(float x) { return to_float(__nv_bfloat16(x)); }
 MIRAGE_DEVICE float m_isnan(float x) { return x != x ? 1.0f : 0.0f; }
 MIRAGE_DEVICE float m_isinf(float x) { return __builtin_fabsf(x) == INFINITY ? 1.0f : 0.0f; }
 MIRAGE_DEVICE float m_where(float c, float x, float y) { return c != 0.0f ? x : y; }
