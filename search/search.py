@@ -302,7 +302,7 @@ class Searcher:
         known: dict[KernelGraph, KernelGraph | None] = {}
 
         def roomy(c: Candidate) -> Iterator[Candidate]:
-            if target.kind != "cuda":
+            if not target.threaded:
                 yield c
                 return
             if c.graph not in known:
@@ -347,9 +347,9 @@ class Searcher:
             graphs, _ = self.blocks(program)
             one = [_Option(one_kernel(program, g), (r,)) for g in graphs for r in self._ranked(program, g, target)]
             split = sorted((o for o in one if o.graph.kernels[0].block.split), key=lambda o: o.order)
-            one = [o for o in one if target.kind == "cuda" or not o.graph.kernels[0].block.split]
+            one = [o for o in one if target.joins_blocks or not o.graph.kernels[0].block.split]
             every = [*one, *self._combined(program, target, one, split)]
-            if target.kind == "cuda":
+            if target.threaded:
                 known = {g: self._has_room(program, g) for g in dict.fromkeys(o.graph for o in every)}
                 if every and not known[min(every, key=lambda o: o.order).graph]:
                     self._short.add(key)

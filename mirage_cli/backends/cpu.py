@@ -57,10 +57,11 @@ def jobs(cxx: Tool, fragment: str) -> list[CompileJob]:
     ]
 
 
-def library_job(cxx: Tool, archs: Sequence[str]) -> CompileJob:
-    """The compilation of library.cpp, which holds the operators' tables; `archs` are those of its CUDA kernels, if any."""
+def library_job(cxx: Tool, archs: Sequence[str], others: Sequence[str] = ()) -> CompileJob:
+    """The compilation of library.cpp, which holds the operators' tables; `archs` are those of its CUDA kernels, if any,
+    `others` the kinds of further ones."""
     cuda = ("-DMIRAGE_WITH_CUDA", f"-DMIRAGE_ARCHS={', '.join(archs)}") if archs else ()
-    flags = (*TABLE_FLAGS, "-fno-exceptions", "-fno-rtti", *cuda)
+    flags = (*TABLE_FLAGS, "-fno-exceptions", "-fno-rtti", *cuda, *(f"-DMIRAGE_WITH_{o.upper()}" for o in others))
     return _job(cxx, "library", "library.cpp", "build/library.o", flags)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mirage_cli.backends import cpu, cuda, shared_object
+from mirage_cli.backends import cpu, cuda, others, shared_object
 from mirage_cli.backends.compile import TIMEOUT, CompileJob, ObjectCache, compile_objects, run_command
 from mirage_cli.backends.spec import KernelSource, OperatorSpec
 from mirage_cli.backends.toolchain import Toolchain
@@ -90,7 +90,7 @@ def build_library(
         left = tuple(op for op in left if op.id not in failed)
     shutil.rmtree(build.src / "build")
     for fragment in failed:
-        for suffix in (".cpp", ".cu"):
+        for suffix in (".cpp", ".cu", *(f".{kind}" for kind in others.KINDS)):
             (build.src / f"{fragment}{suffix}").unlink(missing_ok=True)
     if not left:
         return BuildResult(None, None, (), failed, ())
@@ -121,7 +121,8 @@ class _Build:
         (self.src / EXPORT_MAP).write_text(EXPORTS)
         for job in (job for several in self.jobs.values() for job in several):
             source = sources[job.fragment]
-            text = source.cu if job.source.endswith(".cu") else source.cpp
+            kind = job.source.rpartition(".")[2]
+            text = source.others.get(kind) or (source.cu if kind == "cu" else source.cpp)
             (self.src / job.source).write_text(text or "", encoding="utf-8")
 
     def compile_kernels(self, operators: Sequence[OperatorSpec]) -> dict[str, CompileError]:
@@ -139,12 +140,13 @@ class _Build:
         with_cpu = {op.id for op in operators if self._has_cpu(op)}
         with_cuda = {op.id for op in operators if self.has_cuda(op)}
         names = [*(f"{i}.cpp" for i in with_cpu), *(f"{i}.cu" for i in with_cuda)]
+        names += [f"{op.id}.{kind}" for op in operators for kind in op.others]
         digests = source_digests({name: (self.src / name).read_bytes() for name in names})
         text, header = tables(operators, with_cpu, with_cuda, digests)
         (self.src / TABLES).write_text(text, encoding="utf-8")
         (self.folder / HEADER).write_text(header, encoding="utf-8")
         cuda_used = any(map(self.has_cuda, operators))
-        table = cpu.library_job(self.toolchain.cxx, self.options.archs if cuda_used else ())
+        table = cpu.library_job(self.toolchain.cxx, self.options.archs if cuda_used else (), others.used(operators))
         kernels = [job for op in operators for job in self.jobs[op.id]]
         # Of objects with the same inline function the first counts: lowest instruction set first (see cpu.py).
         order = {f".{isa}.o": rank for rank, isa in enumerate(cpu.isas())}
@@ -152,6 +154,7 @@ class _Build:
             (job.object for job in kernels), key=lambda name: order.get(name[name.index(".") :], len(order))
         )
         link = self._link_command([table.object, *objects], cuda_used)
+        link += others.link_flags(others.used(operators))
         commands = (*(job.command for job in kernels), table.command, link)
         script = self.src / "build.sh"
         script.write_text(_SCRIPT + "".join(f"{shlex.join(command)}\n" for command in commands), encoding="utf-8")
@@ -239,13 +242,15 @@ def _validate(operators: Sequence[OperatorSpec], sources: Mapping[str, KernelSou
         source = sources.get(op.id)
         if source is None or (source.cpp is None and source.cu is None) or (op.has_cuda and source.cu is None):
             raise InvalidGraph(f"{op.op_type}: there is no source for one of its kernels")
+        if any(kind not in source.others for kind in op.others):
+            raise InvalidGraph(f"{op.op_type}: there is no source for one of its kernels")
 
 
 def _jobs(op: OperatorSpec, source: KernelSource, toolchain: Toolchain, options: Options) -> list[CompileJob]:
     jobs = cpu.jobs(toolchain.cxx, op.id) if source.cpp is not None else []
     if op.has_cuda and toolchain.nvcc is not None:
         jobs += cuda.jobs(toolchain.nvcc, op.id, options.archs)
-    return jobs
+    return jobs + [job for kind in op.others for job in others.KINDS[kind].jobs(toolchain, op.id)]
 
 
 def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, object]:
@@ -278,4 +283,5 @@ def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, objec
         "workspace_variants": [f"mirage_{op.id}_workspace_cpu_{isa}" for isa in cpu.isas()],
         "cpu": has_cpu,
         "cuda": has_cuda,
+        "others": op.others,
     }

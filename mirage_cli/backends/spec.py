@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mirage_cli.errors import InvalidGraph, Refused, WrongTensor
@@ -48,6 +48,7 @@ class OperatorSpec:
     outputs: tuple[TensorSpec, ...]
     symbols: tuple[str, ...] = ()
     has_cuda: bool = False
+    others: tuple[str, ...] = ()  #: the kinds of its kernels beside those for CPUs and CUDA (`backends/others.py`)
 
     def to_json(self) -> dict[str, Any]:
         """The description in files that `operator_spec` reads back."""
@@ -145,15 +146,18 @@ class OperatorSpec:
         )
 
 
-def operator_spec(identifier: str, data: Mapping[str, Any], has_cuda: bool = False) -> OperatorSpec:
-    """The operator that `operator` of a muGraph file describes. Raises InvalidGraph when it is not well-formed."""
+def operator_spec(identifier: str, data: Mapping[str, Any], kinds: Collection[str] = ()) -> OperatorSpec:
+    """The operator that `operator` of a muGraph file describes, with kernels of these kinds. Raises InvalidGraph
+    when it is not well-formed."""
 
     def tensor(t: Mapping[str, Any]) -> TensorSpec:
         return TensorSpec(t["name"], BY_NAME[t["dtype"]], tuple(extents.from_json(d) for d in t["dims"]))
 
     try:
         inputs, outputs = (tuple(tensor(t) for t in data[key]) for key in ("inputs", "outputs"))
-        return OperatorSpec(identifier, data["op_type"], inputs, outputs, tuple(data["symbols"]), has_cuda)
+        others = tuple(sorted(set(kinds) - {"cpu", "cuda"}))
+        symbols = tuple(data["symbols"])
+        return OperatorSpec(identifier, data["op_type"], inputs, outputs, symbols, "cuda" in kinds, others)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidGraph(f"muGraph file of {identifier}: missing or wrong field {e} of the operator") from None
 
@@ -165,3 +169,4 @@ class KernelSource:
     id: str
     cpp: str | None
     cu: str | None = None
+    others: Mapping[str, str] = field(default_factory=dict)  #: of other kinds

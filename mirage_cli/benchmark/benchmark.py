@@ -6,7 +6,7 @@ Both sides are measured in a process of its own. It is begun before this one imp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from mirage_cli.benchmark.options import BenchOptions, replaced_fragments
 from mirage_cli.errors import UsageError
 from mirage_cli.files.output import MARK, PAGE, steady
 from mirage_cli.kernels import trust
-from mirage_cli.machine import devices
+from mirage_cli.machine import devices, opencl
 from mirage_cli.measurement.contestant import Place
 from mirage_cli.options import dims
 from mirage_cli.processes.isolation import Lost, Resident
@@ -82,8 +82,8 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
     else:
         report = reader.read(folder)
         trust.check_unchanged(folder, report)
-    place = choose_place(options, "cuda" in _targets(report))
-    device = devices.name(place.provider, place.device)
+    place = choose_place(options, _targets(report))
+    device = opencl.device(place.opencl).name.strip() if place.opencl else devices.name(place.provider, place.device)
     replaced = replaced_fragments(report, options.only)
     rows = Resident(rows_of, (folder.absolute(), options, place), options.timeout, options.max_memory)
     rows.begin()
@@ -109,7 +109,7 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
     finally:
         rows.close()
     settings = {
-        "provider": place.provider,
+        "provider": place.target,
         "onnxruntime": sessions.version(),
         "threads": options.threads,
         "input_sets": prepared.sets,
@@ -132,10 +132,16 @@ def unmeasured(fragment: Mapping[str, Any], reason: Lost) -> FragmentRow:
 # ---- where -----------------------------------------------------------------------------------------------------------
 
 
-def choose_place(options: BenchOptions, has_cuda: bool) -> Place:
-    """Where to measure a folder, given whether its library has CUDA kernels. Raises UsageError and ToolMissing."""
-    if options.gpu is not None and options.cpu:
-        raise UsageError("--gpu and --cpu exclude each other")
+def choose_place(options: BenchOptions, kinds: Collection[str]) -> Place:
+    """Where to measure a folder, given the kinds of kernels in its library. Raises UsageError and ToolMissing."""
+    has_cuda = "cuda" in kinds
+    if (options.gpu is not None) + options.cpu + bool(options.opencl) > 1:
+        raise UsageError("--gpu, --cpu and --opencl exclude each other")
+    if options.opencl:
+        if "opencl" not in kinds:
+            raise UsageError("the library of this folder has no OpenCL kernels", "optimize with --target opencl")
+        opencl.device(options.opencl)
+        return Place("cpu", 0, options.threads, options.opencl)
     if options.gpu is not None:
         sessions.check_provider("cuda")
         devices.device(options.gpu)
@@ -152,4 +158,4 @@ def choose_place(options: BenchOptions, has_cuda: bool) -> Place:
 def _targets(report: Mapping[str, Any]) -> set[str]:
     """The kinds of target that all replaced fragments have kernels for."""
     kinds = [set(f["schedule"]) for f in report["fragments"] if f["status"] == "replaced"]
-    return set.intersection(*kinds) if kinds else {"cpu", "cuda"}
+    return set.intersection(*kinds) if kinds else {"cpu", "cuda", "opencl"}

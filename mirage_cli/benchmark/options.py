@@ -14,7 +14,8 @@ from mirage_cli.report.report import REPLACED
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """Options of a measurement. `gpu` is a number, `cpu` asks for the CPU; without both the first GPU is taken where
-    onnxruntime and the folder can use it, else the CPU. `dim` and `shape` are as in `optimize`, `runs` samples of
+    onnxruntime and the folder can use it, else the CPU; `opencl` is an OpenCL device as PLATFORM:DEVICE. `dim` and
+    `shape` are as in `optimize`, `runs` samples of
     each contestant (None: as many as fit into `seconds`, for each fragment and for the whole model), `threads`
     those of one operator on the CPU (None: onnxruntime's choice), `seed` that of the inputs, `peers` further
     contestants on a GPU (`peers.GROUPS`); `record` puts the fragments' times into the folder's report.json and
@@ -25,6 +26,7 @@ class BenchOptions:
 
     gpu: int | None = None
     cpu: bool = False
+    opencl: str = ""
     dim: tuple[str, ...] = ()
     shape: tuple[str, ...] = ()
     runs: int | None = None

@@ -5,6 +5,7 @@ The original may be anybody's model, at which onnxruntime may end its process.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from mirage_cli.backends.spec import operator_spec
-from mirage_cli.benchmark import gpu_fragment
+from mirage_cli.benchmark import gpu_fragment, opencl_fragment
 from mirage_cli.benchmark.options import BenchOptions, replaced_fragments
 from mirage_cli.benchmark.report import FragmentRow
 from mirage_cli.errors import ToolMissing, UsageError
@@ -23,7 +24,7 @@ from mirage_cli.files.output import LIBRARY, MODEL, digest
 from mirage_cli.frontends.onnx import protobuf
 from mirage_cli.frontends.torchscript import modules
 from mirage_cli.lax.ir.program import Program, program_from_json
-from mirage_cli.machine import devices, packages
+from mirage_cli.machine import devices, opencl, packages
 from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place, ScriptContestant
 from mirage_cli.measurement.gpu import GpuTimer
 from mirage_cli.measurement.timing import Effort
@@ -70,6 +71,9 @@ class Rows:
         self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place, same)
         self.original, self.note = original_model(folder, report, place)
         self.gpu, self.absent = opened(place, options)
+        if place.opencl:  # operators of this process's sessions take it
+            opencl.device(place.opencl)
+            os.environ[opencl.DEVICE] = place.opencl
 
     def prepared(self) -> Prepared:
         """The same for this folder."""
@@ -85,6 +89,9 @@ class Rows:
                 self.gpu, fragment.models, fragment.program, library, options.peers, options.seconds, options.seed
             )
             comparison = replace(comparison, entries=(*comparison.entries, *more))
+        if self.place.opencl:
+            own = opencl_fragment.entry(self.place.opencl, fragment.models, library, options.seconds, options.seed)
+            comparison = replace(comparison, entries=(*comparison.entries, own))
         return fragment.row(comparison)
 
     def whole(self) -> Comparison:
@@ -231,7 +238,7 @@ def fragment_rows(
         BenchFragment(
             models[f["id"]],
             f,
-            f["predictions"].get(place.provider, {}) if same or not models[f["id"]].spec.symbols else {},
+            f["predictions"].get(place.target, {}) if same or not models[f["id"]].spec.symbols else {},
             programs[f["id"]],
         )
         for f in replaced

@@ -3,7 +3,7 @@ muGraphs, and the size of the workspace."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import FAILED, Kernel
@@ -45,20 +45,40 @@ def bytes_of(sizes: Sequence[Extent], symbols: Sequence[str]) -> ir.Expression:
     return k.total(parts)
 
 
-def inside(sizes: Sequence[Extent], symbols: Sequence[str]) -> ir.Expression:
-    """The place in the workspace behind parts of these sizes."""
-    return k.cast("void*", k.cast("char*", "workspace") + bytes_of(sizes, symbols))
+def _address(behind: ir.Expression) -> ir.Expression:
+    return k.cast("void*", k.cast("char*", "workspace") + behind)
 
 
-def launches(kernels: Sequence[Started], cuda: bool) -> tuple[ir.Statement, ...]:
+@dataclass(frozen=True, slots=True)
+class Host:
+    """How the host starts kernels of a language: what the last argument of its function is called, the statements of a
+    kernel's launch, what stands before all launches and what the function returns, and the place of a part of the workspace,
+    given the bytes in front of it."""
+
+    queue: str
+    launch: Callable[[Started], ir.Statement]
+    declared: tuple[ir.Statement, ...]
+    result: ir.Expression
+    inside: Callable[[ir.Expression], ir.Expression] = _address
+
+
+def launches(kernels: Sequence[Started], host: Host) -> tuple[ir.Statement, ...]:
     """Kernels started one after the other; the function ends with what the first error says."""
-    parts = [_launch(s, cuda) for s in kernels]
-    if cuda:
-        return (k.declare("cudaError_t", "status", "cudaSuccess"), *parts, ir.Return(k.cast("int", "status")))
-    return (*parts, ir.Return(k.name("MIRAGE_OK")))
+    return (*host.declared, *map(host.launch, kernels), ir.Return(host.result))
 
 
-def _launch(s: Started, cuda: bool) -> ir.Scope:
+def symbols_of(s: Started) -> list[ir.Statement]:
+    """The extents that a launch needs."""
+    return [k.let("int64_t", f"s_{n}", k.name("extents")[n]) for n in s.kernel.launch.symbols]
+
+
+def blocks_of(s: Started) -> ir.Statement:
+    """The number of a kernel's blocks on a device."""
+    return k.let("int64_t", "blocks", k.product([k.construct(ir.Type("int64_t"), 1), *s.kernel.launch.blocks]))
+
+
+def started_with(s: Started, starts: Callable[[Started, str], list[ir.Statement]]) -> ir.Scope:
+    """A launch: the parameters `p` of a kernel, then what `starts` it, given its name."""
     own, launch = s.kernel.kernel.name, s.kernel.launch
     p = k.name("p")
     inputs = [
@@ -69,20 +89,18 @@ def _launch(s: Started, cuda: bool) -> ir.Scope:
         k.assign(p.member(o.name), k.cast(f"{o.type}*", place))
         for o, place in zip(launch.outputs, s.outputs, strict=True)
     ]
-    symbols = [k.let("int64_t", f"s_{n}", k.name("extents")[n]) for n in launch.symbols]
     return k.scope(
-        *symbols,
+        *symbols_of(s),
         k.declare(f"Parameters{own.removeprefix('kernel')}", "p"),
         *inputs,
         *outputs,
         *(k.assign(p.member(f"s_{n}"), f"s_{n}") for n in launch.symbols),
-        *(_on_device(s, own) if cuda else _in_threads(s, own)),
+        *starts(s, own),
     )
 
 
 def _on_device(s: Started, own: str) -> list[ir.Statement]:
     launch = s.kernel.launch
-    counted = k.product([k.construct(ir.Type("int64_t"), 1), *launch.blocks])
     sizes = (launch.threads, launch.shared_bytes, launch.cluster, launch.dependent)
     admitted = ir.Variable(
         "admitted", value=k.construct(ir.Type("std::atomic", (ir.Type("uint64_t"),)), 0), braces=True
@@ -93,7 +111,7 @@ def _on_device(s: Started, own: str) -> list[ir.Statement]:
         k.assign("status", k.call("mirage::launch", own, "admitted", "blocks", *sizes, "stream", "p")),
         FAILED,
     ]
-    return [k.let("int64_t", "blocks", counted), k.when(k.name("blocks") > 0, *started)]
+    return [blocks_of(s), k.when(k.name("blocks") > 0, *started)]
 
 
 def _in_threads(s: Started, own: str) -> list[ir.Statement]:
@@ -108,12 +126,24 @@ def _in_threads(s: Started, own: str) -> list[ir.Statement]:
     ]
 
 
-def entry(ways: Sequence[Way], arguments: Sequence[str], cuda: bool) -> tuple[ir.Statement, ...]:
+def _on_gpu(s: Started) -> ir.Statement:
+    return started_with(s, _on_device)
+
+
+def _on_cpu(s: Started) -> ir.Statement:
+    return started_with(s, _in_threads)
+
+
+CUDA = Host("stream", _on_gpu, (k.declare("cudaError_t", "status", "cudaSuccess"),), k.cast("int", "status"))
+THREADS = Host("pool", _on_cpu, (), k.name("MIRAGE_OK"))
+
+
+def entry(ways: Sequence[Way], arguments: Sequence[str], host: Host) -> tuple[ir.Statement, ...]:
     """The body of the source's function; with several ways that of each is a function of its own, `run0` and so on."""
     if len(ways) == 1:
         return (
-            *(k.ignore(a) for a in ("workspace", "extents", *(() if cuda else ("pool",)))),
-            *launches(ways[0].kernels, cuda),
+            *(k.ignore(a) for a in ("workspace", "extents", *(("pool",) if host is THREADS else ()))),
+            *launches(ways[0].kernels, host),
         )
     return tuple(k.when(w.condition, ir.Return(k.call(f"run{n}", *arguments))) for n, w in enumerate(ways))
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from mirage_cli.codegen import host
 from mirage_cli.codegen.engines import kernel_of
+from mirage_cli.codegen.languages import LANGUAGES
 from mirage_cli.codegen.render import render
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.requests.request import Request, Spelled
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
-from mirage_cli.kernel_language.printer import function, parameters, text
+from mirage_cli.kernel_language.printer import text
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Program
@@ -22,7 +23,7 @@ from mirage_cli.search.schedules.architectures import alone, number
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
 
-ARGUMENTS = ("in", "out", "workspace", "extents")  #: of the host function, with the stream or the pool behind them
+ARGUMENTS = ("in", "out", "workspace", "extents")  #: of the host function, with the queue or the pool behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,9 @@ def source(
         compiled_for += [k.both(*_device_tests(own.name, built, ARCHITECTURE))] * len(ways[-1].kernels)
     kernels = [s.kernel for w in ways for s in w.kernels]
     memory = tuple(Memory(s.launch.threads, s.launch.shared_bytes) for s in kernels)
-    cuda = target.kind == "cuda"
-    arguments = (*ARGUMENTS, "stream" if cuda else "pool")
+    language = LANGUAGES[target.kind]
     printed = render(
-        "kernel.cu.j2" if cuda else "kernel.cpp.j2",
+        language.template,
         target.name,
         id=identifier,
         comment="\n".join(f"// {line}".rstrip() for line in comment.splitlines()),
@@ -91,8 +91,8 @@ def source(
                 "name": s.kernel.name,
                 "number": s.kernel.name.removeprefix("kernel"),
                 "constant": s.kernel.grid_constant,
-                "parameters": parameters(s.kernel),
-                "function": function(s.kernel),
+                "parameters": language.parameters(s),
+                "function": language.function(s),
                 "compiled_for": text(condition) if condition is not None else "",
             }
             for s, condition in zip(kernels, compiled_for, strict=True)
@@ -100,11 +100,11 @@ def source(
         ways=[
             {
                 "where": f"Where {text(w.condition)}" if w.condition is not None else "Elsewhere",
-                "body": text(host.launches(w.kernels, cuda)),
+                "body": text(host.launches(w.kernels, language.host)),
             }
             for w in ways[: len(ways) if len(ways) > 1 else 0]
         ],
-        entry=text(host.entry(ways, arguments, cuda)),
+        entry=text(host.entry(ways, (*ARGUMENTS, language.host.queue), language.host)),
         workspace=text(host.workspace(ways)),
     )
     return Rendered(printed, tuple(s.kernel for s in kernels), tuple(s.tile for s in kernels), memory)
@@ -129,6 +129,7 @@ def _way(
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
     empty = _summed(program)
+    on = LANGUAGES[target.kind].host
     for n, (part, schedule) in enumerate(zip(graph.kernels, way.schedules, strict=True), first):
         weights = part.constants(program)
         made = kernel_of(
@@ -136,9 +137,9 @@ def _way(
         )
         if not passes.overlap:
             made = replace(made, launch=replace(made.launch, dependent=False))
-        inputs = (_pointer(graph, part.inputs[i.source], offsets, program.symbols) for i in made.launch.inputs)
-        outputs = (_pointer(graph, t, offsets, program.symbols) for t in part.outputs)
-        own = host.inside([*total, *shares], program.symbols)
+        inputs = (_pointer(graph, part.inputs[i.source], offsets, program.symbols, on) for i in made.launch.inputs)
+        outputs = (_pointer(graph, t, offsets, program.symbols, on) for t in part.outputs)
+        own = on.inside(host.bytes_of([*total, *shares], program.symbols))
         kernels.append(host.Started(made, tuple(inputs), tuple(outputs), own))
         shares += [made.workspace] if made.workspace else []
     return host.Way(condition, tuple(kernels), host.bytes_of([*total, *shares], program.symbols))
@@ -190,10 +191,10 @@ def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent
 
 
 def _pointer(
-    graph: KernelGraph, tensor: int, offsets: dict[int, list[Extent]], symbols: Sequence[str]
+    graph: KernelGraph, tensor: int, offsets: dict[int, list[Extent]], symbols: Sequence[str], on: host.Host
 ) -> ir.Expression:
     if tensor < graph.sources:
         return k.name("in")[tensor]
     if tensor < graph.sources + graph.outputs:
         return k.name("out")[tensor - graph.sources]
-    return host.inside(offsets[tensor], symbols)
+    return on.inside(host.bytes_of(offsets[tensor], symbols))

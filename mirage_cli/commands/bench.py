@@ -12,7 +12,7 @@ from mirage_cli.commands.common import Voice
 from mirage_cli.errors import CheckFailed
 
 #: options that only one of the two forms takes
-_FOLDER_ONLY = ("cpu", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory", "inputs")
+_FOLDER_ONLY = ("cpu", "opencl", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory", "inputs")
 _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
 
 
@@ -22,6 +22,7 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
     examples=(
         "mirage bench out --cpu --threads 4",
         "mirage bench out --only 'mlp*' --dim seq=16,64,128",
+        "mirage bench out --opencl 0:0",
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
     ),
@@ -41,6 +42,7 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
 @click.argument("folder", metavar="[DIR | MODEL]", type=click.Path(), required=False)
 @click.option("--suite", type=click.Choice(["paper"]), help="Optimize and time the cases of this suite instead.")
 @click.option("--cpu", is_flag=True, help="Measure on the CPU [the first GPU that can be used, else the CPU].")
+@click.option("--opencl", metavar="P:D", help="Measure on this OpenCL device, by the numbers that doctor lists.")
 @click.option("--dim", multiple=True, metavar="SYM=N,N,...", help="Sizes of a symbolic dimension [those of optimize].")
 @common.settings_options("shape", gpu="Measure on this GPU.")
 @click.option("--runs", type=click.IntRange(1), metavar="N", help="Runs of each [as many as --seconds allow].")
@@ -86,8 +88,8 @@ def bench(voice: Voice, folder: str | None, suite: str | None, **given: Any) -> 
             raise click.UsageError(
                 f"--{name.replace('_', '-')} does not go with {'--suite' if suite else 'DIR'}.", context
             )
-    if "cpu" in values and "gpu" in values:
-        raise click.UsageError("--cpu and --gpu exclude each other.", context)
+    if sum(name in values for name in ("cpu", "gpu", "opencl")) > 1:
+        raise click.UsageError("--cpu, --gpu and --opencl exclude each other.", context)
     if "peers" in values and "no_peers" in values:
         raise click.UsageError("--peers and --no-peers exclude each other.", context)
     wrong = _suite(voice, suite, values) if suite else _folder(voice, Path(folder or ""), values)

@@ -19,7 +19,7 @@ from mirage_cli.backends.toolchain import Tool
 from mirage_cli.errors import MirageError, ToolMissing, UsageError
 from mirage_cli.files.codec import says
 from mirage_cli.files.result_store import Kept
-from mirage_cli.machine import devices, packages
+from mirage_cli.machine import devices, opencl, packages
 from mirage_cli.optimization import environment
 from mirage_cli.options.options import Options
 from mirage_cli.processes import isolation
@@ -98,6 +98,7 @@ def examine() -> Diagnosis:
         cxx = threads.submit(_compiler, "C++ compiler", lambda: toolchain.find_cxx(kept))
         nvcc = threads.submit(_compiler, "CUDA compiler", lambda: toolchain.find_nvcc(kept))
         modules = [threads.submit(_module, name, command) for name, command in MODULES.items()]
+        devices_of_opencl = threads.submit(_opencl)
         runtime = _onnxruntime()
     items = (
         Item("mirage", True, f"{__version__} on Python {platform.python_version()}, {platform.platform()}"),
@@ -108,6 +109,7 @@ def examine() -> Diagnosis:
         nvcc.result(),
         _gpus(gpus, kept),
         _cuda_provider(),
+        devices_of_opencl.result(),
         *(m.result() for m in modules),
         _cache(environment.cache_folder(Options())),
     )
@@ -134,6 +136,7 @@ def abilities(items: Sequence[Item]) -> tuple[Ability, ...]:
         ability("optimize --gpu: measure candidates on a GPU", *cuda, *run, "torch or cupy"),
         ability("call kernels on cupy arrays", "GPU", "cupy"),
         ability("call kernels on torch tensors", "torch"),
+        ability("run OpenCL kernels, bench --opencl", "C++ compiler", "OpenCL"),
         ability("optimize TorchScript models", *base, "torch"),
         ability("keep compiled kernels between runs", "cache folder"),
     )
@@ -164,6 +167,16 @@ def _cuda_provider() -> Item:
         return Item("CUDA provider", False, str(error), error.hint)
     except ImportError:
         return Item("CUDA provider", False, "there is no onnxruntime", "pip install onnxruntime-gpu")
+
+
+def _opencl() -> Item:
+    """The devices, as a process of its own lists them: a driver may do anything."""
+    if importlib.util.find_spec("pyopencl") is None:
+        return Item("OpenCL", False, "pyopencl is not installed (optional)", opencl.COMMAND)
+    ((_, found),) = isolation.each(opencl.described, [()], 1, apart=True)
+    if isinstance(found, Lost):
+        return Item("OpenCL", False, found.reason, opencl.COMMAND)
+    return Item("OpenCL", bool(found), "; ".join(found) or "no device", "" if found else opencl.COMMAND)
 
 
 def _too_old(gpu: devices.Device) -> str:

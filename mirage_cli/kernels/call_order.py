@@ -73,7 +73,7 @@ def read(folder: Path) -> Steps:
 
 
 def _from_data(data: _File) -> Steps:
-    spec = operator_spec(data["id"], data, data["cuda"])
+    spec = operator_spec(data["id"], data, ("cuda",) if data["cuda"] else ())
     steps = Steps(spec, data["calls"], data["results"], data["weights"])
     known = {t.name for t in spec.inputs} | set(steps.weights)
     for call in steps.calls:

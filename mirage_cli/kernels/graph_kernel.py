@@ -21,7 +21,7 @@ from mirage_cli.files import codec, staging
 from mirage_cli.files.output import MODEL, claimed, replaced
 from mirage_cli.kernels import call_order, tensors, torch_operator
 from mirage_cli.kernels import kernel as kernels
-from mirage_cli.kernels.kernel import Kernel
+from mirage_cli.kernels.kernel import SUFFIXES, Kernel
 from mirage_cli.report import reader
 from mirage_cli.report.report import Report
 
@@ -98,7 +98,7 @@ class GraphKernel:
         return tuple([values[k] for k in self._results])
 
     def has(self, place: str) -> bool:
-        """True if the library holds kernels for `cpu` or `cuda`."""
+        """True if the library holds kernels for `cpu`, `cuda` or `opencl`."""
         return all(kernel.has(place) for kernel, _, _ in self._calls)
 
     def as_torch_op(self, name: str) -> Any:
@@ -142,7 +142,7 @@ class GraphKernel:
     def sources(self) -> list[Path]:
         """The generated sources of the kernels."""
         names = {kernel.spec.id for kernel, _, _ in self._calls}
-        return sorted(p for p in (self.folder / "src").iterdir() if p.stem in names and p.suffix in (".cpp", ".cu"))
+        return sorted(p for p in (self.folder / "src").iterdir() if p.stem in names and p.suffix != ".o")
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Copy the output folder, as `mirage optimize` would have written it: `load_kernel(folder)` reads it back, `mirage
@@ -153,7 +153,7 @@ class GraphKernel:
             staging.copy_tree(self.folder, draft)
 
     def __repr__(self) -> str:
-        places = " and ".join(p for p in ("cpu", "cuda") if self.has(p))
+        places = " and ".join(p for p in SUFFIXES if self.has(p))
         given, outputs = (", ".join(map(str, ts)) for ts in (self.spec.inputs, self.spec.outputs))
         count = len(self._calls)
         return f"<{count} kernel{'s' * (count != 1)} for {places}: ({given}) -> {outputs}>"

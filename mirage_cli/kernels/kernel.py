@@ -6,8 +6,9 @@
     y = kernel(x, w)                            # or kernel(inputs=[x, w]), kernel(x, w, out=y)
 
 NumPy arrays and torch tensors in host memory run on the CPU; torch, cupy and, by DLPack, other libraries' tensors in
-device memory run on their device, on that library's current stream, without waiting for it. Nothing is copied or
-converted. Outputs and scratch memory come from the caller's library for each call, so that calls on several streams,
+device memory run on their device, on that library's current stream, and arrays of pyopencl on their queue, without
+waiting for it. Nothing is copied or converted. Outputs and scratch memory come from the caller's library for each call,
+so that calls on several streams,
 from several threads and inside `torch.cuda.graph` do not meet. No gradients are recorded.
 
 All that follows from the shapes is computed once for each combination of shapes, types and device; a call then looks its
@@ -38,8 +39,10 @@ from mirage_cli.lax import extents
 from mirage_cli.lax.dtypes import packed
 from mirage_cli.lax.ir.program import program_from_json
 from mirage_cli.report import mugraph_file, naming, reader
-from mirage_cli.runtime.sessions import check_library, cuda_failure, element_name
+from mirage_cli.runtime.sessions import check_library, cuda_failure, element_name, opencl_failure
 
+#: what the names of entry points end with, by places
+SUFFIXES = {"cpu": "_cpu", "cuda": "", "opencl": "_opencl"}
 DEVICE_ALIGNMENT = 16  #: bytes, of tensors in device memory
 MAX_PLANS = 1024  #: combinations of shapes that are remembered
 
@@ -124,8 +127,8 @@ class Kernel:
             return self._call(plan, pointers, out)
 
     def has(self, place: str) -> bool:
-        """True if the library holds this kernel for `cpu` or `cuda`."""
-        return hasattr(self._library, f"mirage_{self.spec.id}" + ("_cpu" if place == "cpu" else ""))
+        """True if the library holds this kernel for `cpu`, `cuda` or `opencl`."""
+        return hasattr(self._library, f"mirage_{self.spec.id}{self._suffix(place)}")
 
     def as_torch_op(self, name: str) -> Any:
         """The kernel as an operator of PyTorch, such as "mirage::norm": see `torch_operator.register`."""
@@ -133,6 +136,10 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<{self.spec.op_type}({', '.join(map(str, self.spec.inputs))}) -> {', '.join(map(str, self.spec.outputs))}>"
+
+    def _suffix(self, place: str) -> str:
+        """What the names of entry points for a place end with; PyTorch on ROCm calls its devices `cuda`."""
+        return "_hip" if place == "cuda" and "hip" in self.spec.others else SUFFIXES[place]
 
     # --- one call -----------------------------------------------------------------------------------------------------
     def _call(self, plan: _Plan, pointers: list[int], out: Sequence[Any] | None) -> tuple[Any, ...]:
@@ -155,6 +162,8 @@ class Kernel:
         at = None if scratch is None else plan.scratch_address(scratch)
         code = plan.entry(plan.pack_inputs(*pointers), plan.pack_outputs(*results), at, plan.extents, last)
         if code:
+            if plan.where.startswith("opencl"):
+                raise opencl_failure(self._library, self.spec.op_type)
             if plan.stream is not None:
                 raise cuda_failure(self._library, self.spec.op_type, code)
             raise MirageError(f"{self.spec.op_type}: the kernel ended with error {code}")
@@ -169,15 +178,17 @@ class Kernel:
         if key not in plan.fitting:
             self._check_outputs(plan, out)
             plan.fitting.add(key)
-        taken = list(zip(pointers, plan.bytes, strict=False))
-        for k, (at, size) in enumerate(zip(results, plan.bytes[len(pointers) :], strict=True)):
-            for other, (start, length) in enumerate(taken):
-                if start < at + size and at < start + length:
+        start_of = plan.framework.start
+        taken = [(*start_of(p), size) for p, size in zip(pointers, plan.bytes, strict=False)]
+        for k, (p, size) in enumerate(zip(results, plan.bytes[len(pointers) :], strict=True)):
+            memory, at = start_of(p)
+            for other, (where, start, length) in enumerate(taken):
+                if memory == where and start < at + size and at < start + length:
                     names = [t.name for t in (*self.spec.inputs, *self.spec.outputs)]
                     raise WrongTensor(
                         f"{self.spec.op_type}: output '{self.spec.outputs[k].name}' shares memory with '{names[other]}'"
                     )
-            taken.append((at, size))
+            taken.append((memory, at, size))
         return tuple(out)
 
     def _check_outputs(self, plan: _Plan, out: Sequence[Any]) -> None:
@@ -221,8 +232,9 @@ class Kernel:
                 for t, shape in zip(spec.outputs, shapes, strict=True)
             ]
             values = struct.pack(f"{len(spec.symbols)}q", *(symbols[name] for name in spec.symbols))
-            entry = self._function("_cpu" if on_host else "", ctypes.c_int, 5)
-            count = self._function("_workspace_cpu" if on_host else "_workspace", ctypes.c_int64, 1)(values)
+            suffix = self._suffix(described[0].place.partition(":")[0])
+            entry = self._function(suffix, ctypes.c_int, 5)
+            count = self._function(f"_workspace{suffix}", ctypes.c_int64, 1)(values)
         if count < 0:
             raise WrongTensor(f"{spec.op_type}: the kernel refused these shapes")
         scratch, scratch_address = framework.scratch(like, count) if count else (None, place.address)
@@ -254,7 +266,7 @@ class Kernel:
         try:
             function = getattr(self._library, f"mirage_{self.spec.id}{suffix}")
         except AttributeError:
-            where = "CPU" if suffix.endswith("cpu") else "CUDA"
+            where = {"cpu": "CPU", "opencl": "OpenCL", "hip": "HIP"}.get(suffix.rpartition("_")[2], "CUDA")
             raise Refused(f"{self.spec.op_type}: the library holds no {where} kernel of it") from None
         function.restype, function.argtypes = result, [ctypes.c_void_p] * pointers
         return cast(Callable[..., int], function)
@@ -307,7 +319,7 @@ def load_kernel(folder: str | PathLike[str], identifier: str | None = None, thre
     path = place / MUGRAPHS / f"{wanted}.json"
     data = mugraph_file.read(path)
     try:
-        spec = operator_spec(wanted, data["operator"], "cuda" in data["targets"])
+        spec = operator_spec(wanted, data["operator"], data["targets"])
         spec.validate()
         constants = program_from_json(data["program"]).constants
     except InvalidGraph as error:

@@ -1,4 +1,5 @@
-"""Tensors of PyTorch, cupy, numpy and, by DLPack, of other libraries, as kernels see them: shape, type, place, address.
+"""Tensors of PyTorch, cupy, pyopencl, numpy and, by DLPack, of other libraries, as kernels see them:
+shape, type, place, address.
 
 Nothing here copies or converts elements. torch and cupy are never imported for their own sake: whoever passes such a
 tensor has imported them; cupy is imported for device tensors of other libraries.
@@ -7,6 +8,7 @@ tensor has imported them; cupy is imported for device tensors of other libraries
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -19,6 +21,7 @@ import numpy as np
 
 from mirage_cli.errors import WrongTensor
 from mirage_cli.frontends.torchscript.modules import to_array
+from mirage_cli.machine import opencl
 from mirage_cli.machine.packages import imported
 from mirage_cli.runtime import sessions
 
@@ -30,7 +33,7 @@ Key: TypeAlias = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A tensor described: `element` is its type by numpy's name, `place` is "cpu" or such as "cuda:0"."""
+    """A tensor described: `element` is its type by numpy's name, `place` is "cpu" or such as "cuda:0" or "opencl:0x55"."""
 
     shape: tuple[int, ...]
     element: str
@@ -74,6 +77,10 @@ class Framework(ABC):
     @abstractmethod
     def where(self, tensor: Any) -> Any:
         """A key that tells the place of a tensor from others, quickly."""
+
+    def start(self, pointer: int) -> tuple[object, int]:
+        """Where the elements of a tensor with this address begin: a memory, and an address in it."""
+        return None, pointer
 
     @abstractmethod
     def copy(self, like: Any, array: np.ndarray[Any, Any]) -> Any:
@@ -230,6 +237,75 @@ class _Cupy(Framework):
         return np.asarray(self.cupy.asnumpy(tensor))
 
 
+class _Tensor(int):
+    """The address of a `mirage_opencl_tensor`, a buffer and the bytes in front of the tensor in it, which lives as long as
+    this number does."""
+
+    def __new__(cls, buffer: int, offset: int) -> _Tensor:
+        """Raises WrongTensor for a tensor that does not begin at a multiple of 16 bytes."""
+        if offset % 16:
+            raise WrongTensor(
+                f"an array begins {offset} bytes behind its buffer's start, not a multiple of 16; copy it"
+            )
+        memory = (ctypes.c_uint64 * 4)()
+        first = ctypes.addressof(memory) // 8 % 2
+        memory[first], memory[first + 1] = buffer, offset
+        self = int.__new__(cls, ctypes.addressof(memory) + 8 * first)
+        self.memory, self.buffer, self.offset = memory, buffer, offset
+        return self
+
+    memory: Any
+    buffer: int
+    offset: int
+
+
+class _OpenCL(Framework):
+    """Arrays of pyopencl, on whose queue kernels run."""
+
+    name = "pyopencl"
+
+    def __init__(self) -> None:
+        self.array = opencl.package("arrays of pyopencl").array
+
+    def look(self, tensors: Iterable[Any]) -> tuple[Key, list[int]]:
+        key: list[Any] = []
+        pointers: list[int] = []
+        for a in tensors:
+            key += a.shape, a.dtype, a.queue and a.queue.int_ptr, a.flags.c_contiguous
+            pointers.append(_opencl_address(a))
+        return tuple(key), pointers
+
+    def describe(self, tensor: Any) -> Description:
+        if tensor.queue is None:
+            raise WrongTensor("an array of pyopencl has no queue to run kernels on: give it one with with_queue")
+        dense = tensor.flags.c_contiguous and tensor.dtype.isnative
+        return Description(tensor.shape, tensor.dtype.name, f"opencl:{tensor.context.int_ptr:#x}", dense)
+
+    def place(self, tensor: Any) -> Place:
+        queue = tensor.queue
+        return Place(_opencl_address, lambda: int(queue.int_ptr), _nothing)
+
+    def maker(self, like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
+        return partial(self.array.Array, like.queue, shape, sessions.numpy_dtype(element))
+
+    def where(self, tensor: Any) -> Any:
+        return tensor.queue.int_ptr
+
+    def start(self, pointer: int) -> tuple[object, int]:
+        assert isinstance(pointer, _Tensor)
+        return pointer.buffer, pointer.offset
+
+    def copy(self, like: Any, array: np.ndarray[Any, Any]) -> Any:
+        return self.array.to_device(like.queue, np.array(array, order="C"))
+
+    def host(self, tensor: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(tensor.get())
+
+
+def _opencl_address(a: Any) -> _Tensor:
+    return _Tensor(a.base_data.int_ptr if a.size else 0, a.offset)
+
+
 NUMPY = _Numpy()
 _FRAMEWORKS: dict[type, Framework] = {np.ndarray: NUMPY}  #: by type of tensor; grows with the types that are met
 
@@ -248,9 +324,12 @@ def framework_of(tensor: Any) -> Framework | None:
 def _framework(kind: type) -> Framework | None:
     if kind in _FRAMEWORKS:
         return _FRAMEWORKS[kind]
-    kind_of_framework = {"torch.Tensor": _Torch, "cupy.ndarray": _Cupy}.get(
-        f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-    )
+    own: dict[str, Callable[[], Framework]] = {
+        "torch.Tensor": _Torch,
+        "cupy.ndarray": _Cupy,
+        "pyopencl.Array": _OpenCL,
+    }
+    kind_of_framework = own.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
     if kind_of_framework is None:
         return None
     _FRAMEWORKS[kind] = kind_of_framework()

@@ -7,6 +7,7 @@ in one, cannot make that seal. What is not sealed is not loaded unless the user 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def rebuilt(specs: Sequence[OperatorSpec], rendered: Mapping[str, bytes], folder
     """Build a library of CPU kernels in `folder`, of rendered sources by their names in src/; what is to be said of that."""
     texts = {name: content.decode() for name, content in rendered.items()}
     sources = {s.id: KernelSource(s.id, texts.get(f"{s.id}.cpp"), texts.get(f"{s.id}.cu")) for s in specs}
-    own = [s for s in specs if f"{s.id}.cpp" in texts]
+    own = [replace(s, others=()) for s in specs if f"{s.id}.cpp" in texts]
     try:
         result = build_library(own, sources, folder, toolchain.find(cuda=False), Options(workers=jobs))
     except MirageError as error:

@@ -29,11 +29,18 @@ _BROKEN = 0x55  #: elements of an integer output before a call
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where contestants run: a provider ("cpu" or "cuda") and, on CUDA, the GPU's number; threads of one operator."""
+    """Where contestants run: a provider ("cpu" or "cuda") and, on CUDA, the GPU's number; threads of one operator; the
+    OpenCL device PLATFORM:DEVICE that operators of the CPU's provider hand their work to, if any."""
 
     provider: str = "cpu"
     device: int = 0
     threads: int | None = None
+    opencl: str = ""
+
+    @property
+    def target(self) -> str:
+        """The kind of target whose kernels run here."""
+        return "opencl" if self.opencl else self.provider
 
 
 class Contestant(Protocol):

@@ -40,7 +40,9 @@ from mirage_cli.report.report import FragmentReport, Report, as_text, sealed
 def compilations(work: Work, tools: Toolchain) -> int:
     """Number of compilations that a fragment takes."""
     assert work.plan is not None
-    return len(cpu.isas()) * ("cpu" in work.plan.plans) + ("cuda" in work.plan.plans and tools.nvcc is not None)
+    kinds = set(work.plan.plans)
+    cuda = "cuda" in kinds and tools.nvcc is not None
+    return len(cpu.isas()) * ("cpu" in kinds) + cuda + len(kinds - {"cpu", "cuda"})
 
 
 def clear(draft: Path) -> None:
@@ -203,7 +205,7 @@ def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType(
     """A distinct fragment's part of the report; `given` is what is said of symbolic dimensions."""
     p = w.program
     plans = w.plan.plans if w.plan is not None else {}
-    main = plans.get("cuda") or plans.get("cpu")
+    main = next((plans[kind] for kind in ("cuda", "hip", "opencl", "cpu") if kind in plans), None)
     return FragmentReport(
         w.id,
         w.name,

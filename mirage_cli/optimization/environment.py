@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from mirage_cli.backends import hip, others
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ToolMissing, UsageError
@@ -23,10 +24,12 @@ ANSWERS = "answers"
 
 def toolchain(options: Options) -> Toolchain:
     """The compilers that a run needs. Raises ToolMissing, also for a GPU or a provider that `--gpu` needs."""
-    unknown = [t for t in options.target if t not in ("cpu", "cuda")]
+    unknown = [t for t in options.target if t not in ("cpu", "cuda", *others.KINDS)]
     if unknown:
-        raise UsageError(f"--target {unknown[0]}: expected cpu or cuda")
+        raise UsageError(f"--target {unknown[0]}: expected cpu, cuda, {' or '.join(others.KINDS)}")
     tools = tools_module.find(not options.target or wants_cuda(options), store(options))
+    if "hip" in options.target:
+        hip.find()
     if options.gpu is not None and options.scheduler is None:
         devices.device(options.gpu)
         sessions.check_provider("cuda")
@@ -79,7 +82,7 @@ def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
     kinds: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
     if wants_cuda(options) or (not options.target and tools.nvcc is not None):
         kinds["cuda"] = archs(options)
-    return kinds
+    return kinds | {kind: default_architectures(kind) or (kind,) for kind in others.KINDS if kind in options.target}
 
 
 def unasked(options: Options, tools: Toolchain) -> list[str]:

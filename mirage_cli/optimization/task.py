@@ -168,7 +168,7 @@ class Work:
         """The rendered sources."""
         assert self.plan is not None
         text = {kind: p.text for kind, p in self.plan.plans.items()}
-        return KernelSource(self.id, text.get("cpu"), text.get("cuda"))
+        return KernelSource(self.id, text.pop("cpu", None), text.pop("cuda", None), text)
 
     def spec(self) -> OperatorSpec:
         """The operator's description for the library: the program's symbols, then those that only the original's have."""
@@ -176,7 +176,9 @@ class Work:
         own = self.program.symbols
         shown = {n for t in (*self.inputs, *self.outputs) for d in t.dims for n in ex.names(d)}
         symbols = (*own, *sorted(shown - set(own)))
-        return OperatorSpec(self.id, self.op_type, self.inputs, self.outputs, symbols, "cuda" in self.plan.plans)
+        kinds = set(self.plan.plans)
+        others = tuple(sorted(kinds - {"cpu", "cuda"}))
+        return OperatorSpec(self.id, self.op_type, self.inputs, self.outputs, symbols, "cuda" in kinds, others)
 
     def check_job(self, imported: Imported, library: Path, seed: int, limits: Limits) -> CheckJob:
         """The float check of this fragment's CPU kernel. Raises InvalidGraph for an original that is no model."""

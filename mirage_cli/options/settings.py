@@ -141,7 +141,12 @@ SETTINGS: tuple[Setting, ...] = (
         "Give a symbolic dimension a value or a range.",
         many=True,
     ),
-    Setting("target", _choice("cuda|cpu", "cuda", "cpu"), "Where kernels run [both where nvcc is found].", many=True),
+    Setting(
+        "target",
+        _choice("KIND", "cuda", "cpu", "opencl", "hip"),
+        "Where kernels run: cuda, cpu, opencl, hip [the first two where nvcc is found].",
+        many=True,
+    ),
     Setting(
         "arch",
         _choice("ARCH", *architectures(), "native"),

@@ -380,7 +380,7 @@ def planned(
     problem = infinities.changed_finiteness(program, graph, tiles, options.seed)
     if problem:
         raise AnyTiles(problem)
-    if target.kind == "cuda":
+    if target.threaded:
         problem = rounding.overflow(program, graph, tiles, dict(options.search.largest), options.seed)
         if problem:
             raise CheckFailed(problem)

@@ -18,8 +18,8 @@ from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import Candidate, Searcher
 
 BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
-MOST = {"cuda": 4, "cpu": 3}  #: muGraphs of a fragment, by the kind of target
-LEAST_US = {"cuda": 0.5, "cpu": 10.0}  #: that a further one has to save
+MOST = {True: 4, False: 3}  #: muGraphs of a fragment, where kernels are blocks of threads, and where not
+LEAST_US = {True: 0.5, False: 10.0}  #: that a further one has to save
 MOST_POINTS = 160  #: sizes at which candidates are compared
 TRIED = 12  #: candidates of the search at one size that are rendered until one can be
 
@@ -117,7 +117,7 @@ def leaves(program: Program, target: Target, candidates: Sequence[Candidate], gi
     """Which candidate is taken for which sizes; the typical ones come last."""
     at = points(program.symbols, given)
     times = np.array([[time(c, target, p) for p in at] for c in candidates])
-    return divided(program, at, times, MOST[target.kind], 0, LEAST_US[target.kind])
+    return divided(program, at, times, MOST[target.threaded], 0, LEAST_US[target.threaded])
 
 
 def time(candidate: Candidate, target: Target, sizes: Sizes) -> float:

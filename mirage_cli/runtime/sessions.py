@@ -401,6 +401,12 @@ def check_library(path: Path) -> Path:
     return path
 
 
+def opencl_failure(library: ctypes.CDLL, name: str) -> MirageError:
+    """The error of an OpenCL kernel `name` of a library whose entry point has failed, in the library's words."""
+    library.mirage_opencl_message.restype = ctypes.c_char_p
+    return MirageError(f"{name}: {library.mirage_opencl_message().decode(errors='replace')}")
+
+
 def cuda_failure(library: ctypes.CDLL, name: str, code: int) -> MirageError:
     """The error of the kernel `name` of a library whose entry point returned a cudaError_t, in the library's words."""
     text = ctypes.create_string_buffer(f"CUDA error {code}".encode(), 1024)

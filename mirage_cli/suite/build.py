@@ -150,7 +150,7 @@ def read(row: Row) -> Built:
     for node in model.graph.node:
         identifier = node.op_type.rpartition("_")[2]
         data = mugraph_file.read(out / fragments[identifier]["mugraph"]["file"])
-        spec = operator_spec(identifier, data["operator"], has_cuda=True)
+        spec = operator_spec(identifier, data["operator"], ("cuda",))
         operators.append(Operator(spec, tuple(node.input), tuple(node.output)))
     used = [fragments[o.spec.id] for o in operators]
     return Built(out / LIBRARY, tuple(operators), tuple(used))

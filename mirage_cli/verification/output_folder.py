@@ -88,7 +88,7 @@ def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx
     file = f"{MUGRAPHS}/{identifier}.json"
     data = mugraph_file.read(folder / file)
     stored = plan_from_json(data)
-    spec = operator_spec(identifier, data["operator"], "cuda" in stored.targets)
+    spec = operator_spec(identifier, data["operator"], stored.targets)
     spec.validate()
     if stored.id != identifier or spec.op_type != op_type:
         raise InvalidGraph(f"it is of operator {spec.op_type}, id {stored.id}, and not of {op_type}")

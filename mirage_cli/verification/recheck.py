@@ -16,6 +16,7 @@ import onnx
 from mirage_cli import frontends
 from mirage_cli.backends import torch_library
 from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
+from mirage_cli.backends.others import KINDS
 from mirage_cli.checks import derivation, kernel_check, stated_program
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck
 from mirage_cli.checks.model_runs import Arrays, Job, Place, ScriptJob, Task
@@ -49,7 +50,7 @@ from mirage_cli.verification.output_folder import (
 )
 
 OTHER_SEED = 1_000_000  #: added to the seed, so that the points of proofs are not those of the run that is checked
-_SUFFIX = {"cpu": ".cpp", "cuda": ".cu"}
+_SUFFIX = {"cpu": ".cpp", "cuda": ".cu"} | {kind: f".{kind}" for kind in KINDS}
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mirage_cli.errors import UsageError
 
-CUDA = "sm_"  #: how the names of CUDA architectures begin
+PREFIXES = {"cuda": "sm_", "hip": "gfx"}  #: how the names of architectures begin
 _BY_DEFAULT = re.compile(r"^by_default: *true\b", re.MULTILINE)
 
 
@@ -41,27 +41,34 @@ def _text(name: str) -> str:
     return files("mirage_cli.search").joinpath("targets", f"{name}.yaml").read_text(encoding="utf-8")
 
 
-@functools.cache
-def architectures() -> tuple[str, ...]:
-    """The CUDA architectures, oldest first."""
-    return tuple(sorted((n for n in target_names() if n.startswith(CUDA)), key=lambda n: (number(n), n)))
+def kind_of(name: str) -> str:
+    """The kind of the target called so: that of its architecture's prefix, else its own name."""
+    return next((kind for kind, prefix in PREFIXES.items() if name.startswith(prefix)), name)
 
 
 @functools.cache
-def default_architectures() -> tuple[str, ...]:
+def architectures(kind: str = "cuda") -> tuple[str, ...]:
+    """The architectures of a kind, oldest first."""
+    return tuple(sorted((n for n in target_names() if kind_of(n) == kind), key=lambda n: (number(n), n)))
+
+
+@functools.cache
+def default_architectures(kind: str = "cuda") -> tuple[str, ...]:
     """Those that kernels are made for where nobody says for which."""
-    return tuple(n for n in architectures() if _BY_DEFAULT.search(_text(n)))
+    return tuple(n for n in architectures(kind) if _BY_DEFAULT.search(_text(n)))
 
 
 def number(name: str) -> int:
-    """An architecture as `__CUDA_ARCH__` has it, such as 900 for sm_90a; 0 of a target that is no GPU."""
-    match = re.match(CUDA + r"(\d+)", name)
-    return 10 * int(match[1]) if match else 0
+    """An architecture as `__CUDA_ARCH__` has it, such as 900 for sm_90a, or the digits of an AMD one, such as 0x90a for
+    gfx90a; 0 of a target without architectures."""
+    if match := re.match(PREFIXES["cuda"] + r"(\d+)", name):
+        return 10 * int(match[1])
+    return int(name.removeprefix(PREFIXES["hip"]), 16) if name.startswith(PREFIXES["hip"]) else 0
 
 
 def alone(name: str) -> bool:
     """True if devices of an architecture's own number alone run its code, as that of sm_90a; else newer ones do too."""
-    return name[-1].isalpha()
+    return name[-1].isalpha() or name.startswith(PREFIXES["hip"])
 
 
 def native(device: str, capability: str) -> str:

@@ -190,8 +190,8 @@ class _Estimate:
                 traffic = traffic + bytes_ * repeat
                 if dtype.per_byte > 1:
                     work = work + UNPACK_FLOPS * n * repeat
-                    shared = shared + 4 * n * (self.t.kind == "cpu")
-                if o.phase != BODY or self.t.kind == "cuda":  # on a CPU the loop reads tensors where they are stored
+                    shared = shared + 4 * n * (not self.t.threaded)
+                if o.phase != BODY or self.t.threaded:  # on a CPU the loop reads tensors where they are stored
                     shared = shared + bytes_ * (self.s.stages if o.phase == BODY else 1)
             elif o.op == "contract":
                 size, depth = self.matrix(o)
@@ -200,7 +200,7 @@ class _Estimate:
                 fragment = fragment + size
             elif o.op == "thread" and o.thread is not None:
                 work = work + n * o.thread.flops() * repeat
-                if self.t.kind == "cpu" and self.kept(o):
+                if not self.t.threaded and self.kept(o):
                     shared = shared + 4 * n
             elif o.op in ("sum", "top", *EXTREMES):
                 work = work + self.read(o) * repeat
@@ -209,18 +209,18 @@ class _Estimate:
                 work = work + 0.5 * n * repeat
         for o in self.m.staged:
             n = self.own(o)
-            shared = shared + (2 * n if self.t.kind == "cuda" else 4 * n)
+            shared = shared + (2 * n if self.t.threaded else 4 * n)
             work = work + 2.0 * n * self.repeat(o)
-        if self.t.kind == "cpu":
+        if not self.t.threaded:
             shared = shared + 4 * fragment
         exchange = 0.0
         if self.g.split:  # shares are written once and read once by the last block
             traffic = traffic + 8 * sum(self.own(o) for o in self.g.ops if o.op == "grid_sum")
-            exchange = (self.t.fitted(Cpu) if self.t.kind == "cpu" else self.t.fitted(Block)).exchange_us
-        if self.t.kind == "cpu":
-            us = self.cpu_time(shared)
+            exchange = (self.t.fitted(Block) if self.t.threaded else self.t.fitted(Cpu)).exchange_us
+        if self.t.threaded:
+            us = self.gpu_time(traffic, work, matrix, shared, fragment)
         else:
-            us = self.cuda_time(traffic, work, matrix, shared, fragment)
+            us = self.cpu_time(shared)
         return Predictions(us + exchange, np.floor(shared), traffic * self.blocks)
 
     def matrix(self, o: BlockOp) -> tuple[Floats, Floats]:
@@ -228,7 +228,7 @@ class _Estimate:
         over = frozenset(o.over)
         x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
         depth = self.elements(over, o.phase)
-        if self.t.kind == "cuda":
+        if self.t.threaded:
             return np.ceil(x / 16) * 16 * (np.ceil(y / 16) * 16), np.ceil(depth / 16) * 16
         return x * y, depth
 
@@ -303,8 +303,8 @@ class _Estimate:
         slowest: Floats = np.maximum(time, memory) + (1 - c.overlap) * np.minimum(time, memory)
         return t.launch_us + slowest
 
-    # --- CUDA ---------------------------------------------------------------------------------------------------------
-    def cuda_time(
+    # --- GPUs ---------------------------------------------------------------------------------------------------------
+    def gpu_time(
         self, traffic: Floats, work: Floats, matrix: Mapping[str, Floats], shared: Floats, fragment: Floats
     ) -> Floats:
         """Microseconds on a GPU."""
@@ -355,7 +355,7 @@ def products(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) 
 
 def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
     """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
-    cores = target.units if target.kind == "cpu" else 1  # a CPU's rates are those of one core
+    cores = target.units if not target.threaded else 1  # a CPU's rates are those of one core
     compute = math.fsum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes).items())
     return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
 
@@ -385,7 +385,7 @@ def original_us(
         if n.op == "contract":
             axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
             flops = 2.0 * math.prod(extents[a] for a in axes)
-            if target.kind == "cpu":
+            if not target.threaded:
                 c = target.fitted(Cpu)
                 work = flops / (target.library_rate(n.dtype) * target.units * c.library_rate)
                 time = time / c.library_bandwidth

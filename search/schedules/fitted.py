@@ -134,5 +134,7 @@ Section = Cpu | Block | Clusters | Strip | Rows | Warpgroup
 #: the sections of a target's file by its kind
 SECTIONS: dict[str, dict[str, type[Section]]] = {
     "cpu": {"cpu": Cpu},
+    "opencl": {"block": Block},
+    "hip": {"block": Block},
     "cuda": {"block": Block, "clusters": Clusters, "strip": Strip, "rows": Rows, "warpgroup": Warpgroup},
 }

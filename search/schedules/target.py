@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from mirage_cli.errors import UsageError
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.search.schedules.architectures import CUDA, at, data, number
+from mirage_cli.search.schedules.architectures import at, data, kind_of, number
 from mirage_cli.search.schedules.fitted import SECTIONS, Section
 
 S = TypeVar("S", bound=Section)
@@ -37,8 +37,8 @@ class Features:
 class Target:
     """The device that a kernel is made for. Sizes in bytes, rates per second, times in microseconds."""
 
-    name: str  #: "cpu", or an architecture as nvcc spells it
-    kind: str  #: "cuda" or "cpu"
+    name: str  #: "cpu", "opencl", or an architecture as its compiler spells it
+    kind: str  #: the language of its kernels: "cpu" (C++), "cuda", "opencl" or "hip"
     by_default: bool  #: whether kernels are made for it where nobody says for what
     units: int
     shared_bytes: int
@@ -57,8 +57,18 @@ class Target:
     split: float = 0.0  #: of float32 products whose numbers are split for matrix instructions; 0: there are none
 
     @property
+    def threaded(self) -> bool:
+        """True if a block is many threads that share memory and wait for one another, else it is one thread."""
+        return self.kind != "cpu"
+
+    @property
+    def joins_blocks(self) -> bool:
+        """True if blocks of one kernel may reduce together: what one has written, another can be sure to see."""
+        return self.kind in ("cuda", "hip")
+
+    @property
     def capability(self) -> int:
-        """The architecture's number as `__CUDA_ARCH__` has it, such as 900 for sm_90a; 0 of a target that is no GPU."""
+        """The architecture's number, such as 900 for sm_90a; 0 of a target without architectures."""
         return number(self.name)
 
     def fitted(self, section: type[S]) -> S:
@@ -81,7 +91,7 @@ class Target:
 def load_target(name: str) -> Target:
     """The target called `name`. Raises UsageError for an unknown one, and for a file whose keys or values are wrong."""
     written = data(name)
-    kind = "cuda" if name.startswith(CUDA) else "cpu"
+    kind = kind_of(name)
     for key, wanted in (("name", name), ("kind", kind)):
         if written.get(key) != wanted:
             raise UsageError(f"{at(name)}{key}: expected {wanted}")

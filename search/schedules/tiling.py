@@ -20,8 +20,8 @@ from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
-TILES = {"cuda": (1, 4, 16, 32, 64, 128), "cpu": (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)}
-LOOPS = {"cuda": (16, 32, 64, 128), "cpu": (32, 64, 128, 256, 512, 1024, 4096)}
+TILES = {True: (1, 4, 16, 32, 64, 128), False: (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)}
+LOOPS = {True: (16, 32, 64, 128), False: (32, 64, 128, 256, 512, 1024, 4096)}
 WHOLE = 256  #: an axis up to this extent may be taken whole
 HALVED = 8192  #: an axis up to this extent may be split in two on a CPU, for two threads
 SPLITS = (2, 4, 8, 16)  #: blocks that share a split reduction
@@ -39,9 +39,9 @@ def schedule_space(program: Program, graph: BlockGraph, target: Target) -> Batch
     loops = [0]
     if graph.loop is not None:
         extent = number(program.extent(graph.loop))
-        loops = sorted({min(x, -(-extent // 16) * 16 if target.kind == "cuda" else extent) for x in LOOPS[target.kind]})
-    warps: Sequence[int] = (1,) if target.kind == "cpu" else WARPS
-    stages: Sequence[int] = (1,) if target.kind == "cpu" else STAGES if graph.loop else (2,)
+        loops = sorted({min(x, -(-extent // 16) * 16 if target.threaded else extent) for x in LOOPS[target.threaded]})
+    warps: Sequence[int] = WARPS if target.threaded else (1,)
+    stages: Sequence[int] = (1,) if not target.threaded else STAGES if graph.loop else (2,)
     choices = np.meshgrid(*(np.array(x, float) for x in (*options, loops, warps, stages)), indexing="ij")
     *tiles, loop, warp, stage = (c.ravel() for c in choices)
     kept = np.ones(loop.shape, bool)
@@ -65,11 +65,11 @@ def _options(program: Program, axis: str, batch: bool, target: Target) -> list[i
         return [1]
     extent = program.extent(axis)
     if not isinstance(extent, int):
-        return list(TILES[target.kind])
-    sizes = {t for t in TILES[target.kind] if t < extent}
+        return list(TILES[target.threaded])
+    sizes = {t for t in TILES[target.threaded] if t < extent}
     if extent <= WHOLE:
-        sizes.add(extent if target.kind == "cpu" or extent < 16 else -(-extent // 16) * 16)
-    if target.kind == "cpu" and WHOLE < extent <= HALVED:
+        sizes.add(extent if not target.threaded or extent < 16 else -(-extent // 16) * 16)
+    if not target.threaded and WHOLE < extent <= HALVED:
         sizes.add(-(-extent // 2 // 16) * 16)
     return sorted(sizes) or [1]
 

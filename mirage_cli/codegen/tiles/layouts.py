@@ -55,7 +55,7 @@ class Factor:
 
 def layouts(t: TileProgram) -> TileProgram:
     """The program with the cheapest layouts of its shared tiles (nothing changes on targets without shared memory)."""
-    if t.target.kind != "cuda":
+    if not t.target.threaded:
         return t
     options = {name: several for name in t.buffers if len(several := choices(t, name)) > 1}
     best = minimise(factors(t, options), {name: len(several) for name, several in options.items()})

@@ -62,8 +62,8 @@ CHEAP_FLOPS = 1  #: an elementwise value of at most this price is computed again
 def lower(program: Program, graph: BlockGraph, schedule: Schedule, target: Target, fusion: bool = True) -> TileProgram:
     """The tile program, with plain layouts, without memory plan and barriers. Without `fusion` every elementwise value
     that another operator reads becomes a shared tile. Raises Refused where the target cannot run the graph."""
-    if graph.split and target.kind != "cuda":
-        raise Refused("reductions over blocks are rendered for CUDA only")
+    if graph.split and not target.joins_blocks:
+        raise Refused("blocks of this target do not reduce together")
     schedule.validate(graph)
     return _Lowering(program, graph, schedule, target, fusion).run()
 
@@ -90,7 +90,7 @@ class _Lowering:
 
     @property
     def on_gpu(self) -> bool:
-        return self.t.kind == "cuda"
+        return self.t.threaded
 
     def run(self) -> TileProgram:
         for o in self.g.ops:

@@ -52,13 +52,13 @@ def _candidates(t: TileProgram, passes: Passes) -> Iterator[TileProgram]:
         if not passes.memory:
             yield _synchronised(apart(order))
             continue
-        if t.target.kind == "cuda":
+        if t.target.threaded:
             yield _synchronised(plan(barriers(order), intervals=True))
         yield _synchronised(plan(order))
 
 
 def _synchronised(t: TileProgram) -> TileProgram:
-    return barriers(t) if t.target.kind == "cuda" else t
+    return barriers(t) if t.target.threaded else t
 
 
 def price(t: TileProgram) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def fits(t: TileProgram) -> bool:
 
 def resident(t: TileProgram) -> int:
     """Number of blocks that a multiprocessor holds at a time, as far as memory and threads go; 1 on the CPU."""
-    if t.target.kind != "cuda":
+    if not t.target.threaded:
         return 1
     threads = t.target.threads // (32 * t.schedule.warps)
     return min(t.target.shared_total // max(needed_bytes(t), 1), threads, MOST_RESIDENT)

@@ -71,7 +71,7 @@ def _arranged(
     names = {b for before, behind in touched for b in before[0] | before[1] | behind[0] | behind[1]}
     sizes = {b: nbytes(t, b) for b in sorted(names) if t.buffers[b].place != RING}
     at_start, at_end = (frozenset(b for n in part for b in set().union(*accesses(n))) for part in (earlier, later))
-    order = arrange(steps, sizes, at_start, at_end, parallel=t.target.kind == "cuda")
+    order = arrange(steps, sizes, at_start, at_end, parallel=t.target.threaded)
     return [Barrier() if k is None else nodes[k] for k in order]
 
 

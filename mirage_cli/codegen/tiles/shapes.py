@@ -46,7 +46,7 @@ class Shapes:
                 raise Refused(f"axis {a} of symbolic extent is split over blocks that reduce together")
             if a == graph.loop and portion % schedule.loop:
                 raise Refused(f"a block's share of axis {a} is {portion} positions, no multiple of {schedule.loop}")
-        self.padded = self._padding() if target.kind == "cuda" else {}
+        self.padded = self._padding() if target.threaded else {}
 
     def check_batch(self, contraction: BlockOp, both: frozenset[str]) -> None:
         """Raise Refused where a tile holds several positions of an axis that `both` operands have and nothing sums."""
@@ -67,7 +67,7 @@ class Shapes:
         extent = self.p.extent(axis)
         if not isinstance(extent, int):
             raise Refused(f"a block would have to hold axis {axis} of symbolic extent {extent} whole")
-        if axis == self.g.loop and self.t.kind == "cuda":
+        if axis == self.g.loop and self.t.threaded:
             return -(-extent // self.s.loop) * self.s.loop  # the body reads whole iterations of it
         return self.padded.get(axis, extent)
 

@@ -30,7 +30,7 @@ def storage_order(source: Input) -> list[str]:
 def pitch(cols: int, target: Target) -> int:
     """Elements between rows of a plain tile. On the CPU rows that are a large power of two long get a line more, as they
     would fall into the same places of the first-level cache."""
-    return cols + LINE if target.kind == "cpu" and cols and cols % ALIASED == 0 else max(1, cols)
+    return cols + LINE if not target.threaded and cols and cols % ALIASED == 0 else max(1, cols)
 
 
 def matrix_type(contraction: BlockOp, target: Target) -> DType:
@@ -38,7 +38,7 @@ def matrix_type(contraction: BlockOp, target: Target) -> DType:
     dtype = contraction.dtype or F32
     if dtype not in MATRIX_TYPES:
         raise Refused(f"contractions of type {dtype} are not rendered")
-    return dtype if target.kind == "cuda" else F32
+    return dtype if target.threaded else F32
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@
 #if defined(MIRAGE_WITH_CUDA)
 #include "mirage/cuda_error.hpp"
 #endif
+#if defined(MIRAGE_WITH_OPENCL)
+#include "mirage/opencl/host.hpp"
+#endif
 
 namespace mirage {
 
@@ -182,7 +185,12 @@ public:
         MIRAGE_TRY(self->bind(context, in, out, extents, &empty));
         if (empty) return nullptr;
         const int64_t* symbols = self->op->symbol_count > 0 ? extents : nullptr;
-        return self->cuda ? self->run_cuda(context, in, out, symbols) : self->run_cpu(context, in, out, symbols);
+        if (self->cuda) return self->run_cuda(context, in, out, symbols);
+#if defined(MIRAGE_WITH_OPENCL)
+        const opencl::Device* const device = self->op->opencl != nullptr ? opencl::Device::get() : nullptr;
+        if (device != nullptr) return self->run_opencl(*device, context, in, out, symbols);
+#endif
+        return self->run_cpu(context, in, out, symbols);
     }
 
 private:
@@ -190,6 +198,33 @@ private:
     const Operator* op;
     bool cuda;
     char node[512];
+#if defined(MIRAGE_WITH_OPENCL)
+    mutable opencl::Trial trial;
+
+    // On a device that is named always there; else where it was faster, copies and all, and on the processor where it fails.
+    ort::Status* run_opencl(const opencl::Device& device, const ort::KernelContext* context, const void* const* in,
+                            void* const* out, const int64_t* symbols) const {
+        using opencl::Trial;
+        const int choice = device.named ? 1 : __atomic_load_n(&trial.choice, __ATOMIC_ACQUIRE);
+        if (choice < 0) return run_cpu(context, in, out, symbols);
+        const uint64_t first = Trial::now();
+        const int code = opencl::run(device, *op, in, out, symbols);
+        if (device.named && code != 0) return error(ort::fail, "OpenCL: %.900s", opencl::message());
+        if (choice > 0 && code == 0) return nullptr;
+        const uint64_t second = Trial::now();
+        ort::Status* const status = run_cpu(context, in, out, symbols);
+        const uint64_t last = Trial::now();
+        if (__atomic_fetch_add(&trial.calls, 1, __ATOMIC_ACQ_REL) > 0) {  // the first call builds kernels
+            __atomic_fetch_add(&trial.other, second - first, __ATOMIC_ACQ_REL);
+            __atomic_fetch_add(&trial.own, last - second, __ATOMIC_ACQ_REL);
+        }
+        if (code != 0 || __atomic_load_n(&trial.calls, __ATOMIC_ACQUIRE) > 2) {
+            const bool wins = code == 0 && __atomic_load_n(&trial.other, __ATOMIC_ACQUIRE) < __atomic_load_n(&trial.own, __ATOMIC_ACQUIRE);
+            __atomic_store_n(&trial.choice, wins ? 1 : -1, __ATOMIC_RELEASE);
+        }
+        return status;
+    }
+#endif
 
     // A status that begins with the operator and its node.
     __attribute__((format(printf, 3, 4))) ort::Status* error(int code, const char* format, ...) const {

@@ -51,6 +51,8 @@ struct Operator {
     WorkspaceSize* cpu_workspace;
     CudaKernel* cuda;
     WorkspaceSize* cuda_workspace;
+    CudaKernel* opencl;  // for the CPU's provider too, as are the two of the processor
+    WorkspaceSize* opencl_workspace;
 };
 
 struct Shape {

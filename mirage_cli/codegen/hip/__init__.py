@@ -1,0 +1,1 @@
+"""HIP: kernels in CUDA's spelling over headers of their own, and the host functions that start them."""
