@@ -40,6 +40,10 @@ class Arithmetic:
         self.dtype: Any = np.int64 if self.residues else np.float64
         self._garbage = np.random.default_rng(20251)
         self._literals: dict[tuple[str, bool], Any] = {}
+        self._below: tuple[Any, Any] = (
+            None,
+            None,
+        )  #: the last maximum that exponentials were below, and what it divides by
 
     # --- making numbers -------------------------------------------------------------------------------------------------
     def number(self, x: Any) -> Number:
@@ -118,7 +122,9 @@ class Arithmetic:
         if not self.residues:
             with np.errstate(all="ignore"):
                 return Number(self.domain.exp_minus(x.a, maximum.a))
-        return Number(self.domain.mul(self.domain.exp(x.a), self.domain.inverse(self._level(maximum))))
+        if maximum.a is not self._below[0]:
+            self._below = maximum.a, self.domain.inverse(self._level(maximum))
+        return Number(self.domain.mul(self.domain.exp(x.a), self._below[1]))
 
     def exp_difference(self, old: Any, new: Any) -> Number:
         """exp(old - new) for two such maxima."""

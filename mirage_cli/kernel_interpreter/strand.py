@@ -148,6 +148,7 @@ class Strand:
         self.calls = 0  #: functions that run
         self.result: Any = None  #: what the innermost function returns
         self.env: list[Any] = []
+        self.kept: list[Any] = []  #: what iterations write that run side by side: see `nests.py`
         self.beside: list[Beside] = []  #: the loops whose iterations its lanes are, outermost first
         self.copies: list[Copies] = []  #: asynchronous copies on their way
         self.committed: Array = np.zeros(len(thread), dtype=np.int64)  #: groups of copies that each lane has ended

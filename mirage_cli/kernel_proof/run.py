@@ -83,7 +83,7 @@ class Source:
     def compiled(self) -> dict[str, Compiled]:
         """Its kernels as functions of a strand."""
         return {
-            name: compiled(k.body, [k.parameters, *_CPU], self.beside and not k.bounds)
+            name: compiled(k.body, [k.parameters, *_CPU], self.beside and not k.bounds, bool(k.bounds))
             for name, k in self.kernels.items()
         }
 
