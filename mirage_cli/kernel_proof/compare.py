@@ -133,9 +133,9 @@ def _ran(
     choose: Choice,
 ) -> Finding:
     residues = arithmetic.residues
-    flat = [np.asarray(a).reshape(arithmetic.fields, -1).astype(arithmetic.dtype) for a in arrays.values()]
+    flat = [np.asarray(a).reshape(arithmetic.fields, -1).astype(arithmetic.stored) for a in arrays.values()]
     granule = 1 if any(s.dtype.bytes == 1 for s in program.sources) else 2
-    run = Run(source, arithmetic, choose, granule, program.constants)
+    run = Run(source, arithmetic, choose, granule, program.constants, residues)
     try:
         results = run.call(
             flat, [w[0].size if residues else w.size for w in wanted], [symbols[n] for n in program.symbols]
