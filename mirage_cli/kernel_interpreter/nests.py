@@ -295,9 +295,8 @@ class Kept:
     def pieces(self, n: int) -> Iterator[tuple[Any, ...]]:
         """What each of n iterations writes: itself, indices, the value, lanes."""
         at = [_pieces(i, n) for i in self.at]
-        return zip(
-            [self] * n, zip(*at, strict=True) if at else [()] * n, _pieces(self.value, n), self.active.reshape(n, -1)
-        )
+        places: Iterable[Any] = zip(*at, strict=True) if at else [()] * n
+        return zip([self] * n, places, _pieces(self.value, n), self.active.reshape(n, -1), strict=True)
 
     def put(self, s: Strand, at: Sequence[Any], value: Any, active: Array) -> None:
         """Write what an iteration does."""
@@ -329,7 +328,7 @@ def _pieces(x: Any, n: int) -> Sequence[Any]:
         return [Number(a) for a in x.a.reshape(len(x.a), n, -1).swapaxes(0, 1)]
     if isinstance(x, np.ndarray) and x.ndim:
         rows = x.reshape(n, -1)
-        return rows[:, 0].tolist() if x.dtype != bool and (rows == rows[:, :1]).all() else list(rows)  # type: ignore[no-any-return]
+        return rows[:, 0].tolist() if x.dtype != bool and (rows == rows[:, :1]).all() else list(rows)
     return [x] * n
 
 

@@ -50,7 +50,7 @@ def rounded(x: Array, type_: str) -> Array:
 
 
 def product(x: Array, y: Array) -> Array:
-    """The product of [b, m, k] and [b, k, n] as matrix instructions make it: exact ones of a few positions, summed in float32."""
+    """The product of [b, m, k] and [b, k, n] as matrix instructions make it: those of a few positions, summed in float32."""
     total: Any = np.zeros((*x.shape[:-1], y.shape[-1]), dtype=np.float32)
     with np.errstate(all="ignore"):
         for k in range(0, x.shape[-1], DEPTH):

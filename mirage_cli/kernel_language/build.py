@@ -257,7 +257,7 @@ def substituted(tree: Tree, by: Mapping[ir.Expression, ir.Expression]) -> Tree:
 
 
 @functools.cache
-def _members(kind: type) -> tuple[str, ...] | None:
+def _members(kind: Any) -> tuple[str, ...] | None:
     """The names of the fields of a class of the grammar; None of others."""
     return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
 
@@ -267,13 +267,15 @@ def children(tree: Any) -> Iterator[Any]:
     if isinstance(tree, (tuple, list)):
         yield from tree
     else:
-        for name in _members(type(tree)) or ():
+        kind: Any = type(tree)
+        for name in _members(kind) or ():
             yield getattr(tree, name)
 
 
 def parts(tree: Any) -> Iterator[Any]:
     """A tree of the grammar, or several, and all that they are made of."""
-    if _members(type(tree)) is not None:
+    kind: Any = type(tree)
+    if _members(kind) is not None:
         yield tree
     for inner in children(tree):
         yield from parts(inner)

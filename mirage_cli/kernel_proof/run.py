@@ -79,6 +79,12 @@ class Source:
         with _of_the_language():
             return read_kernels(self.text)
 
+    def changed(self, kernel: ir.Kernel) -> Source:
+        """The same with another kernel in the place of the one of its name."""
+        other = Source(self.text, self.beside)
+        other.__dict__.update(kernels=self.kernels | {kernel.name: kernel}, hosts=self.hosts)
+        return other
+
     @functools.cached_property
     def compiled(self) -> dict[str, Compiled]:
         """Its kernels as functions of a strand."""
@@ -112,7 +118,12 @@ class Workspace:
         size = SIZES[type_]
         if (at, size) not in self.parts:
             n = max(0, self.bytes - at) // size
-            memory = Global(f"the workspace at {at}", self.arithmetic.arbitrary((n,)).astype(self.arithmetic.stored), size, np.zeros(n, dtype=bool))
+            memory = Global(
+                f"the workspace at {at}",
+                self.arithmetic.arbitrary((n,)).astype(self.arithmetic.stored),
+                size,
+                np.zeros(n, dtype=bool),
+            )
             memory.changed = functools.partial(self.changed, at, size)
             self.parts[at, size] = memory
         return self.parts[at, size]
@@ -178,7 +189,12 @@ class Run:
             Pointer(Global(f"input {k}", a, constant=k in self.constants), 0, "char") for k, a in enumerate(inputs)
         ]
         results = [
-            Global(f"output {k}", self.arithmetic.arbitrary((n,)).astype(self.arithmetic.stored), 4, np.zeros(n, dtype=bool))
+            Global(
+                f"output {k}",
+                self.arithmetic.arbitrary((n,)).astype(self.arithmetic.stored),
+                4,
+                np.zeros(n, dtype=bool),
+            )
             for k, n in enumerate(outputs)
         ]
         values: dict[str, Any] = {

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,11 @@ SLACK = np.float32(np.log(2.0**8))  #: by how much a running maximum may be too 
 
 
 # --- types --------------------------------------------------------------------------------------------------------------
+def as_type(name: str) -> Callable[[Any, Any], Number]:
+    """What a value is as a number of a type."""
+    return lambda s, x: s.arithmetic.cast(x, name)
+
+
 def _integer(s: Any, x: Any) -> Any:
     if isinstance(x, Number):
         raise Fault("a number is cast to an integer")
@@ -29,7 +34,7 @@ def _integer(s: Any, x: Any) -> Any:
 for _name in ("int", "unsigned", "offset_t", "int64_t", "uint64_t", "int32_t", "uint32_t", "size_t", "bool"):
     registry.CONVERSIONS[_name] = _integer
 for _name in ("float", "double", "__half", "__nv_bfloat16", "half", "bfloat", "e4m3", "e5m2"):
-    registry.CONVERSIONS[_name] = lambda s, x, type_=_name: s.arithmetic.cast(x, type_)
+    registry.CONVERSIONS[_name] = as_type(_name)
 registry.CONVERSIONS["auto"] = lambda s, x: x
 registry.CONSTANTS["INFINITY"] = "INFINITY"
 registry.CONSTANTS["NAN"] = "NAN"

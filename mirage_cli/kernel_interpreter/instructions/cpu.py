@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter import registry
+from mirage_cli.kernel_interpreter.instructions.common import as_type
 from mirage_cli.kernel_interpreter.memory import SIZES, Beside, Fault, Memory, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction, type_of
@@ -19,7 +20,7 @@ from mirage_cli.lax.dtypes import PACKED
 MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
 WIDE = {"Sum::Wide": "double", "Max::Wide": "float"}
 for _name, _type in WIDE.items():
-    registry.CONVERSIONS[_name] = lambda s, x, type_=_type: s.arithmetic.cast(x, type_)
+    registry.CONVERSIONS[_name] = as_type(_type)
 registry.PLACES["take"] = frozenset({0})
 registry.CONSTANTS |= {"MIRAGE_OK": "0", "MIRAGE_OUT_OF_MEMORY": "1"}
 

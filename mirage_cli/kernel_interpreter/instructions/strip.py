@@ -250,9 +250,12 @@ class StripOperand:
         mt, nt, _ = self.strip.dims
         if rows != 16 * mt or depth > 8 * nt:
             raise Fault(f"a strip of {16 * mt} rows and {8 * nt} columns as one of {rows} and {depth}")
-        values = s.arithmetic.held(stacked(s, self.strip), self.type)  # lanes of a warp are 8 rows of 4 pairs of columns
+        values = s.arithmetic.held(
+            stacked(s, self.strip), self.type
+        )  # lanes of a warp are 8 rows of 4 pairs of columns
         parts = values.reshape(values.shape[0], mt, nt, 2, 2, -1, 8, 4)
-        return parts.transpose(0, 5, 1, 3, 6, 2, 7, 4).reshape(values.shape[0], -1, rows, 8 * nt)[..., :depth]
+        matrix: Array = parts.transpose(0, 5, 1, 3, 6, 2, 7, 4).reshape(values.shape[0], -1, rows, 8 * nt)
+        return matrix[..., :depth]
 
 
 @dataclass(frozen=True, slots=True)
