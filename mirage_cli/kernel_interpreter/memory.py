@@ -109,7 +109,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         cells = self.blocks * self.size // self.granule
-        self.values = np.zeros((self.arithmetic.fields, cells), dtype=self.arithmetic.dtype)
+        self.values = np.zeros((self.arithmetic.fields, cells), dtype=self.arithmetic.stored)
         self.kind = np.zeros(cells, dtype=np.int8)
 
     def cells(self, p: Pointer, index: Any, block: Array, active: Array) -> Array:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mirage_cli.kernel_interpreter.rounding import Single, product, rounded
 from mirage_cli.lax.domains.domain import Float64
 from mirage_cli.lax.domains.field import Residues
 from mirage_cli.lax.ops import OPS, QUOTIENTS, lookup
@@ -37,9 +38,15 @@ class Arithmetic:
         self.exact = dict(exact or {})
         self.residues = isinstance(domain, Residues)
         self.fields = len(domain.primes) if self.residues else 1
-        self.dtype: Any = np.int64 if self.residues else np.float64
+        self.rounds = isinstance(domain, Single)
+        self.dtype: Any = np.int64 if self.residues else np.float32 if self.rounds else np.float64
+        self.stored: Any = np.float64 if self.rounds else self.dtype  #: of memory, which holds numbers of all types
         self._garbage = np.random.default_rng(20251)
         self._literals: dict[tuple[str, bool], Any] = {}
+        self._below: tuple[Any, Any] = (
+            None,
+            None,
+        )  #: the last maximum that exponentials were below, and what it divides by
 
     # --- making numbers -------------------------------------------------------------------------------------------------
     def number(self, x: Any) -> Number:
@@ -50,7 +57,7 @@ class Arithmetic:
             return Number(self.arbitrary((1,)))
         if isinstance(x, np.ndarray):
             values = x.astype(np.int64).reshape(1, -1)
-            return Number(values % self.modulus if self.residues else values.astype(np.float64))
+            return Number(values % self.modulus if self.residues else values.astype(self.dtype))
         return self.const(x if isinstance(x, float | Fraction) else int(x))
 
     @property
@@ -83,13 +90,31 @@ class Arithmetic:
             return -int(body, 0) if negative else int(body, 0)
         value = float.fromhex(body) if match["hex"] else float(body)
         number = self.exact.get(value, Fraction(value) if suffix == "f" else _quotient(value))
+        if self.rounds and suffix != "f":
+            return Number(np.full((1, 1), -value if negative else value))
         return self.const(-number if negative else number)
 
+    def cast(self, x: Any, type_: str) -> Number:
+        """A number as an element type holds it."""
+        if not self.rounds:
+            return self.number(x)
+        whole = isinstance(x, int | np.integer) or (isinstance(x, np.ndarray) and x.dtype.kind in "iub")
+        a = np.asarray(x, np.float64).reshape(1, -1) if whole else self.number(x).a
+        return Number(rounded(a, type_))
+
+    def held(self, x: Array, type_: str) -> Array:
+        """Numbers as memory of an element type holds them."""
+        return rounded(x, type_) if self.rounds else x
+
+    def read(self, x: Array, type_: str) -> Array:
+        """What memory holds, to compute with."""
+        return x.astype(np.float32) if self.rounds and type_ != "double" else x
+
     def arbitrary(self, shape: tuple[int, ...]) -> Array:
-        """Values that nobody can know."""
+        """Values that nobody can know; in floats no numbers, which stay so times 0."""
         if self.residues:
             return self._garbage.integers(1, int(min(self.domain.primes)), (self.fields, *shape))
-        return self._garbage.standard_normal((1, *shape)) * 1e3 + 1e5
+        return np.full((1, *shape), np.nan, self.dtype)
 
     # --- arithmetic -----------------------------------------------------------------------------------------------------
     def apply(self, op: str, *args: Any) -> Number:
@@ -118,7 +143,9 @@ class Arithmetic:
         if not self.residues:
             with np.errstate(all="ignore"):
                 return Number(self.domain.exp_minus(x.a, maximum.a))
-        return Number(self.domain.mul(self.domain.exp(x.a), self.domain.inverse(self._level(maximum))))
+        if maximum.a is not self._below[0]:
+            self._below = maximum.a, self.domain.inverse(self._level(maximum))
+        return Number(self.domain.mul(self.domain.exp(x.a), self._below[1]))
 
     def exp_difference(self, old: Any, new: Any) -> Number:
         """exp(old - new) for two such maxima."""
@@ -133,11 +160,25 @@ class Arithmetic:
         level: Array = self.domain._function("level of a maximum", (0,), (maximum.a,), low=1)
         return level
 
-    def maximum(self, x: Any, y: Any) -> Number:
-        """The larger of two; over residues a commutative, associative and idempotent function that nothing is known of."""
+    def exp_below(self, x: Any, level: Any) -> Number:
+        """exp(x - maximum) of the `level` of a maximum; what is no number stays so below -infinity."""
+        if self.residues:
+            return self.exp_minus(x, level)
+        x, base = self.number(x), self.level_of(level)
+        with np.errstate(all="ignore"):
+            return Number(self.domain.exp(x.a - base.a))
+
+    def level_of(self, maximum: Any) -> Number:
+        """A maximum as what is taken away from its numbers: 0 where there is none."""
+        a = self.number(maximum).a
+        return Number(a if self.residues else np.where(a == -np.inf, np.zeros_like(a), a))
+
+    def maximum(self, x: Any, y: Any, quiet: bool = False) -> Number:
+        """The larger of two; over residues a commutative, associative and idempotent function that nothing is known of.
+        What is no number wins, or (`quiet`) loses."""
         x, y = self.number(x), self.number(y)
         if not self.residues:
-            return Number(np.maximum(x.a, y.a))
+            return Number((np.fmax if quiet else np.maximum)(x.a, y.a))
         a, b = np.broadcast_arrays(x.a, y.a)
         return Number(np.where(_rank(a, self._lowest) >= _rank(b, self._lowest), a, b))
 
@@ -145,10 +186,10 @@ class Arithmetic:
     def _lowest(self) -> Array:
         return self.const(float("-inf")).a
 
-    def greatest(self, a: Array, axis: int) -> Array:
+    def greatest(self, a: Array, axis: int, quiet: bool = False) -> Array:
         """The largest of [fields, ...] along an axis, in the order of `maximum`."""
         if not self.residues:
-            return np.max(a, axis=axis)  # type: ignore[no-any-return]
+            return (np.fmax if quiet else np.maximum).reduce(a, axis=axis)  # type: ignore[no-any-return]
         return greatest(a, self._lowest, axis)
 
     def compare(self, op: str, x: Any, y: Any) -> Array:
@@ -170,6 +211,8 @@ class Arithmetic:
 
     def total(self, a: Array, axis: int) -> Array:
         """The sum of [fields, ...] along an axis."""
+        if self.rounds:
+            return _joined(np.moveaxis(a, axis, 0))
         summed: Array = a.sum(axis=axis)
         return summed % self.domain.modulus(summed.ndim - 1) if self.residues else summed
 
@@ -177,8 +220,19 @@ class Arithmetic:
         """The matrix product of [fields, m, k] and [fields, k, n]."""
         if self.residues:
             return self.domain._product(x, y)  # type: ignore[no-any-return]
+        if self.rounds:
+            return product(x, y)
         with np.errstate(all="ignore"):
             return x @ y
+
+
+def _joined(a: Array) -> Array:
+    """The sum along the first axis, neighbours first (`join_parts` in `rows.cuh`)."""
+    if len(a) < 2:
+        return a[0] if len(a) else np.zeros(a.shape[1:], a.dtype)
+    half = len(a) // 2
+    with np.errstate(all="ignore"):
+        return _joined(a[:half]) + _joined(a[half:])
 
 
 def _rank(a: Array, lowest: Array) -> Array:
@@ -207,6 +261,11 @@ def _quotient(value: float) -> Fraction:
 def float64() -> Arithmetic:
     """Kernels over float64."""
     return Arithmetic(Float64())
+
+
+def float32() -> Arithmetic:
+    """Kernels over the numbers that they compute with, each operation rounded by itself."""
+    return Arithmetic(Single())
 
 
 def operator_of(name: str) -> str | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Number
+from mirage_cli.kernel_interpreter.rounding import ROUNDINGS
 from mirage_cli.kernel_interpreter.strand import Strand
 
 Run: TypeAlias = Callable[[Strand], Any]
@@ -88,13 +89,20 @@ def element_of(s: Strand, array: Any, k: Any) -> Place:
             lambda: part, lambda v: part.set_all([s.merge(a, b) for a, b in zip(part.all(), v.all(), strict=True)])
         )
     at = array.place(int(k))
-    return Place(lambda: _held(s, array, at), lambda v: array.values.__setitem__(at, s.merge(array.values[at], v)))
+    return Place(lambda: _held(s, array, at), lambda v: _put(s, array, at, v))
 
 
 def _held(s: Strand, array: Cells, at: int) -> Any:
     """The value of a register: arbitrary, where nothing was put into it."""
     value = array.values[at]
     return Number(s.arithmetic.arbitrary((s.count,))) if value is None else value
+
+
+def _put(s: Strand, array: Cells, at: int, v: Any) -> None:
+    """Put a value into a register, as its type holds it."""
+    if isinstance(v, Number) and s.arithmetic.rounds and array.type in ROUNDINGS:
+        v = Number(s.arithmetic.held(v.a, array.type))
+    array.values[at] = s.merge(array.values[at], v)
 
 
 def _scattered(s: Strand, array: Cells, k: Any, ks: Sequence[int]) -> Place:
@@ -111,7 +119,7 @@ def _scattered(s: Strand, array: Cells, k: Any, ks: Sequence[int]) -> Place:
     def put(v: Any) -> None:
         for at, mine in places:
             with s.only(s.active & mine):
-                array.values[at] = s.merge(array.values[at], v)
+                _put(s, array, at, v)
 
     return Place(get, put)
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter import registry
+from mirage_cli.kernel_interpreter import nests, registry
 from mirage_cli.kernel_interpreter.expressions import Expressions
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer, Unknown
+from mirage_cli.kernel_interpreter.numbers import Array
 from mirage_cli.kernel_interpreter.places import Run, constant_place, element_of
 from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.kernel_language import ir
-from mirage_cli.kernel_language.build import parts
+from mirage_cli.kernel_language.build import children, parts
 
 MOST_TURNS = 1 << 16  #: of a loop
 SIDE_BY_SIDE = "MIRAGE_VECTOR_LOOP"  #: in front of a loop whose iterations need nothing of one another
@@ -28,14 +29,18 @@ SIDE_BY_SIDE = "MIRAGE_VECTOR_LOOP"  #: in front of a loop whose iterations need
 class Statements(Expressions):
     """Compiles the statements of one kernel; with `beside` loops whose iterations write their own places run side by side."""
 
-    def __init__(self, beside: bool) -> None:
+    def __init__(self, beside: bool, gpu: bool) -> None:
         super().__init__()
-        self.beside = beside
+        self.beside, self.gpu = beside, gpu
+        self.side_by_side: int | None = (
+            None  #: variables below this number are written when a nest's iterations have run
+        )
+        self.known: dict[int, tuple[Any, frozenset[str]]] = {}  #: what parts of the kernel mention
 
     # --- statements -----------------------------------------------------------------------------------------------------
     def sequence(self, body: Iterable[ir.Statement]) -> Run:
         """Statements one after the other, as long as there are lanes."""
-        runs = [(self.statement(st), _leaves(st)) for st in body]
+        runs = [(self.statement(st), _leaves(st)) for st in self.needed(body)]
 
         def run(s: Strand) -> None:
             for step, leaves in runs:
@@ -44,6 +49,32 @@ class Statements(Expressions):
                     return
 
         return run
+
+    def needed(self, body: Iterable[ir.Statement]) -> Sequence[ir.Statement]:
+        """Statements without variables that nobody mentions and whose values do nothing."""
+        kept, later = list[ir.Statement](), frozenset[str]()
+        for st in reversed(tuple(body)):
+            if isinstance(st, ir.Declare) and not st.storage:
+                variables = list[ir.Variable]()
+                for v in reversed(st.variables):
+                    if v.name in later or v.value is None or v.dims or not _idle(v.value):
+                        variables.insert(0, v)
+                        later |= self.mentioned(v)
+                if not variables:
+                    continue
+                st = st if len(variables) == len(st.variables) else replace(st, variables=tuple(variables))
+            kept.append(st)
+            later |= self.mentioned(st)
+        return kept[::-1]
+
+    def mentioned(self, part: Any) -> frozenset[str]:
+        """The names that a part of the kernel mentions, found once for each part."""
+        found = self.known.get(id(part))
+        if found is None:
+            own = part.path if isinstance(part, ir.Name) else (part.name,) if isinstance(part, ir.Type) else ()
+            inner = (self.mentioned(x) for x in children(part))
+            found = self.known[id(part)] = part, frozenset(own).union(*inner)
+        return found[1]
 
     def statement(self, st: ir.Statement) -> Run:
         """One statement; faults in it name it."""
@@ -60,6 +91,10 @@ class Statements(Expressions):
         return guarded
 
     def _statement(self, st: ir.Statement) -> Run:
+        if self.side_by_side is not None and (w := nests.written(st)) is not None:
+            root = self.slot(w.root)
+            if root is not None and root.number < self.side_by_side:
+                return nests.recorded(self, st, w, root)
         match st:
             case ir.Declare():
                 runs = [self.variable(st.type, v, st.storage) for v in st.variables]
@@ -169,6 +204,34 @@ class Statements(Expressions):
 
         return run
 
+    def nest(self, st: ir.For | ir.Each, one_by_one: Run) -> Run:
+        """A loop as a nest whose iterations run side by side, where that is one and no CPU's (see `cpu.SideBySide`)."""
+        nest = nests.nest_of(st) if self.gpu and self.side_by_side is None else None
+        if nest is None:
+            return one_by_one
+        mentioned = {n: m for n in self.mentioned(nest.body) if (m := self.slot(n)) is not None}
+        ranges = [(self.expression(a), self.expression(b)) for _, a, b in nest.loops]
+        of = self.type(nest.each.type) if nest.each is not None else None
+        macro = nest.each.macro if nest.each is not None else ""
+        self.side_by_side = self.slots
+        body, variables = self.inner(nest.body, nest.variables)
+        self.side_by_side = None
+        if any(m.refers for m in mentioned.values()):
+            return one_by_one
+
+        def spans(s: Strand) -> tuple[Sequence[range], Array] | None:
+            if of is None:
+                found = [(a(s), b(s)) for a, b in ranges]
+                return ([range(*x) for x in found], s.active) if all(type(n) is int for x in found for n in x) else None
+            args, lanes = of(s).args, registry.LANES.get(macro)
+            active = s.active if lanes is None else s.active & lanes(s, args)
+            return [range(n) for n in registry.EACH[macro][1](args)], active
+
+        outer = [m.number for m in mentioned.values()]
+        arrays = [mentioned[n].number for n in set(nests.indexed(nests.read(nest.body))) if n in mentioned]
+        roots = [mentioned[n].number for n in nests.roots(nest.body) if n in mentioned]
+        return nests.SideBySide([v.number for v in variables], outer, arrays, roots, spans, body, one_by_one)
+
     def loop(self, st: ir.For) -> Run:
         """A loop for as many turns as some lane needs."""
         self.scopes.append({})
@@ -202,7 +265,7 @@ class Statements(Expressions):
             s.left_loop = left
             s.active = before & ~left & ~s.left_call & ~s.exited
 
-        return run if spread is None else registry.LOOPS[SIDE_BY_SIDE](start, *spread, body)
+        return self.nest(st, run) if spread is None else registry.LOOPS[SIDE_BY_SIDE](start, *spread, body)
 
     def iterations(self, st: ir.For) -> tuple[Run, int, list[int]] | None:
         """Of a loop that counts up by one and runs side by side: where it ends, its variable, and the variables around it that
@@ -210,8 +273,9 @@ class Statements(Expressions):
         must = st.unroll in registry.LOOPS
         match st:
             case ir.For(ir.Declare(_, (ir.Variable(name),)), ir.Binary("<", ir.Name((known,)), bound), ir.Step("++")):
-                own, mentioned = self.slot(name), [self.slot(n) for n in sorted(set(names(st.body)))]
+                own = self.slot(name)
                 if own is not None and known == name and (must or (self.beside and _apart(st, name))):
+                    mentioned = [self.slot(n) for n in sorted(self.mentioned(st.body))]
                     return self.expression(bound), own.number, [m.number for m in mentioned if m not in (None, own)]
         if must:
             raise Unknown(f"no meaning for {st.unroll} in front of this loop")
@@ -247,7 +311,7 @@ class Statements(Expressions):
                         s.env[slot.number] = int(k)
                     body(s)
 
-        return run
+        return self.nest(st, run)
 
     def choice(self, st: ir.If) -> Run:
         """if and else, each for its lanes."""
@@ -300,6 +364,22 @@ def names(part: Any) -> Iterator[str]:
             yield from x.path
         elif isinstance(x, ir.Type):
             yield x.name
+
+
+def _idle(value: ir.Expression) -> bool:
+    """True if an expression does nothing but have a value: it calls nothing and reads no memory."""
+    match value:
+        case ir.Literal() | ir.Name((_,), (), None) | ir.Member(ir.Name(("threadIdx" | "blockIdx",))):
+            return True
+        case ir.Cast(_, ir.Type(pointers=0), inner) | ir.Unary("-", inner):
+            return _idle(inner)
+        case ir.Binary("/" | "%", left, ir.Literal(text)):
+            return text.strip("0") != "" and _idle(left)
+        case ir.Binary(op, left, right):
+            return op not in "/%" and _idle(left) and _idle(right)
+        case ir.Select(condition, yes, no):
+            return all(map(_idle, (condition, yes, no)))
+    return False
 
 
 def _apart(st: ir.For, variable: str) -> bool:
@@ -363,9 +443,9 @@ class Compiled:
         self.run(s)
 
 
-def compiled(body: Iterable[ir.Statement], around: Sequence[str], beside: bool = False) -> Compiled:
-    """Statements as a function of a strand, with these variables around them."""
-    c = Statements(beside)
+def compiled(body: Iterable[ir.Statement], around: Sequence[str], beside: bool = False, gpu: bool = False) -> Compiled:
+    """Statements as a function of a strand, with these variables around them; `gpu`: of a kernel for one."""
+    c = Statements(beside, gpu)
     variables = {name: c.declare(name).number for name in around}
     run = c.sequence(body)
     return Compiled(run, variables, c.slots)

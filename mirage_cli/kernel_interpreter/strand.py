@@ -43,6 +43,7 @@ class World:
     endings: list[Callable[[], None]] = field(default_factory=list)  #: what has to hold when all strands have ended
     sees: Array | None = None  #: [block, block]: whether it has waited for what the other one writes to global memory
     iterations: int = 0  #: that have run side by side
+    at_once: bool = False  #: whether copies are there as soon as they begin
     key: object = field(default_factory=object)  #: what is its own
 
 
@@ -148,6 +149,7 @@ class Strand:
         self.calls = 0  #: functions that run
         self.result: Any = None  #: what the innermost function returns
         self.env: list[Any] = []
+        self.kept: list[Any] = []  #: what iterations write that run side by side: see `nests.py`
         self.beside: list[Beside] = []  #: the loops whose iterations its lanes are, outermost first
         self.copies: list[Copies] = []  #: asynchronous copies on their way
         self.committed: Array = np.zeros(len(thread), dtype=np.int64)  #: groups of copies that each lane has ended
@@ -202,6 +204,9 @@ class Strand:
     def load(self, p: Pointer, index: Any = 0, active: Array | None = None) -> Array:
         """Elements `index` (any shape whose last dimension are the lanes, or a number) from a pointer: [fields, ..., lanes].
         What inactive lanes get has no meaning."""
+        return self.arithmetic.read(self._load(p, index, active), p.type)
+
+    def _load(self, p: Pointer, index: Any, active: Array | None) -> Array:
         active = self.active if active is None else active
         index = np.broadcast_to(index, np.broadcast_shapes(np.shape(index), np.shape(p.at), (self.count,)))
         active = np.broadcast_to(active, index.shape)
@@ -222,7 +227,7 @@ class Strand:
         )
         at = replace(p, at=0, block=None if p.block is None else np.broadcast_to(p.block, index.shape)[active])
         cells = memory.cells(at, (index + p.at)[active], self.block[here], every)
-        elements = np.zeros((self.arithmetic.fields, *index.shape), dtype=self.arithmetic.dtype)
+        elements = np.zeros((self.arithmetic.fields, *index.shape), dtype=self.arithmetic.stored)
         elements[:, active] = memory.load(cells, p.bytes, self.lanes[here], self.warps[here], every)
         return elements
 
@@ -269,7 +274,7 @@ class Strand:
         active = self.active if active is None else active
         values = self.wide(values) if not isinstance(values, np.ndarray) or values.ndim < 2 else values
         index = np.broadcast_to(index, np.broadcast_shapes(np.shape(index), np.shape(p.at), values.shape[1:]))
-        active = np.broadcast_to(active, index.shape)
+        active, values = np.broadcast_to(active, index.shape), self.arithmetic.held(values, p.type)
         if isinstance(p.memory, Global):
             if (active & ~self.waited).any():
                 raise Fault(f"a thread writes {p.memory.name} and has not waited for what was launched before")
@@ -339,6 +344,9 @@ class Strand:
         active = np.broadcast_to(active, index.shape)
         shared: Shared = p.memory
         cells = shared.cells(p, index, self.block, active)
+        if self.world.at_once:
+            shared.store(cells, p.bytes, values, self.lanes, self.warps, active)
+            return
         shared.store(cells, p.bytes, values, self.lanes, self.warps, active, kind=FLYING)
         lane = np.broadcast_to(np.arange(self.count), cells.shape)[active]
         kept = np.broadcast_to(values, (values.shape[0], *cells.shape))[:, active]

@@ -256,15 +256,29 @@ def substituted(tree: Tree, by: Mapping[ir.Expression, ir.Expression]) -> Tree:
     return replace(tree, **changed) if changed else tree  # type: ignore[type-var]
 
 
+@functools.cache
+def _members(kind: Any) -> tuple[str, ...] | None:
+    """The names of the fields of a class of the grammar; None of others."""
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
+
+
+def children(tree: Any) -> Iterator[Any]:
+    """What a tree of the grammar, or several, is made of, one level below."""
+    if isinstance(tree, (tuple, list)):
+        yield from tree
+    else:
+        kind: Any = type(tree)
+        for name in _members(kind) or ():
+            yield getattr(tree, name)
+
+
 def parts(tree: Any) -> Iterator[Any]:
     """A tree of the grammar, or several, and all that they are made of."""
-    if isinstance(tree, (tuple, list)):
-        for t in tree:
-            yield from parts(t)
-    elif is_dataclass(tree):
+    kind: Any = type(tree)
+    if _members(kind) is not None:
         yield tree
-        for f in fields(tree):
-            yield from parts(getattr(tree, f.name))
+    for inner in children(tree):
+        yield from parts(inner)
 
 
 def names_in(tree: Any) -> set[str]:

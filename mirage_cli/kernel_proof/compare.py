@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.memory import Fault
+from mirage_cli.kernel_interpreter.memory import Fault, Global
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array, greatest
 from mirage_cli.kernel_language.printer import text as printed
 from mirage_cli.kernel_proof.run import Choice, Run, Source, all_blocks
@@ -87,6 +86,75 @@ def _constants(program: Program, graph: KernelGraph) -> Iterator[Fraction | floa
                 yield from (n.value for n in o.thread.nodes)
 
 
+@dataclass(frozen=True)
+class Point:
+    """Numbers for the inputs of a program, and what it makes of them: residues or float64."""
+
+    program: Program
+    symbols: Mapping[str, int]
+    arithmetic: Callable[[], Arithmetic]
+    arrays: Sequence[Array]  #: [fields, elements] of each input
+    wanted: Sequence[Array]  #: [fields, elements] of each output
+
+    def finding(self, source: Source, choose: Choice = all_blocks) -> Finding:
+        """The outcome of running chosen blocks of a source here. Every element has to be written where all of them run."""
+        p, run = self.program, self._run(source, choose)
+        try:
+            results = self._called(run)
+        except Fault as e:
+            return Finding(_told(e), 1)
+        everything = all(len(choose(x.grid, x.cluster)) == x.grid for _, x in run.launched)
+        compared = 0
+        for k, (right, r) in enumerate(zip(self.wanted, results, strict=True)):
+            assert r.written is not None
+            if everything and not r.written.all():
+                return Finding(f"element {int(np.argmin(r.written))} of output {k} is not written", compared + 1)
+            same = _same(right, r.values, run.arithmetic.residues) | ~r.written
+            if not same.all():
+                at = np.unravel_index(int(np.argmin(same)), [ex.value(e, self.symbols) for e in p.outputs[k].dims])
+                return Finding(f"output {k} differs at {tuple(int(i) for i in at)}", compared + 1)
+            compared += int(r.written.sum())
+        return Finding("", compared, sum(len(choose(x.grid, x.cluster)) for _, x in run.launched))
+
+    def results(self, source: Source, at_once: bool) -> list[Array]:
+        """What all blocks of a source write, arbitrary where nobody does. Raises Fault."""
+        run = self._run(source, all_blocks)
+        run.at_once = at_once
+        return [r.values for r in self._called(run)]
+
+    def _run(self, source: Source, choose: Choice) -> Run:
+        granule = 1 if any(s.dtype.bytes == 1 for s in self.program.sources) else 2
+        arithmetic = self.arithmetic()
+        return Run(source, arithmetic, choose, granule, self.program.constants, arithmetic.residues)
+
+    def _called(self, run: Run) -> list[Global]:
+        sizes = [w.shape[1] for w in self.wanted]
+        return run.call(self.arrays, sizes, [self.symbols[n] for n in self.program.symbols])
+
+
+def point(
+    program: Program,
+    graph: KernelGraph,
+    symbols: Mapping[str, int],
+    seed: int,
+    residues: bool,
+    primes: Sequence[int] = PRIMES[:FIELDS],
+    spread: float = 1.0,
+) -> Point:
+    """Random numbers for the inputs of a program. Raises ZeroDenominator."""
+    order = [a.name for a in program.axes]
+    domain = Placed(order, seed, primes) if residues else Float64(order)
+    arrays = _inputs(program, symbols, domain, seed, spread)
+    wanted = evaluate_program(program, domain, arrays, symbols)
+    exact, fields = numbers(program, graph), len(primes) if residues else 1
+
+    def arithmetic() -> Arithmetic:
+        return Arithmetic(Placed((), seed, primes) if residues else Float64(), exact)
+
+    flat = [np.asarray(a).reshape(fields, -1).astype(np.int64 if residues else np.float64) for a in arrays.values()]
+    return Point(program, symbols, arithmetic, flat, [np.asarray(w).reshape(fields, -1) for w in wanted])
+
+
 def compare(
     text: str,
     program: Program,
@@ -102,59 +170,25 @@ def compare(
     element has to be written where all blocks run; of chosen blocks what they write is compared. Without `residues` this is
     done over float64, on numbers of the size `spread`; where the program has no finite result nothing is compared, and races
     for shared memory are not looked for, as they are the same."""
-    symbols = dict(symbols or {})
-    order = [a.name for a in program.axes]
-    domain = Placed(order, seed, primes) if residues else Float64(order)
-    arrays = _inputs(program, symbols, domain, seed, spread)
-    wanted = evaluate_program(program, domain, arrays, symbols)
+    at = point(program, graph, dict(symbols or {}), seed, residues, primes, spread)
+    return first_passed(at, sources(text), choose)
+
+
+def first_passed(at: Point, tried: Sequence[Source], choose: Choice = all_blocks) -> Finding:
+    """The finding of the first of several ways to run a source that passes, or of the last one."""
     finding = Finding()
-    for source in _sources(text):
-        arithmetic = Arithmetic(Placed((), seed, primes) if residues else Float64(), numbers(program, graph))
-        finding = _ran(source, program, arithmetic, arrays, wanted, symbols, choose)
+    for source in tried:
+        finding = at.finding(source, choose)
         if finding.passed:
             break
     return finding
 
 
 @functools.lru_cache(maxsize=4)
-def _sources(text: str) -> Sequence[Source]:
+def sources(text: str) -> Sequence[Source]:
     """A source with loops side by side, where it has such, and one by one, as which it is judged if that fails."""
     beside, one = Source(text, beside=True), Source(text)
     return (beside,) if all(k.bounds for k in beside.kernels.values()) else (beside, one)
-
-
-def _ran(
-    source: Source,
-    program: Program,
-    arithmetic: Arithmetic,
-    arrays: Mapping[int, Array],
-    wanted: Sequence[Any],
-    symbols: Mapping[str, int],
-    choose: Choice,
-) -> Finding:
-    residues = arithmetic.residues
-    flat = [np.asarray(a).reshape(arithmetic.fields, -1).astype(arithmetic.dtype) for a in arrays.values()]
-    granule = 1 if any(s.dtype.bytes == 1 for s in program.sources) else 2
-    run = Run(source, arithmetic, choose, granule, program.constants)
-    try:
-        results = run.call(
-            flat, [w[0].size if residues else w.size for w in wanted], [symbols[n] for n in program.symbols]
-        )
-    except Fault as e:
-        return Finding(_told(e), 1)
-    everything = all(len(choose(x.grid, x.cluster)) == x.grid for _, x in run.launched)
-    compared = 0
-    for k, (w, r) in enumerate(zip(wanted, results, strict=True)):
-        assert r.written is not None
-        if everything and not r.written.all():
-            return Finding(f"element {int(np.argmin(r.written))} of output {k} is not written", compared + 1)
-        right = np.asarray(w).reshape(arithmetic.fields, -1)
-        same = _same(right, r.values, residues) | ~r.written
-        if not same.all():
-            at = np.unravel_index(int(np.argmin(same)), [ex.value(e, symbols) for e in program.outputs[k].dims])
-            return Finding(f"output {k} differs at {tuple(int(i) for i in at)}", compared + 1)
-        compared += int(r.written.sum())
-    return Finding("", compared, sum(len(choose(x.grid, x.cluster)) for _, x in run.launched))
 
 
 def _inputs(

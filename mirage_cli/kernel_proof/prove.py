@@ -118,10 +118,15 @@ def _at(p: Program, g: KernelGraph, printed: str, symbols: Mapping[str, int], sa
             continue
         if finding.passed:
             break
-    if finding.passed and any(o.op in MAXIMA for k in g.kernels for o in k.block.ops):
-        wide = compare(printed, p, g, symbols, residues=False, spread=SPREAD)
-        return replace(wide, compared=finding.compared)
-    return finding
+    if not finding.passed:
+        return finding
+    return replace(compare(printed, p, g, symbols, residues=False, spread=spread(g)), compared=finding.compared)
+
+
+def spread(g: KernelGraph) -> float:
+    """The size of numbers over float64: large where a running maximum keeps exponentials small. (What nobody wrote is no
+    number there, which residues times 0 do not show.)"""
+    return SPREAD if any(o.op in MAXIMA for k in g.kernels for o in k.block.ops) else 1.0
 
 
 def _points(

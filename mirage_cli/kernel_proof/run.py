@@ -79,11 +79,17 @@ class Source:
         with _of_the_language():
             return read_kernels(self.text)
 
+    def changed(self, kernel: ir.Kernel) -> Source:
+        """The same with another kernel in the place of the one of its name."""
+        other = Source(self.text, self.beside)
+        other.__dict__.update(kernels=self.kernels | {kernel.name: kernel}, hosts=self.hosts)
+        return other
+
     @functools.cached_property
     def compiled(self) -> dict[str, Compiled]:
         """Its kernels as functions of a strand."""
         return {
-            name: compiled(k.body, [k.parameters, *_CPU], self.beside and not k.bounds)
+            name: compiled(k.body, [k.parameters, *_CPU], self.beside and not k.bounds, bool(k.bounds))
             for name, k in self.kernels.items()
         }
 
@@ -112,7 +118,12 @@ class Workspace:
         size = SIZES[type_]
         if (at, size) not in self.parts:
             n = max(0, self.bytes - at) // size
-            memory = Global(f"the workspace at {at}", self.arithmetic.arbitrary((n,)), size, np.zeros(n, dtype=bool))
+            memory = Global(
+                f"the workspace at {at}",
+                self.arithmetic.arbitrary((n,)).astype(self.arithmetic.stored),
+                size,
+                np.zeros(n, dtype=bool),
+            )
             memory.changed = functools.partial(self.changed, at, size)
             self.parts[at, size] = memory
         return self.parts[at, size]
@@ -168,6 +179,8 @@ class Run:
     choose: Choice = all_blocks
     granule: int = 2
     constants: frozenset[int] = frozenset()  #: numbers of inputs that are the model's
+    watched: bool = True  #: whether races for shared memory are looked for
+    at_once: bool = False  #: whether copies are there as soon as they begin, and not when they are waited for
     launched: list[tuple[str, Launch]] = field(default_factory=list)
 
     def call(self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = ()) -> list[Global]:
@@ -176,7 +189,12 @@ class Run:
             Pointer(Global(f"input {k}", a, constant=k in self.constants), 0, "char") for k, a in enumerate(inputs)
         ]
         results = [
-            Global(f"output {k}", self.arithmetic.arbitrary((n,)), 4, np.zeros(n, dtype=bool))
+            Global(
+                f"output {k}",
+                self.arithmetic.arbitrary((n,)).astype(self.arithmetic.stored),
+                4,
+                np.zeros(n, dtype=bool),
+            )
             for k, n in enumerate(outputs)
         ]
         values: dict[str, Any] = {
@@ -221,7 +239,7 @@ class Run:
         at_once = len(chosen) if _waits_for_all(kernel) else at_once
         for first in range(0, len(chosen), at_once):
             part = replace(launch, blocks=chosen[first : first + at_once])
-            run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule, self.arithmetic.residues)
+            run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule, self.watched, self.at_once)
 
 
 def run_tasks(
@@ -244,15 +262,16 @@ def run_blocks(
     parameters: Any,
     granule: int = 2,
     watched: bool = True,
+    at_once: bool = False,
 ) -> None:
-    """Run some blocks of a kernel side by side; what races for shared memory is looked for where it is `watched`. Raises
-    Fault."""
+    """Run some blocks of a kernel side by side; what races for shared memory is looked for where it is `watched`; copies land
+    `at_once`, or when they are waited for. Raises Fault."""
     n = len(launch.blocks)
     warps = -(-launch.threads // 32)
     clocks = Clocks(n * warps + (n * (BARRIERS + warps) if _has_roles(kernel) else 0))
     size, cluster = -(-launch.shared_bytes // 16) * 16, launch.cluster
     shared = Shared(arithmetic, n, size, granule, clocks=clocks, warps=warps, cluster=cluster, watched=watched)
-    world = World(arithmetic, launch, shared, clocks, Turns())
+    world = World(arithmetic, launch, shared, clocks, Turns(), at_once=at_once)
     world.barriers["parameters"] = parameters
     block = np.repeat(np.arange(n, dtype=np.int64), launch.threads)
     thread = np.tile(np.arange(launch.threads, dtype=np.int64), n)

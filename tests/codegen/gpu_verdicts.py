@@ -1,4 +1,4 @@
-"""What becomes of changed kernels on a GPU: those of groups of warps, which the emulator does not run.
+"""What becomes of changed kernels of groups of warps on a GPU.
 
 Kernels are libraries that processes of their own load and call through cupy; a process whose kernel fails, or does not end,
 ends with it. Of changes with the same answers it is asked why, as in `mutant_verdicts.py`; `seen in memory` are those that

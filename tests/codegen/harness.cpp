@@ -7,11 +7,11 @@
 #include <vector>
 #include <malloc.h>
 #include <sys/mman.h>
-#if defined(HARNESS_CUDA) || defined(HARNESS_DEVICE)
+#if defined(HARNESS_DEVICE)
 #include "cuda_runtime.h"
 #endif
 
-#if defined(HARNESS_CUDA) || defined(HARNESS_DEVICE)
+#if defined(HARNESS_DEVICE)
 #define RUN(id) mirage_##id
 #define SIZE(id) mirage_##id##_workspace
 #else
@@ -99,30 +99,16 @@ int main(int count, char** arguments) {
 #if defined(M_PERTURB)
     mallopt(M_PERTURB, 0x100);  // memory from malloc holds ones, no zeros
 #endif
-#if defined(HARNESS_CUDA)
-    emulator::machine.backwards = std::strchr(arguments[2], 'b') != nullptr;
-    emulator::machine.lazy = std::strchr(arguments[2], 'l') != nullptr;
-    if (const char* number = std::strpbrk(arguments[2], "0123456789")) emulator::machine.skipped = std::atoi(number);
-#endif
-#if !defined(HARNESS_CUDA)
     if (std::strpbrk(arguments[2], "es")) mode = *std::strpbrk(arguments[2], "es");
-#endif
     for (const auto& kernel : kernels) {
         if (std::strcmp(kernel.name, arguments[1]) != 0) continue;
         const std::vector<int64_t> extents = numbers(), inputs = numbers(), outputs = numbers();
-        [[maybe_unused]] const std::vector<int64_t> constants = numbers();
         std::vector<void*> in, out;
         for (int64_t size : inputs) {
             in.push_back(memory(size, 16, 0));
             read(in.back(), static_cast<size_t>(size));
         }
         for (int64_t size : outputs) out.push_back(memory(size, 16, 0xff));
-#if defined(HARNESS_CUDA)
-        for (size_t k = 0; k < in.size(); ++k)
-            if (!constants[k]) emulator::machine.hidden.push_back({in[k], static_cast<size_t>(inputs[k]), {}});
-        for (size_t k = 0; k < out.size(); ++k)
-            emulator::machine.guarded.push_back({out[k], static_cast<size_t>(outputs[k]), {}});
-#endif
         const int64_t size = kernel.size(extents.data());
 #if defined(HARNESS_DEVICE)
         const int status = on_gpu(kernel.run, in, out, inputs, outputs, size, extents.data());

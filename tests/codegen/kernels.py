@@ -1,7 +1,7 @@
 """Programs as kernels: searched, scheduled in several ways, rendered, compiled many at a time, run, compared with float64.
 
-Kernels run in a process of their own (`harness.cpp`), on arrays of exactly their size, so that sanitizers see every access.
-CUDA kernels run there too, in the emulator beside this file.
+Kernels for CPUs run in a process of their own (`harness.cpp`), on arrays of exactly their size, so that sanitizers see every
+access. CUDA kernels are run by the interpreter, as they are printed, in float32.
 """
 
 from __future__ import annotations
@@ -10,28 +10,21 @@ import functools
 import re
 import struct
 import subprocess
-import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.codegen import render, source
 from mirage_cli.codegen.requests.passes import ALL, Passes
-from mirage_cli.codegen.requests.request import Spelled
-from mirage_cli.codegen.strip import base
-from mirage_cli.codegen.strip.engine import StripProgram
-from mirage_cli.codegen.strip.values import Memory
-from mirage_cli.codegen.tiles import optimize
-from mirage_cli.codegen.tiles.memory import live_ranges
-from mirage_cli.codegen.tiles.optimize import optimized
-from mirage_cli.codegen.tiles.tile import RING, TileProgram
 from mirage_cli.errors import Refused
+from mirage_cli.kernel_interpreter.memory import Fault
+from mirage_cli.kernel_interpreter.numbers import float32
+from mirage_cli.kernel_proof.run import Run, Source
 from mirage_cli.lax import extents
 from mirage_cli.lax.domains.domain import Array, Axes, Float64, Number
 from mirage_cli.lax.dtypes import F32
@@ -48,11 +41,9 @@ from mirage_cli.search.schedules.target import Target, load_target
 from mirage_cli.search.schedules.tiling import schedule_space
 from mirage_cli.search.search import Searcher, SearchOptions
 
-Places = list[tuple[int, int]]  #: (offset, bytes) of what may be touched; none: everything
-Finish = Callable[[TileProgram, Passes], TileProgram]
+Results = list[NDArray[Any]] | str  #: outputs, or what is wrong
+Answer = Callable[["Case", Sequence[NDArray[Any]]], Results]  #: what a kernel makes of inputs
 HERE = Path(__file__).parent
-GAP = 256  #: bytes between buffers that are laid out apart
-ROOMY = 1 << 24  #: shared memory of a target in the emulator when buffers are laid out apart
 ULPS = (
     64.0  #: how many times the precision of its coarsest type, at the size of the largest result, a result may be off
 )
@@ -62,12 +53,8 @@ EDGE_FACTOR = (
 SYMBOLS = {"rows": 19, "keys": 37}
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 CPU_FLAGS = ("-std=c++17", "-O1", "-g1", *WARNINGS)
-#: -O0, here and with sanitizers: these kernels run for milliseconds and compile for seconds
-EMULATOR_FLAGS = ("-std=c++17", "-O0", "-Wno-unknown-pragmas", "-ftrivial-auto-var-init=pattern")
-EMULATOR = ('"cuda_runtime.h"', '"cuda_fp16.h"', '"cuda_bf16.h"')
-OPTIONAL = ("-ftrivial-auto-var-init=pattern",)  #: flags of newer compilers
+#: -O0: these kernels run for milliseconds and compile for seconds
 SANITIZERS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-ADDRESSES = ("-fsanitize=address", "--param", "asan-stack=0")  #: for fibers, whose stacks the sanitizer does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,66 +153,6 @@ def single(program: Program, block: BlockGraph) -> KernelGraph:
 
 
 # --- sources --------------------------------------------------------------------------------------------------------------
-def apart(tile: TileProgram, passes: Passes) -> TileProgram:
-    """The finished program with a memory plan without any sharing: no buffer lies next to another."""
-    tile = optimized(tile, passes)
-    offsets, at = {}, 0
-    for name in sorted(live_ranges(tile)):
-        offsets[name] = at
-        at += -(-source_bytes(tile, name) // 128) * 128 + GAP
-    return replace(tile, offsets=offsets, shared_bytes=at)
-
-
-class Apart(Memory):
-    """The memory of a strip kernel without any sharing; `plans` gets its places."""
-
-    def __init__(self, plans: list[Places]) -> None:
-        super().__init__()
-        self.plans, self.sizes = plans, dict[str, int]()
-
-    def keep(self, name: str, type_: str, bytes_: int) -> None:
-        super().keep(name, type_, bytes_ + GAP)
-        self.sizes[name] = bytes_
-
-    def reuse(self, name: str, type_: str, bytes_: int) -> None:
-        super().reuse(name, type_, bytes_ + GAP)
-        self.sizes[name] = bytes_
-
-    def places(self, ring: int) -> tuple[list[tuple[str, str, int]], int]:
-        first = -(-ring // 128) * 128 + GAP
-        self.late = [(name, type_, first + at) for name, type_, at in self.late]
-        self._late += first
-        found, total = super().places(0)
-        self.plans.append([(0, ring), *((at, self.sizes[name]) for name, _, at in found)])
-        return found, total
-
-
-def source_bytes(tile: TileProgram, name: str) -> int:
-    """Bytes that a buffer may touch: all stages of a ring."""
-    b = tile.buffers[name]
-    size = b.elements * b.dtype.bytes
-    return size if b.place != RING else -(-size // 128) * 128 * tile.schedule.stages
-
-
-def emulated(case: Case, separate: bool, finish: Finish = optimized) -> str:
-    """The source of a CUDA kernel for the emulator; `separate` lays buffers out apart and forbids what lies between.
-    `finish` stands for the passes of the engine `block`."""
-    roomy = replace(case, target=replace(case.target, shared_bytes=ROOMY)) if separate else case
-    strips: list[Places] = []
-    with (
-        mock.patch.object(optimize, "optimized", apart if separate else finish),
-        mock.patch.object(base, "Memory", (lambda: Apart(strips)) if separate else Memory),
-    ):
-        rendered = roomy.render()
-    kept = iter(strips)
-    places = iter(_places(tile, kept) if separate else [] for tile in rendered.tiles)
-    return re.sub(
-        r"extern __shared__ .*;",
-        lambda _: f"unsigned char* const shared = emulator::shared({{{_listed(next(places))}}});",
-        rendered.text,
-    )
-
-
 def parts(tree: Any) -> Iterator[Any]:
     """A tree of the kernel language, or several, with all that is in them."""
     yield tree
@@ -235,26 +162,15 @@ def parts(tree: Any) -> Iterator[Any]:
         yield from parts(getattr(tree, f.name))
 
 
-def _places(tile: Spelled, strips: Iterator[Places]) -> Places:
-    if isinstance(tile, TileProgram):
-        return [(tile.offsets[b], source_bytes(tile, b)) for b in sorted(tile.offsets)]
-    return next(strips) if isinstance(tile, StripProgram) else []
-
-
-def _listed(places: Places) -> str:
-    return ", ".join(f"{{{at}, {size}}}" for at, size in places)
-
-
 # --- building and running -------------------------------------------------------------------------------------------------
-def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bool, parts: int = 1) -> Path:
+def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], parts: int = 1) -> Path:
     """A program of the harness and kernels, given by name."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(texts)
-    include = [*([f"-I{HERE / 'emulator'}"] if cuda else []), f"-I{render.include_dir()}"]
     files = []
     for k in range(parts):
         headers = {f'"{h}"': None for name in names[k::parts] for h in re.findall(r'#include "(.*)"', texts[name])}
-        lines = [f"#include {h}" for h in [*(EMULATOR if cuda else ['"mirage/cpu/tile.hpp"']), "<cstdlib>", *headers]]
+        lines = [f"#include {h}" for h in ['"mirage/cpu/tile.hpp"', "<cstdlib>", *headers]]
         for name in names[k::parts]:
             lines += [f"namespace of_{name} {{", texts[name], "}"]
         (folder / f"part{k}.cpp").write_text("\n".join(lines))
@@ -262,38 +178,10 @@ def build(texts: Mapping[str, str], folder: Path, flags: Sequence[str], cuda: bo
     table = [f"KERNEL({n})" for n in names]
     (folder / "table.inc").write_text("\n".join(table) + "\n")
     (folder / "harness.cpp").write_text((HERE / "harness.cpp").read_text())
-    kind = ["-DHARNESS_CUDA"] if cuda else []
-    flags = [f for f in flags if f not in OPTIONAL or knows(f)]
-    first = ["-include", str(_read((*flags, *include, *kind)))] if cuda else []
-    command = ["g++", *flags, *include, "-I.", *kind, *first, "harness.cpp", *files, "-o", "harness"]
+    command = ["g++", *flags, f"-I{render.include_dir()}", "-I.", "harness.cpp", *files, "-o", "harness"]
     made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[:8000]
     return folder / "harness"
-
-
-@functools.cache
-def _read(options: tuple[str, ...]) -> Path:
-    """A header that includes the emulator's; beside it lies what the compiler made of it with these options, which it reads
-    in a tenth of the time."""
-    folder = Path(_scratch().name, str(len(list(Path(_scratch().name).iterdir()))))
-    folder.mkdir()
-    header = folder / "first.h"
-    header.write_text("".join(f"#include {h}\n" for h in EMULATOR))
-    command = ["g++", *options, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
-    subprocess.run(command, capture_output=True, check=True)
-    return header
-
-
-@functools.cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="mirage-emulator-")
-
-
-@functools.cache
-def knows(flag: str) -> bool:
-    """Whether g++ takes a flag."""
-    command = ["g++", flag, "-x", "c++", "-fsyntax-only", "/dev/null"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def run(harness: Path, all_cases: Iterable[Case], mode: str = "") -> list[str]:
@@ -326,14 +214,14 @@ class Single(Float64):
         return super().contract(x, y, over).astype(self.dtype).astype(np.float32)
 
 
-def edges(harness: Path, all_cases: Iterable[Case], mode: str = "", most: int = 100) -> list[str]:
+def edges(answer: Answer, all_cases: Iterable[Case], most: int = 100) -> list[str]:
     """Problems of kernels on inputs at the edges of numbers, at most so many inputs for each."""
     problems = []
     for case in all_cases:
         p = case.program
         domain = Single([a.name for a in p.axes], sessions.numpy_type(p.outputs[0].dtype))
         for edge in islice(edge_inputs(p, case.inputs(), case.symbols, 1), most):
-            results = call(harness, case, edge.arrays, mode)
+            results = answer(case, edge.arrays)
             if isinstance(results, str):
                 problems.append(f"{case.name}: {edge.kind}: {results}")
                 continue
@@ -349,6 +237,47 @@ def edges(harness: Path, all_cases: Iterable[Case], mode: str = "", most: int = 
     return problems
 
 
+# --- in the interpreter ---------------------------------------------------------------------------------------------------
+source_of = functools.lru_cache(maxsize=8)(Source)  #: of a text
+
+
+def answered(case: Case, arrays: Sequence[NDArray[Any]]) -> Results:
+    """What the interpreter makes of inputs with a kernel as it is printed; copies land when they are waited for."""
+    return interpreted(case, source_of(case.render().text), arrays)
+
+
+def problems(all_cases: Iterable[Case], at_once: bool = False) -> list[str]:
+    """Problems of kernels as they are printed, with copies that land when they are waited for, or as soon as they begin."""
+    found = []
+    for case in all_cases:
+        arrays = case.inputs()
+        results = interpreted(case, source_of(case.render().text), arrays, at_once)
+        found += [
+            f"{case.name}: {x}" for x in [results if isinstance(results, str) else case.problem(results, arrays)] if x
+        ]
+    return found
+
+
+def interpreted(
+    case: Case, source: Source, arrays: Sequence[NDArray[Any]], at_once: bool = False, watched: bool = True
+) -> Results:
+    """The outputs of a source that the interpreter runs in float32, each operation rounded by itself, or what is wrong with
+    it: an access outside of an array, a race, a wait that does not end, an element that nobody writes."""
+    p, flat = case.program, [np.asarray(a, np.float64).reshape(1, -1) for a in arrays]
+    outputs = [(o, _shape(o, case)) for o in p.outputs]
+    granule = 1 if any(s.dtype.bytes == 1 for s in p.sources) else 2
+    launched = Run(source, float32(), granule=granule, constants=p.constants, watched=watched, at_once=at_once)
+    try:
+        found = launched.call(flat, [int(np.prod(shape)) for _, shape in outputs], [case.symbols[s] for s in p.symbols])
+    except Fault as fault:
+        return f"{fault.args[0]}; {case.schedules}"
+    if any(r.written is not None and not r.written.all() for r in found):
+        return f"elements are not written; {case.schedules}"
+    with np.errstate(all="ignore"):
+        pairs = zip(found, outputs, strict=True)
+        return [r.values.reshape(shape).astype(sessions.numpy_type(o.dtype)) for r, (o, shape) in pairs]
+
+
 def call(
     harness: Path,
     case: Case,
@@ -356,15 +285,14 @@ def call(
     mode: str = "",
     before: Sequence[str] = (),
     seconds: float | None = None,
-) -> list[NDArray[Any]] | str:
+) -> Results:
     """The outputs of a kernel, or what its process said before it ended, at the latest after some `seconds`. `before` is a
     command that takes the process's own."""
     values = [case.symbols[s] for s in case.program.symbols]
     sizes = [a.nbytes for a in arrays]
     outputs = [(o, _shape(o, case)) for o in case.program.outputs]
     wanted = [int(np.prod(shape)) * o.dtype.bytes for o, shape in outputs]
-    constants = [int(s.constant) for s in case.program.sources]
-    head = [n for part in (values, sizes, wanted, constants) for n in (len(part), *part)]
+    head = [n for part in (values, sizes, wanted) for n in (len(part), *part)]
     request = struct.pack(f"{len(head)}q", *head) + b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
     command = [*before, str(harness), case.name, mode]
     try:

@@ -3,9 +3,7 @@
 Explanations of the same answers, the first that holds:
 
 - `same machine code`: the product's compiler makes the same object of both, at one level of optimization at least;
-- `refused by nvcc`, where only the emulator takes a source;
-- `seen in memory`: scratch memory that holds no numbers, arrays of exactly their size under sanitizers, or other orders of
-  threads and copies in the emulator show the change;
+- `seen in memory`: scratch memory that holds no numbers, or arrays of exactly their size under sanitizers show the change;
 - `other bits`: answers differ from the kernel's own, within the accuracy rule;
 - `same bits`, on all inputs of `AGAIN` more checks.
 """
@@ -24,29 +22,23 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from mirage_cli.backends.cuda import FLAGS as NVCC_FLAGS
-from mirage_cli.backends.cuda import SAME_OBJECT, arch_flags
-from mirage_cli.backends.toolchain import find_nvcc
 from mirage_cli.checks import kernel_check
 from mirage_cli.codegen import render
-from mirage_cli.errors import Refused, ToolMissing
-from mirage_cli.lax.dtypes import BF16, F16, F32
+from mirage_cli.errors import Refused
+from mirage_cli.lax.dtypes import F16, F32
 
 from . import kernels
 from .kernels import Case
-from .programs import NAMED, SPLIT, program
-from .row_programs import random_rows, row_cases
-from .strip_programs import block_graphs, random_strip, strip_cases
+from .programs import NAMED, program
 
 SECONDS = 10.0  #: after which a kernel that goes on is stopped
 SEED = 5  #: of the inputs of a check
 AGAIN = 3  #: checks whose inputs are tried for the same bits
 ARCH = "sm_90a"
-STRIPS, ROWS = 10, 10  #: random kernels of these engines
 OUTCOMES = ("does not compile", "stopped", "other answers", "same answers")
 SAME_ANSWERS = OUTCOMES[3]
-LEVELS = ("-O1", "-O2", "-O3")  #: of g++, for the same machine code
-EMULATED = [f for f in kernels.EMULATOR_FLAGS if f not in kernels.OPTIONAL or kernels.knows(f)]
+#: what makes kernel.o of a source, at levels of optimization
+COMMANDS = tuple(("g++", "-std=c++17", level, "-w", "-c", "kernel.cpp") for level in ("-O1", "-O2", "-O3"))
 CPU = ["-std=c++17", "-O1"]
 
 
@@ -67,30 +59,18 @@ class Base:
     checks: tuple[kernel_check.Case, ...]
     harness: Path
 
-    @property
-    def cuda(self) -> bool:
-        """Whether it is a CUDA kernel."""
-        return self.case.target.kind == "cuda"
-
 
 # --- kernels --------------------------------------------------------------------------------------------------------------
-def build(text: str, name: str, folder: Path, cuda: bool = False, more: Sequence[str] = ()) -> Path | None:
-    """A harness with one kernel, for the CPU or in the emulator; None where it does not compile."""
+def build(text: str, name: str, folder: Path, more: Sequence[str] = ()) -> Path | None:
+    """A harness with one kernel; None where it does not compile."""
     folder.mkdir(parents=True, exist_ok=True)
-    heads = ("cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h") if cuda else ("mirage/cpu/tile.hpp",)
-    first = "".join(f'#include "{h}"\n' for h in (*heads, "cstdlib", "cstring"))
-    (folder / "kernel.cpp").write_text(first + (emulated(text) if cuda else text))
+    first = "".join(f'#include "{h}"\n' for h in ("mirage/cpu/tile.hpp", "cstdlib", "cstring"))
+    (folder / "kernel.cpp").write_text(first + text)
     (folder / "table.inc").write_text(f"KERNEL({name})\n")
-    own = [*EMULATED, f"-I{kernels.HERE / 'emulator'}", "-DHARNESS_CUDA"] if cuda else CPU
-    flags = [*own, "-w", *more, f"-I{render.include_dir()}", "-I."]
+    flags = [*CPU, "-w", *more, f"-I{render.include_dir()}", "-I."]
     command = ["g++", *flags, str(kernels.HERE / "harness.cpp"), "kernel.cpp", "-o", "harness"]
     made = subprocess.run(command, cwd=folder, capture_output=True, check=False)
     return folder / "harness" if made.returncode == 0 else None
-
-
-def emulated(text: str) -> str:
-    """A CUDA source for the emulator."""
-    return re.sub(r"extern __shared__ .*;", "unsigned char* const shared = emulator::shared({});", text)
 
 
 def cpu_cases() -> Iterator[Case]:
@@ -100,44 +80,28 @@ def cpu_cases() -> Iterator[Case]:
             yield from kernels.cases(f"{name.replace('_', '')}{dtype.name}", program(make, dtype), "cpu", 1, seed=3)
 
 
-def cuda_cases() -> Iterator[Case]:
-    """Kernels of the engines that the emulator runs: blocks, split ones too, strips and rows."""
-    for k, (name, make) in enumerate(NAMED.items()):
-        p = program(make, (F16, F32, BF16)[k % 3])
-        yield from kernels.cases(f"{name.replace('_', '')}", p, ARCH, 1, seed=3)
-        if name in SPLIT:
-            yield from kernels.cases(f"{name.replace('_', '')}split", p, ARCH, 1, 7, lambda g: bool(g.split))
-    for seed in range(STRIPS):
-        make, dtype = random_strip(seed)
-        p = program(make, dtype)
-        yield from strip_cases(f"strip{seed}", p, ARCH, 1, seed, block_graphs(p))
-    for seed in range(ROWS):
-        make, dtype = random_rows(seed)
-        yield from row_cases(f"rows{seed}", program(make, dtype), ARCH, 1, seed)
-
-
 def base(case: Case, folder: Path) -> Base:
     """A kernel that answers, with the inputs and results of its float check."""
     text = case.render().text
-    harness = build(text, case.name, folder / case.name, case.target.kind == "cuda")
+    harness = build(text, case.name, folder / case.name)
     assert harness is not None
     found = kernel_check.cases(case.program, runner(case, harness), {}, SEED)
     return Base(case, text, tuple(c for c in found if isinstance(c, kernel_check.Case)), harness)
 
 
-def bases(place: str, folder: Path, pool: ThreadPoolExecutor, only: str = "") -> list[Base]:
+def bases(folder: Path, pool: ThreadPoolExecutor, only: str = "") -> list[Base]:
     """The kernels that are changed, those whose name has `only`."""
-    cases = [c for c in (cpu_cases() if place == "cpu" else cuda_cases()) if only in c.name]
+    cases = [c for c in cpu_cases() if only in c.name]
     return list(pool.map(lambda c: base(c, folder), cases))
 
 
 # --- what the float check says --------------------------------------------------------------------------------------------
-def runner(case: Case, harness: Path, mode: str = "") -> kernel_check.Runner:
+def runner(case: Case, harness: Path) -> kernel_check.Runner:
     """Calls a kernel in a process of its own. Raises Refused where that does not end as it should."""
 
     def run(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
         sized = replace(case, sizes=tuple(symbols.items()))
-        found = kernels.call(harness, sized, arrays, mode, seconds=SECONDS)
+        found = kernels.call(harness, sized, arrays, seconds=SECONDS)
         if isinstance(found, str):
             raise Refused(found)
         return found
@@ -147,7 +111,7 @@ def runner(case: Case, harness: Path, mode: str = "") -> kernel_check.Runner:
 
 def outcome(base: Base, mutant: Mutant, folder: Path) -> str:
     """One of `OUTCOMES` for a changed kernel."""
-    harness = build(mutant.text, base.case.name, folder, base.cuda)
+    harness = build(mutant.text, base.case.name, folder)
     if harness is None:
         return OUTCOMES[0]
     try:
@@ -166,26 +130,8 @@ def explained(base: Base, mutant: Mutant, folder: Path) -> str:
 
 def machine_code(base: Base, mutant: Mutant, folder: Path) -> str:
     """Whether compilers make the same of both sources."""
-    for command in commands(base.cuda):
-        changed = object_of(mutant.text, command)
-        if changed is None:
-            return f"refused by {Path(command[0]).name}"
-        if changed == own_object(base.text, command):
-            return "same machine code"
-    return ""
-
-
-@functools.cache
-def commands(cuda: bool) -> tuple[tuple[str, ...], ...]:
-    """What makes kernel.o of a source; none without nvcc."""
-    if not cuda:
-        return tuple(("g++", "-std=c++17", level, "-w", "-c", "kernel.cpp") for level in LEVELS)
-    try:
-        nvcc = find_nvcc()
-    except ToolMissing:
-        return ()
-    flags = (*nvcc.compile_flags, *NVCC_FLAGS, SAME_OBJECT, *arch_flags([ARCH]), "-w", "-c", "kernel.cu")
-    return ((*nvcc.command, *flags),)
+    same = any(object_of(mutant.text, command) == own_object(base.text, command) for command in COMMANDS)
+    return "same machine code" if same else ""
 
 
 def object_of(text: str, command: Sequence[str]) -> bytes | None:
@@ -201,27 +147,19 @@ own_object = functools.cache(object_of)
 
 
 def memory(base: Base, mutant: Mutant, folder: Path) -> str:
-    """Whether memory without numbers, sanitizers or other orders show the change."""
-    modes: tuple[str, ...] = ("",)
-    if base.cuda:
-        modes = ("", "l", "b")
-        harness = build(mutant.text, base.case.name, folder / "memory", True, kernels.ADDRESSES)
-    else:
-        filled = re.sub(
-            r"memory = scratch\((.*)\);",
-            r"memory = scratch(\1); if (memory != nullptr) std::memset(memory, 0xff, \1);",
-            mutant.text,
-        )
-        harness = build(filled, base.case.name, folder / "memory", False, kernels.SANITIZERS)
+    """Whether memory without numbers, or sanitizers show the change."""
+    filled = re.sub(
+        r"memory = scratch\((.*)\);",
+        r"memory = scratch(\1); if (memory != nullptr) std::memset(memory, 0xff, \1);",
+        mutant.text,
+    )
+    harness = build(filled, base.case.name, folder / "memory", kernels.SANITIZERS)
     assert harness is not None
-    for mode in modes:
-        try:
-            found = kernel_check.judge(base.case.program, runner(base.case, harness, mode), base.checks)
-        except Refused as error:
-            return f"seen in memory: {' '.join(str(error).split())[:200]}"
-        if not found.passed:
-            return f"seen in memory: other answers{f' in mode {mode}' if mode else ''}"
-    return ""
+    try:
+        found = kernel_check.judge(base.case.program, runner(base.case, harness), base.checks)
+    except Refused as error:
+        return f"seen in memory: {' '.join(str(error).split())[:200]}"
+    return "" if found.passed else "seen in memory: other answers"
 
 
 def bits(base: Base, mutant: Mutant, folder: Path) -> str:

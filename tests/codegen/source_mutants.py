@@ -1,9 +1,9 @@
 """Random changes of rendered sources: what a code generator, or somebody who edits a folder, could get wrong.
 
 `mirage verify` renders every source again and compares bytes, so that any change is found. `python -m
-tests.codegen.source_mutants --place cpu|cuda|gpu --count N` leaves that comparison out: each changed kernel is compiled, run
-(`cuda`: in the emulator; `gpu`: kernels of groups of warps, which it does not run, on a GPU) and judged by the float check
-alone, as `verify` judges the kernels of a library. Of those that it does not tell from the kernel it is asked why
+tests.codegen.source_mutants --place cpu|gpu --count N` leaves that comparison out: each changed kernel is compiled, run
+(`gpu`: kernels of groups of warps, on a GPU) and judged by the float check alone, as `verify` judges the kernels of a
+library. Of those that it does not tell from the kernel it is asked why
 (`mutant_verdicts.py`, `gpu_verdicts.py`).
 """
 
@@ -117,7 +117,7 @@ def stream(texts: Sequence[str], seed: int) -> Iterator[tuple[int, Mutant]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge many changed kernels by the float check alone, and print those that it does not tell from the kernel, and why."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.codegen.source_mutants")
-    parser.add_argument("--place", choices=("cpu", "cuda", "gpu"), default="cpu", help="which kernels (default: cpu)")
+    parser.add_argument("--place", choices=("cpu", "gpu"), default="cpu", help="which kernels (default: cpu)")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -148,10 +148,10 @@ Verdict = tuple[str, Mutant, str, str]  #: a kernel's name, the change, what bec
 
 
 def in_processes(o: argparse.Namespace, root: Path) -> Iterator[Verdict]:
-    """Verdicts of kernels for the CPU, or in the emulator."""
+    """Verdicts of kernels for the CPU."""
     start = time.perf_counter()
     with ThreadPoolExecutor(o.jobs) as pool:
-        originals = bases(o.place, root, pool, o.only)
+        originals = bases(root, pool, o.only)
         print(f"{len(originals)} kernels, {time.perf_counter() - start:.0f} s", flush=True)
         chosen = list(islice(stream([b.text for b in originals], o.seed), o.count))
 

@@ -49,7 +49,7 @@ def test_sanitizers_have_nothing_to_report(every: list[Case], tmp_path: Path) ->
     assert len(every) >= 2 * len(NAMED) + RANDOM
     some = every[::3]
     texts = {c.name: c.render().text for c in some}
-    harness = kernels.build(texts, tmp_path, [*kernels.CPU_FLAGS, *kernels.SANITIZERS], cuda=False)
+    harness = kernels.build(texts, tmp_path, [*kernels.CPU_FLAGS, *kernels.SANITIZERS])
     assert kernels.run(harness, some) == []
 
 
@@ -57,7 +57,7 @@ def test_sums_within_a_loop_of_unknown_length(tmp_path: Path) -> None:
     found = list(kernels.cases("keys", program(normed_keys, F32), "cpu", 2))
     assert len(found) == 2
     texts = {c.name: c.render().text for c in found}
-    assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS, cuda=False), found) == []
+    assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS), found) == []
 
 
 def _chosen(g: Graph, t: DType) -> Sequence[int]:
@@ -74,7 +74,7 @@ def test_what_is_chosen_by_a_comparison(tmp_path: Path) -> None:
         pytest.skip("no avx2 on this machine")
     case = next(kernels.cases("chosen", program(_chosen, F32), "cpu", 1, kind=lambda b: not b.loop))
     flags = [f for f in FLAGS if f != "-fvisibility=hidden"]
-    harness = kernels.build({case.name: case.render().text}, tmp_path, [*flags, *ISA_FLAGS["avx2"]], cuda=False)
+    harness = kernels.build({case.name: case.render().text}, tmp_path, [*flags, *ISA_FLAGS["avx2"]])
     assert kernels.run(harness, [case]) == []
 
 
@@ -90,7 +90,7 @@ def test_sums_run_along_the_long_axis(tmp_path: Path) -> None:
     texts = {c.name: c.render().text for c in found}
     assert all("reduce<Sum>(201" in text for text in texts.values())
     assert not any(re.search(r"i_b < 201; \+\+i_b\)\s+total = ", text) for text in texts.values())
-    assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS, cuda=False), found) == []
+    assert kernels.run(kernels.build(texts, tmp_path, kernels.CPU_FLAGS), found) == []
 
 
 @pytest.mark.usefixtures("one_isa")
@@ -133,7 +133,7 @@ def test_vector_kernels_agree_with_float64(isa: str, every: list[Case], tmp_path
         pytest.skip(f"no {isa} on this machine")
     some = every[1 + (isa == "avx512") :: 4]
     texts = {c.name: c.render().text for c in some}
-    harness = kernels.build(texts, tmp_path, [*FLAGS, *kernels.WARNINGS, *ISA_FLAGS[isa]], cuda=False)
+    harness = kernels.build(texts, tmp_path, [*FLAGS, *kernels.WARNINGS, *ISA_FLAGS[isa]])
     assert kernels.run(harness, some) == []
 
 

@@ -46,7 +46,6 @@ from .kernels import Case, cases
 from .programs import NAMED, program
 from .strip_programs import NAMED as STRIPS
 
-LAZY, BACKWARDS = "l", "b"
 OFF = [*((name,) for name in BLOCK_PASSES), PASSES]
 PICKED = ("attention_boolean", "layer_norm_gelu", "deep")
 
@@ -86,15 +85,12 @@ def test_cpu_kernels_without_passes_are_right(tmp_path: Path) -> None:
     every = [v for c in some("cpu")[:2] for v in variants(c) if v.passes.off != ("layouts",)]
     texts = {c.name: c.render().text for c in every}
     assert len(set(texts.values())) == len(every)
-    harness = kernels.build(texts, tmp_path, kernels.CPU_FLAGS, cuda=False)
+    harness = kernels.build(texts, tmp_path, kernels.CPU_FLAGS)
     assert kernels.run(harness, every) == []
 
 
-def test_cuda_kernels_without_passes_are_right(on_gpu: list[Case], tmp_path: Path) -> None:
-    every = [v for c in on_gpu for v in variants(c)]
-    texts = {c.name: kernels.emulated(c, separate=False) for c in every}
-    harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
-    assert kernels.run(harness, every, LAZY) == kernels.run(harness, every, BACKWARDS) == []
+def test_cuda_kernels_without_passes_are_right(on_gpu: list[Case]) -> None:
+    assert kernels.problems(v for c in on_gpu for v in variants(c)) == []
 
 
 def test_each_pass_is_worth_something(on_gpu: list[Case]) -> None:
@@ -220,12 +216,10 @@ def test_one_of_several_blocks_stores(target: str, tmp_path: Path) -> None:
             found.append(case)
     assert found
     if target == "cpu":
-        harness = kernels.build({c.name: c.render().text for c in found[:2]}, tmp_path, kernels.CPU_FLAGS, False)
+        harness = kernels.build({c.name: c.render().text for c in found[:2]}, tmp_path, kernels.CPU_FLAGS)
         assert kernels.run(harness, found[:2]) == []
     else:
-        texts = {c.name: kernels.emulated(c, False) for c in found[:2]}
-        harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
-        assert kernels.run(harness, found[:2], LAZY) == kernels.run(harness, found[:2], BACKWARDS) == []
+        assert kernels.problems(found[:2]) == []
 
 
 # --- exp_difference ---------------------------------------------------------------------------------------------------------
@@ -250,10 +244,11 @@ def test_weights_of_shares(target: str, tmp_path: Path) -> None:
     arrays: list[NDArray[Any]] = [random.uniform(-9, 0, (3, 17)).astype(np.float32) for _ in p.sources]
     arrays[0][0, :5] = -np.inf
     arrays[1][0, :3] = -np.inf
-    cuda = target != "cpu"
-    text = kernels.emulated(case, False) if cuda else case.render().text
-    flags = kernels.EMULATOR_FLAGS if cuda else kernels.CPU_FLAGS
-    (found,) = kernels.call(kernels.build({case.name: text}, tmp_path, flags, cuda), case, arrays)
+    if target == "cpu":
+        harness = kernels.build({case.name: case.render().text}, tmp_path, kernels.CPU_FLAGS)
+        (found,) = kernels.call(harness, case, arrays)
+    else:
+        (found,) = kernels.answered(case, arrays)
     named = [arrays[i.source] for i in p.inputs]
     with np.errstate(invalid="ignore"):
         wanted = np.where(named[0] == named[1], 1.0, np.exp(named[0] - named[1]))

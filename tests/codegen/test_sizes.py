@@ -106,16 +106,13 @@ def _at(case: Case, sizes: Sequence[int]) -> list[Case]:
 
 @pytest.fixture(scope="module")
 def on_gpu() -> list[Case]:
-    """Kernels of the engines that the emulator runs, two of them in one source."""
+    """Kernels of CUDA's engines, two of them in one source."""
     return list(_cuda())
 
 
-def test_cuda_kernels_at_odd_sizes(on_gpu: list[Case], tmp_path: Path) -> None:
-    texts = {c.name: kernels.emulated(c, separate=False) for c in on_gpu}
-    harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
-    assert kernels.run(harness, [at for c in on_gpu for at in _at(c, SIZES)]) == []
-    for order in ("l", "b"):  # copies arrive late, threads run backwards
-        assert kernels.run(harness, [at for c in on_gpu for at in _at(c, (7, 129))], order) == []
+def test_cuda_kernels_at_odd_sizes(on_gpu: list[Case]) -> None:
+    assert kernels.problems(at for c in on_gpu for at in _at(c, SIZES)) == []
+    assert kernels.problems((at for c in on_gpu for at in _at(c, (7,))), at_once=True) == []
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +129,7 @@ def on_cpu() -> list[Case]:
 def harness(on_cpu: list[Case], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of them, watched by sanitizers."""
     flags, folder = [*kernels.CPU_FLAGS, *kernels.SANITIZERS], tmp_path_factory.mktemp("sizes")
-    return kernels.build({c.name: c.render().text for c in on_cpu}, folder, flags, cuda=False)
+    return kernels.build({c.name: c.render().text for c in on_cpu}, folder, flags)
 
 
 def test_cpu_kernels_at_odd_sizes(on_cpu: list[Case], harness: Path) -> None:

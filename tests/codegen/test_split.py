@@ -1,4 +1,5 @@
-"""float32 products by matrix instructions: as accurate as multiply-adds, and the same infinities and NaNs."""
+"""float32 products by matrix instructions: as accurate as multiply-adds, and the same infinities and NaNs. In the interpreter
+these are of the kernels around them; on a GPU of `split.cuh` itself."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.cost import number
 from mirage_cli.search.schedules.schedule import Schedule
 
-from . import kernels
-from .kernels import Case, single
+from . import gpu_verdicts, kernels
+from .kernels import Answer, Case, single
 from .programs import program
 from .strip_programs import HOPPER, block_graphs
 
@@ -58,17 +59,22 @@ def _tiles(p: Program, b: BlockGraph) -> tuple[tuple[str, int], ...]:
     return tuple((a, {ROWS: 32, COLUMNS: 24}[number(p.extent(a))]) for a in b.grid)
 
 
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    texts = {name: kernels.emulated(c, False) for name, c in _cases().items()}
-    assert all("contract" in text for text in texts.values())
-    return kernels.build(texts, tmp_path_factory.mktemp("split"), kernels.EMULATOR_FLAGS, cuda=True)
+@pytest.fixture(scope="module", params=["interpreter", pytest.param("gpu", marks=pytest.mark.gpu)])
+def answer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    """What makes results of inputs."""
+    assert all("contract" in c.render().text for c in _cases().values())
+    if request.param == "interpreter":
+        return kernels.answered
+    if pytest.importorskip("cupy").cuda.runtime.getDeviceCount() == 0:
+        pytest.skip("no GPU")
+    made = {name: gpu_verdicts.library(c.render().text, tmp_path_factory.mktemp(name)) for name, c in _cases().items()}
+    return lambda case, arrays: gpu_verdicts.runner(case, made[case.name] or Path())(arrays, {})
 
 
-def _result(harness: Path, name: str, *arrays: Floats) -> Floats:
+def _result(answer: Answer, name: str, *arrays: Floats) -> Floats:
     case = _cases()[name]
     by_shape = {a.shape: a for a in arrays}
-    found = kernels.call(harness, case, [by_shape[tuple(map(number, s.dims))] for s in case.program.sources], "l")
+    found = answer(case, [by_shape[tuple(map(number, s.dims))] for s in case.program.sources])
     assert not isinstance(found, str), found
     return found[0]
 
@@ -91,11 +97,11 @@ def _operands(seed: int = 0) -> tuple[Floats, Floats]:
 
 @pytest.mark.parametrize("name", ["strip", "block"])
 @pytest.mark.parametrize("positive", [False, True])
-def test_errors_are_those_of_multiply_adds(harness: Path, name: str, positive: bool) -> None:
+def test_errors_are_those_of_multiply_adds(answer: Answer, name: str, positive: bool) -> None:
     x, w = _operands()
     x, w = (abs(x), abs(w)) if positive else (x, w)
     exact = x.astype(np.float64) @ w.astype(np.float64)
-    found = compare(_result(harness, name, x, w), _added(x, w), exact, F32)
+    found = compare(_result(answer, name, x, w), _added(x, w), exact, F32)
     assert found.passed, found
     assert found.rmse <= 1.25 * found.original_rmse
 
@@ -122,7 +128,7 @@ SCALES = {
 
 @pytest.mark.parametrize("name", ["strip", "block"])
 @pytest.mark.parametrize("kind", ["special", *SCALES])
-def test_what_is_no_ordinary_number_is_as_it_was(harness: Path, name: str, kind: str) -> None:
+def test_what_is_no_ordinary_number_is_as_it_was(answer: Answer, name: str, kind: str) -> None:
     """Compared number by number: an error of a few units of what was added up."""
     x, w = _operands(1)
     if kind == "special":
@@ -135,7 +141,7 @@ def test_what_is_no_ordinary_number_is_as_it_was(harness: Path, name: str, kind:
         exact = x.astype(np.float64) @ w.astype(np.float64)
         size = abs(x.astype(np.float64)) @ abs(w.astype(np.float64))
         wanted = exact.astype(np.float32)
-    found = _result(harness, name, x, w)
+    found = _result(answer, name, x, w)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
     np.testing.assert_array_equal(found[np.isinf(wanted)], wanted[np.isinf(wanted)])
@@ -146,7 +152,7 @@ def test_what_is_no_ordinary_number_is_as_it_was(harness: Path, name: str, kind:
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_results_in_registers_are_operands(harness: Path, special: bool) -> None:
+def test_results_in_registers_are_operands(answer: Answer, special: bool) -> None:
     random = np.random.default_rng(2)
     x, y, w = (random.standard_normal(s).astype(np.float32) for s in ((ROWS, 16), (16, DEPTH), (DEPTH, COLUMNS)))
     if special:
@@ -155,5 +161,5 @@ def test_results_in_registers_are_operands(harness: Path, special: bool) -> None
         left = np.maximum(_added(x, y), np.float32(0.0))
         original = _added(left, w)
         exact = np.maximum(x.astype(np.float64) @ y.astype(np.float64), 0.0) @ w.astype(np.float64)
-        found = compare(_result(harness, "chained", x, y, w), original, exact, F32)
+        found = compare(_result(answer, "chained", x, y, w), original, exact, F32)
     assert found.passed, found

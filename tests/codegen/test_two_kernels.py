@@ -31,5 +31,5 @@ def test_shares_are_combined(tmp_path: Path) -> None:
     programs = {"a": attention(5, 12), "n": normed(8), "b": program_of("attention_boolean_fp32")}
     made = [c for name, p in programs.items() for c in cases(name, p)[:4]]
     assert len(made) >= 10
-    harness = build({c.name: c.render().text for c in made}, tmp_path, (*CPU_FLAGS, *SANITIZERS), False, 2)
+    harness = build({c.name: c.render().text for c in made}, tmp_path, (*CPU_FLAGS, *SANITIZERS), 2)
     assert not run(harness, made)

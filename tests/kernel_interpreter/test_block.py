@@ -14,7 +14,7 @@ from tests.codegen import kernels
 from tests.codegen.kernels import Case
 from tests.codegen.programs import NAMED, program
 from tests.codegen.rows.test_rows import combined
-from tests.codegen.test_cuda_emulated import every_case
+from tests.codegen.test_cuda_kernels import every_case
 from tests.codegen.test_sizes import attention, best
 
 BLOCKS = 24  #: of a kernel that are run

@@ -1,26 +1,31 @@
-"""Random small changes of printed kernels: what the run over residues refutes, and whether the rest changes any result.
+"""Random small changes of printed kernels: what the proof refutes, and whether the rest changes anything.
 
-`python -m tests.kernel_proof.mutations --count 40` draws so many changes of each kernel (`make kernel-mutations`). What is not
-refuted runs in the emulator, warps forward and backward, beside float64: a change that passes here and fails there is a hole.
+`make kernel-mutations` draws changes of kernels of every engine. What is not refuted is run beside the kernel itself, all
+blocks, at several sizes where it has symbols, with copies that land at once and as late as they may: over residues and in
+float32, with each operation rounded by itself. A change whose results are other numbers is a hole. Verdicts are kept line
+by line in a file, so that a run goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import json
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from mirage_cli.errors import Refused
-from mirage_cli.kernel_interpreter.memory import Unknown
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.kernel_interpreter import statements
+from mirage_cli.kernel_interpreter.memory import Fault
 from mirage_cli.kernel_language import ir
-from mirage_cli.kernel_language.printer import text
-from mirage_cli.kernel_language.reader import read_kernels
-from mirage_cli.kernel_proof.compare import compare
+from mirage_cli.kernel_proof import prove
+from mirage_cli.kernel_proof.compare import Point, first_passed, point, sources
+from mirage_cli.kernel_proof.run import Source
 from mirage_cli.lax.domains.field import ZeroDenominator
 from mirage_cli.lax.dtypes import F16
 from mirage_cli.search.schedules.target import load_target
@@ -29,23 +34,28 @@ from tests.codegen.kernels import Case, cases
 from tests.codegen.warpgroup import test_warpgroup as warpgroup
 from tests.kernel_proof.mutants import draw
 
-MODES = ("", "b", "l")  #: of the emulator: threads forward, backward; copies as late as allowed
-ENGINES = ("cpu", "block", "rows", "strip", "warpgroup")
-BATCH = 8  #: sources that are compiled together
-SPREAD = 60.0
+COUNTS = {"rows": 160, "cpu": 100, "block": 110, "strip": 75, "warpgroup": 80}  #: changes of each kernel, 10,000 in all
+VERDICTS = ("refuted", "no kernel", "same bits", "other rounding", "HOLE")
+TURNS = 1 << 10  #: of a loop, after which a changed kernel is taken for one that does not end
+Results = list[NDArray[Any]] | str
 
 
 @dataclass(frozen=True)
-class Survivor:
-    """A change that the run over residues does not see."""
+class Base:
+    """A kernel's source, the points at which the proof runs it, and runs in float32: with which inputs, whether copies land
+    at once, and the results."""
 
-    case: Case
-    what: str
-    source: str
+    text: str
+    points: tuple[Point, ...]
+    runs: tuple[tuple[Case, Sequence[NDArray[Any]], bool, Results], ...]
+
+    def finding(self, tried: Sequence[Source]) -> str:
+        """Why the proof refutes a source, or nothing."""
+        return next((f.reason for at in self.points if not (f := first_passed(at, tried)).passed), "")
 
 
 def corpus(engine: str) -> Iterator[Case]:
-    """A kernel of an engine for each named program."""
+    """A kernel of an engine for each named program, and of `block` one whose blocks share a loop."""
     if engine in ("cpu", "block"):
         for k, (name, build) in enumerate(programs.NAMED.items()):
             target = "cpu" if engine == "cpu" else "sm_80"
@@ -64,101 +74,127 @@ def corpus(engine: str) -> Iterator[Case]:
             yield from strip_programs.strip_cases(name, p, "sm_90a", 1, k, strip_programs.block_graphs(p))
 
 
-def changed(source: str, kernel: ir.Kernel) -> str:
-    """A source with another kernel in the place of the one of its name."""
-    pattern = rf"(__global__ void|^void)[^\n]*\n?[^\n]*{kernel.name}\(.*?^\}}$"
-    match = re.search(pattern, source, re.MULTILINE | re.DOTALL)
-    assert match is not None
-    return source[: match.start()] + text(kernel) + source[match.end() :]
+def sizes(case: Case) -> list[dict[str, int]]:
+    """Values of a program's symbols: those of the proof."""
+    tiles = [prove._turning(s) for s in case.schedules]
+    return prove._affordable(case.program, case.graph, tiles) if case.program.symbols else [{}]
 
 
-def refuted(case: Case, source: str) -> bool:
-    """True if a run over residues, or over large numbers in float64, finds a difference or a fault."""
-    for residues in (True, False):
-        try:
-            finding = compare(source, case.program, case.graph, case.symbols, residues=residues, spread=SPREAD)
-        except ZeroDenominator:
-            return False
-        except (Unknown, TypeError, ValueError, ZeroDivisionError, IndexError, AttributeError, OverflowError):
-            return True  # no kernel of the language any more
-        if not finding.passed:
-            return True
-    return False
+def base(case: Case) -> Base:
+    """A kernel as the proof runs it: over residues and float64."""
+    p, g, found = case.program, case.graph, list[Point]()
+    for symbols in sizes(case):
+        for seed in range(prove.DRAWS * 4):
+            try:
+                found.append(point(p, g, symbols, seed, True))
+                break
+            except ZeroDenominator:
+                continue
+        found.append(point(p, g, symbols, 0, False, spread=prove.spread(g)))
+    text = case.render().text
+    made = Base(text, tuple(found), tuple(_runs(case, sources(text)[-1])))
+    reason = made.finding(sources(made.text))
+    assert not reason, f"{case.name} is refuted unchanged: {reason}"
+    return made
 
 
-def survivors(engine: str, count: int, seed: int, most: int, tally: Counter[str]) -> Iterator[Survivor]:
-    """The changes of an engine's kernels that are not refuted."""
+def _runs(case: Case, source: Source) -> Iterator[tuple[Case, Sequence[NDArray[Any]], bool, Results]]:
+    """Runs of a kernel in float32 at each size, on small and on large numbers."""
+    for symbols in sizes(case):
+        sized = replace(case, sizes=tuple(symbols.items()))
+        for at_once, spread in ((False, 1.0), (True, 16.0)):
+            arrays = [(a * spread).astype(a.dtype) if a.dtype.kind == "f" else a for a in sized.inputs()]
+            yield sized, arrays, at_once, kernels.interpreted(sized, source, arrays, at_once)
+
+
+def verdict(b: Base, kernel: ir.Kernel) -> str:
+    """What becomes of a changed kernel: one of `VERDICTS`."""
+    tried = [s.changed(kernel) for s in sources(b.text)]
+    try:
+        if b.finding(tried):
+            return "refuted"
+    except ZeroDenominator:
+        pass
+    except Exception:
+        return "no kernel"  # of the language any more: the proof says that it does not understand it
+    for at in b.points:  # the proof has run it with copies as late as may be
+        if at.arithmetic().residues and not _agrees(at, tried[-1]):
+            return "HOLE"
+    return max((_beside(*run, tried[-1]) for run in b.runs), key=VERDICTS.index)
+
+
+def _agrees(at: Point, source: Source) -> bool:
+    """Whether a source is its program at a point where copies land at once."""
+    try:
+        return _same(at.wanted, at.results(source, at_once=True))
+    except (Fault, ZeroDenominator):
+        return False
+
+
+def _beside(case: Case, arrays: Sequence[NDArray[Any]], at_once: bool, own: Results, other: Source) -> str:
+    """A source beside a kernel's results in float32: the same bits, other rounding, or other numbers."""
+    its = kernels.interpreted(case, other, arrays, at_once)
+    if isinstance(own, str) or isinstance(its, str):
+        return "same bits" if isinstance(own, str) else "HOLE"
+    if _same(own, its):
+        return "same bits"
+    return "HOLE" if case.problem(its, arrays) and not case.problem(own, arrays) else "other rounding"
+
+
+def _same(x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]]) -> bool:
+    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(x, y, strict=True))
+
+
+# --- the run ------------------------------------------------------------------------------------------------------------
+def run(engine: str, count: int, seed: int, out: Path) -> None:
+    """Judge changes of an engine's kernels, those that the file does not have."""
+    done = {(r["engine"], r["kernel"], r["number"]) for r in read(out)}
     for k, case in enumerate(corpus(engine)):
-        if k == most:
-            return
-        source = case.render().text
-        if refuted(case, source):
-            raise AssertionError(f"{case.name} is refuted unchanged")
-        for kernel in read_kernels(source).values():
-            for mutant in draw(kernel, count, seed + k):
-                other = changed(source, mutant.kernel)
-                if refuted(case, other):
-                    tally["refuted"] += 1
-                else:
-                    tally["not refuted"] += 1
-                    yield Survivor(case, mutant.what, other)
+        if all((engine, case.name, n) in done for n in range(count)):
+            continue
+        b = base(case)
+        drawn = [m for kernel in sources(b.text)[0].kernels.values() for m in draw(kernel, count, seed + k)]
+        for number, mutant in enumerate(drawn[:count]):
+            if (engine, case.name, number) in done:
+                continue
+            line = {"engine": engine, "kernel": case.name, "number": number, "what": mutant.what}
+            line["verdict"] = verdict(b, mutant.kernel)
+            with out.open("a") as f:
+                f.write(json.dumps(line) + "\n")
 
 
-def confirmed(found: Sequence[Survivor], folder: Path) -> list[str]:
-    """Those changes that the emulator finds wrong."""
-    holes: list[str] = []
-    for start in range(0, len(found), BATCH):
-        texts, renamed = {}, []
-        for k, s in enumerate(found[start : start + BATCH]):
-            case = replace(s.case, name=f"m{start + k}")
-            source = s.source.replace(f"{s.case.name}(", f"{case.name}(").replace(f"_{s.case.name}_", f"_{case.name}_")
-            source = source.replace(f"kernels_{s.case.name}", f"kernels_{case.name}")
-            texts[case.name] = re.sub(
-                r"extern __shared__ .*;", "unsigned char* const shared = emulator::shared({});", source
-            )
-            renamed.append((case, s))
-        cuda = renamed[0][0].target.kind == "cuda"
-        flags = [*kernels.EMULATOR_FLAGS, "-w"] if cuda else ["-std=c++17", "-O1", "-w"]
-        try:
-            harness = kernels.build(texts, folder / str(start), flags, cuda=cuda)
-        except AssertionError:
-            harness = None  # one of them is no C++ any more: each by itself
-        for case, s in renamed:
-            own = harness
-            if own is None:
-                try:
-                    own = kernels.build({case.name: texts[case.name]}, folder / f"{start}{case.name}", flags, cuda=cuda)
-                except AssertionError:
-                    continue
-            for mode in MODES if cuda else ("",):
-                holes += [f"{s.case.name}: {s.what}: {p[:200]}" for p in kernels.run(own, [case], mode)]
-    return holes
+def read(out: Path) -> list[dict[str, Any]]:
+    """The verdicts of a file."""
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Verdicts by engine."""
+    tally = Counter((r["engine"], r["verdict"]) for r in lines)
+    rows = ["| engine | changes | " + " | ".join(VERDICTS) + " |", "|---|" + "---|" * (len(VERDICTS) + 1)]
+    for engine in (*COUNTS, "all"):
+        row = [sum(n for (e, v), n in tally.items() if engine in (e, "all") and v == verdict) for verdict in VERDICTS]
+        rows.append(f"| {engine} | {sum(row)} | " + " | ".join(map(str, row)) + " |")
+    return "\n".join(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print how many changes are refuted; 1 if one that is not changes a result."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.kernel_proof.mutations")
-    parser.add_argument("--engine", action="append", choices=ENGINES)
-    parser.add_argument("--count", type=int, default=40, help="changes of each kernel")
-    parser.add_argument("--kernels", type=int, default=1000, help="of each engine, at most")
+    parser.add_argument("--engine", action="append", choices=[*COUNTS])
+    parser.add_argument("--count", type=int, help="changes of each kernel (default: 10,000 in all)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--unconfirmed", action="store_true", help="do not run the rest in the emulator")
+    parser.add_argument("--out", type=Path, default=Path("out/kernel-mutations.jsonl"), help="where verdicts are kept")
     o = parser.parse_args(arguments)
-    holes: list[str] = []
-    for engine in o.engine or ENGINES:
-        tally = Counter[str]()
-        try:
-            found = list(survivors(engine, o.count, o.seed, o.kernels, tally))
-        except Refused as e:
-            parser.error(str(e))
-        for s in found:
-            print(f"  {engine} {s.case.name}: {s.what}")
-        if not o.unconfirmed and engine != "warpgroup":  # whose instructions the emulator lacks
-            with tempfile.TemporaryDirectory(prefix="mirage-mutations-") as folder:
-                holes += confirmed(found, Path(folder))
-        print(f"{engine}: {dict(tally)}, of these wrong in the emulator: {len(holes)}", flush=True)
-    for hole in holes:
-        print(f"HOLE {hole}")
+    statements.MOST_TURNS = TURNS
+    o.out.parent.mkdir(parents=True, exist_ok=True)
+    for engine in o.engine or COUNTS:
+        run(engine, o.count or COUNTS[engine], o.seed, o.out)
+    lines = read(o.out)
+    print(table(lines))
+    holes = [r for r in lines if r["verdict"] == "HOLE"]
+    for r in holes:
+        print(f"HOLE {r['engine']} {r['kernel']}: {r['what']}")
     return int(bool(holes))
 
 

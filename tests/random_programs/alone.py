@@ -187,10 +187,10 @@ def on_cpu(numbers: Sequence[int], seed: int) -> tuple[int, list[str]]:
     isas = supported()
     release = [f for f in FLAGS if f != "-fvisibility=hidden"]
     with tempfile.TemporaryDirectory() as folder:
-        clean = kernels.build(texts, Path(folder) / "clean", [*CLEAN, *kernels.SANITIZERS], cuda=False)
+        clean = kernels.build(texts, Path(folder) / "clean", [*CLEAN, *kernels.SANITIZERS])
         problems = kernels.run(clean, found)
         isa = isas[numbers[0] % len(isas)]
-        fast = kernels.build(texts, Path(folder) / "fast", [*release, *ISA_FLAGS[isa]], cuda=False)
+        fast = kernels.build(texts, Path(folder) / "fast", [*release, *ISA_FLAGS[isa]])
         for mode in "es":
             problems += [f"{isa}, guarded {mode}: {p}" for p in kernels.run(fast, found, mode)]
     return len(found), problems

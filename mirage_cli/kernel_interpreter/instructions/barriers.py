@@ -168,6 +168,7 @@ class Phases:
     far: Array
     loose: Array
     missing: int
+    at_once: bool = False
     bytes: int = 0
     fenced: bool = False
     boxes: list[tuple[Any, Array]] = field(default_factory=list)
@@ -195,7 +196,7 @@ class Phases:
             self.near = self.near.copy()
             self.near[self.agent] = len(self.done) + 1
         for shared, cells in self.boxes:
-            if (shared.kind[cells] != FLYING).any():
+            if (shared.kind[cells] != (2 if self.at_once else FLYING)).any():
                 raise Fault("something else was written where a box was on its way to")
             shared.kind[cells] = 2
         every = np.maximum(self.near, self.far)
@@ -253,7 +254,7 @@ class Barrier:
             agent = len(world.launch.blocks) * world.shared.warps + block * BARRIERS + len(started)
             nothing, warp = np.zeros(size, dtype=np.int32), int(s.warps[lane])
             starter = (warp, int(world.clocks.known[warp, warp]))
-            p = Phases(cell, int(arrivals), starter, agent, nothing, nothing, nothing, int(arrivals))
+            p = Phases(cell, int(arrivals), starter, agent, nothing, nothing, nothing, int(arrivals), world.at_once)
             world.barriers["barrier", cell] = p
             world.endings.append(lambda p=p, block=block: _ended(world, p, block))
             started.append(p)

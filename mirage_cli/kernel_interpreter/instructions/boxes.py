@@ -153,6 +153,8 @@ def _bring(s: Any, lanes: Array, to: Array, full: Barrier, values: Array, rank: 
         cells, BYTES, values, ids, np.broadcast_to(agents[:, None], cells.shape), np.ones(cells.shape, bool), FLYING
     )
     clocks.known[agents] = before
+    if s.world.at_once:
+        shared.kind[cells] = BYTES
     for k, p in enumerate(phases):
         shared.writer[cells[k]] = -2 - p.agent
         shared.stamp[cells[k]] = len(p.done) + 1

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,15 @@ from mirage_cli.kernel_interpreter.registry import instruction
 from mirage_cli.lax.dtypes import PACKED
 
 CHUNK = 16  #: bytes that are moved at a time, at most
+SLACK = np.float32(np.log(2.0**8))  #: by how much a running maximum may be too low
 
 
 # --- types --------------------------------------------------------------------------------------------------------------
+def as_type(name: str) -> Callable[[Any, Any], Number]:
+    """What a value is as a number of a type."""
+    return lambda s, x: s.arithmetic.cast(x, name)
+
+
 def _integer(s: Any, x: Any) -> Any:
     if isinstance(x, Number):
         raise Fault("a number is cast to an integer")
@@ -28,7 +34,7 @@ def _integer(s: Any, x: Any) -> Any:
 for _name in ("int", "unsigned", "offset_t", "int64_t", "uint64_t", "int32_t", "uint32_t", "size_t", "bool"):
     registry.CONVERSIONS[_name] = _integer
 for _name in ("float", "double", "__half", "__nv_bfloat16", "half", "bfloat", "e4m3", "e5m2"):
-    registry.CONVERSIONS[_name] = lambda s, x: s.arithmetic.number(x)
+    registry.CONVERSIONS[_name] = as_type(_name)
 registry.CONVERSIONS["auto"] = lambda s, x: x
 registry.CONSTANTS["INFINITY"] = "INFINITY"
 registry.CONSTANTS["NAN"] = "NAN"
@@ -82,16 +88,32 @@ class Max:
         return arithmetic.greatest(values, axis)  # type: ignore[no-any-return]
 
 
-registry.TYPES["Sum"] = Sum
-registry.TYPES["Max"] = Max
-registry.TYPES["StripSum"] = Sum
-registry.TYPES["StripMax"] = Max
+class StripMax(Max):
+    """Maxima in which what is no number is lost: exponentials keep it."""
+
+    @staticmethod
+    def join(s: Any, static: Sequence[Any], x: Any, y: Any) -> Number:
+        """Of two."""
+        return s.arithmetic.maximum(x, y, True)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def take(s: Any, static: Sequence[Any], x: Any, y: Any) -> None:
+        """One more, for a place."""
+        x.set(s.arithmetic.maximum(x.get(), y, True))
+
+    @staticmethod
+    def all(arithmetic: Any, values: Array, axis: int) -> Array:
+        """Over an axis of [fields, ...]."""
+        return arithmetic.greatest(values, axis, True)  # type: ignore[no-any-return]
+
+
+registry.TYPES |= {"Sum": Sum, "Max": Max, "StripSum": Sum, "StripMax": StripMax}
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------------
 @instruction("to_float")
 def _to_float(s: Any, static: Sequence[Any], x: Any) -> Number:
-    return s.arithmetic.number(x)  # type: ignore[no-any-return]
+    return s.arithmetic.cast(x, "float")  # type: ignore[no-any-return]
 
 
 def _packed_number(s: Any, static: Sequence[Any], of: Pointer, at: Any) -> Number:
@@ -118,29 +140,43 @@ def _max(s: Any, static: Sequence[Any], x: Any, y: Any) -> Any:
     return max(x, y) if isinstance(x, int) and isinstance(y, int) else np.maximum(x, y)
 
 
-for _name in (
-    "fmaxf",
-    "raised",
-):  # `raised` may stay below the larger one: what is divided by is arbitrary all the same
-    instruction(_name)(lambda s, static, x, y: s.arithmetic.maximum(x, y))
-for _name in ("m_exp_minus", "strip_exp_minus", "exp_below"):
-    instruction(_name)(lambda s, static, x, y: s.arithmetic.exp_minus(x, y))
+instruction("fmaxf")(lambda s, static, x, y: s.arithmetic.maximum(x, y, True))
+instruction("m_exp_minus")(lambda s, static, x, y: s.arithmetic.exp_minus(x, y))
+for _name in ("strip_exp_minus", "exp_below"):
+    instruction(_name)(lambda s, static, x, y: s.arithmetic.exp_below(x, y))
 for _name in ("m_exp_difference", "strip_exp_difference", "exp_between"):
     instruction(_name)(lambda s, static, x, y: s.arithmetic.exp_difference(x, y))
-instruction("level_of")(lambda s, static, x: s.arithmetic.number(x))
+instruction("level_of")(lambda s, static, x: s.arithmetic.level_of(x))
 instruction("quick_silu")(lambda s, static, x: s.arithmetic.apply("silu", x))
 instruction("quick_sigmoid")(lambda s, static, x: s.arithmetic.apply("sigmoid", x))
 
 
+@instruction("raised")
+def _raised(s: Any, static: Sequence[Any], before: Any, maximum: Any) -> Number:
+    """The larger one, or the one before where that is little less; over residues it makes no difference which."""
+    before, maximum = s.arithmetic.number(before), s.arithmetic.number(maximum)
+    higher: Number = s.arithmetic.maximum(before, maximum, True)
+    if s.arithmetic.residues:
+        return higher
+    with np.errstate(all="ignore"):
+        return Number(np.where(maximum.a - before.a <= SLACK, before.a, higher.a))
+
+
 @instruction("guarded_share")
 def _guarded_share(s: Any, static: Sequence[Any], q: Any, x: Any, y: Any) -> Number:
-    """x / y, 0 where y is 0."""
+    """x / y (q), 0 where y is 0."""
+    if not s.arithmetic.residues:
+        q, x, y = (s.arithmetic.number(v).a for v in (q, x, y))
+        return Number(np.where((y == 0) & ~np.isnan(x), np.zeros_like(q), q))
     return s.arithmetic.apply("share", x, y)  # type: ignore[no-any-return]
 
 
 @instruction("guarded_div0")
 def _guarded_div0(s: Any, static: Sequence[Any], q: Any, x: Any, inverse: Any) -> Number:
-    """x / y by the inverse of y, 0 where that is no number."""
+    """x / y (q) by the inverse of y, 0 where that is no number."""
+    if not s.arithmetic.residues:
+        q, x, y = (s.arithmetic.number(v).a for v in (q, x, inverse))
+        return Number(np.where(np.isnan(q) & (np.isnan(y) | ~np.isnan(x)), np.zeros_like(q), q))
     return s.arithmetic.apply("div0", x, s.arithmetic.apply("recip", inverse))  # type: ignore[no-any-return]
 
 
@@ -162,9 +198,12 @@ def _shuffle(s: Any, static: Sequence[Any], mask: int, x: Any, distance: int) ->
 
 def over_lanes(s: Any, kind: Any, x: Any, lanes: int) -> Number:
     """A reduction over so many neighbouring lanes, each of which gets it."""
-    a = s.wide(x)
-    joined = registry.type_of(kind).all(s.arithmetic, a.reshape(a.shape[0], -1, lanes), 2)
-    return Number(np.repeat(joined, lanes, axis=1))
+    a, of = s.wide(x), registry.type_of(kind)
+    parts = a.reshape(a.shape[0], -1, lanes)
+    while s.arithmetic.rounds and parts.shape[2] > 1:  # half of the lanes with the other half
+        parts = np.stack(np.split(parts, 2, axis=2), 2)
+        parts = of.all(s.arithmetic, parts, 2)
+    return Number(np.repeat(of.all(s.arithmetic, parts, 2), lanes, axis=1))
 
 
 @instruction("__any_sync")

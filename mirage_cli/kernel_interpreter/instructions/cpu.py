@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter import registry
+from mirage_cli.kernel_interpreter.instructions.common import as_type
 from mirage_cli.kernel_interpreter.memory import SIZES, Beside, Fault, Memory, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction, type_of
@@ -17,15 +18,16 @@ from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.lax.dtypes import PACKED
 
 MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
-for _name in ("Sum::Wide", "Max::Wide"):
-    registry.CONVERSIONS[_name] = lambda s, x: s.arithmetic.number(x)
+WIDE = {"Sum::Wide": "double", "Max::Wide": "float"}
+for _name, _type in WIDE.items():
+    registry.CONVERSIONS[_name] = as_type(_type)
 registry.PLACES["take"] = frozenset({0})
 registry.CONSTANTS |= {"MIRAGE_OK": "0", "MIRAGE_OUT_OF_MEMORY": "1"}
 
 
 def array(s: Any, type_: str, size: int, values: Sequence[Any] | None) -> Pointer:
     """An array that a kernel declares, with the first of its values and zeros behind them, or (None) with nothing in it."""
-    type_ = {"Sum::Wide": "double", "Max::Wide": "float"}.get(type_, type_)
+    type_ = WIDE.get(type_, type_)
     p = _place(s, size * SIZES[type_], type_)
     if values is not None:
         k, there = _positions(s, size)

@@ -29,7 +29,8 @@ def _store_chunk(s: Any, static: Sequence[Any], p: Pointer, x: Cells) -> None:
 
 @instruction("rounded")
 def _rounded(s: Any, static: Sequence[Any], x: Cells) -> Cells:
-    return Cells(x.dims, list(x.all()), type_=static[0].name)
+    name = static[0].name
+    return Cells(x.dims, [v if v is None else s.arithmetic.cast(v, name) for v in x.all()], type_=name)
 
 
 @instruction("join_parts")

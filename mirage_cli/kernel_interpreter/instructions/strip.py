@@ -243,15 +243,19 @@ class StripOperand:
     """A strip as operand: its columns are the depth."""
 
     strip: Cells
+    type: str
 
     def matrix(self, s: Any, rows: int, depth: int) -> Array:
         """The operand of each warp."""
         mt, nt, _ = self.strip.dims
         if rows != 16 * mt or depth > 8 * nt:
             raise Fault(f"a strip of {16 * mt} rows and {8 * nt} columns as one of {rows} and {depth}")
-        values = stacked(s, self.strip)  # lanes of a warp are 8 rows of 4 pairs of columns
+        values = s.arithmetic.held(
+            stacked(s, self.strip), self.type
+        )  # lanes of a warp are 8 rows of 4 pairs of columns
         parts = values.reshape(values.shape[0], mt, nt, 2, 2, -1, 8, 4)
-        return parts.transpose(0, 5, 1, 3, 6, 2, 7, 4).reshape(values.shape[0], -1, rows, 8 * nt)[..., :depth]
+        matrix: Array = parts.transpose(0, 5, 1, 3, 6, 2, 7, 4).reshape(values.shape[0], -1, rows, 8 * nt)
+        return matrix[..., :depth]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +276,7 @@ class Columns8:
 registry.STRUCTS["Rows16"] = lambda s, static, tile, first: Rows16(tile, first, static[1])
 registry.STRUCTS["Columns8"] = lambda s, static, tile, first=0: Columns8(tile, first, static[1])
 registry.STRUCTS["HeldRows"] = lambda s, static: HeldRows(shape=(16 * static[1], 16 * static[2]))
-registry.STRUCTS["StripOperand"] = lambda s, static, strip: StripOperand(strip)
+registry.STRUCTS["StripOperand"] = lambda s, static, strip: StripOperand(strip, static[0].name)
 
 
 @instruction("contract_exactly")

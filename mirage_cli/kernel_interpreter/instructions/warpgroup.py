@@ -42,7 +42,7 @@ class Words:
 
     def pack(self, s: Any, static: Sequence[Any], low: Any, high: Any) -> Number:
         """A word."""
-        return Number(np.concatenate([s.wide(low), s.wide(high)]))
+        return Number(np.concatenate([s.arithmetic.held(s.wide(x), self.of.name) for x in (low, high)]))
 
     def low(self, s: Any, static: Sequence[Any], word: Any) -> Number:
         """Its lower element."""

@@ -1,10 +1,9 @@
-"""Warps that share the columns of results too wide for one of them: in the emulator, and chosen by the cost model."""
+"""Warps that share the columns of results too wide for one of them: run by the interpreter, and chosen by the cost model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,19 +62,15 @@ def _shared(name: str, seed: int) -> Case:
     raise AssertionError(f"no strips for {name}")
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_shared_columns_are_right(separate: bool, tmp_path: Path) -> None:
-    """In two orders of threads, and with every buffer alone between bytes that nobody may touch."""
-    found = [_shared(name, 5 + separate) for name in list(SMALL)[:: 1 + separate]]
-    flags = [*kernels.EMULATOR_FLAGS, *(kernels.ADDRESSES if separate else ())]
-    harness = kernels.build({c.name: kernels.emulated(c, separate) for c in found}, tmp_path, flags, cuda=True)
-    assert [x for mode in ("l", "b") for x in kernels.run(harness, found, mode)] == []
+@pytest.mark.parametrize("seed", [5, 6])
+def test_shared_columns_are_right(seed: int) -> None:
+    """With copies that land as late as they may, and at once."""
+    assert kernels.problems([_shared(name, seed) for name in list(SMALL)[:: seed - 4]], at_once=seed == 6) == []
 
 
 @pytest.mark.parametrize(("name", "split", "together"), [("latent512", False, 3), ("latent256", True, 2)])
-def test_four_warps_multiply_together(name: str, split: bool, together: int, tmp_path: Path) -> None:
-    """Matrix instructions of a warpgroup, in one block and in a cluster (there with every buffer alone): shares of scores
-    within a panel, results of two."""
+def test_four_warps_multiply_together(name: str, split: bool, together: int) -> None:
+    """Matrix instructions of a warpgroup, in one block and in a cluster: shares of scores within a panel, results of two."""
     build, dtype = SMALL[name]
     p = program(build, dtype)
     block = next(b for b in block_graphs(p) if bool(b.split) == split)
@@ -83,9 +78,7 @@ def test_four_warps_multiply_together(name: str, split: bool, together: int, tmp
     s = Schedule(tuple(sizes.items()), 64, 8, 2, "strip", (("members", 4), ("across", 2)))
     case = Case(name, p, single(p, block), (s,), HOPPER)
     assert len(list(calls(case.render().kernels, "strip_contract_together"))) == together
-    flags = [*kernels.EMULATOR_FLAGS, *(kernels.ADDRESSES if split else ())]
-    harness = kernels.build({name: kernels.emulated(case, split)}, tmp_path, flags, cuda=True)
-    assert [x for mode in ("l", "b") for x in kernels.run(harness, [case], mode)] == []
+    assert kernels.problems([case]) == []
 
 
 @pytest.mark.parametrize("width", [64, 256, 512])

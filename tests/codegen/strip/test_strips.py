@@ -1,5 +1,5 @@
-"""The engine `strip`: in the emulator (right answers, nothing read or written outside of tiles and tensors, no barrier
-missing, dependent launches and clusters as the hardware wants them), under nvcc, as golden text, and what it refuses.
+"""The engine `strip`: run by the interpreter (right answers, nothing read or written outside of tensors, dependent launches
+and clusters as the hardware wants them), under nvcc, as golden text, and what it refuses.
 
 MIRAGE_MANY=N draws N kernels of every program, and 10 N of random ones.
 """
@@ -51,7 +51,6 @@ from tests.codegen.strip_programs import (
 )
 from tests.kernel_language.trees import calls
 
-LAZY, BACKWARDS = "l", "b"
 EDGES = 9  #: inputs at the edges of numbers for each of some kernels
 MANY = int(os.environ.get("MIRAGE_MANY", "0"))
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -73,36 +72,25 @@ def _random(seeds: Sequence[int]) -> Iterator[Case]:
         yield from strip_cases(f"random{seed}of", p, "sm_90a", 1, seed, block_graphs(p))
 
 
-def _problems(
-    found: Sequence[Case], folder: Path, separate: bool, modes: Sequence[str], gained: Sequence[Case] = ()
-) -> list[str]:
-    flags = [*kernels.EMULATOR_FLAGS, *(kernels.ADDRESSES if separate else ())]
-    texts = {c.name: kernels.emulated(c, separate) for c in (*found, *gained)}
-    harness = kernels.build(texts, folder, flags, cuda=True)
-    edges = [] if separate else kernels.edges(harness, found[::6], LAZY, EDGES)
-    edges += [f"{c.name}: {x}" for c in gained if (x := gains.problem(harness, c))]
-    return [x for mode in modes for x in kernels.run(harness, found, mode)] + edges
-
-
 @pytest.fixture(scope="module")
 def all_cases() -> list[Case]:
     return [*_drawn(1), shared_case("of", program(NAMED["long_attention"], F16), 3, 1)]
 
 
 # --- answers --------------------------------------------------------------------------------------------------------------
-def test_strips_are_right_in_two_orders(all_cases: list[Case], tmp_path: Path) -> None:
+def test_strips_are_right(all_cases: list[Case]) -> None:
     """Tiles lie in the ring, and what groups merge lies where it was."""
     assert {c.name.rpartition("of")[0] for c in all_cases} == {*NAMED, ""}
     assert {bool(c.graph.kernels[0].block.split) for c in all_cases} == {False, True}
-    assert _problems(all_cases, tmp_path, False, (LAZY, BACKWARDS), [gains.strip()]) == []
+    assert kernels.problems(all_cases) == kernels.problems(all_cases[::6], at_once=True) == []
+    assert kernels.edges(kernels.answered, all_cases[::6], EDGES) == []
 
 
-def test_strips_keep_to_their_tiles(all_cases: list[Case], tmp_path: Path) -> None:
-    """Every buffer lies alone between bytes that nobody may touch; a sixth of the kernels."""
-    assert _problems(all_cases[::6], tmp_path, True, (LAZY,)) == []
+def test_rows_that_overflow_with_their_gain() -> None:
+    assert gains.problem(gains.strip()) == ""
 
 
-def test_inputs_are_read_within_their_extents(tmp_path: Path) -> None:
+def test_inputs_are_read_within_their_extents() -> None:
     """Norms of queries and keys, multiplied by numbers for each row and column, of which padding has none."""
 
     def build(g: Graph, t: DType) -> Sequence[int]:
@@ -114,29 +102,25 @@ def test_inputs_are_read_within_their_extents(tmp_path: Path) -> None:
 
     p = program(build, F16)
     found = list(strip_cases("scaled", p, "sm_90a", 2, 3, block_graphs(p)))
-    assert len(found) == 2 and _problems(found, tmp_path, True, (LAZY,)) == []
+    assert len(found) == 2 and kernels.problems(found) == []
 
 
 @pytest.mark.skipif(not MANY, reason="MIRAGE_MANY is not set")
-def test_many_strips(tmp_path: Path) -> None:
+def test_many_strips() -> None:
     found = [*_drawn(MANY, 1), *_random(range(10 * MANY))]
-    assert _problems(found, tmp_path / "together", False, (LAZY, BACKWARDS)) == []
-    assert _problems(found, tmp_path / "apart", True, (LAZY, BACKWARDS)) == []
+    assert kernels.problems(found) == kernels.problems(found, at_once=True) == []
 
 
-def test_rows_without_any_key(tmp_path: Path) -> None:
+def test_rows_without_any_key() -> None:
     """Rows whose every score is -inf, or the least number of the type, and a score that hides all others."""
     p = program(NAMED["additive"], BF16)
     found = [*strip_cases("masked", p, "sm_90a", 2, 5, block_graphs(p))]
     assert len(found) == 2
-    harness = kernels.build(
-        {c.name: kernels.emulated(c, False) for c in found}, tmp_path, kernels.EMULATOR_FLAGS, cuda=True
-    )
     for case in found:
         arrays = case.inputs()
         (k,) = [k for k, a in enumerate(arrays) if a.shape == (5, 72)]
         arrays[k] = _hard_mask(arrays[k])
-        results = kernels.call(harness, case, arrays, LAZY)
+        results = kernels.answered(case, arrays)
         assert not isinstance(results, str), results
         assert case.problem(results, arrays) == ""
 
@@ -147,33 +131,6 @@ def _hard_mask(mask: NDArray[np.generic]) -> NDArray[np.generic]:
     rows[0], rows[1], rows[2], rows[3], rows[4] = -np.inf, LEAST, -1e9, -np.inf, -1e9
     rows[2, 40], rows[3, 71] = 1.0, 2.0
     return rows.astype(numpy_type(BF16))
-
-
-# --- waits ----------------------------------------------------------------------------------------------------------------
-def test_a_wait_that_is_missing_is_found(tmp_path: Path) -> None:
-    """Barriers of groups, blocks and clusters, copies that are waited for, the work in front of the kernel."""
-    found = {name: _kept(name) for name in WATCHED}
-    texts, waits = {}, {}
-    for name, case in found.items():
-        texts[name], waits[name] = _numbered(kernels.emulated(case, False))
-    harness = kernels.build(texts, tmp_path, kernels.EMULATOR_FLAGS, cuda=True)
-    for name, case in found.items():
-        assert kernels.run(harness, [case], LAZY) == kernels.run(harness, [case], BACKWARDS) == []
-        for k, wait in enumerate(waits[name]):
-            modes = (f"{LAZY}{k}", f"{BACKWARDS}{k}")
-            assert any(kernels.run(harness, [case], m) for m in modes), f"{name} without {wait}, the {k}th"
-    assert all(any(re.match(kind, w) for own in waits.values() for w in own) for kind in WAITS)
-
-
-def _numbered(text: str) -> tuple[str, list[str]]:
-    """A source whose waits the harness can leave out, and these."""
-    found: list[str] = []
-
-    def numbered(m: re.Match[str]) -> str:
-        found.append(m[1])
-        return f"if (emulator::machine.skipped != {len(found) - 1}) {m[1]}"
-
-    return WAIT.sub(numbered, text), found
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------------
