@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ def optimize(
     voice: Voice, model: str | None, output: str | None, config: str | None, print_config: bool, **given: Any
 ) -> None:
     """Optimize MODEL (.onnx, .pt, or - for standard input) into a folder: the patched model, a library of kernels for ONNX
-    Runtime, the report. Options that name things can be repeated."""
+    Runtime, the report. A folder of onnxruntime-genai or transformers.js is copied with every model in it optimized. Options
+    that name things can be repeated."""
     options = effective(config, given)
     if print_config:
         click.echo(_written(options, voice.as_json), nl=False)
@@ -60,13 +62,27 @@ def optimize(
     if output is None and not options.dry_run:
         raise click.UsageError("Missing option '-o' (or --dry-run, to write nothing).", click.get_current_context())
     path = common.check_input(model)
-    from mirage_cli.optimization import story
     from mirage_cli.processes import isolation
 
     isolation.limit_memory(options.max_memory)
+    if os.path.isdir(path):
+        _folder(voice, Path(path), output, options)
+        return
+    from mirage_cli.optimization import story
+
     with voice.progress() as progress:
         report = story.optimize(path, Path(output or ""), options, progress)
     voice.result(report.to_json, lambda: _summary(report, output))
+
+
+def _folder(voice: Voice, path: Path, output: str | None, options: Options) -> None:
+    from mirage_cli.optimization import folder_story
+
+    with voice.progress() as progress:
+        found = folder_story.optimize(path, Path(output or ""), options, progress)
+    voice.result(
+        found.to_json, lambda: "\n".join([*(_summary(r, output) for r in found.models.values()), *found.notes])
+    )
 
 
 def effective(config: str | None, given: dict[str, Any]) -> Options:
