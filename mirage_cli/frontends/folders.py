@@ -89,6 +89,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         config = codec.read(path)
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: expected a folder of onnxruntime-genai, found no {CONFIG} in it") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):

@@ -20,8 +20,8 @@ from mirage_cli.main import COMMANDS, cli
 from tests.commands.test_help import command
 from tests.optimized import share_objects
 
-#: examples with these words need a GPU, minutes, or a browser
-ELSEWHERE = ("--gpu", "--suite", "--source cuda", "--open")
+#: examples with these words need a GPU, minutes, a browser, or onnxruntime-genai
+ELSEWHERE = ("--gpu", "--suite", "--source cuda", "--open", "--generate")
 EXAMPLES = {name: command(name).examples for name in COMMANDS}  # type: ignore[attr-defined]
 WORKING = [(n, e) for n, several in EXAMPLES.items() for e in several if not any(w in e for w in ELSEWHERE)]
 
