@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from mirage_cli.kernels.graph_kernel import GraphKernel, load_kernel
     from mirage_cli.kernels.kernel import Kernel
-    from mirage_cli.python.api import bench, compare, inspect, optimize, verify
+    from mirage_cli.python.api import bench, compare, inspect, optimize, optimize_folder, verify
     from mirage_cli.python.from_torch import from_torch
     from mirage_cli.python.kernel_graph import KernelGraph, new_kernel_graph
     from mirage_cli.python.recording import Tensor
@@ -70,13 +70,14 @@ __all__ = [
     "load_kernel",
     "new_kernel_graph",
     "optimize",
+    "optimize_folder",
     "verify",
 ]
 #: the modules of the public names that are not errors
 _MODULES = {
     name: module
     for module, names in {
-        "python.api": ("bench", "compare", "inspect", "optimize", "verify"),
+        "python.api": ("bench", "compare", "inspect", "optimize", "optimize_folder", "verify"),
         "kernels.graph_kernel": ("GraphKernel", "load_kernel"),
         "python.from_torch": ("from_torch",),
         "python.kernel_graph": ("KernelGraph", "new_kernel_graph"),

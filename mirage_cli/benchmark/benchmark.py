@@ -19,11 +19,11 @@ from mirage_cli.machine import devices, opencl
 from mirage_cli.measurement.contestant import Place
 from mirage_cli.options import dims
 from mirage_cli.processes.isolation import Lost, Resident
-from mirage_cli.report import reader
+from mirage_cli.report import models, reader
 from mirage_cli.runtime import sessions
 
 if TYPE_CHECKING:
-    from mirage_cli.benchmark.report import BenchReport, FragmentRow, Sweep
+    from mirage_cli.benchmark.report import BenchReport, FragmentRow, ModelReports, Sweep
     from mirage_cli.benchmark.rows import Alone, Prepared, Rows
     from mirage_cli.report.stages import Progress
 
@@ -65,6 +65,16 @@ def sweep(folder: Path, dim: Sequence[str], options: BenchOptions, progress: Pro
     for point in points:
         dims.parse(point)
     return Sweep(tuple(points), tuple(bench_folder(folder, replace(options, dim=p), progress) for p in points))
+
+
+def models_of(folder: Path, options: BenchOptions, progress: Progress | None = None) -> ModelReports | None:
+    """Measure the models of an output folder that has several; None for one that has not. Raises as `bench_folder`."""
+    from mirage_cli.benchmark.report import ModelReports  # noqa: PLC0415
+
+    index = models.index(folder) if folder.is_dir() else None
+    if index is None:
+        return None
+    return ModelReports({place: bench_folder(folder / place, options, progress) for place in index.models})
 
 
 def rows_of(folder: Path, options: BenchOptions, place: Place) -> Rows | Alone:

@@ -138,6 +138,26 @@ class Sweep:
         return "\n".join([first.device, "", *_table([head, *rows]), *problems]) + "\n"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelReports:
+    """Measurements of the models of a folder, by the places of their outputs."""
+
+    models: Mapping[str, BenchReport]
+
+    @property
+    def wrong(self) -> bool:
+        """True if anything gave other answers in one of the models."""
+        return any(r.wrong for r in self.models.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document: those of the models."""
+        return {"mirage": __version__, "models": {name: r.to_json() for name, r in self.models.items()}}
+
+    def text(self) -> str:
+        """The tables of the models."""
+        return "\n".join(f"{name}\n{r.text()}" for name, r in self.models.items())
+
+
 def _is_peer(e: Entry) -> bool:
     return e.name not in (ORIGINAL, MIRAGE)
 

@@ -104,7 +104,9 @@ class Rows:
             ORIGINAL: self._original,
             MIRAGE: lambda: OrtContestant(self.folder / MODEL, library, self.sets, self.place),
         }
-        comparison = compare(makers, self.effort, unit=sessions.coarsest_unit(tensors, graph.node))
+        comparison = compare(
+            makers, self.effort, unit=sessions.coarsest_unit(tensors, sessions.original_nodes(self.model))
+        )
         widened = self.place.provider == "cpu" and holds_bfloat16(self.model)
         return replace(comparison, notes=(*comparison.notes, WIDENED)) if widened else comparison
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +11,13 @@ from mirage_cli.commands import common
 from mirage_cli.commands.common import Voice
 from mirage_cli.errors import CheckFailed
 
+if TYPE_CHECKING:
+    from mirage_cli.benchmark.options import BenchOptions
+
 #: options that only one of the two forms takes
-_FOLDER_ONLY = ("cpu", "opencl", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory", "inputs")
+_FOLDER_ONLY = (
+    *("cpu", "opencl", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory", "inputs", "generate"),
+)
 _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
 
 
@@ -24,6 +29,7 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
         "mirage bench out --only 'mlp*' --dim seq=16,64,128",
         "mirage bench out --opencl 0:0",
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
+        "mirage bench out --generate 128",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
     ),
     rare=(
@@ -45,6 +51,9 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
 @click.option("--opencl", metavar="P:D", help="Measure on this OpenCL device, by the numbers that doctor lists.")
 @click.option("--dim", multiple=True, metavar="SYM=N,N,...", help="Sizes of a symbolic dimension [those of optimize].")
 @common.settings_options("shape", gpu="Measure on this GPU.")
+@click.option(
+    "--generate", type=click.IntRange(1), metavar="N", help="Let onnxruntime-genai generate N tokens from DIR instead."
+)
 @click.option("--runs", type=click.IntRange(1), metavar="N", help="Runs of each [as many as --seconds allow].")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Time for each measurement, about [2]."
@@ -110,6 +119,9 @@ def _folder(voice: Voice, folder: Path, values: dict[str, Any]) -> bool:
     from mirage_cli.benchmark import benchmark
 
     _peers(values)
+    count = values.pop("generate", None)
+    if count is not None:
+        return _generation(voice, folder, count, benchmark.BenchOptions(**values))
     several = [text for text in values.get("dim", ()) if "," in text]
     dim = values.pop("dim", ()) if several else ()
     options = benchmark.BenchOptions(**values)
@@ -118,7 +130,15 @@ def _folder(voice: Voice, folder: Path, values: dict[str, Any]) -> bool:
             sweep = benchmark.sweep(folder, dim, options, progress)
             voice.result(sweep.to_json, sweep.text)
             return sweep.wrong
-        report = benchmark.bench_folder(folder, options, progress)
+        report = benchmark.models_of(folder, options, progress) or benchmark.bench_folder(folder, options, progress)
+    voice.result(report.to_json, report.text)
+    return report.wrong
+
+
+def _generation(voice: Voice, folder: Path, count: int, options: BenchOptions) -> bool:
+    from mirage_cli.benchmark import generation
+
+    report = generation.generate(folder, count, options)
     voice.result(report.to_json, report.text)
     return report.wrong
 

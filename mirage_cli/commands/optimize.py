@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,8 @@ def optimize(
     voice: Voice, models: tuple[str, ...], output: str | None, config: str | None, print_config: bool, **given: Any
 ) -> int:
     """Optimize MODEL (.onnx, .pt, or - for standard input) into a folder: the patched model, a library of kernels for ONNX
-    Runtime, the report; of several models one each below it. Options that name things can be repeated."""
+    Runtime, the report; of several models one each below it. A folder of onnxruntime-genai or transformers.js is copied with
+    every model in it optimized. Options that name things can be repeated."""
     options = effective(config, given)
     if print_config:
         click.echo(_written(options, voice.as_json), nl=False)
@@ -66,14 +68,28 @@ def optimize(
         from mirage_cli.options import orders
 
         return optimize_all(voice, orders.of(paths, Path(output or ""), options))
-    from mirage_cli.optimization import story
     from mirage_cli.processes import isolation
 
     isolation.limit_memory(options.max_memory)
+    if os.path.isdir(paths[0]):
+        _folder(voice, Path(paths[0]), output, options)
+        return 0
+    from mirage_cli.optimization import story
+
     with voice.progress() as progress:
         report = story.optimize(paths[0], Path(output or ""), options, progress)
     voice.result(report.to_json, lambda: _summary(report, output))
     return 0
+
+
+def _folder(voice: Voice, path: Path, output: str | None, options: Options) -> None:
+    from mirage_cli.optimization import folder_story
+
+    with voice.progress() as progress:
+        found = folder_story.optimize(path, Path(output or ""), options, progress)
+    voice.result(
+        found.to_json, lambda: "\n".join([*(_summary(r, output) for r in found.models.values()), *found.notes])
+    )
 
 
 def effective(config: str | None, given: dict[str, Any]) -> Options:

@@ -117,6 +117,36 @@ class Sweep(TypedDict):
     sweep: A[list[Object], says("As `mirage bench` prints, each with `dim`: what it says of symbols, as `seq=64`.")]
 
 
+class Speed(TypedDict):
+    """A folder."""
+
+    name: A[str, says("`original` or `mirage`.")]
+    tokens_per_second: A[
+        dict[str, Object | None], says("Of the `prompt` and of the `steps`: `median`, `q1`, `q3`, `min`, `samples`.")
+    ]
+    tokens: A[list[int], says("What it went on with.")]
+    problem: A[str, says("Why there are none, or nothing.")]
+
+
+class Generation(TypedDict):
+    """Tokens a second in onnxruntime-genai."""
+
+    mirage: Version
+    device: A[str, says("What ran them.")]
+    runtime: A[str, says("onnxruntime-genai and its version.")]
+    prompt_tokens: A[int, says("The length of the prompt.")]
+    contestants: list[Speed]
+    same_tokens: A[int, says("How many tokens are the same, from the first one on.")]
+    notes: A[list[str], says("What was not done as usual.")]
+
+
+class Models(TypedDict):
+    """A folder with several models."""
+
+    mirage: Version
+    models: A[dict[str, Object], says("What `mirage bench` prints, by the folder of each model.")]
+
+
 class Tensor(TypedDict):
     """A tensor."""
 
@@ -223,6 +253,8 @@ FORMS = {
     "mirage verify": Verify,
     "mirage bench": Bench,
     "mirage bench, several sizes": Sweep,
+    "mirage bench, several models": Models,
+    "mirage bench --generate": Generation,
     "mirage inspect": Inspect,
     "mirage compare": Compare,
     "mirage doctor": Doctor,

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,17 +122,20 @@ def _recover(place: Path) -> None:
 
 
 def _foreign(folder: Path) -> str:
-    """A file in a folder that its report does not tell of, or nothing."""
+    """A file in a folder that its report does not tell of, or nothing; models of a folder have reports of their own."""
     try:
         report = json.loads(content(folder / MARK))
         known = {*report["files"], MARK, PAGE} if "mirage" in report else set()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        known = set()
+        inner = [folder / place for place in report.get("models", ())] if known else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        known, inner = set(), []
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        drawing = path.suffix == ".svg" and path.parent.name == MUGRAPHS and bool(known)
+        drawing = path.suffix == ".svg" and path.parent == folder / MUGRAPHS and bool(known)
         if (path.is_symlink() or not path.is_dir()) and name not in known and not drawing:
-            return name
+            own = next((place for place in inner if path.is_relative_to(place)), None)
+            if own is None or (foreign := _foreign(own)):
+                return name if own is None else (own / foreign).relative_to(folder).as_posix()
     return ""
 
 
@@ -233,9 +236,13 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(f.fileno())
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """The sha256 of every file in an output folder, but for reports and drawings, by its path there."""
+def digests(folder: Path, apart: Collection[str] = ()) -> dict[str, str]:
+    """The sha256 of every file in an output folder by its path there, but for its reports and drawings, and for what lies in
+    the folders `apart`, which have reports of their own."""
+    aside = {folder / MARK, folder / PAGE}
     by_path = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".svg" and p.stem != "report"):
-        by_path[path.relative_to(folder).as_posix()] = digest(path)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in aside):
+        drawing = path.suffix == ".svg" and path.parent == folder / MUGRAPHS
+        if not drawing and not any(path.is_relative_to(folder / place) for place in apart):
+            by_path[path.relative_to(folder).as_posix()] = digest(path)
     return by_path

@@ -254,7 +254,8 @@ def _measured_model(files: Files, sizes: Mapping[str, int], seed: int) -> Compar
     sets = [example_inputs(model, sizes, seed + k) for k in range(SETS)]
     original = files.original if files.original.endswith(".onnx") else files.patched
     tensors = [v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)]
-    unit = sessions.coarsest_unit([*tensors, *(t.data_type for t in model.graph.initializer)], model.graph.node)
+    tensors += [t.data_type for t in model.graph.initializer]
+    unit = sessions.coarsest_unit(tensors, sessions.original_nodes(model))
     makers: dict[str, Callable[[], Contestant]] = {
         ORIGINAL: lambda: OrtContestant(Path(original), None, sets, Place()),
         MIRAGE: lambda: OrtContestant(Path(files.patched), Path(files.library), sets, Place()),

@@ -6,7 +6,7 @@ A run that was made before is answered from the cache, without importing what it
 from __future__ import annotations
 
 import time
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,33 +30,48 @@ def optimize(model: str, out: Path, options: Options, progress: Progress | None 
     not fit, Busy while another run writes the folder, FarmLost where a scheduler does not answer, CheckFailed when a
     required coverage is missed (or, with `strict`, when any fragment failed).
     """
-    start, progress = time.perf_counter(), progress or Silent()
     with nullcontext() if options.dry_run else claimed(out, None if model == "-" else Path(model)):
-        tools = environment.toolchain(options)
-        known = None if complete else run_cache.find(model, options, tools)
-        if known is not None:
-            report = _written_again(known, model, out, progress, start)
-        else:
-            from mirage_cli.optimization.pipeline import Run  # noqa: PLC0415 - it takes seconds
-
-            with closing(environment.crew(options)) as crew:
-                options = environment.settled(options, crew)
-                if line := crew.greeting():
-                    progress.note(line)
-                run = Run(model, options, tools, progress, complete, crew, clock=Clock(start=start))
-                report = _run_stages(run, out)
+        report = made(model, out, replaced(out), options, progress, complete)
     enforce(report, options)
     return report
 
 
-def _run_stages(run: Run, out: Path) -> Report:
+def made(
+    model: str,
+    out: Path,
+    place: AbstractContextManager[Path],
+    options: Options,
+    progress: Progress | None = None,
+    complete: str = "",
+) -> Report:
+    """The report of a run that writes what `place` gives, a new folder that will be `out`. Raises as `optimize`."""
+    start, progress = time.perf_counter(), progress or Silent()
+    tools = environment.toolchain(options)
+    known = None if complete else run_cache.find(model, options, tools)
+    if known is None:
+        from mirage_cli.optimization.pipeline import Run  # noqa: PLC0415 - it takes seconds
+
+        with closing(environment.crew(options)) as crew:
+            options = environment.settled(options, crew)
+            if line := crew.greeting():
+                progress.note(line)
+            run = Run(model, options, tools, progress, complete, crew, clock=Clock(start=start))
+            return _run_stages(run, out, place)
+    progress.stage("read", 1)
+    with place as draft:
+        report = known.write(draft, str(out), start)
+    progress.step(f"{model}: as it was before")
+    return report
+
+
+def _run_stages(run: Run, out: Path, place: AbstractContextManager[Path]) -> Report:
     """The stages of a run, each once; fragments that one of them leaves are built without."""
     run.read()
     run.plan()
     if run.options.dry_run:
         return run.report()
     run.choose()
-    with replaced(out) as draft:
+    with place as draft:
         run.build(draft)
         run.check()
         run.tune()
@@ -64,12 +79,3 @@ def _run_stages(run: Run, out: Path) -> Report:
         run.hand_over(draft)
         run.time_whole(draft)
         return run.write(draft, out)
-
-
-def _written_again(known: run_cache.Answer, model: str, out: Path, progress: Progress, start: float) -> Report:
-    """The report of an earlier run, whose folder is written again."""
-    progress.stage("read", 1)
-    with replaced(out) as draft:
-        report = known.write(draft, str(out), start)
-    progress.step(f"{model}: as it was before")
-    return report

@@ -28,6 +28,7 @@ from mirage_cli.patching.regions import Facts, Region, Regions
 from mirage_cli.planning.plan import FragmentPlan
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.report import forms
+from mirage_cli.runtime import fusions
 from mirage_cli.search.proof.statement import Statement
 
 STORED = (I4, U4, E4M3, E5M2)  #: types that onnxruntime takes from models only, not from callers
@@ -97,8 +98,13 @@ class Work:
 
     @property
     def operators(self) -> int:
-        """Number of nodes of the model that one occurrence replaces."""
-        return len(self.occurrences[0].region.nodes)
+        """Number of operators of a run that one occurrence replaces."""
+        return fusions.launched(self.occurrences[0].region.nodes)
+
+    @property
+    def unpacks(self) -> bool:
+        """True if onnxruntime has a product of its own for what its nodes spell as DequantizeLinear and a product."""
+        return fusions.unpacks(self.occurrences[0].region.nodes)
 
     @property
     def growth(self) -> float:
@@ -113,7 +119,7 @@ class Work:
     # --- decisions ------------------------------------------------------------------------------------------------------
     def decide(self, force: bool, measured: str = "", targets: Sequence[str] = ()) -> None:
         """Replace a fragment that is planned for every target and predicted to be faster on each of those asked for (by
-        default on all), or with `force`.
+        default on all), or with `force`, unless onnxruntime joins its nodes to a product of packed weights.
 
         What is faster on the architecture `measured` is found by measuring, later.
         """
@@ -124,12 +130,11 @@ class Work:
             return
         asked = [p for k, p in self.plan.plans.items() if k in targets or not targets]
         slow = [p for own in asked for p in own.losses if p.target != measured]
-        if slow and not force:
+        if slow and (self.unpacks or not force):
             p = slow[0]
-            self.reason = (
-                f"not predicted to be faster on {p.target}: {p.predicted_us:.1f} us against {p.original_us:.1f} us "
-                "(--force replaces it all the same)"
-            )
+            more = "onnxruntime makes one product of it" if self.unpacks else "--force replaces it all the same"
+            times = f"{p.predicted_us:.1f} us against {p.original_us:.1f} us"
+            self.reason = f"not predicted to be faster on {p.target}: {times} ({more})"
             return
         self.replace = True
 
@@ -283,6 +288,11 @@ def group_fragments(
         distinct[identifier].check_function(imported)
         if region.recomputed is not None:
             distinct[identifier].fail(f"it reads {region.recomputed.name}, which its original nodes compute themselves")
+        torn = next(filter(None, map(fusions.torn, region.inputs)), None)
+        if torn is not None:
+            distinct[identifier].fail(
+                f"it takes a product from {torn.name}, with which onnxruntime makes one of packed weights"
+            )
         if region.entangled is not None:
             distinct[identifier].fail(
                 f"{region.entangled.op_type} computes the fragment and tensors that it reads, such as grown caches, at once"

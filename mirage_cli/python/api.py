@@ -18,8 +18,10 @@ from mirage_cli.errors import UsageError
 from mirage_cli.inspection import comparison, summary
 from mirage_cli.inspection.comparison import Comparison
 from mirage_cli.inspection.summary import Inspection
+from mirage_cli.optimization import folder_story
 from mirage_cli.optimization import story as optimization
 from mirage_cli.options import settings
+from mirage_cli.report.models import FolderReport
 from mirage_cli.report.report import Report
 from mirage_cli.verification import story as verification
 from mirage_cli.verification.findings import Verification, VerifyOptions
@@ -40,6 +42,19 @@ def optimize(model: AnyPath, out: AnyPath | None = None, progress: Progress | No
     if out is None and not settings_of_run.dry_run:
         raise UsageError("out: expected a folder to write to, or dry_run=True")
     return optimization.optimize(fspath(model), Path(out or ""), settings_of_run, progress)
+
+
+def optimize_folder(
+    folder: AnyPath, out: AnyPath | None = None, progress: Progress | None = None, **options: Any
+) -> FolderReport:
+    """Optimize every model of a folder of onnxruntime-genai or transformers.js into the folder `out`, with all else in it.
+
+    Options are as in `optimize`. Raises MirageError.
+    """
+    settings_of_run = settings.from_keywords(options)
+    if out is None and not settings_of_run.dry_run:
+        raise UsageError("out: expected a folder to write to, or dry_run=True")
+    return folder_story.optimize(Path(folder), Path(out or ""), settings_of_run, progress)
 
 
 def verify(

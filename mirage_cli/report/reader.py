@@ -24,6 +24,11 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         data = codec.read(path)
         _check_version(data)
+        if "models" in data:
+            raise ModelError(
+                f"{folder}: it has the outputs of {len(data['models'])} models",
+                f"name that of one: {_places(folder, data)}",
+            )
         _check_names(codec.checked(data, Report))
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(
@@ -33,6 +38,11 @@ def read(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{path}: expected a report of mirage, found what cannot be read: {error}", _AGAIN) from None
     report: dict[str, Any] = data
     return report
+
+
+def _places(folder: Path, data: Any) -> str:
+    """The outputs of models below a folder."""
+    return ", ".join(str(folder / str(place)) for place in data["models"])
 
 
 def _check_version(data: Any) -> None:

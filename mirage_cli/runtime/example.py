@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.errors import UsageError
 from mirage_cli.frontends import sizes
+from mirage_cli.frontends.onnx.preparation import cache_sizes
 from mirage_cli.options import dims as options
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -40,7 +41,7 @@ def example_inputs(model: ir.Model | onnx.ModelProto, dims: Mapping[str, int], s
     """
     if isinstance(model, onnx.ModelProto):
         model = ir.from_proto(model)
-    graph = _Graph(model)
+    graph, dims = _Graph(model), _with_caches(model, dims)
     cached = any("past" in (v.name or "") for v in graph.given)
     return {v.name or "": _array(v, graph, dims, seed, cached) for v in graph.given}
 
@@ -48,8 +49,8 @@ def example_inputs(model: ir.Model | onnx.ModelProto, dims: Mapping[str, int], s
 def expressions(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, str] | None:
     """Texts in Python that draw the inputs of a model, by name, of numpy as `np` and a generator called `random`; None
     where an input is of a type that numpy has not. Raises UsageError as `example_inputs`."""
-    graph = _Graph(ir.from_proto(model))
-    drawn = {}
+    parsed = ir.from_proto(model)
+    graph, dims, drawn = _Graph(parsed), _with_caches(parsed, dims), {}
     for value in graph.given:
         name, shape = value.name or "", dimensions(value, dims)
         if value.dtype is None or value.dtype == ir.DataType.STRING or value.dtype.numpy().isbuiltin != 1:
@@ -79,6 +80,25 @@ def dimensions(value: ir.Value, dims: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(
         _size(d if isinstance(d, int) else d.value, f"{value.name}.{i}", dims) for i, d in enumerate(value.shape)
     )
+
+
+def _with_caches(model: ir.Model, dims: Mapping[str, int]) -> dict[str, int]:
+    """`dims` with what GroupQueryAttention tells: the size of a head, one new token, as its batches take no more behind a
+    past, and the length of a mask over all that a cache will hold."""
+    found = cache_sizes(model) | dict(dims)
+    for node in model.graph:
+        past = node.inputs[3] if node.op_type == "GroupQueryAttention" and len(node.inputs) > 3 else None
+        if past is None or past.shape is None or node.inputs[0] is None or node.inputs[0].shape is None:
+            continue
+        before, fresh = past.shape[2], node.inputs[0].shape[1]
+        if isinstance(fresh, ir.SymbolicDim) and fresh.value is not None:
+            found.setdefault(fresh.value, 1)
+        for mask in model.graph.inputs:
+            total = mask.shape[-1] if "mask" in (mask.name or "") and mask.shape is not None and len(mask.shape) else 0
+            if isinstance(total, ir.SymbolicDim) and total.value is not None and total.value.isidentifier():
+                parts = (_size(d if isinstance(d, int) else d.value, "", found) for d in (before, fresh))
+                found.setdefault(total.value, sum(parts))
+    return found
 
 
 def _size(dim: int | str | None, unnamed: str, dims: Mapping[str, int]) -> int:

@@ -331,6 +331,11 @@ def coarsest_unit(tensors: Iterable[int], nodes: Iterable[onnx.NodeProto]) -> fl
     return max((*units, *map(activation_unit, nodes)), default=0.0)
 
 
+def original_nodes(patched: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of a patched model, with those of its functions, which are the original's."""
+    return [*patched.graph.node, *(n for f in patched.functions for n in f.node)]
+
+
 def activation_unit(node: onnx.NodeProto) -> float:
     """The unit of the numbers that onnxruntime may make of the activations in a product with quantized weights: those of
     `accuracy_level`, and of 8 bits where it joins a product with the weights' DequantizeLinear by blocks. 0 elsewhere."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mirage_cli.report.report import finite
@@ -14,6 +14,7 @@ SCHEMA_VERSION = 1
 #: what is looked at, in the order in which it is told
 CHECKS = {
     "files": "files are those that were written",
+    "configuration": "genai_config.json names models and libraries that are there",
     "model": "the model has an operator and a function for each fragment",
     "function": "the functions say what the muGraphs' programs say",
     "original": "the functions say what the original model says",
@@ -94,6 +95,15 @@ class Verification:
         if problem and where not in self.culprits:
             self.culprits.append(where)
         return not problem
+
+    def include(self, other: Verification, name: str) -> None:
+        """Take over what was found of a model called `name` of a folder."""
+        self.findings += [replace(f, where=f"{name}: {f.where}") for f in other.findings]
+        self.outputs += [replace(c, output=f"{name}: {c.output}") for c in other.outputs]
+        self.culprits += [f"{name}: {c}" for c in other.culprits]
+        self.notes += [f"{name}: {n}" for n in other.notes]
+        self.saved = self.saved or other.saved
+        self.seconds += other.seconds
 
     def of(self, check: str) -> list[Finding]:
         """The findings of one check."""

@@ -20,6 +20,7 @@ from mirage_cli.files.output import MODEL, MUGRAPHS
 from mirage_cli.frontends import Imported, sizes
 from mirage_cli.frontends.onnx import protobuf
 from mirage_cli.frontends.onnx.external import DataFiles
+from mirage_cli.lax.dtypes import U8
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.options import dims
 from mirage_cli.patching import graph_message, patch
@@ -96,7 +97,8 @@ def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx
         raise InvalidGraph("it has no muGraph")
     count = len(stored.program.sources)
     described = [(t.dtype, t.dims) for t in spec.inputs[:count] + spec.outputs]
-    wanted = [(s.dtype, s.dims) for s in stored.program.sources] + [(o.dtype, o.dims) for o in stored.program.outputs]
+    wanted = [(U8 if s.packed else s.dtype, s.tensor_dims) for s in stored.program.sources]
+    wanted += [(o.dtype, o.dims) for o in stored.program.outputs]
     if described != wanted:
         raise InvalidGraph("the tensors of its operator are not those of its program")
     for n in places:

@@ -90,7 +90,7 @@ def test_a_folder_is_no_model(run: Run, tmp_path: Path) -> None:
     (tmp_path / "folder.onnx").mkdir()
     result = run("optimize", tmp_path / "folder.onnx", "--dry-run", "--json")
     assert result.exit_code == 3
-    assert "found a folder" in error_of(result)["message"]
+    assert "expected a folder with genai_config.json" in error_of(result)["message"]
 
 
 def test_standard_input_that_cannot_be_read(run: Run, tmp_path: Path) -> None:

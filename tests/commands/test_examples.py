@@ -20,8 +20,8 @@ from mirage_cli.main import COMMANDS, cli
 from tests.commands.test_help import command
 from tests.optimized import share_objects
 
-#: examples with these words need a GPU, minutes, a browser, or a farm (tests/farm)
-ELSEWHERE = ("--gpu", "--suite", "--source cuda", "--open", "mirage farm")
+#: examples with these words need a GPU, minutes, a browser, onnxruntime-genai, or a farm (tests/farm)
+ELSEWHERE = ("--gpu", "--suite", "--source cuda", "--open", "--generate", "mirage farm")
 EXAMPLES = {name: command(name).examples for name in COMMANDS}  # type: ignore[attr-defined]
 WORKING = [(n, e) for n, several in EXAMPLES.items() for e in several if not any(w in e for w in ELSEWHERE)]
 

@@ -90,3 +90,16 @@ def error(found: Any, wanted: Any) -> float:
 def weights(model: onnx.ModelProto) -> int:
     """Bytes of a model's weights."""
     return sum(len(t.raw_data) for t in model.graph.initializer)
+
+
+def test_what_onnxruntime_joins_is_not_taken_apart_by_force(tmp_path: Path, cache: Path) -> None:
+    random = np.random.default_rng(5)
+    steps = "n = LayerNormalization (x, gain) w = DequantizeLinear <axis = 0, block_size = 16> (q, s) y = MatMul(n, w)"
+    q, s, gain = random.integers(-8, 8, (256, 256)).astype(ml_dtypes.int4), random.random((16, 256)), random.random(256)
+    weights = {"q": q, "s": s.astype(np.float32), "gain": gain.astype(np.float32)}
+    model = parsed(f"g (float[rows,256] x) => (float[rows,256] y) {{ {steps} }}", opset=21, ir_version=10, **weights)
+    onnx.save(model, tmp_path / "model.onnx")
+    options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache), dry_run=True, dim=("rows=1:64:128",))
+    (fragment,) = anew(str(tmp_path / "model.onnx"), tmp_path / "out", options).fragments
+    assert fragment.status == "kept" and "at the least sizes" in fragment.reason
+    assert fragment.reason.endswith("(onnxruntime makes one product of it)")

@@ -223,10 +223,10 @@ def _cause(error: BaseException) -> BaseException:
 # --- what the user says about dimensions ------------------------------------------------------------------------------
 def fix_dimensions(model: ir.Model, options: Options) -> None:
     """Put the numbers that the user gave into the shapes of the model. Raises UsageError when they do not fit."""
-    numbers = dict(options.dims)
     inputs = {value.name: value for value in model.graph.inputs}
     known = {n for value in inputs.values() for n in _names(value)}
-    check_known(numbers, known)
+    check_known(options.dims, known)
+    numbers = cache_sizes(model) | dict(options.dims)
     check_inputs(options.shapes, map(str, inputs))
     for name, shape in options.shapes.items():
         _fix_shape(name, inputs[name], shape, numbers)
@@ -242,6 +242,22 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
     for value in _values(model):
         if value.shape is not None:
             value.shape = ir.Shape([_fixed(d, numbers) for d in _dims(value)])
+
+
+def cache_sizes(model: ir.Model) -> dict[str, int]:
+    """The symbols that stand for the size of a head in caches of GroupQueryAttention, which its queries and keys tell."""
+    found: dict[str, int] = {}
+    for node in model.graph:
+        past = node.inputs[3] if node.op_type == "GroupQueryAttention" and len(node.inputs) > 3 else None
+        if past is None or past.shape is None or len(past.shape) != 4 or not isinstance(name := _dims(past)[3], str):
+            continue
+        counts = [a.as_int() for n in ("num_heads", "kv_num_heads") if (a := node.attributes.get(n)) is not None]
+        packed = node.inputs[1] is None
+        whole = node.inputs[0 if packed else 1]
+        width = whole.shape[-1] if whole is not None and whole.shape is not None and len(whole.shape) else None
+        if isinstance(width, int) and len(counts) == 2 and name.isidentifier():
+            found[name] = width // max(counts[0] + 2 * counts[1] if packed else counts[1], 1)
+    return found
 
 
 def _fix_shape(name: str, value: ir.Value, shape: Sequence[int], numbers: dict[str, int]) -> None:

@@ -1,0 +1,64 @@
+"""Folders of onnxruntime-genai's own builder: small decoders with random weights, every architecture in one quantisation.
+
+A program of its own, `python -m tests.runtime.genai_builds FOLDER`: torch and transformers are imported once for all of them.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+#: architecture -> precision and further options of the builder
+CELLS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "llama": ("int4", ()),
+    "mistral": ("int4", ("use_qdq=true",)),
+    "qwen2": ("int4", ("int4_is_symmetric=false", "int4_block_size=16")),
+    "qwen3": ("int8", ()),
+    "gemma": ("int4", ("int4_block_size=64",)),
+    "granite": ("fp32", ()),
+    "nemotron": ("int8", ()),
+    "olmo": ("fp32", ()),
+}
+WORDS = 128
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": WORDS + 32,  # tokenizers may add words of their own
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_HEADS = {"qwen3": 16, "gemma": 16, "nemotron": 32}  #: of which the others make a quarter of all
+
+
+def weights(name: str, place: Path) -> None:
+    """A decoder as transformers keeps it."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    head = {"head_dim": _HEADS[name]} if name in _HEADS else {}
+    config = AutoConfig.for_model(name, **_SIZES, **head)
+    AutoModelForCausalLM.from_config(config).save_pretrained(place)
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(WORDS)}, unk_token="w3"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w3").save_pretrained(place)
+
+
+def main(place: Path) -> None:
+    """Build all folders below a place."""
+    for name, (precision, more) in CELLS.items():
+        weights(name, place / f"{name}-weights")
+        given = ["-i", str(place / f"{name}-weights"), "-o", str(place / name), "-c", str(place / "cache")]
+        sys.argv = ["builder", *given, "-p", precision, "-e", "cpu", *(["--extra_options", *more] if more else [])]
+        runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

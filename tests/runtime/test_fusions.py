@@ -1,0 +1,51 @@
+"""What onnxruntime joins: counted here, and as the nodes of the model that it saves when it has done so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from mirage_cli.runtime import fusions
+from tests.frontends.models import parsed
+
+X = "g (float[4,32] x) => "
+CASES = {
+    "int4": f"{X}(float[4,16] y) {{ w = DequantizeLinear <axis = 0, block_size = 16> (q, s) y = MatMul(x, w) }}",
+    "int8": f"{X}(float[4,16] y) {{ w = DequantizeLinear <axis = 1> (b, t) y = MatMul(x, w) }}",
+    "silu": f"{X}(float[4,16] y) {{ m = MatMul(x, f) sig = Sigmoid(m) a = Mul(m, sig) n = MatMul(x, h) y = Mul(a, n) }}",
+    "gate": f"{X}(float[4,16] y) {{ m = MatMul(x, f) n = MatMul(x, h) sig = Sigmoid(m) y = Mul(sig, n) }}",
+    "gelu": f"{X}(float[4,32] y) {{ d = Div(x, root) e = Erf(d) o = Add(e, one) p = Mul(x, o) y = Mul(p, half) }}",
+    "skip": "g (float[2,4,32] x) => (float[2,4,32] y) { u = Add(x, x) y = LayerNormalization <axis = -1> (u, gain) }",
+    "norm": f"{X}(float[4,32] y) {{ a = Neg(x) u = Add(x, a) y = LayerNormalization <axis = -1> (u, gain) }}",
+    "bias": f"{X}(float[4,16] y) {{ m = MatMul(x, f) y = Add(m, bias) }}",
+    "sum": f"{X}(float[4,32] y) {{ a = Neg(x) y = Add(x, a) }}",
+}
+
+
+def model_of(case: str) -> onnx.ModelProto:
+    random = np.random.default_rng(0)
+    floats = {"f": (32, 16), "h": (32, 16), "s": (2, 16), "t": (16,), "gain": (32,), "bias": (16,)}
+    weights = {name: random.random(shape).astype(np.float32) for name, shape in floats.items()}
+    weights |= {name: np.float32(x) for name, x in (("root", 2**0.5), ("one", 1), ("half", 0.5))}
+    weights["q"] = random.integers(-8, 8, (32, 16)).astype(ml_dtypes.int4)
+    weights["b"] = random.integers(-8, 8, (32, 16)).astype(np.int8)
+    names = {name for node in parsed(CASES[case]).graph.node for name in node.input}
+    return parsed(CASES[case], opset=21, ir_version=10, **{n: w for n, w in weights.items() if n in names})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_many_operators_as_onnxruntime_runs(case: str, tmp_path: Path) -> None:
+    model = model_of(case)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "joined.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    joined = onnx.load(tmp_path / "joined.onnx").graph.node
+    assert fusions.launched(ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph) == len(joined)
