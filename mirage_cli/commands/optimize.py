@@ -52,8 +52,7 @@ def optimize(
     voice: Voice, models: tuple[str, ...], output: str | None, config: str | None, print_config: bool, **given: Any
 ) -> int:
     """Optimize MODEL (.onnx, .pt, or - for standard input) into a folder: the patched model, a library of kernels for ONNX
-    Runtime, the report; of several models one each below it. A folder of onnxruntime-genai or transformers.js is copied with
-    every model in it optimized. Options that name things can be repeated."""
+    Runtime, the report. Several models, and those in a folder of onnxruntime-genai or transformers.js, have one each."""
     options = effective(config, given)
     if print_config:
         click.echo(_written(options, voice.as_json), nl=False)

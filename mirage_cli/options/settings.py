@@ -144,7 +144,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "target",
         _choice("KIND", "cuda", "cpu", "opencl", "hip"),
-        "Where kernels run: cuda, cpu, opencl, hip [the first two where nvcc is found].",
+        "cuda, cpu, opencl or hip [cpu; cuda with nvcc].",
         many=True,
     ),
     Setting(
@@ -154,7 +154,7 @@ SETTINGS: tuple[Setting, ...] = (
         many=True,
     ),
     Setting("gpu", _integer(0), "Measure candidates on this GPU [none]."),
-    Setting("measure", _FLAG, "Time on this machine, keep what is faster here."),
+    Setting("measure", _FLAG, "Keep what is measured faster here."),
     Setting("only", _GLOB, "Consider only fragments with such a node.", many=True),
     Setting("skip", _GLOB, "Leave fragments with such a node.", many=True),
     Setting("max_kernels", _integer(1), "Kernels of a fragment, at most"),

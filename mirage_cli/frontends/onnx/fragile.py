@@ -88,7 +88,7 @@ def _told(node: onnx.NodeProto) -> int | None:
     return next((a.i for a in node.attribute if a.name == "num_outputs"), None)
 
 
-def is_miscounted(node: ir.Node) -> bool:
+def _is_miscounted(node: ir.Node) -> bool:
     """True for a Split into another number of parts than it has results."""
     told = node.attributes.get("num_outputs") if node.op_type == "Split" else None
     return told is not None and told.value != len(node.outputs)
@@ -125,7 +125,7 @@ def hidden_nodes(model: ir.Model) -> Iterator[Callable[[], bool]]:
     domains: dict[ir.Node, str] = {
         node: node.domain
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if (node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or is_miscounted(node) or node.op_type == SPLIT))
+        if (node.domain in ("", "ai.onnx") and (_lacks_a_type(node) or _is_miscounted(node) or node.op_type == SPLIT))
         or (node.domain, node.op_type) == _MAKES_MAPS
     }
     for node in domains:

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.frontends import sizes
-from mirage_cli.frontends.onnx import fragile
 from mirage_cli.frontends.onnx.ops.positions import Walk, along, walk
 from mirage_cli.frontends.onnx.ops.registry import Call, dimension, number, reads
 from mirage_cli.frontends.sizes import Size
@@ -193,7 +192,7 @@ def _split(call: Call) -> list[int | None]:
     graph, x = call.graph, call.arg(0)
     axis = call.axis(0, len(graph.dims(x)))
     total, n = graph.dims(x)[axis], len(call.node.outputs)
-    if fragile.is_miscounted(call.node):
+    if call.integer("num_outputs", n) != n:
         raise Refused(f"it has {n} results and says another number of them")
     counts: list[Extent]
     if call.has(1):
