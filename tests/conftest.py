@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from mirage_cli.backends import toolchain
 from mirage_cli.errors import ToolMissing
+from mirage_cli.machine import load
 from tests.optimized import cache, cache_folder, copied, one_isa, optimized, own_cache, shared_folder
 
 __all__ = ["cache", "copied", "one_isa", "optimized", "own_cache", "shared_folder"]
@@ -30,6 +32,7 @@ def _own_state(shared_folder: Path) -> Iterator[None]:
     (tests/kernel_proof), not for each plan."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIRAGE_KERNEL_RUNS", "0")
+        patch.setattr(load, "COUNTERS", Path(os.devnull))  # how loaded the machine is decides nothing
         patch.setenv("XDG_STATE_HOME", str(cache_folder(shared_folder) / "state"))
         yield
 

@@ -15,7 +15,7 @@ from mirage_cli.benchmark.options import BenchOptions, replaced_fragments
 from mirage_cli.errors import UsageError
 from mirage_cli.files.output import MARK, PAGE, steady
 from mirage_cli.kernels import trust
-from mirage_cli.machine import devices, opencl
+from mirage_cli.machine import devices, load, opencl
 from mirage_cli.measurement.contestant import Place
 from mirage_cli.options import dims
 from mirage_cli.processes.isolation import Lost, Resident
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mirage_cli.benchmark.rows import Alone, Prepared, Rows
     from mirage_cli.report.stages import Progress
 
+LOADED = 0.15  #: of all processors, taken by others, from where on times say little
 __all__ = ["BenchOptions", "bench_folder", "choose_place"]
 
 
@@ -37,8 +38,12 @@ def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None 
     a GPU that onnxruntime cannot use, Busy when another run replaces the folder meanwhile. What gives other answers,
     fails, or ends the process that measures, is part of the report.
     """
+    others = load.busy()
     with steady(folder):
         report = _bench_folder(folder, options, progress)
+    if others > LOADED and report.settings["provider"] == "cpu":
+        said = f"this machine is loaded: others took {others:.0%} of its processors, so these times are no measure"
+        report = replace(report, notes=(*report.notes, said))
     if not options.record:
         return report
     from mirage_cli.optimization import assembly  # noqa: PLC0415

@@ -278,6 +278,12 @@ def test_a_sweep_of_sizes(optimized: Optimized) -> None:
         benchmark.sweep(folder, ("sequence=3,x",), QUICK)
 
 
+def test_a_loaded_machine_is_told(optimized: Optimized, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark.load, "busy", lambda: 0.5)
+    found = benchmark.bench_folder(optimized("rmsnorm_linear_fp32"), QUICK)
+    assert "this machine is loaded: others took 50% of its processors" in found.text()
+
+
 def dynamic() -> onnx.ModelProto:
     return onnx.load(sample("llama_dynamic_fp32"), load_external_data=False)
 
