@@ -25,7 +25,7 @@ from mirage_cli.processes import messages
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.processes.jobs import Done, Here, Job, Kind, Summary
 
-LARGEST = 1 << 26  #: bytes of a job's message; what is larger is made here
+LARGEST, LARGEST_GPU = 1 << 26, 1 << 30  #: bytes of a job's message; what is larger is made here, if it can be
 ANSWER = 1 << 28  #: bytes of an answer that is read
 TICK = 1.0  #: seconds after which a farm that says nothing is looked at
 PATIENCE = 20.0  #: seconds for which a job waits for a worker that can make it, and for a scheduler to answer
@@ -186,7 +186,7 @@ class _Batch:
                 left.append(k)
                 continue
             message = messages.packed(self.kind.packed(*job))
-            if len(message) > LARGEST:
+            if len(message) > (LARGEST_GPU if self.kind.gpu else LARGEST):
                 left.append(k)
                 continue
             name = names[k] if names and names[k] else uuid.uuid4().hex

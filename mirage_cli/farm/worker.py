@@ -23,14 +23,14 @@ METADATA = "mirage-versions"  #: what the first worker of a farm says of its ver
 @dataclass(frozen=True, slots=True)
 class Place:
     """A worker's place: the scheduler's address, the folder of certificates, jobs at a time, bytes of a job's process (0:
-    no limit), what is offered beside versions, the number of a GPU (None: a worker of CPUs), and its name."""
+    no limit), what is offered beside versions, the UUID of a GPU (None: a worker of CPUs), and its name."""
 
     scheduler: str
     certificates: str | None
     jobs: int
     max_memory: int = 0
     offered: Sequence[str] = ()
-    gpu: int | None = None
+    gpu: str | None = None
     name: str | None = None
 
 
@@ -40,7 +40,7 @@ def serve(place: Place) -> None:
     addresses.checked(place.scheduler)
     environment = {performing.MEMORY: str(place.max_memory)}
     if place.gpu is not None:
-        environment |= {"CUDA_VISIBLE_DEVICES": str(place.gpu), performing.CORES: str(place.jobs)}
+        environment |= {"CUDA_VISIBLE_DEVICES": place.gpu, performing.CORES: str(place.jobs)}
     os.environ.update(environment)
     asyncio.run(_serve(place))
 
@@ -90,7 +90,7 @@ async def _join(place: Place, dask: Any, security: Any) -> None:
 
 
 def _name(place: Place) -> str:
-    kind = "cpu" if place.gpu is None else f"gpu{place.gpu}"
+    kind = "cpu" if place.gpu is None else place.gpu[:12]
     return f"{os.uname().nodename}-{kind}-{os.getpid()}"
 
 

@@ -29,9 +29,10 @@ def serve(options: Options, gpu: int | None) -> None:
     addresses.checked(options.scheduler)
     addresses.distributed()
     found = compilers()
-    if gpu is not None:
-        found += (offers.device_offer(devices.device(gpu)),)
-    place = Place(options.scheduler, options.certificates, options.jobs, options.max_memory, found, gpu)
+    device = None if gpu is None else devices.device(gpu)
+    found += () if device is None else (offers.device_offer(device),)
+    own = None if device is None else device.uuid
+    place = Place(options.scheduler, options.certificates, options.jobs, options.max_memory, found, own)
     farm_worker.serve(place)
 
 

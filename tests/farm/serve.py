@@ -12,6 +12,6 @@ if __name__ == "__main__":
     address, name, *words = sys.argv[1:]
     told = dict(offers.versions())
     told["mirage"] = next((w.removeprefix("version=") for w in words if w.startswith("version=")), told["mirage"])
-    gpu = 0 if "gpu" in words else None
+    gpu = "GPU-test" if "gpu" in words else None
     with mock.patch.object(offers, "versions", lambda: told):
         serve(Place(address, None, 1, offered=(GPU,) if gpu is not None else (), gpu=gpu, name=name))
