@@ -29,7 +29,7 @@ from typing import Any
 
 import onnx
 
-from mirage_cli.farm import addresses, offers, performing
+from mirage_cli.farm import certificates, offers, performing
 from mirage_cli.farm.client import Farm
 from mirage_cli.farm.worker import configured
 from mirage_cli.inspection.workers import compilers
@@ -63,7 +63,7 @@ def farm(*options: str) -> Iterator[str]:
 
 def wait_for(address: str, count: int) -> None:
     """Wait until so many workers have joined."""
-    client = addresses.distributed().Client(address, set_as_default=False)
+    client = certificates.distributed().Client(address, set_as_default=False)
     client.wait_for_workers(count, timeout=START_SECONDS)
     client.close()
 
@@ -253,7 +253,7 @@ def _name(address: str, job: Sequence[Any]) -> str:
 
 
 async def _wait(address: str, count: int) -> None:
-    dask, found = addresses.distributed(), compilers()
+    dask, found = certificates.distributed(), compilers()
     with configured():
         own = {"nthreads": 1, "memory_limit": 0, "resources": offers.resources(1, found, False)}
         made = [dask.Worker(address, name=f"simulated{os.getpid()}-{k}", **own) for k in range(count)]

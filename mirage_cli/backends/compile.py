@@ -44,7 +44,9 @@ class CompileJob:
 
     @property
     def compiler(self) -> str:
-        """Which compiler it takes, as workers offer it."""
+        """Which compiler it takes, as workers offer it; one that none offers where only this machine's will do."""
+        if not self.own:
+            return f"{self.tool} of this machine"
         return offered("nvcc" if self.source.endswith(".cu") else "cxx", self.tool)
 
 

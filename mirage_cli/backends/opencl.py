@@ -13,4 +13,5 @@ def jobs(toolchain: Toolchain, fragment: str) -> list[CompileJob]:
     """The compilation of ID.opencl."""
     cxx, source, target = toolchain.cxx, f"{fragment}.opencl", f"build/{fragment}.opencl.o"
     flags = (*TABLE_FLAGS, "-fno-exceptions", "-fno-rtti", "-Iinclude", "-x", "c++", "-c", source, "-o", target)
-    return [CompileJob(fragment, source, target, (*cxx.command, *cxx.compile_flags, *flags), cxx.version)]
+    own = (*cxx.command, *cxx.compile_flags)
+    return [CompileJob(fragment, source, target, (*own, *flags), cxx.version, len(own))]

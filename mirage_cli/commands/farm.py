@@ -73,9 +73,9 @@ def local(workers: int | None, gpus: str | None, host: str, port: int, **given: 
 def certificates(folder: str | None) -> None:
     """Make a certificate and its key in DIR [the user's folder]. Copy both to every machine of the farm: who has the key
     can run programs there."""
-    from mirage_cli.farm import addresses
+    from mirage_cli.farm import certificates
 
-    for path in addresses.make(addresses.folder(folder)):
+    for path in certificates.make(certificates.folder(folder)):
         click.echo(path)
 
 

@@ -243,6 +243,21 @@ class Error(TypedDict):
     hint: A[str, says("What to do; may be empty.")]
 
 
+class Optimized(TypedDict):
+    """What became of a model: its report, or an error."""
+
+    model: A[str, says("Its path.")]
+    output: A[str, says("The folder that it was to be written to.")]
+    report: NotRequired[A[Object, says("Its [report.json](report.md).")]]
+    error: NotRequired[Error]
+
+
+class Several(TypedDict):
+    """Several models, and lists of them (`mirage farm run`)."""
+
+    models: A[list[Optimized], says("In the order in which they were named.")]
+
+
 class Errors(TypedDict):
     """What any command prints in place of its document when it fails; the exit code says it too."""
 
@@ -250,6 +265,7 @@ class Errors(TypedDict):
 
 
 FORMS = {
+    "mirage optimize, several models": Several,
     "mirage verify": Verify,
     "mirage bench": Bench,
     "mirage bench, several sizes": Sweep,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mirage_cli.errors import FarmLost, MirageError, ToolMissing
-from mirage_cli.farm import addresses, offers, performing
+from mirage_cli.farm import address, certificates, offers, performing
 from mirage_cli.farm.worker import configured
 from mirage_cli.files import codec
 from mirage_cli.machine.devices import Device
@@ -48,8 +48,8 @@ class Farm:
     # --- the farm -------------------------------------------------------------------------------------------------------
     def open(self) -> Farm:
         """Connect. Raises FarmLost where no scheduler answers, ToolMissing where no worker has these versions."""
-        dask = addresses.distributed()
-        security = addresses.security(addresses.checked(self.address), self.certificates)
+        dask = certificates.distributed()
+        security = certificates.security(address.checked(self.address), self.certificates)
         self._stack.enter_context(configured())
         try:
             self._client = dask.Client(self.address, security=security, timeout=PATIENCE, set_as_default=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirage_cli.errors import MirageError, UsageError
-from mirage_cli.farm import addresses, offers, performing
+from mirage_cli.farm import address, certificates, offers, performing
 from mirage_cli.files.staging import Scratch
 
 JOIN_SECONDS = 30.0  #: for a scheduler to answer
@@ -37,7 +37,7 @@ class Place:
 def serve(place: Place) -> None:
     """Work until the scheduler ends or this process is told to. Raises UsageError for a farm of another version,
     MirageError where no scheduler answers."""
-    addresses.checked(place.scheduler)
+    address.checked(place.scheduler)
     environment = {performing.MEMORY: str(place.max_memory)}
     if place.gpu is not None:
         environment |= {"CUDA_VISIBLE_DEVICES": place.gpu, performing.CORES: str(place.jobs)}
@@ -46,8 +46,8 @@ def serve(place: Place) -> None:
 
 
 async def _serve(place: Place) -> None:
-    dask = addresses.distributed()
-    security = addresses.security(place.scheduler, place.certificates)
+    dask = certificates.distributed()
+    security = certificates.security(place.scheduler, place.certificates)
     await _join(place, dask, security)
     with configured(), Scratch("mirage-worker-") as folder:
         worker = dask.Worker(

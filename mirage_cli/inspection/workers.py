@@ -14,7 +14,7 @@ from typing import Any
 from mirage_cli.backends import toolchain
 from mirage_cli.backends.compile import offered
 from mirage_cli.errors import ToolMissing, UsageError
-from mirage_cli.farm import addresses, offers
+from mirage_cli.farm import address, certificates, offers
 from mirage_cli.farm import worker as farm_worker
 from mirage_cli.farm.worker import Place
 from mirage_cli.machine import devices
@@ -26,8 +26,8 @@ def serve(options: Options, gpu: int | None) -> None:
     GPU."""
     if options.scheduler is None:
         raise UsageError("there is no scheduler to work for", "name its address, or set MIRAGE_SCHEDULER")
-    addresses.checked(options.scheduler)
-    addresses.distributed()
+    address.checked(options.scheduler)
+    certificates.distributed()
     found = compilers()
     device = None if gpu is None else devices.device(gpu)
     found += () if device is None else (offers.device_offer(device),)
@@ -66,8 +66,8 @@ def local(
     named and nobody else reaches it. Raises UsageError for a host
     beyond this machine without certificates, and for GPUs that do not exist."""
     numbers = _gpus(gpus)
-    scheme = "tcp" if addresses.is_local(host) and options.certificates is None else "tls"
-    security = addresses.security(f"{scheme}://{host}:{port}", options.certificates)
+    scheme = "tcp" if address.is_local(host) and options.certificates is None else "tls"
+    security = certificates.security(f"{scheme}://{host}:{port}", options.certificates)
     count = cores() if workers is None else workers
     share = options.jobs if options.jobs != cores() or not numbers else max(1, cores() // len(numbers))
     kinds = [["--jobs", "1"]] * count + [["--gpu", str(n), "--jobs", str(share)] for n in numbers]
@@ -90,7 +90,7 @@ def _gpus(text: str | None) -> list[int]:
 async def _local(
     kinds: Sequence[Sequence[str]], scheme: str, host: str, port: int, security: Any, say: Callable[[str], None]
 ) -> None:
-    dask = addresses.distributed()
+    dask = certificates.distributed()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -16,7 +16,7 @@ from mirage_cli.backends.toolchain import Tool, Toolchain
 from mirage_cli.checks.kernel_check import Limits
 from mirage_cli.errors import CheckFailed, InvalidGraph, MirageError, Refused, ToolMissing
 from mirage_cli.farm import offers
-from mirage_cli.files import codec
+from mirage_cli.files import codec, result_store
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.machine.devices import Device
@@ -201,9 +201,10 @@ def _measured(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -
         return k, known[k]
 
     yield from (told(k) for k in known if k not in jobs)
+    names = [_named(known[k].where, jobs[k]) for k in numbers]
     waiting, stuck = dict.fromkeys(jobs), ""
     bench = None if stage.options.scheduler is not None or not jobs else _bench(stage)
-    for n, outcome in stage.crew.each(TUNE, [(jobs[k], bench) for k in numbers], keep):
+    for n, outcome in stage.crew.each(TUNE, [(jobs[k], bench) for k in numbers], keep, names=names):
         k = numbers[n]
         del waiting[k]
         if isinstance(outcome, Lost):
@@ -216,6 +217,11 @@ def _measured(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -
     for k in waiting:
         known[k].problem = stuck
         yield told(k)
+
+
+def _named(where: Where, job: TuneJob) -> str:
+    """What a job of another model that gives the same times is known by too."""
+    return result_store.key("tune", where.columns, job.asked.to_json(), [k for k, _ in job.pool])
 
 
 def _kept(w: Work, where: Where, outcome: Outcome, stage: Stage) -> Tuning:

@@ -16,6 +16,7 @@ from typing import Any
 
 from mirage_cli.codegen.requests.passes import PASSES
 from mirage_cli.errors import UsageError
+from mirage_cli.farm import address
 from mirage_cli.options import dims
 from mirage_cli.options.options import Options
 from mirage_cli.search.schedules.architectures import architectures, default_architectures
@@ -122,6 +123,10 @@ def _dim(value: Any) -> str:
     return str(value)
 
 
+def _scheduler(value: Any) -> str:
+    return address.checked(_text("an address", "ADDRESS").read(value))
+
+
 def _coverage(value: Any) -> str:
     kind, _, share = str(_no_bool(value)).partition("=")
     if kind not in COVERAGE_KINDS or not 0 <= float(share) <= 1:
@@ -176,7 +181,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("data", _text("a folder", "DIR"), "External data of a model on standard input."),
     Setting(
         "scheduler",
-        _text("an address such as tls://host:8786", "ADDRESS"),
+        Kind("an address such as tls://host:8786", "ADDRESS", _scheduler),
         "Work on a farm: its Dask scheduler [none].",
     ),
     Setting("certificates", _text("a folder", "DIR"), "The farm's certificates [user's]."),
@@ -269,7 +274,8 @@ def keys() -> list[str]:
 
 def options(values: Mapping[str, Any]) -> Options:
     """The options with these values of fields. Raises UsageError when they do not fit each other."""
-    chosen = Options(**{"scheduler": os.environ.get(SCHEDULER) or None, **values})
+    usual = os.environ.get(SCHEDULER)
+    chosen = Options(**{"scheduler": address.checked(usual) if usual else None, **values})
     dims.parse(chosen.dim)
     dims.parse_shapes(chosen.shape)
     return chosen

@@ -31,6 +31,7 @@ OPTIONS = {
     "confidence": 60,
     "cache": "kept",
     "max-memory": 4 * 2**30,
+    "scheduler": "tls://host:8786",
     "require-coverage": ["flops=0.9"],
     "dry-run": True,
     "force": True,
@@ -38,6 +39,13 @@ OPTIONS = {
 }
 #: (arguments, exit code, code, a part of the message, a part of the hint); none needs more than parsing
 WRONG: list[tuple[str, int, str, str, str]] = [
+    (
+        "optimize model.onnx -o out --scheduler tcp://10.0.0.1:8786",
+        2,
+        "usage",
+        "plain tcp is for this machine only",
+        "",
+    ),
     ("", 2, "usage", "", ""),
     ("optimze model.onnx", 2, "usage", "Did you mean optimize?", "--help"),
     ("optimize model.onnx -o out --forse", 2, "usage", "--force", "mirage optimize --help"),

@@ -12,7 +12,7 @@ import pytest
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.codegen.requests.passes import ALL
 from mirage_cli.errors import CheckFailed, MirageError, UsageError
-from mirage_cli.farm import addresses, offers
+from mirage_cli.farm import offers
 from mirage_cli.files.output import digests
 from mirage_cli.machine.devices import Device
 from mirage_cli.optimization import environment, pipeline, story
@@ -108,12 +108,12 @@ def test_what_is_no_object_is_not_taken(run: pipeline.Run, content: bytes, tmp_p
 @pytest.mark.parametrize(
     "address", ["tls://host:8786", "tcp://127.0.0.1:1", "tcp://localhost:8786", "tcp://[::1]:8786"]
 )
-def test_addresses_that_are_spoken_to(address: str) -> None:
-    assert addresses.checked(address) == address
+def test_addresses_that_are_spoken_to(text: str) -> None:
+    assert address.checked(text) == text
 
 
 @pytest.mark.parametrize(
-    ("address", "problem"),
+    ("text", "problem"),
     [
         ("tcp://10.0.0.1:8786", "plain tcp is for this machine only"),
         ("tcp://localhost.example.org:8786", "plain tcp is for this machine only"),
@@ -123,9 +123,9 @@ def test_addresses_that_are_spoken_to(address: str) -> None:
         ("tls://host", "expected tls://HOST:PORT"),
     ],
 )
-def test_addresses_that_are_not(address: str, problem: str) -> None:
+def test_addresses_that_are_not(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        addresses.checked(address)
+        address.checked(text)
 
 
 def test_a_device_is_told_from_others_of_its_architecture() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mirage_cli.errors import FarmLost, ToolMissing, UsageError
-from mirage_cli.farm import addresses, client, offers
+from mirage_cli.farm import certificates, client, offers
 from mirage_cli.farm.client import Farm
 from mirage_cli.files.output import digests
 from mirage_cli.machine.devices import Device
@@ -240,9 +240,9 @@ def test_connections_beyond_this_machine_ask_for_certificates(tmp_path: Path) ->
     with pytest.raises(UsageError, match=r"farm\.key: No such file or directory, and tls://10\.0\.0\.1:8786 asks"):
         Farm("tls://10.0.0.1:8786", str(tmp_path), Here(1)).open()
     own, other = tmp_path / "own", tmp_path / "other"
-    addresses.make(own), addresses.make(other)
+    certificates.make(own), certificates.make(other)
     with pytest.raises(UsageError, match="is there already"):
-        addresses.make(own)
+        certificates.make(own)
     with local("--workers", "1", "--certificates", str(own)) as (address, _):
         assert address.startswith("tls://")
         with contextlib.closing(Farm(address, str(own), Here(1)).open()) as crew:
@@ -252,6 +252,6 @@ def test_connections_beyond_this_machine_ask_for_certificates(tmp_path: Path) ->
             Farm(address, str(other), Here(1)).open()
         with pytest.raises(FarmLost):
             Farm(address.replace("tls", "tcp"), None, Here(1)).open()
-    os.chmod(own / addresses.KEY, 0o644)
+    os.chmod(own / certificates.KEY, 0o644)
     with pytest.raises(UsageError, match="others can read it"):
         Farm("tls://10.0.0.1:8786", str(own), Here(1)).open()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mirage_cli.commands import schemas
 from mirage_cli.errors import ConfigError, ModelError, UsageError
+from mirage_cli.files import codec
 from mirage_cli.optimization import several
 from mirage_cli.options import orders
 from mirage_cli.options.options import Options
@@ -77,6 +79,7 @@ def test_equal_fragments_are_searched_once_and_a_failure_stops_nobody(tmp_path: 
     assert "cached" not in a.report.fragments[0].search
     assert b.report.fragments[0].search["cached"]
     assert (b.order.out / "model.onnx").read_bytes() == (a.order.out / "model.onnx").read_bytes()
+    codec.checked(several.document([a, broken, b]), schemas.Several)
     rows = several.document([a, broken, b])["models"]
     assert [set(row) for row in rows] == [{"model", "output", k} for k in ("report", "error", "report")]
     assert several.text([a, broken]).splitlines()[0].endswith("1 of 1 fragments replaced, in " + str(a.order.out))

@@ -1,8 +1,4 @@
-"""Addresses of schedulers, and the certificates without which none beyond this machine is spoken to.
-
-What Dask sends is pickled code: who reaches a port of a scheduler or a worker can run programs there. On the loopback that is
-whoever is on this machine; anywhere else both ends have to show a certificate of the farm's own.
-"""
+"""The certificate of a farm, which all its machines show each other, and Dask itself."""
 
 from __future__ import annotations
 
@@ -19,29 +15,9 @@ from mirage_cli.machine import user_folders
 if TYPE_CHECKING:
     from distributed import Security
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 CERTIFICATE, KEY = "farm.pem", "farm.key"
 YEARS = 2
 _HINT = "mirage farm certificates makes a set; copy it to every machine of the farm"
-
-
-def is_local(host: str) -> bool:
-    """True if only programs of this machine reach a host's ports."""
-    return host in LOOPBACK or host.startswith("127.")
-
-
-def checked(address: str) -> str:
-    """The address of a scheduler, `tcp://` of this machine or `tls://`. Raises UsageError for any other."""
-    kind, found, rest = address.partition("://")
-    host = rest.rpartition(":")[0]
-    if not found or not host or not rest.rpartition(":")[2].isdigit() or kind not in ("tcp", "tls"):
-        raise UsageError(f"--scheduler {address}: expected tls://HOST:PORT, or tcp://127.0.0.1:PORT")
-    if kind == "tcp" and not is_local(host):
-        raise UsageError(
-            f"--scheduler {address}: plain tcp is for this machine only: whoever reaches it can run programs on the farm",
-            f"use tls://{rest}; {_HINT}",
-        )
-    return address
 
 
 def folder(given: str | None) -> Path:
