@@ -12,7 +12,7 @@ import pytest
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.codegen.requests.passes import ALL
 from mirage_cli.errors import CheckFailed, MirageError, UsageError
-from mirage_cli.farm import offers
+from mirage_cli.farm import address, offers
 from mirage_cli.files.output import digests
 from mirage_cli.machine.devices import Device
 from mirage_cli.optimization import environment, pipeline, story
