@@ -122,7 +122,7 @@ def _packed(job: CompileJob, folder: Path, timeout: float) -> Job:
 
 def _elsewhere(job: CompileJob, source: bytes, timeout: float) -> dict[str, str]:
     """The object of a source beside this machine's copy of the headers, by its own compiler of the same version."""
-    tool = _own_compiler(job.source.endswith(".cu"))
+    tool = own_compiler(job.source.endswith(".cu"))
     if not job.own or tool.version != job.tool:
         raise CompileError(f"{job.tool} is not here, but {tool}")
     command = (*tool.command, *tool.compile_flags, *job.command[job.own :])
@@ -137,7 +137,8 @@ def _elsewhere(job: CompileJob, source: bytes, timeout: float) -> dict[str, str]
 
 
 @functools.cache
-def _own_compiler(cuda: bool) -> toolchain.Tool:
+def own_compiler(cuda: bool) -> toolchain.Tool:
+    """The compiler of this machine, looked for once. Raises ToolMissing."""
     return toolchain.find_nvcc() if cuda else toolchain.find_cxx()
 
 

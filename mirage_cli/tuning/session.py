@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mirage_cli.backends import toolchain
+from mirage_cli.backends.compile import own_compiler
 from mirage_cli.backends.toolchain import Tool
 from mirage_cli.codegen.requests.passes import Passes
 from mirage_cli.farm import performing
@@ -102,7 +102,7 @@ def _rows(trials: Sequence[Trial]) -> list[Any]:
 
 def _elsewhere(job: TuneJob, tell: Callable[[Any], None] = lambda content: None) -> Any:
     """A job on a worker, whose only device is number 0."""
-    at = Bench(toolchain.find_nvcc(), performing.cores(), None)
+    at = Bench(own_compiler(cuda=True), performing.cores(), None)
     outcome = measured(replace(job, bench=replace(job.bench, device=0)), at, lambda trials: tell(_rows(trials)))
     tuned = outcome.tuned
     return {

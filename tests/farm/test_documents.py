@@ -14,6 +14,7 @@ from mirage_cli.codegen.requests.passes import ALL
 from mirage_cli.errors import CheckFailed, MirageError, UsageError
 from mirage_cli.farm import address, offers
 from mirage_cli.files.output import digests
+from mirage_cli.inspection import workers
 from mirage_cli.machine.devices import Device
 from mirage_cli.optimization import environment, pipeline, story
 from mirage_cli.options.options import Options
@@ -105,9 +106,7 @@ def test_what_is_no_object_is_not_taken(run: pipeline.Run, content: bytes, tmp_p
 
 
 # --- addresses and offers ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "address", ["tls://host:8786", "tcp://127.0.0.1:1", "tcp://localhost:8786", "tcp://[::1]:8786"]
-)
+@pytest.mark.parametrize("text", ["tls://host:8786", "tcp://127.0.0.1:1", "tcp://localhost:8786", "tcp://[::1]:8786"])
 def test_addresses_that_are_spoken_to(text: str) -> None:
     assert address.checked(text) == text
 
@@ -158,3 +157,14 @@ def test_the_kind_of_gpu_is_chosen_by_number(monkeypatch: pytest.MonkeyPatch) ->
     assert environment.settled(asked, Offering()).arch == ("sm_90a",)
     with pytest.raises(MirageError, match=r"--gpu 1: workers of .* offer 1 kinds of GPU: NVIDIA H200"):
         environment.device(Options(gpu=1, scheduler="tcp://127.0.0.1:1"), Offering())
+
+
+def test_nothing_listens_beyond_this_machine_without_certificates(tmp_path: Path) -> None:
+    asked = Options(certificates=str(tmp_path))
+    for host in ("0.0.0.0", "10.0.0.1"):
+        with pytest.raises(UsageError, match=r"farm\.key: No such file or directory"):
+            workers.local(asked, 0, None, host, 0, print)
+    with pytest.raises(UsageError, match="there is no scheduler to work for"):
+        workers.serve(Options(), None)
+    with pytest.raises(UsageError, match="--gpus 7: expected all, or numbers below"):
+        workers.local(Options(), 0, "7", "127.0.0.1", 0, print)

@@ -323,7 +323,7 @@ def test_the_own_choice_leads_the_pool(planned: tuple[Any, Work, PlanOptions]) -
 def test_times_from_a_worker_decide_alike(
     work: Work, stage: Stage, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(session.toolchain, "find_nvcc", lambda: TOOL)
+    monkeypatch.setattr(session, "own_compiler", lambda cuda: TOOL)
     local = replace(work, plan=replace(work.plan, plans=dict(work.plan.plans)))  # type: ignore[type-var]
     choose([local], stage, silent)
     gpu.built = 0
@@ -341,7 +341,7 @@ def test_times_from_a_worker_decide_alike(
 def test_times_of_what_is_no_candidate_are_not_taken(
     work: Work, stage: Stage, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session.toolchain, "find_nvcc", lambda: TOOL)
+    monkeypatch.setattr(session, "own_compiler", lambda cuda: TOOL)
 
     def changed(name: str, document: Any) -> Any:
         document["trials"][0]["key"] = "other"
