@@ -23,11 +23,13 @@ demo: $(STAMP) ## Optimize an exported decoder, prove it, and run it in onnxrunt
 test: $(STAMP) ## Run the whole test suite
 	$(PYTEST) -n auto --dist worksteal
 
-# What the extras bring: torch, onnxruntime-genai with the builder of its models, and Dask.
+# What the extras bring: torch, onnxruntime-genai with the builder of its models, Dask, OpenCL on the processor, HIP's compiler.
 EXTRAS := tests/farm/test_farm.py 'tests/documents/test_how_to.py::test_a_page[farm]' tests/frontends/torchscript tests/python/test_torch.py tests/benchmark/test_program_peer.py tests/suite/test_cases.py \
-  tests/backends/test_kernel.py tests/runtime/test_genai.py
+  tests/backends/test_kernel.py tests/runtime/test_genai.py tests/codegen/opencl/test_on_device.py tests/kernels/test_opencl.py tests/codegen/hip
+# The clang that compiles HIP, where there is none and packages may be installed.
+HIP_CLANG_PACKAGES := clang-19 clang-tools-19 lld-19 llvm-19
 
-test-extras: $(VENV)/.extras ## Run the tests of what torch, onnxruntime-genai and Dask add (installs them)
+test-extras: $(VENV)/.extras ## Run the tests of what torch, onnxruntime-genai, Dask, OpenCL and HIP's compiler add (installs them)
 	$(PYTEST) -n auto --dist worksteal $(EXTRAS)
 
 lint: $(STAMP) ## Check style, types and the direction of imports
@@ -157,7 +159,10 @@ $(VENV)/.fuzz: $(STAMP)
 
 $(VENV)/.extras: $(STAMP)
 	@$(PIP) torch==2.13.0
-	@$(PIP) --editable '.[dev,genai,farm]'
+	@$(PIP) --editable '.[dev,genai,farm,opencl]'
+	@$(BIN)/python -c 'from mirage_cli.backends import hip; hip.find()' 2>/dev/null || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(HIP_CLANG_PACKAGES) >/dev/null; } || \
+	  echo "make: no clang compiles HIP here: those tests are skipped"
 	@touch $@
 
 $(VENV)/.samples: $(STAMP)

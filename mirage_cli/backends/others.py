@@ -20,9 +20,10 @@ class BackEnd:
 
     jobs: Callable[[Toolchain, str], list[CompileJob]]
     link: tuple[str, ...]
+    find: Callable[[], object] = lambda: None  #: its own compiler; raises ToolMissing without one
 
 
-KINDS = {"hip": BackEnd(hip.jobs, hip.LINK), "opencl": BackEnd(opencl.jobs, opencl.LINK)}
+KINDS = {"hip": BackEnd(hip.jobs, hip.LINK, hip.find), "opencl": BackEnd(opencl.jobs, opencl.LINK)}
 
 
 def used(operators: Iterable[OperatorSpec]) -> tuple[str, ...]:

@@ -159,7 +159,7 @@ def schedules(schedule: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple
             n = numbered.get(place, 0)
             numbered[place] = n + 1
             tiles = ", ".join(f"{axis} {size}" for axis, size in kernel["tiles"].items()) or "–"
-            engine = kernel.get("engine", "block") if target == "cuda" else "loops"
+            engine = kernel.get("engine", "block") if target != "cpu" else "loops"
             memory = byte_count(kernel["shared_bytes"]) if "shared_bytes" in kernel else "–"
             numbers = (
                 str(kernel["loop"] or "–"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mirage_cli.backends import hip, others
+from mirage_cli.backends import others
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ToolMissing, UsageError
@@ -15,7 +15,7 @@ from mirage_cli.machine import devices, user_folders
 from mirage_cli.options.options import Options
 from mirage_cli.processes.jobs import Crew, Here
 from mirage_cli.runtime import sessions
-from mirage_cli.search.schedules.architectures import architectures, default_architectures, native
+from mirage_cli.search.schedules.architectures import architectures, default_architectures, kinds, native
 from mirage_cli.tuning.cache import TuningCache
 
 OBJECTS, TUNINGS, RESULTS, GRAPHS = "objects", "tunings", "results", "graphs"  #: folders of the cache
@@ -24,12 +24,12 @@ ANSWERS = "answers"
 
 def toolchain(options: Options) -> Toolchain:
     """The compilers that a run needs. Raises ToolMissing, also for a GPU or a provider that `--gpu` needs."""
-    unknown = [t for t in options.target if t not in ("cpu", "cuda", *others.KINDS)]
+    unknown = [t for t in options.target if t not in kinds()]
     if unknown:
-        raise UsageError(f"--target {unknown[0]}: expected cpu, cuda, {' or '.join(others.KINDS)}")
+        raise UsageError(f"--target {unknown[0]}: expected one of {', '.join(kinds())}")
     tools = tools_module.find(not options.target or wants_cuda(options), store(options))
-    if "hip" in options.target:
-        hip.find()
+    for kind in set(options.target) & set(others.KINDS):
+        others.KINDS[kind].find()
     if options.gpu is not None and options.scheduler is None:
         devices.device(options.gpu)
         sessions.check_provider("cuda")
@@ -79,10 +79,10 @@ def wants_cuda(options: Options) -> bool:
 def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
     """The targets of a run by kind: CPU kernels always (a library with none of a provider's kernels is an error there),
     CUDA ones when asked for or when there is a compiler. Raises UsageError for an unknown architecture."""
-    kinds: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
+    chosen: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
     if wants_cuda(options) or (not options.target and tools.nvcc is not None):
-        kinds["cuda"] = archs(options)
-    return kinds | {kind: default_architectures(kind) or (kind,) for kind in others.KINDS if kind in options.target}
+        chosen["cuda"] = archs(options)
+    return chosen | {kind: default_architectures(kind) or (kind,) for kind in others.KINDS if kind in options.target}
 
 
 def unasked(options: Options, tools: Toolchain) -> list[str]:

@@ -19,7 +19,7 @@ from mirage_cli.errors import UsageError
 from mirage_cli.farm import address
 from mirage_cli.options import dims
 from mirage_cli.options.options import Options
-from mirage_cli.search.schedules.architectures import architectures, default_architectures
+from mirage_cli.search.schedules.architectures import architectures, default_architectures, kinds
 
 COVERAGE_KINDS = ("flops", "weight_bytes", "nodes")
 SCHEDULER = "MIRAGE_SCHEDULER"  #: the variable that stands for `--scheduler` where it is not given
@@ -148,8 +148,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "target",
-        _choice("KIND", "cuda", "cpu", "opencl", "hip"),
-        "cuda, cpu, opencl or hip [cpu; cuda with nvcc].",
+        _choice("KIND", *kinds()),
+        f"{', '.join(kinds())} [cpu; cuda with nvcc].",
         many=True,
     ),
     Setting(

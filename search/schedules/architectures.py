@@ -46,6 +46,11 @@ def kind_of(name: str) -> str:
     return next((kind for kind, prefix in PREFIXES.items() if name.startswith(prefix)), name)
 
 
+def kinds() -> tuple[str, ...]:
+    """The kinds of targets that there are files for."""
+    return tuple(sorted({kind_of(n) for n in target_names()}))
+
+
 @functools.cache
 def architectures(kind: str = "cuda") -> tuple[str, ...]:
     """The architectures of a kind, oldest first."""

@@ -131,10 +131,8 @@ class Warpgroup:
 
 
 Section = Cpu | Block | Clusters | Strip | Rows | Warpgroup
-#: the sections of a target's file by its kind
+#: the sections of a target's file by its kind; other kinds have the engine `block` alone
 SECTIONS: dict[str, dict[str, type[Section]]] = {
     "cpu": {"cpu": Cpu},
-    "opencl": {"block": Block},
-    "hip": {"block": Block},
     "cuda": {"block": Block, "clusters": Clusters, "strip": Strip, "rows": Rows, "warpgroup": Warpgroup},
 }

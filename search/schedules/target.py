@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from mirage_cli.errors import UsageError
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.search.schedules.architectures import at, data, kind_of, number
-from mirage_cli.search.schedules.fitted import SECTIONS, Section
+from mirage_cli.search.schedules.fitted import SECTIONS, Block, Section
 
 S = TypeVar("S", bound=Section)
 _WORDS = {
@@ -95,7 +95,7 @@ def load_target(name: str) -> Target:
     for key, wanted in (("name", name), ("kind", kind)):
         if written.get(key) != wanted:
             raise UsageError(f"{at(name)}{key}: expected {wanted}")
-    known = SECTIONS[kind]
+    known = SECTIONS.get(kind, {"block": Block})
     own = {key: written.pop(key) for key in known if key in written}
     features, like = written.pop("features", []), written.pop("like", name)
     borrowed = own if like == name else data(like)

@@ -221,26 +221,26 @@ def test_the_default_place(
     monkeypatch: pytest.MonkeyPatch, providers: tuple[str, ...], gpus: list[Any], has_cuda: bool, wanted: str
 ) -> None:
     machine(monkeypatch, providers, gpus)
-    assert benchmark.choose_place(BenchOptions(threads=3), has_cuda) == Place(wanted, 0, 3)
-    assert benchmark.choose_place(BenchOptions(cpu=True), has_cuda).provider == "cpu"
+    assert benchmark.choose_place(BenchOptions(threads=3), {"cuda"} if has_cuda else ()) == Place(wanted, 0, 3)
+    assert benchmark.choose_place(BenchOptions(cpu=True), {"cuda"} if has_cuda else ()).provider == "cpu"
 
 
 def test_a_gpu_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, ("cpu",), [GPU])
     with pytest.raises(ToolMissing) as caught:
-        benchmark.choose_place(BenchOptions(gpu=0), True)
+        benchmark.choose_place(BenchOptions(gpu=0), {"cuda"})
     assert caught.value.hint == sessions.CUDA_PROVIDER_COMMAND
     machine(monkeypatch, ("cpu", "cuda"), [])
     with pytest.raises(ToolMissing, match="no NVIDIA GPU"):
-        benchmark.choose_place(BenchOptions(gpu=0), True)
+        benchmark.choose_place(BenchOptions(gpu=0), {"cuda"})
     machine(monkeypatch, ("cpu", "cuda"), [GPU])
     with pytest.raises(UsageError, match="no GPU 1"):
-        benchmark.choose_place(BenchOptions(gpu=1), True)
+        benchmark.choose_place(BenchOptions(gpu=1), {"cuda"})
     with pytest.raises(UsageError, match="no CUDA kernels"):
-        benchmark.choose_place(BenchOptions(gpu=0), False)
+        benchmark.choose_place(BenchOptions(gpu=0), ())
     with pytest.raises(UsageError, match="exclude"):
-        benchmark.choose_place(BenchOptions(gpu=0, cpu=True), True)
-    assert benchmark.choose_place(BenchOptions(gpu=0), True) == Place("cuda", 0)
+        benchmark.choose_place(BenchOptions(gpu=0, cpu=True), {"cuda"})
+    assert benchmark.choose_place(BenchOptions(gpu=0), {"cuda"}) == Place("cuda", 0)
 
 
 def test_some_fragments_without_the_whole_model(optimized: Optimized) -> None:

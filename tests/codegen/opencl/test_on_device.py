@@ -30,7 +30,7 @@ KINDS = (
     "moe_gated",
 )
 BRAIN = ("rms_linear", "gated", "lora", "attention", "attention_masked", "attention_causal")
-ODD = ("vector", "columns", "softmax", "attention_causal", "attention_symbolic", "integers", "symbolic", "two_outputs")
+ODD = ("attention_causal", "attention_symbolic", "integers", "symbolic", "two_outputs")
 
 
 def problems(cases: Iterable[Case], folder: Path) -> list[str]:
@@ -78,4 +78,4 @@ def test_small_programs(tmp_path: Path) -> None:
 
 
 def test_random_programs(tmp_path: Path) -> None:
-    assert problems((c for n in range(12) for c in alone.cases(n, 28, OPENCL)), tmp_path) == []
+    assert problems((c for n in range(8) for c in alone.cases(n, 28, OPENCL)), tmp_path) == []
