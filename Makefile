@@ -85,8 +85,8 @@ experiment: $(STAMP) ## Count wrong acceptances of the proof's test over small p
 mutations: $(STAMP) ## Prove or refute 10,000 random changes of proved muGraphs (docs/proof.md)
 	$(BIN)/python -m tests.search.proof.test_mutations --count 10000
 
-kernel-mutations: $(STAMP) ## Run random changes of printed kernels over residues (docs/proof.md); COUNT of each kernel
-	$(BIN)/python -m tests.kernel_proof.mutations --count $(or $(COUNT),40)
+kernel-mutations: $(STAMP) ## Refute 10,000 random changes of printed kernels (docs/proof.md; goes on where it was stopped); COUNT of each kernel
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.kernel_proof.mutations $(if $(COUNT),--count $(COUNT))
 
 programs: $(STAMP) ## Optimize 1,000 random programs and compare them with float64 (docs/reliability.md); COUNT, SEED for others
 	$(BIN)/python -m tests.random_programs --count $(or $(COUNT),1000) --seed $(or $(SEED),0)

@@ -73,7 +73,9 @@ def test_a_run_that_is_not_understood_says_nothing_of_the_kernels() -> None:
     def compared(*arguments: object) -> sources.Rendered:
         rendered = real(*arguments)  # type: ignore[arg-type]
         assert "const float e0 = " in rendered.text
-        text = rendered.text.replace("const float e0 = ", "const bool odd = 1.0f < 2.0f; const float e0 = ")
+        text = rendered.text.replace(
+            "const float e0 = ", "const bool odd = 1.0f < 2.0f; const float e0 = odd ? 1.0f : "
+        )
         return replace(rendered, text=text)
 
     with mock.patch.object(prove, "source", compared):
