@@ -147,7 +147,7 @@ def _edges(program: Program, plain: DrawnInputs, seed: int) -> Iterator[Any]:
 def _limits_of_sizes(
     program: Program, names: Sequence[str], limits: Limits | None
 ) -> Iterator[tuple[str, dict[str, int]]]:
-    """Symbols at the ends of what they may be: all at their least, each as large as is affordable, each without limits 0."""
+    """Symbols at the ends of what they may be: all at their least, each as large as is affordable, each that may be 0."""
     if not names:
         return
     roots = _roots(names)
@@ -162,7 +162,7 @@ def _limits_of_sizes(
             yield LONGEST, longest
     middle = {root: n for root, n in symbol_values(names, "random", limits).items() if root in roots}
     for root in roots:
-        if root not in known:
+        if root not in known or not least[root]:
             yield EMPTY, _solved(names, middle | {root: 0})
 
 

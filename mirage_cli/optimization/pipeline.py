@@ -381,16 +381,15 @@ def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims
     if not sizes or len(original.data) + sum(f.size for f in imported.files) > MOST_TRIED:
         return asked, sizes
     found = running_sizes.running(original.data, str(Path(original.files.path).parent), sizes, options.max_memory)
-    if not found.name:
-        return asked, sizes
-    most = found.sizes[found.name]
-    if found.name in fixed:
-        option = f"--dim {found.name}={asked[found.name]}" if found.name in asked else "--shape"
+    if len(found.names) > 1 and not fixed.keys().isdisjoint(found.names):
+        return asked, sizes  # of several which one is to blame nobody knows
+    for name in fixed.keys() & found.names:
+        option = f"--dim {name}={asked[name]}" if name in asked else "--shape"
         raise UsageError(
-            f"{option}: the model does not run at {found.name} {sizes[found.name]}: {found.problem.splitlines()[0]}",
-            f"the largest that runs is {found.name}={most}",
+            f"{option}: the model does not run at {name} {sizes[name]}: {found.problem.splitlines()[0]}",
+            f"the largest that runs is {name}={found.sizes[name]}",
         )
-    return asked | {found.name: dims.Range(1, most, most)}, found.sizes
+    return asked | {n: dims.Range(1, found.sizes[n], found.sizes[n]) for n in found.names}, found.sizes
 
 
 def frontend_options(options: Options) -> frontends.Options:

@@ -35,7 +35,8 @@ class Range:
 def parse(texts: Iterable[str]) -> dict[str, Range]:
     """The ranges of `SYMBOL=N` and `SYMBOL=MIN:TYPICAL:MAX`.
 
-    Raises UsageError for another form, for numbers out of order or below 1, and for a symbol that comes twice.
+    A dimension that may be empty has MIN 0. Raises UsageError for another form, for numbers out of order, for one that is 0
+    always or typically, and for a symbol that comes twice.
     """
     ranges: dict[str, Range] = {}
     for text in texts:
@@ -46,9 +47,9 @@ def parse(texts: Iterable[str]) -> dict[str, Range]:
         if name in ranges:
             raise UsageError(f"--dim {text}: {name} is {ranges[name]} already")
         low, typical, high = map(int, parts * 3 if len(parts) == 1 else parts)
-        if not 1 <= low <= typical <= high <= LARGEST:
-            order = "1 <= N" if len(parts) == 1 else "1 <= MIN <= TYPICAL <= MAX"
-            raise UsageError(f"--dim {text}: expected {order} <= {LARGEST}")
+        if not (0 <= low <= typical <= high <= LARGEST and typical):
+            order = "1 <= N" if len(parts) == 1 else "0 <= MIN <= TYPICAL <= MAX, 1 <= TYPICAL"
+            raise UsageError(f"--dim {text}: expected {order}, at most {LARGEST}")
         ranges[name] = Range(low, typical, high)
     return ranges
 

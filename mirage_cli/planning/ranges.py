@@ -50,9 +50,9 @@ def typical(symbols: Iterable[str], given: Mapping[str, Range]) -> dict[str, int
 
 
 def least(symbols: Iterable[str], given: Mapping[str, Range]) -> dict[str, int]:
-    """The least sizes of symbols."""
+    """The least sizes of symbols at which there is something to do."""
     names = list(symbols)
-    return resolved(names, {n: range_of(n, given).low for n in bases(names)})
+    return dict(_positive(names, {n: range_of(n, given).low for n in bases(names)}))
 
 
 def points(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:

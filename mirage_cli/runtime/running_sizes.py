@@ -25,16 +25,16 @@ MOST = 1 << 26  #: elements of all inputs: with more nothing is tried
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Sizes at which a model runs. Where it does not at those that were asked, `name` is the one that is smaller in `sizes`,
-    the largest that runs, and `problem` what onnxruntime says of the one that was asked."""
+    """Sizes at which a model runs. Where it does not at those that were asked, `names` are those that are smaller in `sizes`,
+    one as large as runs or, where that does not help, all, and `problem` is what onnxruntime says of those asked."""
 
     sizes: dict[str, int] = field(default_factory=dict)
-    name: str = ""
+    names: tuple[str, ...] = ()
     problem: str = ""
 
 
 def running(model: bytes, data: str, asked: Mapping[str, int], max_memory: int = 0) -> Running:
-    """The sizes of symbols, those `asked` or one of them smaller, at which a model (with external data in the folder `data`)
+    """The sizes of symbols, those `asked` or smaller ones, at which a model (with external data in the folder `data`)
     runs. Those asked, where that cannot be told: the model does not run at all, takes too long, or has huge inputs."""
     jobs = [(model, data, dict(asked))]
     for _, outcome in isolation.each(_tried, jobs, 1, max_memory, apart=True, seconds=SECONDS):
@@ -68,7 +68,11 @@ def _tried(model: bytes, data: str, asked: dict[str, int]) -> Running:
             middle = (runs + fails) // 2
             runs, fails = (runs, middle) if problem(asked | {name: middle}) else (middle, fails)
         if runs:
-            return Running(asked | {name: runs}, name, why)
+            return Running(asked | {name: runs}, (name,), why)
+    smaller = [{n: max(1, size >> k) for n, size in asked.items()} for k in range(1, max(asked.values()).bit_length())]
+    for sizes in smaller if why else ():  # lengths that belong together, such as of a cache and of a mask over it
+        if not problem(sizes):
+            return Running(sizes, tuple(n for n in asked if sizes[n] < asked[n]), why)
     return Running(asked)
 
 

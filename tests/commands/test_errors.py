@@ -114,7 +114,7 @@ def test_standard_input_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
             ["optimize", MODEL, "-o", "x", "--arch", "sm_70"],
             "'--arch': expected sm_80 or sm_89 or sm_90a or sm_120 or native",
         ),
-        (["optimize", MODEL, "-o", "x", "--dim", "s=3:2:1"], "'--dim': s=3:2:1: expected 1 <= MIN <= TYPICAL <= MAX"),
+        (["optimize", MODEL, "-o", "x", "--dim", "s=3:2:1"], "'--dim': s=3:2:1: expected 0 <= MIN <= TYPICAL <= MAX"),
         (["optimize", MODEL, "-o", "x", "--dim", "s=1", "--dim", "s=2"], "s is 1 already"),
         (["optimize", MODEL, "-o", "x", "--shape", "x=1,2"], "'--shape': x=1,2: expected NAME=1x128x..."),
         (["optimize", MODEL, "-o", "x", "--require-coverage", "all"], "'--require-coverage': expected KIND=SHARE"),

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.lax.ir.graph import Map
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
@@ -138,3 +139,21 @@ def test_numbers_that_are_none(name: str, tmp_path: Path, own_cache: Path) -> No
             if place == "nothing":
                 rows = np.moveaxis(np.atleast_3d(made.reshape(-1, *made.shape[-2:])), -2, 0)
                 assert (np.isnan if name == "microsoft" else np.logical_not)(rows[2]).all(), "nothing is seen"
+
+
+def test_a_past_may_be_empty(tmp_path: Path, cache: Path) -> None:
+    inputs = "float[1, 2, 1, 8] q, float[1, 2, 1, 8] k, float[1, 2, 1, 8] v, float[1, 2, past, 8] pk, float[1, 2, past, 8] pv"
+    steps = "keys = Concat <axis = 2> (pk, k) values = Concat <axis = 2> (pv, v) y = Attention (q, keys, values)"
+    text = f"g ({inputs}) => (float[1, 2, 1, 8] y) {{ {steps} }}"
+    path, out = tmp_path / "model.onnx", tmp_path / "out"
+    onnx.save(model := parsed(text, opset=23, ir_version=11), path)
+    options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache), dim=("past=0:4:16",))
+    (fragment,) = anew(str(path), out, options).fragments
+    assert fragment.status == "replaced"
+    both = sessions.session(path.read_bytes()), sessions.session((out / MODEL).read_bytes(), library=out / LIBRARY)
+    for length in (0, 4):
+        rng = np.random.default_rng(length)
+        shapes = {i.name: [d.dim_value or length for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+        given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        original, ours = (sessions.run(s, given)["y"] for s in both)
+        assert np.allclose(ours, original, atol=1e-5)

@@ -153,7 +153,7 @@ def test_a_file_as_people_write_it(tmp_path: Path) -> None:
         ("arch: sm_70", r":1:\d+: arch: expected sm_80 or sm_89 or sm_90a or sm_120 or native, found 'sm_70'"),
         ("max-memory: 4Q", r":1:\d+: max-memory: expected a size such as 4G or 512M, found '4Q'"),
         ("cache: []", r":1:\d+: cache: expected a folder, or false for none, found \[\]"),
-        ("dim: {s: 3:2:1}", r":1:\d+: dim: s=3:2:1: expected 1 <= MIN <= TYPICAL <= MAX"),
+        ("dim: {s: 3:2:1}", r":1:\d+: dim: s=3:2:1: expected 0 <= MIN <= TYPICAL <= MAX"),
         ("dim: [s]", r":1:\d+: dim: s: expected SYMBOL=N or SYMBOL=MIN:TYPICAL:MAX"),
         ("shape: {x: abc}", r":1:\d+: shape: x=abc: expected NAME=1x128x"),
         ("require-coverage: {speed: 1}", r":1:\d+: require-coverage: expected KIND=SHARE with KIND one of flops"),

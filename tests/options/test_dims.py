@@ -10,8 +10,8 @@ from mirage_cli.options.dims import Range
 
 
 def test_numbers_and_ranges() -> None:
-    found = dims.parse(["batch=4", "seq=1:128:4096", "past=7:7:7"])
-    assert found == {"batch": Range(4, 4, 4), "seq": Range(1, 128, 4096), "past": Range(7, 7, 7)}
+    found = dims.parse(["batch=4", "seq=0:128:4096", "past=7:7:7"])
+    assert found == {"batch": Range(4, 4, 4), "seq": Range(0, 128, 4096), "past": Range(7, 7, 7)}
     assert [found[name].fixed for name in found] == [True, False, True]
     assert dims.numbers(found) == {"batch": 4, "past": 7}
     assert dims.typical(found) == {"batch": 4, "seq": 128, "past": 7}
@@ -37,15 +37,15 @@ def test_another_form_is_refused(text: str) -> None:
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["s=0:1:2", "s=2:1:3", "s=1:4:3", "s=3:3:2", "s=1:2:2147483648"])
+@pytest.mark.parametrize("text", ["s=0:0:2", "s=2:1:3", "s=1:4:3", "s=3:3:2", "s=1:2:2147483648"])
 def test_numbers_out_of_order_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"expected 1 <= MIN <= TYPICAL <= MAX <= 2147483647"):
+    with pytest.raises(UsageError, match=r"expected 0 <= MIN <= TYPICAL <= MAX, 1 <= TYPICAL, at most 2147483647"):
         dims.parse([text])
 
 
 @pytest.mark.parametrize("text", ["s=0", "s=2147483648"])
 def test_a_single_number_is_bounded(text: str) -> None:
-    with pytest.raises(UsageError, match=r"expected 1 <= N <= 2147483647"):
+    with pytest.raises(UsageError, match=r"expected 1 <= N, at most 2147483647"):
         dims.parse([text])
 
 

@@ -50,8 +50,20 @@ def positions() -> onnx.ModelProto:
 )
 def test_the_largest_size_that_runs(asked: dict[str, int], found: dict[str, int], name: str) -> None:
     running = running_sizes.running(positions().SerializeToString(), ".", asked)
-    assert (running.sizes, running.name) == (found, name)
+    assert (running.sizes, "".join(running.names)) == (found, name)
     assert bool(running.problem) == bool(name)
+
+
+def test_sizes_that_belong_together_are_smaller_together() -> None:
+    graph = """g (float[seq, 16] x, float[other, 16] z) => (float[seq, 32] y) {
+        s = Shape <start = 0, end = 1> (x)
+        p = Slice(table, zero, s)
+        e = Add(x, p)
+        y = Concat <axis = 1> (e, z)
+    }"""
+    model = parsed(graph, table=np.zeros((POSITIONS, 16), np.float32), zero=np.zeros(1, np.int64))
+    running = running_sizes.running(model.SerializeToString(), ".", {"seq": 1024, "other": 1024})
+    assert running.sizes == {"seq": 64, "other": 64} and running.names == ("seq", "other") and running.problem
 
 
 def test_a_model_that_never_runs_tells_nothing() -> None:

@@ -102,9 +102,9 @@ def _refuse(call: Call, inputs: dict[int, str], outputs: int) -> None:
 def _group_query_attention(call: Call) -> list[int | None]:
     """As ONNX's Attention with a causal mask, a window, rotary embeddings and a cache, of lengths that are known or inputs."""
     graph = call.graph
-    _refuse(call, {11: "a sink", 12: "a quantized cache", 13: "a quantized cache", 14: "norms inside"}, outputs=3)
-    if call.integer("smooth_softmax", 0) == 1 or call.integer("qk_output", 0) or not call.integer("causal", 1):
-        raise Refused("a softmax with a sink, scores as an output, or no causal mask")
+    _refuse(call, {12: "a quantized cache", 13: "a quantized cache", 14: "norms inside"}, outputs=3)
+    if call.integer("qk_output", 0) or not call.integer("causal", 1):
+        raise Refused("scores as an output, or no causal mask")
     q, k, v = _grouped(call)
     past = graph.dims(call.arg(3))[2] if call.has(3) else 0
     known = _known_past(call, past, graph.dims(q)[2])
@@ -126,8 +126,22 @@ def _group_query_attention(call: Call) -> list[int | None]:
     window = call.integer("local_window_size", -1)
     if window >= 0:
         biased = compose.attention_mask(graph, biased, graph.map("lt", compose.shift(graph, rows, -window), columns))
-    y = heads.join_heads(graph, heads.weighted(graph, compose.softmax(graph, biased, [3]), wide[1]))
+    y = heads.join_heads(graph, heads.weighted(graph, _shares(call, biased), wide[1]))
     return [y, k, v]
+
+
+def _shares(call: Call, scores: int) -> int:
+    """The softmax over keys; a sink, which `smooth_softmax` puts at 0, takes its share too."""
+    graph = call.graph
+    if call.has(11):
+        sink = graph.reshape(call.arg(11), [1, graph.dims(scores)[1], 1, 1])
+    elif call.integer("smooth_softmax", 0) == 1:
+        sink = graph.fill(0, graph.dtype(scores))
+    else:
+        return compose.softmax(graph, scores, [3])
+    top = graph.map("max", graph.reduce("max", scores, [3]), sink)
+    parts, own = (graph.map("exp", graph.map("sub", x, top)) for x in (scores, sink))
+    return graph.map("div", parts, graph.map("add", graph.reduce("sum", parts, [3]), own))
 
 
 def _grouped(call: Call) -> tuple[int, int, int]:

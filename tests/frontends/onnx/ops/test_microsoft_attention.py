@@ -167,6 +167,8 @@ GQA = {
     "soft cap": "num_heads = 4, kv_num_heads = 2, softcap = 2.0",
     "window": "num_heads = 4, kv_num_heads = 2, local_window_size = 2",
     "scale": "num_heads = 4, kv_num_heads = 2, scale = 0.7",
+    "smooth": "num_heads = 4, kv_num_heads = 2, smooth_softmax = 1",
+    "sink": "num_heads = 4, kv_num_heads = 2, softcap = 2.0",
 }
 
 
@@ -177,12 +179,13 @@ def test_group_query_attention(case: str, past: int) -> None:
     inputs = "float[1,3,64] q, float[1,3,32] k, float[1,3,32] v"
     cache = ", float[1,2,2,16] pk, float[1,2,2,16] pv" if past else ""
     given = "pk, pv" if past else ", "
-    tables = ", cos, sin" if "rotary" in GQA[case] else ""
+    tables = ", cos, sin" if "rotary" in GQA[case] else ", , , , , sink" if case == "sink" else ""
     text = f"""{HEAD} g ({inputs}{cache}) => (float[1,3,64] y, float[1,2,{total},16] nk, float[1,2,{total},16] nv) {{
         y, nk, nv = com.microsoft.GroupQueryAttention <{GQA[case]}> (q, k, v, {given}, last, total{tables})
     }}"""
     lengths = {"last": np.full(1, total - 1, np.int32), "total": np.array(total, np.int32)}
-    agrees(parsed(text, **lengths, **(rope(8, 8) if tables else {})), **drawn(inputs + cache))
+    known = {"sink": noise(4)} if case == "sink" else rope(8, 8) if tables else {}
+    agrees(parsed(text, **lengths, **known), **drawn(inputs + cache))
 
 
 def test_packed_group_query_attention() -> None:
@@ -206,7 +209,7 @@ def one_token(past: str, present: str, attributes: str, total: Any) -> Any:
 TOKEN = {n: noise(2, 1, d) * (k + 1) for k, (n, d) in enumerate((("q", 64), ("k", 32), ("v", 32)))}
 
 
-@pytest.mark.parametrize("case", ["plain", "soft cap", "window", "scale"])
+@pytest.mark.parametrize("case", ["plain", "soft cap", "window", "scale", "smooth"])
 @pytest.mark.parametrize(("total", "last"), [(7, [6, 2]), (4, [3, 0]), (8, [7, 3])])
 def test_lengths_of_a_cache_that_are_known_at_run_time(case: str, total: int, last: list[int]) -> None:
     """A cache that has room for the new token, one that is not full, and one that grows."""
