@@ -27,12 +27,12 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
     examples=(
         "mirage bench out --cpu --threads 4",
         "mirage bench out --only 'mlp*' --dim seq=16,64,128",
-        "mirage bench out --opencl 0:0",
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
         "mirage bench out --generate 128",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
     ),
     rare=(
+        "opencl",
         "timeout",
         "max_memory",
         "inputs",
