@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mirage_cli.codegen import host
 from mirage_cli.codegen.hip.host import HIP
 from mirage_cli.codegen.opencl.host import OPENCL
 from mirage_cli.codegen.opencl.printer import kernel_text
+from mirage_cli.codegen.requests import host
 from mirage_cli.codegen.requests.request import Kernel
 from mirage_cli.kernel_language.printer import CPP
 

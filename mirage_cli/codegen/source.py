@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from mirage_cli.codegen import host
 from mirage_cli.codegen.engines import kernel_of
 from mirage_cli.codegen.languages import LANGUAGES
 from mirage_cli.codegen.render import render
+from mirage_cli.codegen.requests import host
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.requests.request import Request, Spelled
 from mirage_cli.kernel_language import build as k

@@ -104,7 +104,7 @@ class Work:
     @property
     def unpacks(self) -> bool:
         """True if onnxruntime has a product of its own for what its nodes spell as DequantizeLinear and a product."""
-        return fusions.unpacks(self.occurrences[0].region.nodes)
+        return any(fusions.unpacks(o.region.nodes) for o in self.occurrences)
 
     @property
     def growth(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mirage_cli.codegen.host import CUDA, Started, blocks_of, started_with
+from mirage_cli.codegen.requests.host import CUDA, Started, blocks_of, started_with
 from mirage_cli.codegen.requests.request import FAILED
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir

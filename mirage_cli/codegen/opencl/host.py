@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirage_cli.codegen.host import Host, Started, blocks_of, symbols_of
+from mirage_cli.codegen.requests.host import Host, Started, blocks_of, symbols_of
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 
