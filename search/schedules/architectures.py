@@ -46,9 +46,12 @@ def kind_of(name: str) -> str:
     return next((kind for kind, prefix in PREFIXES.items() if name.startswith(prefix)), name)
 
 
+FIRST = ("cuda", "cpu")  #: kinds that are built where nothing is said
+
+
 def kinds() -> tuple[str, ...]:
     """The kinds of targets that there are files for."""
-    return tuple(sorted({kind_of(n) for n in target_names()}))
+    return tuple(sorted({kind_of(n) for n in target_names()}, key=lambda kind: (*(kind != k for k in FIRST), kind)))
 
 
 @functools.cache

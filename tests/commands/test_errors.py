@@ -109,7 +109,10 @@ def test_standard_input_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
         (["optimize", MODEL, "-o", "x", "--jobs", "0"], "'--jobs': expected an integer of at least 1, found '0'"),
         (["optimize", MODEL, "-o", "x", "--budget", "nan"], "'--budget': expected a number of at least 0, found 'nan'"),
         (["optimize", MODEL, "-o", "x", "--max-memory", "4Q"], "'--max-memory': expected a size such as 4G"),
-        (["optimize", MODEL, "-o", "x", "--target", "gpu"], "'--target': expected cuda or cpu, found 'gpu'"),
+        (
+            ["optimize", MODEL, "-o", "x", "--target", "gpu"],
+            "'--target': expected cuda or cpu or hip or opencl, found 'gpu'",
+        ),
         (
             ["optimize", MODEL, "-o", "x", "--arch", "sm_70"],
             "'--arch': expected sm_80 or sm_89 or sm_90a or sm_120 or native",

@@ -50,7 +50,7 @@ WRONG: list[tuple[str, int, str, str, str]] = [
     ("optimze model.onnx", 2, "usage", "Did you mean optimize?", "--help"),
     ("optimize model.onnx -o out --forse", 2, "usage", "--force", "mirage optimize --help"),
     ("optimize model.onnx", 2, "usage", "-o", ""),
-    ("optimize model.onnx -o out --target gpu", 2, "usage", "expected cuda or cpu, found 'gpu'", ""),
+    ("optimize model.onnx -o out --target gpu", 2, "usage", "expected cuda or cpu or hip or opencl, found 'gpu'", ""),
     ("optimize model.onnx -o out --dim seq=4:2:1", 2, "usage", "MIN <= TYPICAL <= MAX", ""),
     ("optimize model.onnx -o out --shape x=ax3", 2, "usage", "expected NAME=1x128x...", ""),
     ("optimize model.onnx -o out --config none.yaml", 2, "config", "none.yaml: the configuration file", ""),

@@ -149,7 +149,7 @@ def test_a_file_as_people_write_it(tmp_path: Path) -> None:
         ("budget: -1", r":1:\d+: budget: expected a number of at least 0, found -1"),
         ("force: yes", ":1:8: force: expected true or false, found 'yes'"),
         ("keep-going: 1", r":1:\d+: keep-going: expected true or false, found 1"),
-        ("\n\ntarget: [cpu, gpu]", ":3:9: target: expected cpu or cuda or hip or opencl, found 'gpu'"),
+        ("\n\ntarget: [cpu, gpu]", ":3:9: target: expected cuda or cpu or hip or opencl, found 'gpu'"),
         ("arch: sm_70", r":1:\d+: arch: expected sm_80 or sm_89 or sm_90a or sm_120 or native, found 'sm_70'"),
         ("max-memory: 4Q", r":1:\d+: max-memory: expected a size such as 4G or 512M, found '4Q'"),
         ("cache: []", r":1:\d+: cache: expected a folder, or false for none, found \[\]"),

@@ -74,7 +74,7 @@ def test_few_tokens_and_many_have_kernels_of_their_own(fragment: Program, planne
     p = planned.plans["cuda"]
     assert [s.engine for s in p.schedules] == ["warpgroup"]
     engines = {s.engine for o in p.others for s in o.alternative.schedules}
-    assert "strip" in engines and len(p.others) < ranges.MOST["cuda"]
+    assert "strip" in engines and len(p.others) < ranges.MOST[True]
     assert all(v.passed for v in p.verdicts) and len(p.verdicts) == 1 + len(p.others)
     assert any(o.alternative.holds({"n": 1}) for o in p.others)
     assert not any(o.alternative.holds({"n": 1024}) for o in p.others)
