@@ -132,7 +132,7 @@ def completed(line: str, cwd: Path) -> list[str]:
     ("line", "expected"),
     [
         ("mirage opt", ["plain,optimize"]),
-        ("mirage optimize --target c", ["plain,cpu", "plain,cuda"]),
+        ("mirage optimize --target c", ["plain,cuda", "plain,cpu"]),
         ("mirage optimize --stri", ["plain,--strict"]),
         ("mirage optimize m", ["plain,m.onnx", "plain,mine.pt"]),
         ("mirage inspect sub/", ["plain,sub/n.onnx"]),
