@@ -99,7 +99,7 @@ def optimized(asked: Sequence[orders.Order]) -> dict[str, Any]:
 
 def models(arguments: argparse.Namespace) -> dict[str, Any]:
     """Sample models, optimized by CPU workers, with nothing kept from before."""
-    paths = sorted((SAMPLES / "operators").glob("*.onnx")) + sorted((SAMPLES / "models").glob("*.onnx"))
+    paths = sorted((SAMPLES / "models").glob("*.onnx")) + sorted((SAMPLES / "operators").glob("*.onnx"))
     with tempfile.TemporaryDirectory() as folder, farm("--workers", str(arguments.workers)) as address:
         wait_for(address, arguments.workers)
         options = Options(target=("cpu",), force=True, cache=f"{folder}/cache", scheduler=address, jobs=arguments.jobs)
