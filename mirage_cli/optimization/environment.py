@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mirage_cli.backends import others
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ToolMissing, UsageError
@@ -28,8 +27,11 @@ def toolchain(options: Options) -> Toolchain:
     if unknown:
         raise UsageError(f"--target {unknown[0]}: expected one of {', '.join(kinds())}")
     tools = tools_module.find(not options.target or wants_cuda(options), store(options))
-    for kind in set(options.target) & set(others.KINDS):
-        others.KINDS[kind].find()
+    if further := {*options.target} - {"cpu", "cuda"}:
+        from mirage_cli.backends import others  # noqa: PLC0415 - with all that prints sources
+
+        for kind in further:
+            others.KINDS[kind].find()
     if options.gpu is not None and options.scheduler is None:
         devices.device(options.gpu)
         sessions.check_provider("cuda")
@@ -82,7 +84,7 @@ def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
     chosen: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
     if wants_cuda(options) or (not options.target and tools.nvcc is not None):
         chosen["cuda"] = archs(options)
-    return chosen | {kind: default_architectures(kind) or (kind,) for kind in others.KINDS if kind in options.target}
+    return chosen | {k: default_architectures(k) or (k,) for k in kinds() if k in {*options.target} - {"cpu", "cuda"}}
 
 
 def unasked(options: Options, tools: Toolchain) -> list[str]:

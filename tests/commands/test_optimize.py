@@ -161,6 +161,7 @@ ALL = [
     *("--without", "order", "--without", "fusion"),
     *("--confidence", "60", "--cache", "there", "--max-memory", "4G", "--require-coverage", "flops=0.95"),
     *("--dry-run", "--force", "--strict", "--inputs", "given.npz"),
+    *("--scheduler", "tls://there:8786", "--certificates", "mine"),
     *("--tune-candidates", "12", "--tune-budget", "30", "--tuned", "--data", "weights", "--measure"),
 ]
 ALL_OPTIONS = Options(
@@ -191,6 +192,8 @@ ALL_OPTIONS = Options(
     tuned=True,
     data="weights",
     measure=True,
+    scheduler="tls://there:8786",
+    certificates="mine",
 )
 
 

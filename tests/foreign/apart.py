@@ -65,8 +65,9 @@ def call(function: Callable[..., None], args: Sequence[Any], seconds: float, scr
     wait([process.sentinel])
     with _ONE:
         process.join()
-    code = None if late else process.exitcode
-    return Ended(code, time.monotonic() - start, _text(out), _text(err))
+    if late:
+        return Ended(None, seconds, _text(out), _text(err))
+    return Ended(process.exitcode, time.monotonic() - start, _text(out), _text(err))
 
 
 def _end(group: int) -> None:

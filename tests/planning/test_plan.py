@@ -14,7 +14,7 @@ from mirage_cli.codegen.requests.passes import without
 from mirage_cli.codegen.requests.request import Spelled
 from mirage_cli.codegen.source import Rendered, lowered
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.lax.dtypes import F16, F32, F64, DType
+from mirage_cli.lax.dtypes import F16, F32, F64, U4, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
@@ -238,7 +238,11 @@ def test_programs_without_a_form_have_a_reason() -> None:
 
 @pytest.mark.parametrize(
     ("extent", "dtype", "reason"),
-    [(0, F32, "axis c has extent 0: there is nothing to compute"), (5, F64, "tensors of type f64 are not rendered")],
+    [
+        (0, F32, "axis c has extent 0: there is nothing to compute"),
+        (5, F64, "tensors of type f64 are not rendered"),
+        (6, U4, "t0 has numbers of 4 bits that the model does not hold: only weights do"),
+    ],
 )
 def test_what_no_target_has_kernels_for_is_not_searched(extent: int, dtype: DType, reason: str) -> None:
     g = Graph()

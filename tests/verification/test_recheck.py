@@ -117,6 +117,7 @@ def test_an_untouched_folder_passes(optimized: Optimized) -> None:
     )
 
 
+@pytest.mark.usefixtures("one_isa")
 def test_a_model_passes_and_every_fragment_is_named(optimized: Optimized) -> None:
     folder = optimized(MODEL)
     found = checked(folder, seed=2)

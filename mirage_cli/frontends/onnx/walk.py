@@ -152,8 +152,6 @@ class _Walk:
         dtype = ELEMENT_TYPES.get(value.type.dtype)
         if dtype is None:
             return f"has element type {value.type.dtype.name.lower()}, which is not read"
-        if dtype.per_byte > 1:
-            return f"has elements of {dtype.bits} bits, which are read of weights only"
         if value.shape is None:
             return "has an unknown number of dimensions"
         dims: list[Extent] = []

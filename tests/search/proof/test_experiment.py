@@ -61,7 +61,7 @@ def test_the_table_of_the_experiment() -> None:
     assert any(row.mode == HOMOMORPHIC for row in rows)
 
 
-@pytest.mark.parametrize("terms", [2, 3, 4, 6, 8, 12, 15, 20])
+@pytest.mark.parametrize("terms", [2, 3, 4, 8, 20])
 def test_the_table_of_what_the_homomorphic_mode_reaches(terms: int) -> None:
     found = HomomorphicBound(Gap(Difference(1, 3.0, 0), terms, 1, 3.0), 0, 0.0, 1, MAX_REDRAWS)
     one, paper = math.log2(found.round), found.paper
