@@ -38,12 +38,8 @@ def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None 
     a GPU that onnxruntime cannot use, Busy when another run replaces the folder meanwhile. What gives other answers,
     fails, or ends the process that measures, is part of the report.
     """
-    others = load.busy()
     with steady(folder):
         report = _bench_folder(folder, options, progress)
-    if others > LOADED and report.settings["provider"] == "cpu":
-        said = f"this machine is loaded: others took {others:.0%} of its processors, so these times are no measure"
-        report = replace(report, notes=(*report.notes, said))
     if not options.record:
         return report
     from mirage_cli.optimization import assembly  # noqa: PLC0415
@@ -99,6 +95,7 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
         trust.check_unchanged(folder, report)
     place = choose_place(options, _targets(report))
     device = opencl.device(place.opencl).name.strip() if place.opencl else devices.name(place.provider, place.device)
+    notes = _loaded() if place.target == "cpu" else ()
     replaced = replaced_fragments(report, options.only)
     rows = Resident(rows_of, (folder.absolute(), options, place), options.timeout, options.max_memory)
     rows.begin()
@@ -133,7 +130,15 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
         "gpu_state": devices.state(place.device) if place.provider == "cuda" else {},
     }
     model = lost_comparison(whole) if isinstance(whole, Lost) else whole
-    return BenchReport(device, settings, prepared.note, tuple(fragments), model, prepared.absent)
+    return BenchReport(device, settings, prepared.note, tuple(fragments), model, prepared.absent, notes)
+
+
+def _loaded() -> tuple[str, ...]:
+    """A note where others use this machine's processors."""
+    taken = load.busy()
+    if taken <= LOADED:
+        return ()
+    return (f"this machine is loaded: others took {taken:.0%} of its processors, so these times are no measure",)
 
 
 def unmeasured(fragment: Mapping[str, Any], reason: Lost) -> FragmentRow:

@@ -4,53 +4,19 @@
 #include <cmath>
 
 #include "mirage/hip/device.h"
+#include "mirage/gpu_numbers.h"
 
 namespace mirage {
 
-#define MIRAGE_DEVICE __device__ __forceinline__
-
-MIRAGE_DEVICE float to_float(float x) { return x; }
-MIRAGE_DEVICE float to_float(double x) { return static_cast<float>(x); }
 MIRAGE_DEVICE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 MIRAGE_DEVICE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 MIRAGE_DEVICE float to_float(__half x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(__nv_bfloat16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
-// float8e4m3fn, which has no infinities, and float8e5m2
-struct e4m3 {
-    uint8_t bits;
-};
-struct e5m2 {
-    uint8_t bits;
-};
 MIRAGE_DEVICE float to_float(e5m2 x) { return static_cast<float>(__builtin_bit_cast(__half, static_cast<uint16_t>(x.bits << 8))); }
 MIRAGE_DEVICE float to_float(e4m3 x) {
     const unsigned sign = (x.bits & 0x80u) << 24, body = x.bits & 0x7fu;
     const float number = body < 8u ? static_cast<float>(body) * 0x1p-9f : float_of((body << 20) + 0x3c000000u);
     return float_of(bits_of(body == 0x7fu ? NAN : number) | sign);
-}
-MIRAGE_DEVICE float to_float(int64_t x) { return static_cast<float>(x); }
-MIRAGE_DEVICE float to_float(int32_t x) { return static_cast<float>(x); }
-MIRAGE_DEVICE float to_float(int16_t x) { return static_cast<float>(x); }
-MIRAGE_DEVICE float to_float(int8_t x) { return static_cast<float>(x); }
-MIRAGE_DEVICE float to_float(uint32_t x) { return static_cast<float>(x); }
-MIRAGE_DEVICE float to_float(uint16_t x) { return static_cast<float>(x); }
-MIRAGE_DEVICE float to_float(uint8_t x) { return static_cast<float>(x); }
-// number `at` of those that share bytes, the first one in the low bits
-template <int BITS, bool SIGNED>
-MIRAGE_DEVICE float packed_number(const uint8_t* from, int64_t at) {
-    constexpr int PER = 8 / BITS, TOP = SIGNED ? 1 << (BITS - 1) : 0;
-    const int bits = (from[at / PER] >> (static_cast<int>(at % PER) * BITS)) & ((1 << BITS) - 1);
-    return static_cast<float>((bits ^ TOP) - TOP);
-}
-MIRAGE_DEVICE float number_u4(const uint8_t* from, int64_t at) { return packed_number<4, false>(from, at); }
-MIRAGE_DEVICE float number_i4(const uint8_t* from, int64_t at) { return packed_number<4, true>(from, at); }
-MIRAGE_DEVICE float number_u2(const uint8_t* from, int64_t at) { return packed_number<2, false>(from, at); }
-MIRAGE_DEVICE float number_i2(const uint8_t* from, int64_t at) { return packed_number<2, true>(from, at); }
-
-// put(to, x): x rounded to the element type of `to`
-template <class T>
-MIRAGE_DEVICE void put(T& to, float x) {
-    to = static_cast<T>(x);
 }
 MIRAGE_DEVICE void put(__nv_bfloat16& to, float x) { to = __nv_bfloat16(x); }
 

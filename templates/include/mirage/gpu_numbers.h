@@ -1,0 +1,43 @@
+// Elements of tensors as floats and back, where CUDA and HIP are the same.
+#pragma once
+#include <cstdint>
+
+namespace mirage {
+
+#define MIRAGE_DEVICE __device__ __forceinline__
+
+MIRAGE_DEVICE float to_float(float x) { return x; }
+MIRAGE_DEVICE float to_float(double x) { return static_cast<float>(x); }
+// float8e4m3fn, which has no infinities, and float8e5m2
+struct e4m3 {
+    uint8_t bits;
+};
+struct e5m2 {
+    uint8_t bits;
+};
+MIRAGE_DEVICE float to_float(int64_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(int32_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(int16_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(int8_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(uint32_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(uint16_t x) { return static_cast<float>(x); }
+MIRAGE_DEVICE float to_float(uint8_t x) { return static_cast<float>(x); }
+// number `at` of those that share bytes, the first one in the low bits
+template <int BITS, bool SIGNED>
+MIRAGE_DEVICE float packed_number(const uint8_t* from, int64_t at) {
+    constexpr int PER = 8 / BITS, TOP = SIGNED ? 1 << (BITS - 1) : 0;
+    const int bits = (from[at / PER] >> (static_cast<int>(at % PER) * BITS)) & ((1 << BITS) - 1);
+    return static_cast<float>((bits ^ TOP) - TOP);
+}
+MIRAGE_DEVICE float number_u4(const uint8_t* from, int64_t at) { return packed_number<4, false>(from, at); }
+MIRAGE_DEVICE float number_i4(const uint8_t* from, int64_t at) { return packed_number<4, true>(from, at); }
+MIRAGE_DEVICE float number_u2(const uint8_t* from, int64_t at) { return packed_number<2, false>(from, at); }
+MIRAGE_DEVICE float number_i2(const uint8_t* from, int64_t at) { return packed_number<2, true>(from, at); }
+
+// put(to, x): x rounded to the element type of `to`
+template <class T>
+MIRAGE_DEVICE void put(T& to, float x) {
+    to = static_cast<T>(x);
+}
+
+}  // namespace mirage
