@@ -281,6 +281,7 @@ def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, objec
         "recoveries": [(index[step.symbol], step.input, step.dim) for step in op.recoveries()],
         "variants": [f"mirage_{op.id}_cpu_{isa}" for isa in cpu.isas()],
         "workspace_variants": [f"mirage_{op.id}_workspace_cpu_{isa}" for isa in cpu.isas()],
+        "packings": f"mirage_{op.id}_packings_cpu_{cpu.isas()[0]}",
         "cpu": has_cpu,
         "cuda": has_cuda,
         "others": op.others,

@@ -10,7 +10,7 @@ from mirage_cli.codegen.languages import LANGUAGES
 from mirage_cli.codegen.render import render
 from mirage_cli.codegen.requests import host
 from mirage_cli.codegen.requests.passes import ALL, Passes
-from mirage_cli.codegen.requests.request import Request, Spelled
+from mirage_cli.codegen.requests.request import Packing, Request, Spelled
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.printer import text
@@ -48,7 +48,7 @@ def lowered(
     program: Program, graph: KernelGraph, schedules: Sequence[Schedule], target: Target, passes: Passes = ALL
 ) -> tuple[Spelled, ...]:
     """The kernels of a muGraph with every decision made, not yet printed. Raises Refused when one does not fit."""
-    way = _way(program, Alternative((), graph, tuple(schedules)), target, passes, 0, None)
+    way = _way(program, Alternative((), graph, tuple(schedules)), target, passes, 0, None, {})
     return tuple(s.kernel.tile for s in way.kernels)
 
 
@@ -70,12 +70,13 @@ def source(
     those of `target`, the newest one, and kernels are compiled for the architecture that they are made for alone.
     """
     ways: list[host.Way] = []
+    packings: dict[Packing, int] = {}
     compiled_for: list[ir.Expression | None] = []
     built = dict.fromkeys((*(o.target for o in others if o.target), target.name))
     for chosen in (*others, Alternative((), graph, tuple(schedules))):
         own = load_target(chosen.target) if chosen.target else target
         tests = [*(_device_tests(own.name, built, CAPABILITY) if chosen.target else ()), *_tests(chosen.when, program)]
-        ways.append(_way(program, chosen, own, passes, len(compiled_for), k.both(*tests)))
+        ways.append(_way(program, chosen, own, passes, len(compiled_for), k.both(*tests), packings))
         compiled_for += [k.both(*_device_tests(own.name, built, ARCHITECTURE))] * len(ways[-1].kernels)
     kernels = [s.kernel for w in ways for s in w.kernels]
     memory = tuple(Memory(s.launch.threads, s.launch.shared_bytes) for s in kernels)
@@ -106,6 +107,7 @@ def source(
         ],
         entry=text(host.entry(ways, (*ARGUMENTS, language.host.queue), language.host)),
         workspace=text(host.workspace(ways)),
+        **({"packings": list(packings)} if target.kind == "cpu" else {}),
     )
     return Rendered(printed, tuple(s.kernel for s in kernels), tuple(s.tile for s in kernels), memory)
 
@@ -123,8 +125,9 @@ def _way(
     passes: Passes,
     first: int,
     condition: ir.Expression | None,
+    packings: dict[Packing, int],
 ) -> host.Way:
-    """A muGraph with its kernels, whose numbers begin at `first`."""
+    """A muGraph with its kernels, numbered from `first` on; how the fragment's weights may lie packed joins `packings`."""
     graph, kernels = way.graph, list[host.Started]()
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
@@ -137,7 +140,12 @@ def _way(
         )
         if not passes.overlap:
             made = replace(made, launch=replace(made.launch, dependent=False))
-        inputs = (_pointer(graph, part.inputs[i.source], offsets, program.symbols, on) for i in made.launch.inputs)
+        inputs = (
+            _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
+            if i.packing is None
+            else _panels(graph, replace(i.packing, source=part.inputs[i.source]), packings)
+            for i in made.launch.inputs
+        )
         outputs = (_pointer(graph, t, offsets, program.symbols, on) for t in part.outputs)
         own = on.inside(host.bytes_of([*total, *shares], program.symbols))
         kernels.append(host.Started(made, tuple(inputs), tuple(outputs), own))
@@ -188,6 +196,11 @@ def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent
                 offsets[t] = list(sizes)
                 sizes.append(ex.product([*o.dims, o.dtype.bytes]))
     return offsets, sizes
+
+
+def _panels(graph: KernelGraph, packing: Packing, packings: dict[Packing, int]) -> ir.Expression:
+    """The place of a weight's packed form, behind the inputs."""
+    return k.name("in")[graph.sources + packings.setdefault(packing, len(packings))]
 
 
 def _pointer(

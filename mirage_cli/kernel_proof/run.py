@@ -38,6 +38,7 @@ _HOST = re.compile(
     r"\(const .*?\) \{\n(?P<body>.*?)^\}$",
     re.MULTILINE | re.DOTALL,
 )
+_PACKING = re.compile(r"\{(\d+), \d+, (\d+), (\d+), (\d+)\}")
 Choice = Callable[[int, int], Sequence[int]]  #: of so many blocks in clusters of so many, those that are run
 TASKS_AT_ONCE = 64  #: blocks of kernels for CPUs that run side by side
 MOST_AT_ONCE = 4096  #: threads that run side by side
@@ -92,6 +93,12 @@ class Source:
             name: compiled(k.body, [k.parameters, *_CPU], self.beside and not k.bounds, bool(k.bounds))
             for name, k in self.kernels.items()
         }
+
+    @functools.cached_property
+    def packings(self) -> list[tuple[int, ...]]:
+        """Its table of packings: input, distance between columns and between summed positions, elements."""
+        table = self.text.partition("const mirage_packing* MIRAGE_CPU_PACKINGS_NAME")[2]
+        return [tuple(map(int, m.groups())) for m in _PACKING.finditer(table)]
 
     @functools.cached_property
     def hosts(self) -> list[Host]:
@@ -159,6 +166,19 @@ class Bytes:
         return Pointer(self.workspace.part(self.at, type_), 0, type_)
 
 
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The packed form of an input: the input's memory, the distances between its columns and between its summed positions, and
+    the number of these."""
+
+    memory: Global
+    numbers: tuple[int, int, int]
+
+    def of(self, type_: str) -> Panels:
+        """As elements of a type."""
+        return self
+
+
 @dataclass(slots=True)
 class Tensors:
     """An array of pointers."""
@@ -197,8 +217,9 @@ class Run:
             )
             for k, n in enumerate(outputs)
         ]
+        panels = [self._panels(given, *p) for p in self.source.packings]
         values: dict[str, Any] = {
-            "in": Tensors(given),
+            "in": Tensors([*given, *panels]),
             "out": Tensors([Pointer(g, 0, "char") for g in results]),
             "workspace": None,
             "extents": Tensors(list(extents)),
@@ -214,6 +235,13 @@ class Run:
         if status not in (0, None):
             raise Fault(f"the host function returns {status}")
         return results
+
+    def _panels(self, given: Sequence[Pointer], number: int, row: int, depth: int, elements: int) -> Panels:
+        """The packed form of an input. Raises Fault where the table says what cannot be."""
+        memory = given[number].memory
+        if number not in self.constants or memory.values.shape[-1] != elements or elements % max(row, depth):
+            raise Fault(f"input {number} is not packed as the table says")
+        return Panels(memory, (row, depth, row if depth == 1 else elements // depth))
 
     def _host(self, host: Host, values: Mapping[str, Any]) -> Any:
         world = World(self.arithmetic, Launch([0], 1, 0, 1), Memory(self.arithmetic, 1, 0), Clocks(1), Turns())

@@ -27,7 +27,7 @@ def symbols(library: Path) -> set[str]:
 
 def exported(*ids: str) -> set[str]:
     kernels = {name for i in ids for name in (f"mirage_{i}_cpu", f"mirage_{i}_workspace_cpu")}
-    return {"RegisterCustomOps", "mirage_sources"} | kernels
+    return {"RegisterCustomOps", "mirage_sources", "mirage_packed_bytes"} | kernels
 
 
 def test_only_the_entry_points_are_exported(library: Path) -> None:

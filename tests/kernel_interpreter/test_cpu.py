@@ -88,6 +88,24 @@ def test_a_broken_kernel_is_refuted(case: Case, before: str, after: str, why: st
     assert why in found(case, text.replace(before, after, 1)).reason
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (", x0, x0_panels", ", x1, x0_panels", "that of something else"),
+        (", x0, x0_panels", ", x0 + 16, x0_panels", "that of something else"),
+        ("panels5, 8)", "panels5, 7)", "not packed as it is said to be"),
+        ("{0, 4, 1, 5, 40}", "{1, 4, 1, 5, 40}", "not packed as the table says"),
+        ("{0, 4, 1, 5, 40}", "{0, 4, 1, 10, 40}", "not packed as it is said to be"),
+        ("{0, 4, 1, 5, 40}", "{0, 4, 1, 5, 80}", "not packed as the table says"),
+    ],
+)
+def test_the_packed_form_of_another_operand_is_found(before: str, after: str, why: str) -> None:
+    packed = two_kernels("n", normed(8))[0]
+    text = packed.render().text
+    assert text.count(before)
+    assert why in compare(text.replace(before, after), packed.program, packed.graph).reason
+
+
 def test_iterations_of_a_vector_loop_that_need_one_another_are_found(case: Case) -> None:
     text = case.render().text
     assert "need one another" in found(case, text.replace("t10[i_a] = e2;", "t10[i_a] = e2 + t10[0];")).reason

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mirage_cli.codegen.cpu.statements import CpuPositions, buffer_type, statements
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
 from mirage_cli.codegen.tiles.optimize import tile_program
-from mirage_cli.codegen.tiles.tile import Buffer
+from mirage_cli.codegen.tiles.tile import Buffer, Compute, Contract, Init, Reduce, Scale, TileProgram
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
@@ -17,11 +19,12 @@ PARAMETERS, MEMORY, BLOCK, STEP = map(k.name, ("parameters", "memory", "block", 
 
 def cpu_kernel(r: Request) -> Kernel:
     """A kernel for CPUs. Raises Refused."""
-    tile = tile_program(r.program, r.block, r.schedule, r.target, r.passes)
+    tile = _made_once(tile_program(r.program, r.block, r.schedule, r.target, r.passes))
     at = CpuPositions(tile, r)
     parallel = CostModel(at.p, at.g, r.target).parallel(r.schedule)
     blocks = tuple(map(at.blocks, at.grid()))
-    launch = Launch(at.inputs(), at.outputs(), r.numbers, blocks, shared_bytes=tile.shared_bytes, parallel=parallel)
+    inputs = (*at.inputs(), *at.panels())
+    launch = Launch(inputs, at.outputs(), r.numbers, blocks, shared_bytes=tile.shared_bytes, parallel=parallel)
     fields = launch.fields(ir.Field(k.of_type("int"), "failed"))
     body = (
         *_declarations(at),
@@ -30,6 +33,22 @@ def cpu_kernel(r: Request) -> Kernel:
         *statements(at, at.t.epilogue, EPILOGUE),
     )
     return Kernel(tile, ir.Kernel(f"kernel{r.number}", "data", fields, (), body), launch)
+
+
+def _made_once(t: TileProgram) -> TileProgram:
+    """The same, where the loop has one iteration, with products put where they were added to zeros."""
+    extent = None if t.graph.loop is None or t.graph.loop in t.graph.split else t.program.extent(t.graph.loop)
+    if not isinstance(extent, int) or extent > t.schedule.loop:
+        return t
+    zeros = {n.buffer for n in t.prologue if isinstance(n, Init) and n.value == 0}
+    changed = {n.buffer for n in t.body if isinstance(n, (Scale, Compute, Reduce))}
+    added = [n.out for n in t.body if isinstance(n, Contract) and n.add]
+    put = {b for b in zeros - changed if added.count(b) == 1}
+    return replace(
+        t,
+        prologue=tuple(n for n in t.prologue if not (isinstance(n, Init) and n.buffer in put)),
+        body=tuple(replace(n, add=False) if isinstance(n, Contract) and n.out in put else n for n in t.body),
+    )
 
 
 def _declarations(at: CpuPositions) -> list[ir.Statement]:
@@ -43,6 +62,7 @@ def _declarations(at: CpuPositions) -> list[ir.Statement]:
         k.let("unsigned char*", "memory", k.call("scratch", ir.lift(at.t.shared_bytes) + ALIGNMENT)),
         k.when(k.binary("==", MEMORY, k.number("nullptr")), failed, ir.Return()),
         *at.names("parameters", restrict=False),
+        *(k.let(k.of_type(f"{p.type}*", const=True), p.name, PARAMETERS.member(p.name)) for p in at.panels()),
         *(k.let("offset_t", f"s_{n}", PARAMETERS.member(f"s_{n}")) for n in at.r.numbers),
         *_places(at),
         *(_buffer(b, at.t.offsets[b.name]) for b in at.t.buffers.values() if b.name in at.t.offsets),

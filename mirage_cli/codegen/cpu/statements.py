@@ -5,9 +5,11 @@ Loops run over the positions that lie inside the tensors, so nothing is masked; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mirage_cli.codegen.requests.request import Packing, Parameter
 from mirage_cli.codegen.terms.expressions import CUDA_TYPES, JOINS, Lets, extent, float_number
 from mirage_cli.codegen.terms.positions import Positions
 from mirage_cli.codegen.tiles.tile import (
@@ -32,8 +34,9 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.tokens import VECTOR_LOOP
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import F64
+from mirage_cli.lax.dtypes import F32, F64
 from mirage_cli.lax.extents import Extent
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
 
 PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
 ABREAST = 256  #: sums that are made side by side
@@ -68,6 +71,28 @@ class CpuPositions(Positions):
             if b.dtype != F64 and axis in dict(b.axes) and b.stride(axis) == 1:
                 return b
         return None
+
+    def packing(self, value: str, row: int, depth: int) -> Packing | None:
+        """How a stored operand of a product may be packed, given how far its columns and summed positions lie apart (0: not
+        known); None if it may not."""
+        number = self.reads[value].source
+        source, apart = self.p.sources[number], max(row, depth)
+        elements = math.prod(e if isinstance(e, int) else 0 for e in source.dims)
+        if number not in self.r.constants or min(row, depth) != 1 or apart == 1 or not elements or elements % apart:
+            return None
+        return Packing(number, elements, source.dtype.bytes, row, depth)
+
+    def panels(self) -> tuple[Parameter, ...]:
+        """The packed forms of weights that the kernel's products read."""
+        found = dict[str, Parameter]()
+        for phase, nodes in ((PROLOGUE, self.t.prologue), (BODY, self.t.body), (EPILOGUE, self.t.epilogue)):
+            for n in nodes:
+                if isinstance(n, Contract):
+                    for o in _operands(self, n, phase):
+                        if o.packing is not None:
+                            kind = self.ctype(self.p.sources[o.packing.source].dtype)
+                            found[o.panels] = Parameter(o.panels, kind, o.packing.source, o.packing)
+        return tuple(found.values())
 
     def row(self, b: Buffer, phase: str, axis: str) -> ir.Expression:
         """The place in a buffer where the current position's row along an axis begins."""
@@ -159,11 +184,11 @@ def _store(at: CpuPositions, n: Store, phase: str) -> ir.Statement:
 # --- contractions -------------------------------------------------------------------------------------------------------
 def _contract(at: CpuPositions, n: Contract, phase: str) -> ir.Statement:
     c = at.t.buffers[n.out]
-    a, (_, along_a), b, along_b = *_operand(at, n.a, c.rows, n.over, phase), *_operand(at, n.b, c.cols, n.over, phase)
+    a, b = _operands(at, n, phase)
     rows, cols = (count(g) if _whole(at, g, phase) else 0 for g in (c.rows, c.cols))
-    known = k.of_type("mirage::Known", rows, count(c.rows), cols, count(n.over), along_a, *along_b, n.add)
+    known = k.of_type("mirage::Known", rows, count(c.rows), cols, count(n.over), a.depth, b.row, b.depth, n.add)
     sizes = (_positions(at, c.rows, phase), _positions(at, c.cols, phase), _summed(at, n.over, phase))
-    return k.run("mirage::contract", n.out, c.pitch, *sizes, a, b, n.add, static=[known])
+    return k.run("mirage::contract", n.out, c.pitch, *sizes, a.place, b.place, n.add, static=[known])
 
 
 def _partial(at: CpuPositions, sizes: Sizes, phase: str) -> list[str]:
@@ -191,11 +216,29 @@ def _summed(at: CpuPositions, sizes: Sizes, phase: str) -> ir.Expression:
     return _positions(at, sizes, phase)
 
 
-def _operand(
-    at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str
-) -> tuple[ir.Expression, tuple[int, int]]:
-    """The operand of a contraction (its place, strides between free positions and between summed ones), and these strides
-    as far as they are known (else 0)."""
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand of a contraction: what the kernel calls it, its strides between free positions and between summed ones as far
+    as they are known (else 0), how it may be packed, and the name of its packed form."""
+
+    place: ir.Expression
+    row: int
+    depth: int
+    packing: Packing | None = None
+    panels: str = ""
+
+
+def _operands(at: CpuPositions, n: Contract, phase: str) -> tuple[_Operand, _Operand]:
+    """Rows and columns of a contraction. One of them may be packed; the other one is of float32."""
+    c = at.t.buffers[n.out]
+    a, b = _operand(at, n.a, c.rows, n.over, phase), _operand(at, n.b, c.cols, n.over, phase)
+    if b.packing is None and (n.b in at.t.buffers or at.p.sources[at.reads[n.b].source].dtype == F32):
+        return _packed(n.a, a), b
+    return a, _packed(n.b, b)
+
+
+def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) -> _Operand:
+    """One side of a contraction."""
     inner = [g[-1][0] if g else None for g in (free, over)]
     if name in at.t.buffers:
         b = at.t.buffers[name]
@@ -205,7 +248,16 @@ def _operand(
         place = k.total([name, at.offset(access, phase, [s.axis for s in access if s.axis is not None])])
         strides = [_stride(at, name, a) if a else ex.ONE for a in inner]
     f, o = (s if isinstance(s, int) else 0 for s in strides)
-    return k.call("operand", place, *(extent(s, at.symbols, wide=False) for s in strides)), (f, o)
+    packing = None if name in at.t.buffers else at.packing(name, f, o)
+    return _Operand(k.call("operand", place, *(extent(s, at.symbols, wide=False) for s in strides)), f, o, packing)
+
+
+def _packed(name: str, o: _Operand) -> _Operand:
+    """An operand with its packed form."""
+    if o.packing is None:
+        return o
+    panels = f"{name}_panels{'_turned' if o.depth == 1 else ''}{o.packing.row if o.depth == 1 else o.packing.depth}"
+    return replace(o, place=k.call("packed", o.place, name, panels, o.packing.deep), panels=panels)
 
 
 def _stride(at: CpuPositions, name: str, axis: str) -> Extent:

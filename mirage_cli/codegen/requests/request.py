@@ -51,12 +51,31 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """How a weight may lie packed for products: the weight's number, its elements and their bytes, and how far columns (`row`)
+    and summed positions (`depth`) lie apart, one of them 1."""
+
+    source: int
+    elements: int
+    bytes: int
+    row: int
+    depth: int
+
+    @property
+    def deep(self) -> int:
+        """The summed positions of the whole matrix."""
+        return self.row if self.depth == 1 else self.elements // self.depth
+
+
+@dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor that a kernel reads or writes: its name there, the C type of its elements, of an input the source's number."""
+    """A tensor that a kernel reads or writes: its name there, the C type of its elements, of an input the source's number, and
+    how it is packed where it is the packed form of that source (which need not be there)."""
 
     name: str
     type: str
     source: int = -1
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,14 +109,22 @@ class Shapes:
         return extent
 
     def sides(self, o: BlockOp) -> tuple[str, str]:
-        """Of a contraction's operands, the one whose free axes become rows, and the one whose become columns (the innermost
-        stored ones)."""
+        """Of a contraction's operands, the one whose free axes become rows, and the one whose become columns: the innermost
+        stored ones; on a CPU those that are summed later, as sums run along rows."""
         axes = self.g.axes_of(self.p)
+        later = (
+            frozenset(a for r in self.g.ops if r.name != o.name for a in r.over) if not self.t.threaded else frozenset()
+        )
         last = next((s.axis for s in reversed(self.p.outputs[0].access) if s.axis is not None), None)
 
-        def weight(v: str) -> tuple[bool, bool, int]:
+        def weight(v: str) -> tuple[bool, bool, bool, int]:
             free = axes[v] - frozenset(o.over)
-            return (last in free, self.g.loop in free, math.prod(self.size(a, o.phase) for a in free))
+            return (
+                last in free,
+                self.g.loop in free,
+                bool(free & later),
+                math.prod(self.size(a, o.phase) for a in free),
+            )
 
         x, y = o.inputs
         return (x, y) if weight(y) >= weight(x) else (y, x)

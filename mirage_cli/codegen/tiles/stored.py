@@ -1,12 +1,12 @@
 """Stored tensors that contractions on the CPU read where they lie, without a copy.
 
 A contraction walks an operand with two strides, one along its free axis and one along the summed axis; a stored tensor
-serves as it is when a tile of it has one axis of each kind at most, the innermost one side by side.
+serves as it is when a tile of it has one axis of each kind, or free ones that make one, the innermost one side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mirage_cli.codegen.tiles.shapes import Shapes
@@ -66,11 +66,22 @@ class StoredReads:
         """True if a contraction over `over` can read the stored tensor itself: two strides, one of them 1."""
         stored = [a for a, _ in self.sizes(source, phase)]
         summed = [a for a in stored if a in over]
-        free = [a for a in stored if a not in over]
-        if len(summed) > 1 or len(free) > 1 or not stored:
+        if len(summed) > 1 or not stored or not self.one_stride(source, [a for a in stored if a not in over], phase):
             return False
         last = next((s for s in reversed(source.access) if s.extent != 1), None)
         return last is not None and last.axis == stored[-1]
+
+    def one_stride(self, source: Input, axes: Sequence[str], phase: str) -> bool:
+        """True if positions along axes, the last one changing first, lie equally far apart: the axes are neighbours in the
+        tensor, and a tile holds all but the first one whole."""
+        if len(axes) < 2:
+            return True
+        slots = [s for s in source.access if s.extent != 1]
+        first = next(k for k, s in enumerate(slots) if s.axis == axes[0])
+        inner = slots[first + 1 : first + len(axes)]
+        return [s.axis for s in inner] == list(axes[1:]) and all(
+            s.extent == self.shapes.size(s.axis, phase) for s in inner if s.axis is not None
+        )
 
     def varies(self, e: Expr, buffers: Mapping[str, Buffer], phase: str) -> frozenset[str]:
         """The axes along which an expression changes within a tile."""

@@ -6,6 +6,8 @@
  *     extern "C" int MIRAGE_CPU_NAME(ID)(const void* const* in, void* const* out, void* workspace,
  *                                        const int64_t* extents, const mirage_pool* pool);
  *     extern "C" int64_t MIRAGE_CPU_WORKSPACE_NAME(ID)(const int64_t* extents);
+ *     extern "C" const mirage_packing* MIRAGE_CPU_PACKINGS_NAME(ID)(void);   where constant inputs may be packed: a table
+ *   Behind the inputs `in` then has the packed form of each packing, NULL where there is none.
  *   ID.cu
  *     extern "C" MIRAGE_EXPORT int mirage_ID(const void* const* in, void* const* out, void* workspace,
  *                                            const int64_t* extents, cudaStream_t stream);
@@ -45,9 +47,17 @@
 #define MIRAGE_PASTE(a, b) MIRAGE_PASTE2(a, b)
 #define MIRAGE_CPU_NAME(id) MIRAGE_PASTE(mirage_##id##_cpu_, MIRAGE_ISA)
 #define MIRAGE_CPU_WORKSPACE_NAME(id) MIRAGE_PASTE(mirage_##id##_workspace_cpu_, MIRAGE_ISA)
+#define MIRAGE_CPU_PACKINGS_NAME(id) MIRAGE_PASTE(mirage_##id##_packings_cpu_, MIRAGE_ISA)
 
 /* Results of a CPU kernel. */
 enum mirage_status { MIRAGE_OK = 0, MIRAGE_OUT_OF_MEMORY = 1, MIRAGE_BAD_EXTENT = 2, MIRAGE_FAILED = 3 };
+
+/* How an input of `elements` elements of `bytes` bytes is packed for products: columns lie `row` elements apart, summed positions
+ * `depth`; one of the two is 1. A table of packings ends with an input below 0. */
+typedef struct mirage_packing {
+    int input, bytes;
+    int64_t row, depth, elements;
+} mirage_packing;
 
 #ifndef MIRAGE_POOL_DEFINED
 #define MIRAGE_POOL_DEFINED

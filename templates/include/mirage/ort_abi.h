@@ -81,6 +81,7 @@ using ReleaseStatus = Function<93, void(Status*)>;
 using ReleaseTensorInfo = Function<99, void(TensorInfo*)>;
 using GetGpuStream = Function<193, Status*(const KernelContext*, void**)>;
 using GetNodeName = Function<244, Status*(const KernelInfo*, char* text, size_t* bytes)>;
+using GetConstantInput = Function<249, Status*(const KernelInfo*, size_t index, int* is_constant, const Value**)>;
 using GetInferenceInput = Function<268, Status*(const ShapeContext*, size_t index, TensorInfo**)>;
 using SetInferenceOutput = Function<270, Status*(const ShapeContext*, size_t index, const TensorInfo*)>;
 using SetSymbolicDimensions = Function<271, Status*(TensorInfo*, const char* names[], size_t rank)>;

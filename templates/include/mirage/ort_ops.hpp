@@ -14,6 +14,7 @@
 #endif
 
 #include "mirage/ort_shapes.hpp"
+#include "mirage/pack.hpp"
 #if defined(MIRAGE_WITH_CUDA)
 #include "mirage/cuda_error.hpp"
 #endif
@@ -56,6 +57,15 @@ F* best(F* const (&variants)[count]) {
         isa.store(level, std::memory_order_relaxed);
     }
     return variants[level < count ? level : count - 1];
+}
+
+// ---- packed weights ------------------------------------------------------------------------------------------------
+
+// Inputs as they are, with no packed forms behind them.
+inline const void* const* unpacked(const void* const* in, int count, const void** all) {
+    for (int i = 0; i < count; ++i) all[i] = in[i];
+    for (int i = 0; i < max_packings; ++i) all[count + i] = nullptr;
+    return all;
 }
 
 // Buffers for the workspace of CPU kernels, shared by the whole library: as many live as kernels ever ran at once.
@@ -170,15 +180,19 @@ public:
 #if defined(MIRAGE_WITH_CUDA)
         if (kernel->cuda) keep_workspace_memory();
 #endif
+        if (!kernel->cuda && kernel->op->packings != nullptr) kernel->pack_weights(info);
         *out = kernel;
         return nullptr;
     }
 
-    static void destroy(void* kernel) { free(kernel); }
+    static void destroy(void* kernel) {
+        static_cast<Kernel*>(kernel)->forget_packed();
+        free(kernel);
+    }
 
     static ort::Status* compute(void* kernel, ort::KernelContext* context) {
         const auto* self = static_cast<const Kernel*>(kernel);
-        const void* in[max_tensors];
+        const void* in[max_tensors + max_packings];
         void* out[max_tensors];
         int64_t extents[max_symbols];
         bool empty = true;
@@ -186,6 +200,7 @@ public:
         if (empty) return nullptr;
         const int64_t* symbols = self->op->symbol_count > 0 ? extents : nullptr;
         if (self->cuda) return self->run_cuda(context, in, out, symbols);
+        self->add_packed(in);
 #if defined(MIRAGE_WITH_OPENCL)
         const opencl::Device* const device = self->op->opencl != nullptr ? opencl::Device::get() : nullptr;
         if (device != nullptr) return self->run_opencl(*device, context, in, out, symbols);
@@ -198,6 +213,8 @@ private:
     const Operator* op;
     bool cuda;
     char node[512];
+    void* packed[max_packings];              // nullptr: not packed
+    const void* packed_from[max_packings];  // what was packed
 #if defined(MIRAGE_WITH_OPENCL)
     mutable opencl::Trial trial;
 
@@ -225,6 +242,62 @@ private:
         return status;
     }
 #endif
+
+    // Packs the weights that stay as they are while the session lives. MIRAGE_PACK=0 in the environment leaves them: what is
+    // packed takes its memory a second time.
+    void pack_weights(const ort::KernelInfo* info) {
+        const char* wanted = getenv("MIRAGE_PACK");
+        if (wanted != nullptr && strcmp(wanted, "0") == 0) return;
+        const mirage_packing* p = op->packings();
+        for (int i = 0; i < max_packings && p[i].input >= 0; ++i) {
+            const ort::Value* value = nullptr;
+            int constant = 0;
+            void* data = nullptr;
+            ort::Status* status = ort::GetConstantInput::call(api, info, size_t(p[i].input), &constant, &value);
+            if (status == nullptr && constant != 0 && value != nullptr && holds(value, p[i].elements))
+                status = ort::GetTensorMutableData::call(api, const_cast<ort::Value*>(value), &data);
+            if (status != nullptr) ort::ReleaseStatus::call(api, status);
+            if (data == nullptr) continue;
+            packed_from[i] = data;
+            packed[i] = pack(p[i], data);
+            if (packed[i] != nullptr) packed_bytes += packed_size(p[i]);
+        }
+    }
+
+    void forget_packed() {
+        for (int i = 0; i < max_packings; ++i) {
+            if (packed[i] != nullptr) packed_bytes -= packed_size(op->packings()[i]);
+            free(packed[i]);
+        }
+    }
+
+    // Whether a tensor has so many elements.
+    bool holds(const ort::Value* value, int64_t elements) const {
+        ort::TensorInfo* info = nullptr;
+        Shape shape;
+        ort::Status* status = ort::GetTensorInfo::call(api, value, &info);
+        if (status == nullptr) {
+            status = read_shape(api, info, &shape);
+            ort::ReleaseTensorInfo::call(api, info);
+        }
+        if (status != nullptr) {
+            ort::ReleaseStatus::call(api, status);
+            return false;
+        }
+        int64_t count = 1;
+        for (int d = 0; d < shape.rank; ++d) count *= shape.dims[d];
+        return count == elements;
+    }
+
+    // The packed forms behind the inputs, of weights that are still where they were.
+    void add_packed(const void** in) const {
+        const mirage_packing* const p = op->packings != nullptr ? op->packings() : nullptr;
+        bool more = p != nullptr;
+        for (int i = 0; i < max_packings; ++i) {
+            more = more && p[i].input >= 0;
+            in[op->input_count + i] = more && in[p[i].input] == packed_from[i] ? packed[i] : nullptr;
+        }
+    }
 
     // A status that begins with the operator and its node.
     __attribute__((format(printf, 3, 4))) ort::Status* error(int code, const char* format, ...) const {

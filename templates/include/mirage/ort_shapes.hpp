@@ -20,6 +20,7 @@ using CudaKernel = int(const void* const*, void* const*, void*, const int64_t*, 
 using WorkspaceSize = int64_t(const int64_t*);
 
 constexpr int max_tensors = 64, max_rank = 16, max_symbols = 32, max_factors = 6;  // as in backends/spec.py
+constexpr int max_packings = 32;  // of an operator: further weights are not packed
 
 // `factor` times the product of `count` symbols.
 struct Extent {
@@ -47,8 +48,9 @@ struct Operator {
     const Tensor* outputs;
     const char* const* symbols;
     const Recovery* recoveries;  // one for each symbol, in an order in which they can be computed
-    CpuKernel* cpu;
+    CpuKernel* cpu;  // its inputs have the packed forms of weights behind them
     WorkspaceSize* cpu_workspace;
+    const mirage_packing* (*packings)();  // nullptr: no weights that may be packed
     CudaKernel* cuda;
     WorkspaceSize* cuda_workspace;
     CudaKernel* opencl;  // for the CPU's provider too, as are the two of the processor

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdlib>
 
-#include "mirage/cpu/contract.hpp"
+#include "mirage/cpu/packed.hpp"
 
 namespace mirage {
 inline namespace MIRAGE_ISA {

@@ -1,0 +1,52 @@
+// Weights packed for products (`mirage_packing` in entry.h), once when a session is made.
+#ifndef MIRAGE_PACK_HPP
+#define MIRAGE_PACK_HPP
+
+#include <atomic>
+#include <cstdlib>
+
+#include "mirage/entry.h"
+
+namespace mirage {
+
+// Columns in panels of 16, zeros behind the last one (mirage/cpu/packed.hpp); a panel of zeros ends them,
+// since two may be read together.
+constexpr int64_t panel = 16;
+struct Matrix {
+    int64_t columns, deep;
+};
+inline Matrix matrix(const mirage_packing& p) {
+    const int64_t apart = p.row == 1 ? p.depth : p.row, other = p.elements / apart;
+    return p.row == 1 ? Matrix{apart, other} : Matrix{other, apart};
+}
+inline size_t packed_size(const mirage_packing& p) {
+    const Matrix m = matrix(p);
+    return (size_t((m.columns + panel - 1) / panel + 1) * size_t(m.deep * panel) * size_t(p.bytes) + 63) / 64 * 64;
+}
+template <class T>
+inline void pack_numbers(const mirage_packing& p, const T* from, T* to) {
+    const auto [columns, deep] = matrix(p);
+    const int64_t end = ((columns + panel - 1) / panel + 1) * panel;
+    for (int64_t first = 0; first < end; first += panel)
+        for (int64_t k = 0; k < deep; ++k)
+            for (int64_t j = first; j < first + panel; ++j)
+                to[first * deep + k * panel + j - first] = j < columns ? from[j * p.row + k * p.depth] : T(0);
+}
+// nullptr: no memory.
+inline void* pack(const mirage_packing& p, const void* from) {
+    void* const to = aligned_alloc(64, packed_size(p));
+    if (to == nullptr) return nullptr;
+    if (p.bytes == 4) {
+        pack_numbers(p, static_cast<const uint32_t*>(from), static_cast<uint32_t*>(to));
+    } else {
+        pack_numbers(p, static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to));
+    }
+    return to;
+}
+
+// Bytes of all packed weights that live in this process.
+inline std::atomic<uint64_t> packed_bytes{0};
+
+}  // namespace mirage
+
+#endif  // MIRAGE_PACK_HPP
