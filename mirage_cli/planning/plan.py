@@ -155,6 +155,11 @@ class PlanOptions:
     pool: int = 0
     ranges: tuple[tuple[str, Range], ...] = ()
     entropy: str = ""
+    cpu: Target | None = None  #: in the place of that of the file; rates alone differ
+
+    def target(self, name: str) -> Target:
+        """The target called so, as plans go by it. Sources are made for that of the file."""
+        return self.cpu if self.cpu is not None and name == self.cpu.name else load_target(name)
 
 
 def newest(names: Sequence[str]) -> Target:
@@ -192,7 +197,7 @@ def plan_fragment(
 
     for kind, names in options.targets.items():
         target = newest(names)
-        outcomes = {t: planned_for(load_target(t)) for t in dict.fromkeys((*names, target.name))}
+        outcomes = {t: planned_for(options.target(t)) for t in dict.fromkeys((*names, target.name))}
         plan, reason = outcomes.pop(target.name)
         for older, (its, why) in outcomes.items():
             if its is None:
@@ -370,12 +375,12 @@ def planned(
     """A candidate that fits and is proved. Raises Refused or InvalidGraph when it does not fit, CheckFailed when the
     proof or the run of its kernels fails, NaN and infinities are not where the original's are, or numbers may overflow where
     the original's do not: products float32 before they are divided, or operands of CUDA's products their type."""
-    graph = fused(candidate.graph, options)
+    graph, printed_for = fused(candidate.graph, options), load_target(target.name)
     tiles = [s.as_tiles() for s in candidate.schedules]
     problem = quotient_overflow.overflow(program, graph, tiles, options.search.growth, options.seed)
     if problem:
         raise CheckFailed(problem)
-    tile_programs = lowered(program, graph, candidate.schedules, target, options.passes)
+    tile_programs = lowered(program, graph, candidate.schedules, printed_for, options.passes)
     debug.show("tile", f"{identifier}, {target.name}", lambda: "\n".join(tile.text() for tile in tile_programs))
     bits = options.confidence + UNION_BITS
     verdict = verify(program, graph, tiles, options.seed, bits, entropy=options.entropy)
@@ -388,7 +393,9 @@ def planned(
         problem = rounding.overflow(program, graph, tiles, dict(options.search.largest), options.seed)
         if problem:
             raise CheckFailed(problem)
-    kernels = kernel_run(program, graph, candidate.schedules, target, options.passes, options.seed, options.entropy)
+    kernels = kernel_run(
+        program, graph, candidate.schedules, printed_for, options.passes, options.seed, options.entropy
+    )
     if kernels.refuted:
         raise CheckFailed(f"its kernels do not compute it: {kernels.reason}")
     return TargetPlan(
