@@ -24,7 +24,7 @@ constexpr int BYTES = 16;
 #endif
 typedef float Vector __attribute__((vector_size(BYTES)));
 constexpr int SUMS = 12;  // in flight: more than begin while one is on its way
-constexpr int ROUNDS = 5, MOST = 1024;
+constexpr int ROUNDS = 8, MOST = 1024;
 constexpr long STEPS = 1000000;
 
 static volatile float sink;  // what is computed is used

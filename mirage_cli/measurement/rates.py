@@ -32,7 +32,8 @@ VARIABLE = "MIRAGE_RATES"  #: `file` for the numbers of the target's file, whate
 FOLDER = "rates"  #: in the user's cache
 SECONDS = 60.0  #: for the program to be compiled, and to run
 LARGEST = 1 << 28  #: bytes of the array that is read, at most
-WIDTH, LAYERS, ROWS = 1024, 16, 128  #: of a chain of products with 64 MiB of weights
+WIDTH, LAYERS, ROWS = 768, 24, 128  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
+SESSIONS = 2  #: of each kind, of which the best counts
 FEW, MANY, ELEMENTS = 8, 72, 1 << 16  #: operators of two chains, and elements of one that is worth several threads
 
 
@@ -115,8 +116,9 @@ def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
 def measure(compiler: Tool) -> Rates:
     """The rates of this machine now. Raises CheckFailed where the program that measures does not run."""
     one, all_cores, bandwidth = _cores(compiler)
-    library, read = _products()
-    operator, fork = _operators()
+    # the threads of a session may share a core for as long as it lives
+    library, read = map(max, zip(*(_products() for _ in range(SESSIONS)), strict=True))
+    operator, fork = map(min, zip(*(_operators() for _ in range(SESSIONS)), strict=True))
     values = (one, all_cores, max(bandwidth, read), library, read, operator, fork)
     return Rates(cores(), *map(_rounded, values))
 
@@ -162,7 +164,7 @@ def _operators() -> tuple[float, float]:
 
     threads = cores()
     fork = each(ELEMENTS, threads) - each(ELEMENTS, 1) / threads if threads > 1 else 0.0
-    return max(each(16, 1, 500), 0.05), max(fork, 0.2)
+    return max(each(16, 1, 300), 0.05), max(fork, 0.2)
 
 
 def _chain(kind: str, length: int, shape: tuple[int | str, ...], weights: Any, threads: int | None = None) -> Any:

@@ -17,7 +17,18 @@ from mirage_cli.search.schedules.fitted import SECTIONS, Block, Section
 S = TypeVar("S", bound=Section)
 CPU = "cpu"  #: the target whose rates are those of a machine
 #: keys of its file that say how fast a machine is, not what fits
-CHANGEABLE = ("units", "bandwidth", "flops", "special", "launch_us", "kernel_us", "latency_us", "fork_us", CPU)
+CHANGEABLE = (
+    "units",
+    "bandwidth",
+    "flops",
+    "special",
+    "launch_us",
+    "kernel_us",
+    "latency_us",
+    "fork_us",
+    "margin",
+    CPU,
+)
 _WORDS = {
     int: "an integer of at least 0",
     float: "a number of at least 0",
@@ -57,6 +68,7 @@ class Target:
     sections: tuple[Section, ...]  #: fitted constants; a file that lacks one takes that of the file it is `like`
     features: Features = Features()
     fork_us: float = 0.0
+    margin: float = 1.0  #: how many times faster than the original a fragment has to be predicted: predictions are off
     split: float = 0.0  #: of float32 products whose numbers are split for matrix instructions; 0: there are none
 
     @property

@@ -55,7 +55,7 @@ def test_both_targets_are_planned_rendered_and_proved(fragment: Program, planned
         assert p.verdict.passed
         assert len(p.schedules) == len(p.graph.kernels)
         assert 0 < p.floor_us <= p.predicted_us
-        assert p.faster == (p.predicted_us < p.original_us)
+        assert p.faster == (p.predicted_us * load_target(p.target).margin < p.original_us)
     assert "mirage_parallel" in planned.plans["cpu"].text
     assert "__global__" in planned.plans["cuda"].text
 
@@ -101,7 +101,7 @@ def test_a_muGraph_for_an_older_architecture_is_read_back(fragment: Program, pla
 
 def test_a_fragment_is_replaced_where_it_is_faster_on_every_architecture(planned: plans.FragmentPlan) -> None:
     p = planned.plans["cuda"]
-    assert p.faster == (p.predicted_us < p.original_us)
+    assert p.faster == (p.predicted_us * load_target(p.target).margin < p.original_us)
     slower = plans.Slower("sm_80", 9.0, 5.0)
     both = replace(p, slower=(slower,))
     assert not both.faster and both.losses[-1] == slower
@@ -227,7 +227,7 @@ def test_each_target_has_its_own_reason(fragment: Program) -> None:
 
 def test_more_operators_cost_more(fragment: Program) -> None:
     few, many = (plan_fragment("abc", "n", fragment, n, CPU).plans["cpu"].original_us for n in (1, 9))
-    assert many - few == pytest.approx(8 * load_target("cpu").kernel_us)
+    assert many - few >= 8 * load_target("cpu").kernel_us
 
 
 def test_programs_without_a_form_have_a_reason() -> None:
