@@ -113,8 +113,8 @@ suite: $(STAMP) ## Time the suite on GPU 0 and write its tables into docs/perfor
 	  $(BIN)/mirage bench --suite paper --gpu 0 --dtype $$type --build out/suite --markdown docs/$$([ $$type = fp16 ] && echo performance || echo reference/measurements).md || status=$$?; \
 	done; exit $$status
 
-cpu-suite: $(STAMP) ## Time the published cases on the CPU and write the table into docs/reference/measurements.md
-	$(BIN)/python -m samples.cpu_suite --write
+cpu-suite: $(VENV)/.samples ## Time whole models and the published cases on the CPU, into docs/reference/measurements.md; NAMES="..." for some of them
+	$(BIN)/python -m samples.cpu_suite --write $(NAMES)
 
 edges: $(STAMP) ## Check the CPU kernels of all samples at the edges of numbers; MODELS="FILE ..." for others
 	$(BIN)/python -m samples.edges $(or $(MODELS),samples/operators/*.onnx samples/models/*.onnx) --jobs $$(nproc)

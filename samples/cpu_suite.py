@@ -1,4 +1,8 @@
-"""The published cases on the CPU, original against patched in onnxruntime: `python -m samples.cpu_suite [NAME ...]`.
+"""Whole models and the published cases on the CPU, original against patched in onnxruntime: `python -m samples.cpu_suite`.
+
+Whole models (`cpu_models.py`) come first, as `optimize` without options leaves them, on two threads and on one. They are kept,
+with their output folders and times, in a folder, so that one command can optimize and another one time: the table is of all
+that is kept.
 
 Every case goes through the ordinary path: a model with its weights stored and its activations as inputs, `mirage optimize
 --target cpu`, then `mirage bench --cpu --threads 2`, both sides in turn in one process. A fragment that `optimize` leaves
@@ -10,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,17 +25,23 @@ import onnx
 from onnx import numpy_helper
 
 import mirage_cli as mi
+from mirage_cli.errors import MirageError
 from mirage_cli.machine import devices
 from mirage_cli.optimization.fragment_times import MIRAGE, ORIGINAL
 from mirage_cli.runtime import sessions
 from mirage_cli.suite.report import between
-from samples import operators
+from samples import cpu_whole, operators
+from samples.cpu_models import MODELS
 from samples.inputs import random_inputs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference" / "measurements.md"
 BEGIN, END = "<!-- cpu suite -->", "<!-- end of cpu suite -->"
+WHOLE_BEGIN, WHOLE_END = "<!-- cpu models -->", "<!-- end of cpu models -->"
+KEPT = Path("out/cpu-models")
 DTYPES = ("fp32", "fp16")
 THREADS = 2
+OPTIMIZE, MEASURE, TABLE = "optimize", "measure", "table"
+METHOD = "Microseconds for one run, medians; speedup and ratio: median of the rounds' quotients, both sides in turn."
 ATTENTION, DECODE, PREFILL = "attention", "decode", "prefill"
 #: inputs that are weights of a model, by the operators' names for them
 WEIGHTS = frozenset({"w", "w1", "w2", "w3", "a", "b", "g", "w_uk", "w_uv", "alpha"})
@@ -146,13 +157,9 @@ def mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def document(results: Sequence[Result], machine: str, versions: str) -> str:
+def document(results: Sequence[Result]) -> str:
     """The table and what it comes to, in Markdown."""
-    lines = [
-        f"{machine}; {versions}; {THREADS} threads. Microseconds for one run, medians; speedup: median of the rounds'"
-    ]
-    lines += ["quotients, both sides in one process, in turn.", ""]
-    lines += [f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
+    lines = [f"{THREADS} threads.", "", f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
     lines += [f"| {' | '.join(r.cells())} |" for r in results]
     lines += ["", "Geometric means of what cases count as:", ""]
     for dtype in DTYPES:
@@ -165,16 +172,26 @@ def document(results: Sequence[Result], machine: str, versions: str) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure; print the table or write it into the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="all cases by default")
-    parser.add_argument("--dtype", choices=DTYPES, help="both by default")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for measuring a case (default: 2)")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
-    options = parser.parse_args(arguments)
+def whole_models(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """Optimize and time the named models; the table of all that are kept, in Markdown. A model that fails is told of."""
+    for name in names:
+        timed = MODELS[name]
+        try:
+            if options.stage in (OPTIMIZE, None):
+                cpu_whole.optimized(timed, options.keep, options.exporter)
+            if options.stage in (MEASURE, None):
+                for run in cpu_whole.measured(timed, options.keep, options.seconds):
+                    print(" ".join(run.cells()), *run.notes, file=sys.stderr, flush=True)
+        except (MirageError, ValueError, subprocess.CalledProcessError) as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+    runs = [run for timed in MODELS.values() for run in cpu_whole.kept(timed, options.keep)]
+    return cpu_whole.document(runs, mean([r.ratio for r in runs])) if runs else ""
+
+
+def cases(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """Measure the named cases; their table in Markdown."""
     results = []
-    for name in options.names or CASES:
+    for name in names:
         for dtype in [options.dtype] if options.dtype else DTYPES:
             with tempfile.TemporaryDirectory() as folder:
                 try:
@@ -183,12 +200,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     print(error, file=sys.stderr, flush=True)
                     continue
             print(" ".join(results[-1].cells()), file=sys.stderr, flush=True)
-    versions = f"onnxruntime {sessions.version()}, mirage {mi.__version__}"
-    text = document(results, devices.name("cpu", 0), versions)
-    if options.write:
-        DOCS.write_text(between(DOCS.read_text(), BEGIN, END, text))
-    else:
-        print(text)
+    return document(results) if results else ""
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; `names` are those of models and cases, all of them where none is given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models and cases (default: all)")
+    parser.add_argument("--models", action="store_true", help="all models, no cases")
+    parser.add_argument("--dtype", choices=DTYPES, help="type of the cases (default: both)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for measuring anything once (default: 2)")
+    parser.add_argument("--stage", choices=(OPTIMIZE, MEASURE, TABLE), help="do only this with models (default: all)")
+    parser.add_argument("--keep", type=Path, default=KEPT, metavar="DIR", help=f"models and times (default: {KEPT})")
+    parser.add_argument(
+        "--exporter", default=sys.executable, metavar="PYTHON", help="interpreter with torch and transformers"
+    )
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCS.name}")
+    options = parser.parse_args(arguments)
+    options.names = options.names or [*MODELS, *([] if options.models else CASES)]
+    if unknown := [n for n in options.names if n not in {**MODELS, **CASES}]:
+        parser.error(f"unknown: {', '.join(unknown)}; models: {', '.join(MODELS)}; cases: {', '.join(CASES)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure; print the tables or write them into the document."""
+    options = parsed(arguments)
+    versions = f"{devices.name('cpu', 0)}; onnxruntime {sessions.version()}, mirage {mi.__version__}."
+    for group, measure, marks in (
+        (MODELS, whole_models, (WHOLE_BEGIN, WHOLE_END)),
+        (CASES, cases, (BEGIN, END)),
+    ):
+        names = [n for n in options.names if n in group]
+        text = measure(options, names) if names else ""
+        if text and options.write:
+            DOCS.write_text(between(DOCS.read_text(), *marks, f"{versions} {METHOD}\n\n{text}"))
+        elif text:
+            print(text)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ def _own_state(shared_folder: Path) -> Iterator[None]:
     (tests/kernel_proof), not for each plan."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIRAGE_KERNEL_RUNS", "0")
+        patch.setenv("MIRAGE_RATES", "file")  # nor is how fast it is
         patch.setattr(load, "COUNTERS", Path(os.devnull))  # how loaded the machine is decides nothing
         patch.setenv("XDG_STATE_HOME", str(cache_folder(shared_folder) / "state"))
         yield

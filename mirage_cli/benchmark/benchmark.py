@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mirage_cli.benchmark.rows import Alone, Prepared, Rows
     from mirage_cli.report.stages import Progress
 
-LOADED = 0.15  #: of all processors, taken by others, from where on times say little
 __all__ = ["BenchOptions", "bench_folder", "choose_place"]
 
 
@@ -136,7 +135,7 @@ def _bench_folder(folder: Path, options: BenchOptions, shown: Progress | None) -
 def _loaded() -> tuple[str, ...]:
     """A note where others use this machine's processors."""
     taken = load.busy()
-    if taken <= LOADED:
+    if taken <= load.LOADED:
         return ()
     return (f"this machine is loaded: others took {taken:.0%} of its processors, so these times are no measure",)
 

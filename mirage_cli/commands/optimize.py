@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         "max_memory",
         "inputs",
         "data",
+        "target_file",
         "certificates",
     ),
 )

@@ -20,6 +20,7 @@ from mirage_cli.errors import MirageError, ToolMissing, UsageError
 from mirage_cli.files.codec import says
 from mirage_cli.files.result_store import Kept
 from mirage_cli.machine import devices, opencl, packages
+from mirage_cli.measurement import rates
 from mirage_cli.optimization import environment
 from mirage_cli.options.options import Options
 from mirage_cli.processes import isolation
@@ -89,9 +90,10 @@ class Diagnosis:
         return "\n".join(lines) + "\n"
 
 
-def examine() -> Diagnosis:
+def examine(measure: bool = False) -> Diagnosis:
     """Look at this machine. Compilers are tried on small programs, where no earlier run has; optional packages are imported
-    in a process of their own; GPUs are asked for through the driver's tool, and the driver for its version."""
+    in a process of their own; GPUs are asked for through the driver's tool, and the driver for its version. With
+    `measure` the rates of the CPU are measured anew."""
     gpus, folder = devices.devices(), environment.cache_folder(Options())
     kept = environment.store(Options()) if folder is not None and folder.is_dir() else None  # none is made here
     with ThreadPoolExecutor() as threads:  # each waits for programs
@@ -103,6 +105,7 @@ def examine() -> Diagnosis:
     items = (
         Item("mirage", True, f"{__version__} on Python {platform.python_version()}, {platform.platform()}"),
         Item("processor", True, devices.processor()),
+        _rates(cxx.result() if measure else None),
         Item("packages", True, ", ".join(f"{name} {_version(name)}" for name in NEEDED)),
         runtime,
         cxx.result(),
@@ -177,6 +180,20 @@ def _opencl() -> Item:
     if isinstance(found, Lost):
         return Item("OpenCL", False, found.reason, opencl.COMMAND)
     return Item("OpenCL", bool(found), "; ".join(found) or "no device", "" if found else opencl.COMMAND)
+
+
+def _rates(compiler: Item | None) -> Item:
+    """The CPU's rates: those that are kept, or, with a C++ `compiler`, measured now."""
+    if compiler is None:
+        measured, problem = rates.kept(), "not measured yet: the first run of optimize does"
+    elif compiler.ok:
+        measured, problem = rates.found(toolchain.find_cxx(), anew=True)
+    else:
+        measured, problem = None, "not measured: there is no C++ compiler"
+    name = "processor's rates"
+    return (
+        Item(name, False, problem, "mirage doctor --measure") if measured is None else Item(name, True, measured.text())
+    )
 
 
 def _too_old(gpu: devices.Device) -> str:

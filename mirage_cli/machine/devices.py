@@ -108,6 +108,15 @@ def processor() -> str:
     return f"{model}, {cores} core{'s' if cores != 1 else ''}"
 
 
+def identity() -> tuple[str, str]:
+    """The CPU's name with the cores that may be used, and its instruction sets as the system tells them."""
+    flags = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return processor(), flags
+
+
 def cache_bytes(provider: str, folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
     """Bytes of the largest cache of the CPU, or of a GPU's second-level cache (at least)."""
     if provider == "cuda":

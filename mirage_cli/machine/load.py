@@ -7,6 +7,7 @@ from pathlib import Path
 
 COUNTERS = Path("/proc/stat")
 SECONDS = 0.3
+LOADED = 0.15  #: of all processors, taken by others, from where on times say little
 _IDLE = (3, 4)  #: of the counters of all processors: idle, and waiting for a disk
 
 

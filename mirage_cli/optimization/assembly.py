@@ -35,6 +35,7 @@ from mirage_cli.planning.plan import FragmentPlan, TargetPlan
 from mirage_cli.report import forms, mugraph_file, reader
 from mirage_cli.report import report as reports
 from mirage_cli.report.report import FragmentReport, Report, as_text, sealed
+from mirage_cli.search.schedules.target import Target
 
 
 def compilations(work: Work, tools: Toolchain) -> int:
@@ -159,8 +160,10 @@ def report(
     options: Options,
     seconds: dict[str, float],
     given: Mapping[str, dims.Range] = MappingProxyType({}),
+    cpu: Target | None = None,
 ) -> Report:
-    """The report of what was found and chosen; `given` is what is known of symbolic dimensions."""
+    """The report of what was found and chosen; `given` is what is known of symbolic dimensions, `cpu` the target that plans
+    for the CPU went by, where it is not that of the file."""
     chosen = [w for w in work if w.replace]
     covered = coverage.measure(imported, [o for w in chosen for o in w.occurrences])
     return Report(
@@ -176,7 +179,7 @@ def report(
         },
         options.to_json(),
         dict(seconds),
-        [fragment_report(w, given) for w in work],
+        [fragment_report(w, given, cpu) for w in work],
         coverage.unchanged(imported, parts, work),
         covered,
         [*imported.notes, *_unmatched_patterns(imported, options), *_untuned(work)],
@@ -201,8 +204,10 @@ def _unmatched_patterns(imported: Imported, options: Options) -> list[str]:
     ]
 
 
-def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType({})) -> FragmentReport:
-    """A distinct fragment's part of the report; `given` is what is said of symbolic dimensions."""
+def fragment_report(
+    w: Work, given: Mapping[str, dims.Range] = MappingProxyType({}), cpu: Target | None = None
+) -> FragmentReport:
+    """A distinct fragment's part of the report; `given` is what is said of symbolic dimensions, `cpu` as in `report`."""
     p = w.program
     plans = w.plan.plans if w.plan is not None else {}
     main = next((plans[kind] for kind in ("cuda", "hip", "opencl", "cpu") if kind in plans), None)
@@ -226,7 +231,7 @@ def fragment_report(w: Work, given: Mapping[str, dims.Range] = MappingProxyType(
         *((0.0, 0.0, 0.0) if main is None else (main.predicted_us, main.original_us, main.floor_us)),
         w.measured,
         fragment_details.original(w),
-        fragment_details.predictions(plans, p, ranges.typical(p.symbols, given)),
+        fragment_details.predictions(plans, p, ranges.typical(p.symbols, given), cpu),
         w.tuning,
         w.reason,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mirage_cli.backends import toolchain as tools_module
 from mirage_cli.backends.toolchain import Toolchain
@@ -11,11 +13,16 @@ from mirage_cli.errors import ToolMissing, UsageError
 from mirage_cli.farm.client import Farm
 from mirage_cli.files.result_store import Kept
 from mirage_cli.machine import devices, user_folders
+from mirage_cli.measurement import rates
 from mirage_cli.options.options import Options
 from mirage_cli.processes.jobs import Crew, Here
 from mirage_cli.runtime import sessions
 from mirage_cli.search.schedules.architectures import architectures, default_architectures, kinds, native
 from mirage_cli.tuning.cache import TuningCache
+
+if TYPE_CHECKING:
+    from mirage_cli.report import forms
+    from mirage_cli.search.schedules.target import Target
 
 OBJECTS, TUNINGS, RESULTS, GRAPHS = "objects", "tunings", "results", "graphs"  #: folders of the cache
 ANSWERS = "answers"
@@ -40,6 +47,47 @@ def toolchain(options: Options) -> Toolchain:
     if options.gpu is not None and options.scheduler is None and tools.nvcc is not None:
         devices.check_driver("nvcc", tools.nvcc.version)
     return tools
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The CPU that plans go by: the keys of its target's file that have other values, and where these come from; with a `note`
+    where this machine is not known."""
+
+    origin: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def target(self) -> Target | None:
+        """The CPU's target, where it is not that of the file. Raises UsageError for changes that do not fit."""
+        if not self.changes:
+            return None
+        from mirage_cli.search.schedules.target import changed_target  # noqa: PLC0415 - with numpy
+
+        return changed_target(self.changes, f"{self.origin}: ")
+
+    def to_json(self) -> forms.Rates:
+        """The form in report.json; nothing where plans go by the target's file."""
+        return {"origin": self.origin, "changes": dict(self.changes)} if self.changes else {}
+
+
+def machine(options: Options, tools: Toolchain) -> Machine:
+    """The CPU that plans go by: what `--target-file` says, else this one as it was measured once, now if need be. Raises
+    UsageError for a file that does not fit."""
+    if options.target_file is None:
+        measured, problem = rates.found(tools.cxx)
+        note = f"the CPU's rates are those of search/targets/cpu.yaml: {problem}" if problem else ""
+        return Machine(note=note) if measured is None else Machine("this machine", measured.changes())
+    from mirage_cli.options import config  # noqa: PLC0415 - with yaml
+
+    changes = config.plain(options.target_file)
+    if not isinstance(changes, dict):
+        raise UsageError(
+            f"--target-file {options.target_file}: expected keys of search/targets/cpu.yaml with their values"
+        )
+    own = Machine(options.target_file, changes)
+    own.target()
+    return own
 
 
 def crew(options: Options) -> Crew:

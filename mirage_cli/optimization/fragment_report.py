@@ -15,7 +15,7 @@ from mirage_cli.optimization.task import Work
 from mirage_cli.planning.plan import TargetPlan
 from mirage_cli.report import forms
 from mirage_cli.search.schedules.cost import bytes_once, number, products
-from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.target import Target, load_target
 
 
 def original(w: Work) -> forms.Original:
@@ -48,14 +48,14 @@ def _tensor(t: TensorSpec) -> forms.Tensor:
 
 
 def predictions(
-    plans: Mapping[str, TargetPlan], program: Program, sizes: Mapping[str, int]
+    plans: Mapping[str, TargetPlan], program: Program, sizes: Mapping[str, int], cpu: Target | None = None
 ) -> dict[str, forms.Prediction]:
     """For each kind of target the model's times in microseconds and what bounds them: bytes read and written once,
     operations (those of the matrix products where there are any, else the elementwise ones), the target's bytes and
-    operations a second. `sizes` are what symbols count as."""
+    operations a second. `sizes` are what symbols count as, `cpu` is the target that plans for the CPU went by."""
     by_kind: dict[str, forms.Prediction] = {}
     for kind, p in sorted(plans.items()):
-        target = load_target(p.target)
+        target = cpu if cpu is not None and kind == "cpu" else load_target(p.target)
         cores = target.units if kind == "cpu" else 1  # a CPU's rates are those of one core
         flops = products(program, sizes)
         seconds = sum(f / target.flops.get(name, target.flops["f32"]) for name, f in flops.items())

@@ -70,6 +70,7 @@ class Run:
     progress: Progress = field(default_factory=Silent)
     complete: str = ""
     lent: Crew | None = None  #: who makes its jobs; without, the processes of this machine
+    machine: environment.Machine = field(default_factory=environment.Machine)  #: the CPU that plans go by
     crew: Crew = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
@@ -132,7 +133,9 @@ class Run:
         work = [w for w in self.work if not w.failed]
         symbols = {s for w in work for s in w.program.symbols}
         options = replace(
-            plan_options(self.options, self.tools, symbols, self.ranges, self.device), entropy=self.entropy
+            plan_options(self.options, self.tools, symbols, self.ranges, self.device),
+            entropy=self.entropy,
+            cpu=self.machine.target(),
         )
         self.plans = batch.shared_out(options, len(work), self.crew.workers)
         measured = "cpu" if self.options.measure else ""
@@ -335,9 +338,11 @@ class Run:
 
     def report(self) -> Report:
         """The report of what is known by now."""
-        seconds = self.clock.total()
-        made = assembly.report(self.model, self.imported, self.parts, self.work, self.options, seconds, self.ranges)
-        return replace(made, sizes=self.sizes, whole=self.whole, farm=self.crew.summary())
+        seconds, cpu = self.clock.total(), self.machine.target()
+        made = assembly.report(
+            self.model, self.imported, self.parts, self.work, self.options, seconds, self.ranges, cpu
+        )
+        return replace(made, sizes=self.sizes, whole=self.whole, farm=self.crew.summary(), rates=self.machine.to_json())
 
     def write(self, draft: Path, out: Path) -> Report:
         """Write everything but model and library, which are there, into the draft, which will be `out`."""
@@ -351,7 +356,7 @@ class Run:
         page = assembly.write_report(report, draft, str(out))
         if self.steady and not self.complete and run_cache.lasting(self.model, self.options):
             names = {id(file): name for name, file in zip(self.imported.external, self.imported.files, strict=False)}
-            run_cache.keep(report, page, draft, self.options, self.tools, self.pieces, names)
+            run_cache.keep(report, page, draft, self.options, self.tools, self.machine, self.pieces, names)
         return report
 
 

@@ -31,6 +31,7 @@ from mirage_cli.files.rawfile import DataFile
 from mirage_cli.files.result_store import Kept
 from mirage_cli.machine import devices
 from mirage_cli.optimization import environment
+from mirage_cli.optimization.environment import Machine
 from mirage_cli.options import debug
 from mirage_cli.options.options import Options
 from mirage_cli.report.report import SEARCH, Report
@@ -108,10 +109,10 @@ class Answer:
         return end
 
 
-def find(model: str, options: Options, tools: Toolchain) -> Answer | None:
+def find(model: str, options: Options, tools: Toolchain, cpu: Machine) -> Answer | None:
     """The answer for a model file as it is now, where there is one."""
     store = environment.answers(options) if lasting(model, options) else None
-    content = None if store is None else store.read(name_of(model, options, tools))
+    content = None if store is None else store.read(name_of(model, options, tools, cpu))
     if content is None:
         return None
     end = _HEAD + int.from_bytes(content[:_HEAD], "big")
@@ -124,11 +125,12 @@ def find(model: str, options: Options, tools: Toolchain) -> Answer | None:
     return Answer(head, content[end:], sources) if same else None
 
 
-def name_of(model: str, options: Options, tools: Toolchain) -> str:
+def name_of(model: str, options: Options, tools: Toolchain, cpu: Machine) -> str:
     """The name of a run's answer: of all that it depends on but for the bytes of its model."""
     machine = [devices.processor(), platform.platform(), platform.python_version()]
     compilers = [repr(tools), toolchains.candidates(), environment.archs(options)]
-    return result_store.key("answer", os.path.abspath(model), model, options.to_json(), compilers, machine, packages())
+    told = [options.to_json(), cpu.to_json(), compilers, machine, packages()]
+    return result_store.key("answer", os.path.abspath(model), model, *told)
 
 
 @functools.lru_cache(maxsize=1)
@@ -148,6 +150,7 @@ def keep(
     draft: Path,
     options: Options,
     tools: Toolchain,
+    cpu: Machine,
     pieces: Sequence[Piece] = (),
     names: Mapping[int, str] | None = None,
 ) -> None:
@@ -182,7 +185,8 @@ def keep(
     }
     text = json.dumps(head).encode()
     store.write(
-        name_of(report.model["path"], options, tools), b"".join([len(text).to_bytes(_HEAD, "big"), text, *contents])
+        name_of(report.model["path"], options, tools, cpu),
+        b"".join([len(text).to_bytes(_HEAD, "big"), text, *contents]),
     )
     make_room(store)
 

@@ -47,7 +47,8 @@ def made(
     """The report of a run that writes what `place` gives, a new folder that will be `out`. Raises as `optimize`."""
     start, progress = time.perf_counter(), progress or Silent()
     tools = environment.toolchain(options)
-    known = None if complete else run_cache.find(model, options, tools)
+    machine = environment.machine(options, tools)
+    known = None if complete else run_cache.find(model, options, tools, machine)
     if known is None:
         from mirage_cli.optimization.pipeline import Run  # noqa: PLC0415 - it takes seconds
 
@@ -55,7 +56,9 @@ def made(
             options = environment.settled(options, crew)
             if line := crew.greeting():
                 progress.note(line)
-            run = Run(model, options, tools, progress, complete, crew, clock=Clock(start=start))
+            if machine.note:
+                progress.note(machine.note)
+            run = Run(model, options, tools, progress, complete, crew, machine, clock=Clock(start=start))
             return _run_stages(run, out, place)
     progress.stage("read", 1)
     with place as draft:

@@ -23,7 +23,8 @@ class Options:
     from the cache without a GPU too, `without` optimizer passes that are left out, `confidence` bits of the proof,
     `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no limit), `inputs` a file or
     folder with inputs of the model that kernels are checked with too, `data` the folder of the external data of a model on
-    standard input, `scheduler` the address of a farm's scheduler and `certificates` the folder that it is spoken to with.
+    standard input, `target_file` a file with the rates of the CPU that plans are for, `scheduler` the address of a farm's
+    scheduler and `certificates` the folder that it is spoken to with.
     `--keep-going` is `strict` negated.
     """
 
@@ -50,6 +51,7 @@ class Options:
     max_memory: int = 0
     inputs: str | None = None
     data: str | None = None
+    target_file: str | None = None
     scheduler: str | None = None
     certificates: str | None = None
     require_coverage: tuple[str, ...] = ()

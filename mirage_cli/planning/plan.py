@@ -27,8 +27,8 @@ from mirage_cli.search.finish.unfuse import unfused
 from mirage_cli.search.mugraph.documents import graph_to_json
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.proof.verify import DEFAULT_CONFIDENCE, Verdict, verify
-from mirage_cli.search.schedules.alternatives import Alternative
-from mirage_cli.search.schedules.cost import original_us
+from mirage_cli.search.schedules.alternatives import Alternative, Sizes
+from mirage_cli.search.schedules.original import original_us
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
 from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchResult, SearchStatistics, Tell
@@ -87,9 +87,10 @@ class TargetPlan:
 
     @property
     def losses(self) -> tuple[Slower, ...]:
-        """The architectures where the model predicts no gain over the original operators."""
+        """The architectures where the model predicts no gain over the original operators that is worth its error."""
         own = Slower(self.target, self.predicted_us, self.original_us)
-        return (*((own,) if self.predicted_us >= self.original_us else ()), *self.slower)
+        gains = self.predicted_us * load_target(self.target).margin < self.original_us
+        return (*(() if gains else (own,)), *self.slower)
 
     @property
     def faster(self) -> bool:
@@ -155,6 +156,11 @@ class PlanOptions:
     pool: int = 0
     ranges: tuple[tuple[str, Range], ...] = ()
     entropy: str = ""
+    cpu: Target | None = None  #: in the place of that of the file; rates alone differ
+
+    def target(self, name: str) -> Target:
+        """The target called so, as plans go by it. Sources are made for that of the file."""
+        return self.cpu if self.cpu is not None and name == self.cpu.name else load_target(name)
 
 
 def newest(names: Sequence[str]) -> Target:
@@ -186,13 +192,13 @@ def plan_fragment(
             plan, reason = _choose(identifier, program, more, target, operators, options, wrong)
         if plan is not None and program.symbols:
             plan = _ranged(plan, searcher, identifier, program, target, operators, options)
-        if plan is not None and program.symbols and program.packed is not None:
-            plan = _at_steps(plan, program, target, operators, options)
+        if plan is not None and program.symbols:
+            plan = _everywhere(plan, program, target, operators, options)
         return plan, reason or _no_candidate(result.statistics)
 
     for kind, names in options.targets.items():
         target = newest(names)
-        outcomes = {t: planned_for(load_target(t)) for t in dict.fromkeys((*names, target.name))}
+        outcomes = {t: planned_for(options.target(t)) for t in dict.fromkeys((*names, target.name))}
         plan, reason = outcomes.pop(target.name)
         for older, (its, why) in outcomes.items():
             if its is None:
@@ -276,16 +282,24 @@ def _ranged(
     return replace(main, others=tuple(Other(Alternative(when, p.graph, p.schedules), p.verdict) for when, p in others))
 
 
-def _at_steps(plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions) -> TargetPlan:
-    """A plan that tells too where it gains nothing at the least sizes: those of a decoder's steps, for which runtimes have
-    products of their own with packed weights."""
-    least = ranges.least(program.symbols, dict(options.ranges))
-    ways = [(plan.graph, plan.schedules), *((o.alternative.graph, o.alternative.schedules) for o in plan.others)]
-    us = min(ranges.time(Candidate(*way, 0.0, 0.0, (0.0, 0.0)), target, least) for way in ways)
-    original = original_us(program, operators, target, least)
-    if us < original:
+def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions) -> TargetPlan:
+    """A plan that tells too where it gains nothing: on a CPU at any size that was asked for, and with packed weights, for
+    which runtimes have products of their own at a decoder's steps, at the least sizes."""
+    given, at = dict(options.ranges), list[Sizes]()
+    if program.packed is not None:
+        at.append(ranges.least(program.symbols, given))
+    if not target.threaded:
+        at += ranges.asked(program.symbols, given)
+    losses = []
+    for sizes in at:
+        taken = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
+        us = ranges.time(Candidate(taken.graph, taken.schedules, 0.0, 0.0, (0.0, 0.0)), target, sizes)
+        losses.append((us / original_us(program, operators, target, sizes), us, sizes))
+    quotient, us, sizes = max(losses, key=lambda loss: loss[0], default=(0.0, 0.0, {}))
+    if quotient * target.margin < 1:
         return plan
-    return replace(plan, slower=(*plan.slower, Slower(f"{target.name}, at the least sizes", us, original)))
+    where = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    return replace(plan, slower=(*plan.slower, Slower(f"{target.name} at {where}", us, us / quotient)))
 
 
 def printed(plan: TargetPlan, identifier: str, program: Program, target: Target, passes: Passes) -> TargetPlan:
@@ -370,12 +384,12 @@ def planned(
     """A candidate that fits and is proved. Raises Refused or InvalidGraph when it does not fit, CheckFailed when the
     proof or the run of its kernels fails, NaN and infinities are not where the original's are, or numbers may overflow where
     the original's do not: products float32 before they are divided, or operands of CUDA's products their type."""
-    graph = fused(candidate.graph, options)
+    graph, printed_for = fused(candidate.graph, options), load_target(target.name)
     tiles = [s.as_tiles() for s in candidate.schedules]
     problem = quotient_overflow.overflow(program, graph, tiles, options.search.growth, options.seed)
     if problem:
         raise CheckFailed(problem)
-    tile_programs = lowered(program, graph, candidate.schedules, target, options.passes)
+    tile_programs = lowered(program, graph, candidate.schedules, printed_for, options.passes)
     debug.show("tile", f"{identifier}, {target.name}", lambda: "\n".join(tile.text() for tile in tile_programs))
     bits = options.confidence + UNION_BITS
     verdict = verify(program, graph, tiles, options.seed, bits, entropy=options.entropy)
@@ -388,7 +402,9 @@ def planned(
         problem = rounding.overflow(program, graph, tiles, dict(options.search.largest), options.seed)
         if problem:
             raise CheckFailed(problem)
-    kernels = kernel_run(program, graph, candidate.schedules, target, options.passes, options.seed, options.entropy)
+    kernels = kernel_run(
+        program, graph, candidate.schedules, printed_for, options.passes, options.seed, options.entropy
+    )
     if kernels.refuted:
         raise CheckFailed(f"its kernels do not compute it: {kernels.reason}")
     return TargetPlan(

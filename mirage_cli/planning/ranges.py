@@ -68,6 +68,12 @@ def points(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
     return [_positive(symbols, dict(zip(names, p, strict=True))) for p in dict.fromkeys(chosen)]
 
 
+def asked(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
+    """Sizes all over the ranges that are said; symbols of which nothing is said have their typical sizes."""
+    usual = {n: range_of(n, given).typical for n in bases(symbols)}
+    return points(symbols, {n: given.get(n, Range(k, k, k)) for n, k in usual.items()})
+
+
 def _positive(symbols: Sequence[str], numbers: Mapping[str, int]) -> Sizes:
     """Sizes for which a model has times: nothing is empty."""
     return {s: max(1, n) for s, n in resolved(symbols, numbers).items()}

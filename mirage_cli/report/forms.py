@@ -76,6 +76,13 @@ class Farm(TypedDict, total=False):
     problems: A[list[str], says("Workers that were not used, answers that were not taken.")]
 
 
+class Rates(TypedDict, total=False):
+    """The CPU that plans went by."""
+
+    origin: A[str, says("What said so: `this machine`, or the file of `target_file`.")]
+    changes: A[dict[str, Any], says("Keys of the CPU's target file with their values.")]
+
+
 class Unchanged(TypedDict):
     """A group of nodes."""
 

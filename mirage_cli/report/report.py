@@ -98,6 +98,9 @@ class Report:
     sizes: A[dict[str, int], says("Sizes of symbolic dimensions that times are for.")] = field(default_factory=dict)
     whole: A[forms.Measured | None, says("Times of the whole model with `measure`; null without.")] = None
     farm: A[forms.Farm, says("Who did what, with `scheduler`; left out without.")] = field(default_factory=forms.Farm)
+    rates: A[
+        forms.Rates, says("How fast the CPU is, where not as in the file of its target; left out where it is.")
+    ] = field(default_factory=forms.Rates)
     seal: A[
         str, says("Of `files` and the model, made with a secret of who wrote them: `verify` loads its user's own.")
     ] = ""
@@ -112,7 +115,7 @@ class Report:
                 "coverage": {k: round(v, 4) for k, v in self.coverage.items()},
             }
         )
-        return data if self.farm else {k: v for k, v in data.items() if k != "farm"}
+        return {k: v for k, v in data.items() if v or k not in ("farm", "rates")}
 
     def text(self) -> str:
         """report.json."""

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.schedule import Schedule
@@ -358,54 +357,6 @@ def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = Mappin
     cores = target.units if not target.threaded else 1  # a CPU's rates are those of one core
     compute = math.fsum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes).items())
     return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
-
-
-def original_us(
-    program: Program, operators: int, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
-) -> float:
-    """Microseconds of the original operators one after the other: each reads and writes its tensors, each is launched.
-    What is computed of weights alone is no operator: runtimes join it with the product that reads it."""
-    extents = {a.name: number(a.extent, sizes) for a in program.axes}
-    weights = _of_weights(program)
-
-    def size(v: str) -> int:
-        return math.prod(extents[a] for a in program.axes_of(v))
-
-    def moved_by(v: str) -> float:
-        parts = weights.get(v, frozenset())
-        return sum(size(i) * program.sources[reads[i]].dtype.size for i in parts) if parts else 4.0 * size(v)
-
-    reads = {i.name: i.source for i in program.inputs}
-    total = 0.0
-    for n in program.nodes:
-        if n.name in weights or n.op in ("iota", "extent"):
-            continue
-        moved = moved_by(n.name) + sum(moved_by(i) for i in n.inputs)
-        time = moved / target.bandwidth
-        if n.op == "contract":
-            axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
-            flops = 2.0 * math.prod(extents[a] for a in axes)
-            if not target.threaded:
-                c = target.fitted(Cpu)
-                work = flops / (target.library_rate(n.dtype) * target.units * c.library_rate)
-                time = time / c.library_bandwidth
-                time = max(time, work) + (1 - c.overlap) * min(time, work)
-            else:
-                time = max(time, flops / (target.library_rate(n.dtype) * target.fitted(Block).library_rate))
-        elif n.op in OPS:
-            time = max(time, size(n.name) * OPS[n.op].flops / target.special)
-        total += time * 1e6
-    return total + operators * target.kernel_us
-
-
-def _of_weights(program: Program) -> dict[str, frozenset[str]]:
-    """For each value that is computed of weights of the model alone, or of nothing, the reads of them behind it."""
-    behind: dict[str, frozenset[str]] = {}
-    known = {i.name: frozenset([i.name]) for i in program.inputs if program.sources[i.source].constant}
-    for n in program.nodes:
-        if n.op not in ("contract", "iota", "extent") and all(i in known for i in n.inputs):
-            known[n.name] = behind[n.name] = frozenset[str]().union(*(known[i] for i in n.inputs))
-    return behind
 
 
 def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:

@@ -21,8 +21,12 @@ class Cpu:
     streamed_half: float  #: streamed rows that reach half of that
     packed_rate: float  #: share of the rate that many packed rows reach
     packed_half: float  #: packed rows that reach half of that
-    library_rate: float  #: share of the rate that products of onnxruntime reach
-    library_bandwidth: float  #: share of the bandwidth that they reach
+    library_rate: float  #: share of the rate that products of onnxruntime with weights reach
+    library_deep: float  #: how much longer they take for every doubling of many summed positions
+    library_small: float  #: share of the rate that products of activations reach
+    library_bandwidth: float  #: share of the bandwidth that onnxruntime reaches
+    library_copies: float  #: the same where it copies what it has just computed
+    library_special: float  #: share of the rate of vector operations that its elementwise operators reach
     first_cache: int  #: bytes of sums that stay in the first-level cache
     sum_seconds: float  #: seconds for reading and writing a sum beyond it
     overlap: float  #: share of the shorter of memory and work that is done at the time of the other
@@ -31,6 +35,7 @@ class Cpu:
     copy_flops: float  #: vector operations for reading an element of float32
     crowded: float  #: how much longer a block takes that needs more than half of the second-level cache
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks
+    operator_us: float  #: microseconds of the smallest operator of onnxruntime where these constants were fitted
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,20 @@ from mirage_cli.search.schedules.architectures import at, data, kind_of, number
 from mirage_cli.search.schedules.fitted import SECTIONS, Block, Section
 
 S = TypeVar("S", bound=Section)
+CPU = "cpu"  #: the target whose rates are those of a machine
+#: keys of its file that say how fast a machine is, not what fits
+CHANGEABLE = (
+    "units",
+    "bandwidth",
+    "flops",
+    "special",
+    "launch_us",
+    "kernel_us",
+    "latency_us",
+    "fork_us",
+    "margin",
+    CPU,
+)
 _WORDS = {
     int: "an integer of at least 0",
     float: "a number of at least 0",
@@ -54,6 +68,7 @@ class Target:
     sections: tuple[Section, ...]  #: fitted constants; a file that lacks one takes that of the file it is `like`
     features: Features = Features()
     fork_us: float = 0.0
+    margin: float = 1.0  #: how many times faster than the original a fragment has to be predicted: predictions are off
     split: float = 0.0  #: of float32 products whose numbers are split for matrix instructions; 0: there are none
 
     @property
@@ -90,24 +105,42 @@ class Target:
 @functools.cache
 def load_target(name: str) -> Target:
     """The target called `name`. Raises UsageError for an unknown one, and for a file whose keys or values are wrong."""
-    written = data(name)
+    return _target(name, data(name), at(name))
+
+
+def changed_target(changes: Mapping[str, Any], place: str) -> Target:
+    """The CPU's target with other rates and fitted constants: `changes` are keys of its file with their values, and its name.
+    Limits stay, which sources are made for. Raises UsageError, beginning with `place`, for others and for wrong values."""
+    written = data(CPU)
+    if changes.get("name") != CPU:
+        raise UsageError(f"{place}name: expected {CPU}")
+    if unknown := sorted({str(k) for k in changes} - {"name", *CHANGEABLE}):
+        raise UsageError(f"{place}{unknown[0]}: unknown, or a limit", f"known: {', '.join(CHANGEABLE)}")
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(written[key], dict)
+        written[key] = {**written[key], **value} if both else value
+    return _target(CPU, written, place)
+
+
+def _target(name: str, written: dict[str, Any], place: str) -> Target:
+    """The target of the keys and values of a file, which it takes apart."""
     kind = kind_of(name)
     for key, wanted in (("name", name), ("kind", kind)):
         if written.get(key) != wanted:
-            raise UsageError(f"{at(name)}{key}: expected {wanted}")
+            raise UsageError(f"{place}{key}: expected {wanted}")
     known = SECTIONS.get(kind, {"block": Block})
     own = {key: written.pop(key) for key in known if key in written}
     features, like = written.pop("features", []), written.pop("like", name)
     borrowed = own if like == name else data(like)
     if unknown := sorted(set(features) - {f.name for f in fields(Features)}):
-        raise UsageError(f"{at(name)}features: unknown {', '.join(unknown)}")
-    values = _values(Target, written, at(name), ("sections", "features"))
+        raise UsageError(f"{place}features: unknown {', '.join(unknown)}")
+    values = _values(Target, written, place, ("sections", "features"))
     sections = []
     for key, section in known.items():
-        source, place = (own, name) if key in own else (borrowed, like)
+        source, where = (own, place) if key in own else (borrowed, at(like))
         if key not in source:
-            raise UsageError(f"{at(name)}{key}: missing" + (f", in {like}.yaml too" if like != name else ""))
-        sections.append(section(**_values(section, source[key], f"{at(place)}{key}.")))
+            raise UsageError(f"{place}{key}: missing" + (f", in {like}.yaml too" if like != name else ""))
+        sections.append(section(**_values(section, source[key], f"{where}{key}.")))
     return Target(**values, sections=tuple(sections), features=Features(**dict.fromkeys(features, True)))
 
 

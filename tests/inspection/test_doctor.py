@@ -12,9 +12,11 @@ from mirage_cli.backends.toolchain import Tool
 from mirage_cli.errors import ToolMissing
 from mirage_cli.inspection import doctor
 from mirage_cli.machine import devices
+from mirage_cli.measurement import rates
 from mirage_cli.optimization import environment
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
+from tests.measurement.test_rates import SOME
 
 GPU = devices.Device(0, "GPU-1", "NVIDIA H200", "580.65.06", "9.0", "143771 MiB")
 OLD = devices.Device(0, "GPU-1", "Tesla T4", "580.65.06", "7.5", "15360 MiB")
@@ -44,6 +46,17 @@ def test_everything_is_there(machine: pytest.MonkeyPatch) -> None:
     assert found.ok
     assert all(possible(found, text) for text in (CPU, CUDA, RUN, "optimize --gpu"))
     assert "NVIDIA H200, 143771 MiB, compute capability 9.0, driver 580.65.06" in found.text()
+
+
+def test_rates_are_shown_where_they_are_known_and_measured_on_request(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(rates, "kept", lambda: None)
+    assert "processor's rates: mirage doctor --measure" in doctor.examine().text()
+    machine.setattr(toolchain, "find_cxx", lambda *_: Tool(("g++",), "g++ 12", "PATH"))
+    machine.setattr(rates, "found", lambda tool, anew: (SOME, "") if anew else (None, ""))
+    found = doctor.examine(measure=True).item("processor's rates")
+    assert found.ok and "200 of all 4 (onnxruntime 150), 40.0 GB/s" in found.found
+    machine.setattr(rates, "found", lambda tool, anew: (None, "this machine is loaded"))
+    assert doctor.examine(measure=True).item("processor's rates").found == "this machine is loaded"
 
 
 def test_compilers_that_worked_once_are_asked_for_their_version_only(

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from mirage_cli.backends.toolchain import Tool, Toolchain
+from mirage_cli.errors import UsageError
 from mirage_cli.machine import devices
-from mirage_cli.optimization import environment
+from mirage_cli.measurement import rates
+from mirage_cli.optimization import environment, story
 from mirage_cli.options.options import Options
+from mirage_cli.search.schedules.target import changed_target
+from mirage_cli.verification import story as verify_story
+from mirage_cli.verification.findings import VerifyOptions
+from tests.measurement.test_rates import SOME
+from tests.optimized import sample
 
 BOTH = Toolchain(Tool(("g++",), "12", "PATH"), Tool(("nvcc",), "13.0", "PATH"))
 
@@ -30,3 +40,34 @@ def test_kernels_for_no_gpu_are_noted(
     told = environment.unasked(options, tools)
     assert bool(told) == noted
     assert all("--target cpu takes less time" in note and "sm_" in note for note in told)
+
+
+def test_plans_go_by_this_machine_unless_a_file_says_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert environment.machine(Options(), BOTH).target() is None
+    monkeypatch.setattr(rates, "found", lambda tool: (SOME, ""))
+    own = environment.machine(Options(), BOTH)
+    assert (own.origin, own.target()) == ("this machine", changed_target(SOME.changes(), ""))
+    there = tmp_path / "there.yaml"
+    there.write_text(json.dumps({"name": "cpu", "units": 64}))
+    other = environment.machine(Options(target_file=str(there)), BOTH)
+    assert other.to_json() == {"origin": str(there), "changes": {"name": "cpu", "units": 64}}
+    for wrong, message in (("[1]", "expected keys"), ("{name: cpu, unit: 1}", "unit: unknown")):
+        there.write_text(wrong)
+        with pytest.raises(UsageError, match=message):
+            environment.machine(Options(target_file=str(there)), BOTH)
+
+
+def test_rates_that_are_not_known_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "found", lambda tool: (None, "it is loaded"))
+    assert "it is loaded" in environment.machine(Options(), BOTH).note
+
+
+@pytest.mark.slow
+def test_a_file_of_rates_is_in_the_report_and_sources_do_not_depend_on_it(tmp_path: Path, cache: Path) -> None:
+    there = tmp_path / "there.yaml"
+    there.write_text("name: cpu\nbandwidth: 1.0e+11\nflops: {f32: 4.0e+11}\n")
+    options = Options(target=("cpu",), force=True, cache=str(cache), target_file=str(there))
+    report = story.optimize(str(sample("rmsnorm_linear_fp32")), tmp_path / "out", options).to_json()
+    assert report["rates"]["changes"]["bandwidth"] == 1e11
+    assert report["fragments"][0]["predictions"]["cpu"]["bandwidth"] == 1e11
+    assert verify_story.verify_folder(tmp_path / "out", VerifyOptions()).passed

@@ -25,6 +25,7 @@ from mirage_cli.files.datafile import Piece
 from mirage_cli.files.output import DATA
 from mirage_cli.files.rawfile import DataFile
 from mirage_cli.optimization import environment, pipeline, run_cache, story
+from mirage_cli.optimization.environment import Machine
 from mirage_cli.options.options import Options
 from mirage_cli.report.report import Report
 from tests.exporters import reports
@@ -198,12 +199,14 @@ def test_weights_that_are_computed_are_kept(tmp_path: Path) -> None:
     tools = environment.toolchain(made)
     report = reports.report(path=str(model))
     told = {**report.model, "sha256": run_cache.digest(model), "external_data": {"w": file.sha256()}}
-    run_cache.keep(replace(report, model=told), "page", draft, made, tools, pieces, {id(file): "w"})
-    found = run_cache.find(str(model), made, tools)
+    run_cache.keep(replace(report, model=told), "page", draft, made, tools, Machine(), pieces, {id(file): "w"})
+    found = run_cache.find(str(model), made, tools, Machine())
     assert found is not None
     (tmp_path / "out").mkdir()
     found.write(tmp_path / "out", "out", 0.0)
     assert (tmp_path / "out" / DATA).read_bytes() == (draft / DATA).read_bytes()
+    faster = Machine("this machine", {"name": "cpu", "bandwidth": 1e12})
+    assert run_cache.find(str(model), made, tools, faster) is None
 
 
 def test_large_runs_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +216,7 @@ def test_large_runs_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     report = reports.report(path="m")
     for largest in (999, 1000):
         monkeypatch.setattr(run_cache, "LARGEST", largest)
-        run_cache.keep(report, "", tmp_path / "draft", made, environment.toolchain(made))
+        run_cache.keep(report, "", tmp_path / "draft", made, environment.toolchain(made), Machine())
         assert len(list((tmp_path / "cache" / "answers").iterdir())) == largest - 999
 
 

@@ -44,6 +44,7 @@ OPTIONS = st.builds(
     seed=NUMBERS,
     cache=st.none() | st.just("") | TEXTS,
     max_memory=NUMBERS,
+    target_file=st.none() | TEXTS,
     scheduler=st.none() | st.sampled_from(["tls://host:8786", "tcp://127.0.0.1:1"]),
     require_coverage=st.lists(st.floats(0, 1).map(lambda x: f"flops={x}")).map(tuple),
     dry_run=st.booleans(),

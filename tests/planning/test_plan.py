@@ -21,11 +21,12 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical
 from mirage_cli.optimization.task import Work
 from mirage_cli.planning import plan as plans
+from mirage_cli.planning.fragment_cache import plan_key
 from mirage_cli.planning.plan import PlanOptions, newest, plan_fragment, rendered
 from mirage_cli.report.stored_plan import plan_from_json
 from mirage_cli.search.proof.verify import Verdict, verify
 from mirage_cli.search.schedules.alternatives import Alternative
-from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.target import changed_target, load_target
 from mirage_cli.search.search import Candidate
 from tests.codegen.programs import NAMED, program
 from tests.lax.programs import recorded
@@ -54,7 +55,7 @@ def test_both_targets_are_planned_rendered_and_proved(fragment: Program, planned
         assert p.verdict.passed
         assert len(p.schedules) == len(p.graph.kernels)
         assert 0 < p.floor_us <= p.predicted_us
-        assert p.faster == (p.predicted_us < p.original_us)
+        assert p.faster == (p.predicted_us * load_target(p.target).margin < p.original_us)
     assert "mirage_parallel" in planned.plans["cpu"].text
     assert "__global__" in planned.plans["cuda"].text
 
@@ -100,7 +101,7 @@ def test_a_muGraph_for_an_older_architecture_is_read_back(fragment: Program, pla
 
 def test_a_fragment_is_replaced_where_it_is_faster_on_every_architecture(planned: plans.FragmentPlan) -> None:
     p = planned.plans["cuda"]
-    assert p.faster == (p.predicted_us < p.original_us)
+    assert p.faster == (p.predicted_us * load_target(p.target).margin < p.original_us)
     slower = plans.Slower("sm_80", 9.0, 5.0)
     both = replace(p, slower=(slower,))
     assert not both.faster and both.losses[-1] == slower
@@ -226,7 +227,7 @@ def test_each_target_has_its_own_reason(fragment: Program) -> None:
 
 def test_more_operators_cost_more(fragment: Program) -> None:
     few, many = (plan_fragment("abc", "n", fragment, n, CPU).plans["cpu"].original_us for n in (1, 9))
-    assert many - few == pytest.approx(8 * load_target("cpu").kernel_us)
+    assert many - few >= 8 * load_target("cpu").kernel_us
 
 
 def test_programs_without_a_form_have_a_reason() -> None:
@@ -284,3 +285,14 @@ def test_only_targets_that_were_asked_for_decide(
     work.decide(force=False, targets=targets)
     assert work.replace is replaced
     assert work.reason.startswith("" if replaced else "not predicted to be faster on cpu")
+
+
+def test_a_machines_rates_decide_between_plans_but_not_what_is_printed() -> None:
+    own = changed_target({"name": "cpu", "bandwidth": 1e13, "flops": {"f32": 1e13}, "special": 1e13}, "")
+    fragment, fast = program(NAMED["rms_linear"], F32), replace(CPU, cpu=own)
+    slow = plan_fragment("abc", "norm_linear", fragment, 6, CPU).plans["cpu"]
+    p = plan_fragment("abc", "norm_linear", fragment, 6, fast).plans["cpu"]
+    assert p.predicted_us < slow.predicted_us and p.original_us < slow.original_us
+    assert p.text == rendered("abc", fragment, p.graph, p.schedules, load_target("cpu")).text
+    keys = {plan_key("abc", "norm_linear", fragment, 6, options) for options in (CPU, fast)}
+    assert len(keys) == 2

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from mirage_cli.errors import Refused
-from mirage_cli.lax.dtypes import F16
+from mirage_cli.lax.dtypes import F16, F32
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.program import Program
@@ -21,6 +21,8 @@ from mirage_cli.planning import plan as plans
 from mirage_cli.planning.plan import PlanOptions, Slower, newest, plan_fragment, rendered
 from mirage_cli.report.stored_plan import plan_from_json
 from mirage_cli.search.schedules.alternatives import Leaf
+from mirage_cli.search.schedules.fitted import Cpu
+from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Candidate, SearchOptions
 from tests.codegen.programs import program
 
@@ -158,3 +160,30 @@ def test_a_muGraph_found_at_other_sizes_is_predicted_at_typical_ones(
     target = newest(CUDA.targets["cuda"])
     assert found.predicted_us == ranges.time(other, target, {"n": 1024})
     assert found.floor_us == own.floor_us < found.predicted_us
+
+
+def test_sizes_that_are_asked_for_are_those_that_are_said() -> None:
+    said = {"past": Range(1, 16, 64)}
+    sizes = ranges.asked(["batch", "past", "(past+1)"], said)
+    assert {s["past"] for s in sizes} == {1, 2, 4, 8, 16, 32, 64}
+    assert all(s["batch"] == 1 and s["(past+1)"] == s["past"] + 1 for s in sizes)
+
+
+def test_a_fragment_is_replaced_where_it_gains_at_all_sizes_that_are_asked_for() -> None:
+    """A CPU whose library has slow starts and fast products."""
+
+    def build(g: Any, t: Any) -> list[int]:
+        x = g.input("x", (symbol("rows"), 256), t)
+        return [compose.linear(g, compose.rms_norm(g, x, [1], 1e-5), g.input("w", (256, 256), t, constant=True))]
+
+    own = load_target("cpu")
+    section = replace(own.fitted(Cpu), library_rate=50.0, library_bandwidth=50.0, library_special=50.0)
+    cpu = replace(own, sections=(section,), kernel_us=20.0)
+    options = PlanOptions({"cpu": ("cpu",)}, SearchOptions(sizes=(("rows", 4),)), cpu=cpu)
+    fragment = program(build, F32)
+    for most, gains in ((8, True), (1024, False)):
+        asked = replace(options, ranges=(("rows", Range(1, 4, most)),))
+        p = plan_fragment("abc", "norm_linear", fragment, 8, asked).plans["cpu"]
+        assert p.predicted_us * cpu.margin < p.original_us
+        assert p.faster == gains
+        assert [loss.target for loss in p.losses] == ([] if gains else ["cpu at rows 1024"])

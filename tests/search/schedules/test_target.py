@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,30 @@ def test_sections_are_taken_from_the_file_that_a_target_is_like() -> None:
 def test_clusters_that_fit() -> None:
     clusters = load_target("sm_90a").fitted(Clusters)
     assert [clusters.share(n) for n in (2, 4, 3)] == [1 / 2, 30 / 132, 0.1]
+
+
+def test_a_machines_rates_change_the_rates_alone() -> None:
+    changes = {"name": "cpu", "units": 8, "flops": {"f32": "2e11"}, "cpu": {"library_rate": 0.5}}
+    own, file = target.changed_target(changes, ""), load_target("cpu")
+    assert own.flops == {**file.flops, "f32": 2e11}
+    assert own.fitted(Cpu) == replace(file.fitted(Cpu), library_rate=0.5)
+    assert replace(own, units=file.units, flops=file.flops, sections=file.sections) == file
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "sm_80"}, "here: name: expected cpu"),
+        ({"units": 2}, "here: name: expected cpu"),
+        ({"name": "cpu", "shared_bytes": 1}, "here: shared_bytes: unknown, or a limit"),
+        ({"name": "cpu", "bandwidth": "fast"}, "here: bandwidth: 'fast' is not a number of at least 0"),
+        ({"name": "cpu", "cpu": {"speed": 1}}, "here: cpu.speed: unknown"),
+        ({"name": "cpu", "cpu": 1}, "here: cpu.cache_factor: missing"),
+    ],
+)
+def test_changes_that_do_not_fit_a_target(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        target.changed_target(changes, "here: ")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,220 @@
+"""The rates of this machine's CPU: what its cores compute and read, what onnxruntime's products reach, what an operator costs.
+
+They are measured once, in about a second, and kept with what they are of: the processor, the cores that may be used,
+onnxruntime, and how it is measured. On a machine that others use they would be wrong for good, so they are not measured there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import os
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any
+
+from mirage_cli.backends.toolchain import Tool
+from mirage_cli.errors import CheckFailed
+from mirage_cli.files import codec
+from mirage_cli.files.codec import says
+from mirage_cli.files.result_store import Kept
+from mirage_cli.files.staging import Scratch
+from mirage_cli.machine import devices, load, user_folders
+from mirage_cli.options.options import cores
+from mirage_cli.processes import programs
+from mirage_cli.search.schedules import architectures
+
+VARIABLE = "MIRAGE_RATES"  #: `file` for the numbers of the target's file, whatever the machine
+FOLDER = "rates"  #: in the user's cache
+SECONDS = 60.0  #: for the program to be compiled, and to run
+LARGEST = 1 << 28  #: bytes of the array that is read, at most
+WIDTH, LAYERS, ROWS = 768, 24, 128  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
+SESSIONS = 2  #: of each kind, of which the best counts
+FEW, MANY, ELEMENTS = 8, 72, 1 << 16  #: operators of two chains, and elements of one that is worth several threads
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was measured of a CPU."""
+
+    cores: A[int, says("Cores that a process may use.")]
+    one_core: A[float, says("Multiply-adds of float32 a second, times two, of one core alone.")]
+    all_cores: A[float, says("The same of all cores at once.")]
+    bandwidth: A[float, says("Bytes a second that all cores read of memory.")]
+    library: A[float, says("Multiply-adds a second, times two, of products of 128 rows in onnxruntime.")]
+    library_bandwidth: A[float, says("Bytes of weights a second that its products of one row read.")]
+    operator_us: A[float, says("Microseconds of an operator of onnxruntime with next to nothing to do.")]
+    fork_us: A[float, says("Microseconds more that an operator takes for handing parts of itself to other threads.")]
+
+    def text(self) -> str:
+        """The rates in a line."""
+        giga = [f"{x / 1e9:.0f}" for x in (self.one_core, self.all_cores, self.library)]
+        read = [f"{x / 1e9:.1f}" for x in (self.bandwidth, self.library_bandwidth)]
+        return (
+            f"{giga[0]} GFLOP/s of a core, {giga[1]} of all {self.cores} (onnxruntime {giga[2]}), {read[0]} GB/s "
+            f"(onnxruntime {read[1]}), {self.operator_us:.2f} us an operator, {self.fork_us:.1f} us a fork"
+        )
+
+    def changes(self) -> dict[str, Any]:
+        """The same as keys of the CPU's target file. What was not measured keeps its relation to what was: vector operations
+        and other types to float32, kernels and operators in a model to the smallest operator."""
+        usual = architectures.data("cpu")
+        core = self.all_cores / self.cores
+        faster = core / float(usual["flops"]["f32"])
+        slower = self.operator_us / float(usual["cpu"]["operator_us"])
+        changes = {
+            "name": "cpu",
+            "units": self.cores,
+            "bandwidth": self.bandwidth,
+            "flops": {name: float(rate) * faster for name, rate in usual["flops"].items()},
+            "special": float(usual["special"]) * faster,
+            "launch_us": float(usual["launch_us"]) * slower,
+            "kernel_us": float(usual["kernel_us"]) * slower,
+            "fork_us": self.fork_us,
+            "cpu": {
+                "operator_us": self.operator_us,
+                "library_rate": self.library / self.all_cores,
+                "library_bandwidth": self.library_bandwidth / self.bandwidth,
+            },
+        }
+        return {k: _rounded(v) for k, v in changes.items()}
+
+
+def kept() -> Rates | None:
+    """What was measured of this machine earlier, if anything."""
+    folder = _folder()
+    store = Kept(folder) if folder is not None and folder.is_dir() else None  # none is made for a look
+    data = None if store is None else store.get(_name())
+    return None if data is None else codec.checked(data, Rates)
+
+
+def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
+    """(what is known of this machine, measured now where it was not, or `anew`; why nothing is)."""
+    if os.environ.get(VARIABLE) == "file":
+        return None, f"{VARIABLE} is file"
+    if not anew and (known := kept()) is not None:
+        return known, ""
+    folder = _folder()
+    store = None if folder is None else Kept(folder)
+    if store is None or not store.usable:
+        return None, "there is no folder of the user's own to keep them in"
+    taken = load.busy()
+    if taken > load.LOADED:
+        return None, f"this machine is loaded: others take {taken:.0%} of its processors"
+    try:
+        rates = measure(compiler)
+    except CheckFailed as error:
+        return None, str(error)
+    store.put(_name(), dataclasses.asdict(rates))
+    return rates, ""
+
+
+def measure(compiler: Tool) -> Rates:
+    """The rates of this machine now. Raises CheckFailed where the program that measures does not run."""
+    one, all_cores, bandwidth = _cores(compiler)
+    # the threads of a session may share a core for as long as it lives
+    library, read = map(max, zip(*(_products() for _ in range(SESSIONS)), strict=True))
+    operator, fork = map(min, zip(*(_operators() for _ in range(SESSIONS)), strict=True))
+    values = (one, all_cores, max(bandwidth, read), library, read, operator, fork)
+    return Rates(cores(), *map(_rounded, values))
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+def _cores(compiler: Tool) -> tuple[float, float, float]:
+    """(multiply-adds times two a second of one core, of all, bytes a second), by a program of our own."""
+    with Scratch("mirage-rates-") as folder:
+        (folder / "rates.cpp").write_text(_source())
+        flags = ("-std=c++17", "-O2", "-march=native", "-pthread", *compiler.compile_flags)
+        build = (*compiler.command, *flags, "rates.cpp", *compiler.link_flags, "-o", "rates")
+        size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
+        for command in (build, (str(folder / "rates"), str(cores()), str(size))):
+            outcome = programs.run(command, folder, SECONDS)
+            if outcome.problem is not None:
+                raise CheckFailed(f"the machine's rates were not measured: {outcome.problem}")
+    one, every, read = map(float, outcome.output.split())
+    return one, every, read
+
+
+def _products() -> tuple[float, float]:
+    """(multiply-adds times two a second of products of many rows in onnxruntime, bytes of weights a second of one row)."""
+    import numpy as np  # noqa: PLC0415 - what was measured earlier is read without it
+
+    rng = np.random.default_rng(0)
+    block = rng.standard_normal((WIDTH // LAYERS, WIDTH), dtype=np.float32) / np.float32(WIDTH**0.5)
+    # no two alike: equal weights would be stored once
+    weights = {f"w{k}": np.tile(block * np.float32(1 + k / LAYERS), (LAYERS, 1)) for k in range(LAYERS)}
+    call = _chain("MatMul", LAYERS, ("rows", WIDTH), weights)
+    many, one = (_seconds(call, np.ones((rows, WIDTH), np.float32), 5) for rows in (ROWS, 1))
+    size = LAYERS * WIDTH * WIDTH
+    return 2.0 * ROWS * size / many, 4.0 * size / one
+
+
+def _operators() -> tuple[float, float]:
+    """(microseconds of the smallest operator, and of a fork)."""
+    import numpy as np  # noqa: PLC0415 - as above
+
+    def each(elements: int, threads: int, rounds: int = 20) -> float:
+        x = np.ones(elements, np.float32)
+        few, many = (_seconds(_chain("Sigmoid", n, (elements,), {}, threads), x, rounds) for n in (FEW, MANY))
+        return max(many - few, 0.0) / (MANY - FEW) * 1e6
+
+    threads = cores()
+    fork = each(ELEMENTS, threads) - each(ELEMENTS, 1) / threads if threads > 1 else 0.0
+    return max(each(16, 1, 300), 0.05), max(fork, 0.2)
+
+
+def _chain(kind: str, length: int, shape: tuple[int | str, ...], weights: Any, threads: int | None = None) -> Any:
+    """A session of operators one behind the other, each with its weight if there are any, on as many threads as asked for."""
+    from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415 - as above
+
+    from mirage_cli.runtime import sessions  # noqa: PLC0415
+
+    own = list(weights)
+    nodes = [helper.make_node(kind, [f"h{k}", *own[k : k + 1]], [f"h{k + 1}"]) for k in range(length)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("h0", f"h{length}")]
+    stored = [numpy_helper.from_array(w, name) for name, w in weights.items()]
+    graph = helper.make_graph(nodes, "rates", ends[:1], ends[1:], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return sessions.session(model.SerializeToString(), threads=threads or cores())
+
+
+def _seconds(session: Any, x: Any, rounds: int) -> float:
+    """The least time of a run: what disturbs one only adds to it."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        session.run(None, {"h0": x})
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------
+def _folder() -> Path | None:
+    cache = user_folders.cache()
+    return None if cache is None else cache / FOLDER
+
+
+def _name() -> str:
+    """The name of what is measured here, by this measure; another version of mirage with the same one takes it too."""
+    runtimes = [
+        f"{d.metadata['Name']} {d.version}"
+        for n in ("onnxruntime", "onnxruntime-gpu")
+        for d in importlib.metadata.distributions(name=n)
+    ]
+    told = [*devices.identity(), runtimes, _source(), Path(__file__).read_text()]
+    return hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()
+
+
+def _source() -> str:
+    return files("mirage_cli.templates").joinpath("rates.cpp").read_text(encoding="utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers to three digits: more would not be the same twice."""
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return float(f"{value:.3g}") if isinstance(value, float) else value

@@ -1,0 +1,158 @@
+"""What the original operators of a fragment cost in the libraries that run them, in microseconds.
+
+On a CPU that is onnxruntime, as it runs what stays when a session is made (`runtime/fusions.py` counts its operators):
+
+1. products with weights, read from memory and then multiplied; sums over many positions are slower;
+2. products of activations, as in attention, which are small and many;
+3. everything elementwise between products, which is joined: it reads and writes once;
+4. the operators that are left over, which copy: transposes, slices, concatenations.
+
+Constants are fitted by `python -m samples.cpu_fit`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from mirage_cli.lax.ir.program import Node, Program
+from mirage_cli.lax.ops import OPS
+from mirage_cli.search.schedules.cost import number
+from mirage_cli.search.schedules.fitted import Block, Cpu
+from mirage_cli.search.schedules.target import Target
+
+DEEP = 1024  #: positions of a sum from where on products are slower
+_FREE = ("iota", "extent", "const")
+
+
+def original_us(
+    program: Program, operators: int, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
+) -> float:
+    """Microseconds of the original operators one after the other, so many of which are launched. What is computed of weights
+    alone is no operator: runtimes join it with the product that reads it."""
+    original = _Original(program, target, sizes)
+    return (original.on_cpu(operators) if not target.threaded else original.on_gpu()) + operators * target.kernel_us
+
+
+@dataclass(frozen=True)
+class _Original:
+    """A program on a target, where symbols have certain sizes."""
+
+    program: Program
+    target: Target
+    sizes: Mapping[str, int]
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """Extents of axes."""
+        return {a.name: number(a.extent, self.sizes) for a in self.program.axes}
+
+    @cached_property
+    def reads(self) -> dict[str, tuple[float, bool]]:
+        """For each read of a source the bytes of an element, and whether it is a weight."""
+        sources = ((i.name, self.program.sources[i.source]) for i in self.program.inputs)
+        return {name: (s.dtype.size, s.constant) for name, s in sources}
+
+    @cached_property
+    def weights(self) -> dict[str, frozenset[str]]:
+        """For each value that is computed of weights of the model alone, or of nothing, the reads of them behind it."""
+        behind: dict[str, frozenset[str]] = {}
+        known = {name: frozenset([name]) for name, (_, constant) in self.reads.items() if constant}
+        for n in self.program.nodes:
+            if n.op not in ("contract", "iota", "extent") and all(i in known for i in n.inputs):
+                known[n.name] = behind[n.name] = frozenset[str]().union(*(known[i] for i in n.inputs))
+        return behind
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The nodes that compute something when a model runs."""
+        return [n for n in self.program.nodes if n.name not in self.weights and n.op not in _FREE]
+
+    def size(self, value: str) -> int:
+        """Elements of a value."""
+        return math.prod(self.extents[a] for a in self.program.axes_of(value))
+
+    def bytes(self, value: str) -> float:
+        """Bytes of a value; of what is computed of weights, those of the weights."""
+        if parts := self.weights.get(value, frozenset()):
+            return sum(self.size(i) * self.reads[i][0] for i in parts)
+        return self.size(value) * self.reads.get(value, (4.0, False))[0]
+
+    def is_weight(self, value: str) -> bool:
+        """True for a weight, and for what is computed of weights alone."""
+        return value in self.weights or self.reads.get(value, (0.0, False))[1]
+
+    def flops(self, product: Node) -> float:
+        """Multiply-adds of a product, times two."""
+        axes = frozenset(product.over).union(*(self.program.axes_of(i) for i in product.inputs))
+        return 2.0 * math.prod(self.extents[a] for a in axes)
+
+    # --- CPU ----------------------------------------------------------------------------------------------------------
+    def on_cpu(self, operators: int) -> float:
+        """Microseconds on a CPU, but for what every operator costs."""
+        products = [n for n in self.nodes if n.op == "contract"]
+        joined = list(self.joined())
+        left = max(0, operators - len(products) - len(joined))
+        copied = max([self.activations(n) for n in products] + [moved for _, moved in joined], default=0.0)
+        seconds = sum(map(self.product, products)) + sum(self.elementwise(*part) for part in joined)
+        t, c = self.target, self.target.fitted(Cpu)
+        return 1e6 * (seconds + left * copied / (t.bandwidth * c.library_copies))
+
+    def activations(self, product: Node) -> float:
+        """Bytes that a product reads and writes beside weights."""
+        return self.bytes(product.name) + sum(self.bytes(i) for i in product.inputs if not self.is_weight(i))
+
+    def product(self, n: Node) -> float:
+        """Seconds of a product (cases 1 and 2)."""
+        t, c = self.target, self.target.fitted(Cpu)
+        seconds = self.flops(n) / (t.library_rate(n.dtype) * t.units)
+        weights = sum(self.bytes(i) for i in n.inputs if self.is_weight(i))
+        if not weights:
+            return seconds / c.library_small + self.activations(n) / (t.bandwidth * c.library_copies)
+        depth = math.prod(self.extents[a] for a in n.over)
+        slower = 1 + c.library_deep * max(0.0, math.log2(max(depth, 1) / DEEP))
+        read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
+        return seconds * slower / c.library_rate + read
+
+    def elementwise(self, operations: float, moved: float) -> float:
+        """Seconds of elementwise nodes that are joined (case 3)."""
+        t, c = self.target, self.target.fitted(Cpu)
+        return operations / (t.special * t.units * c.library_special) + moved / (t.bandwidth * c.library_bandwidth)
+
+    def joined(self) -> Iterator[tuple[float, float]]:
+        """(operations, bytes read and written) of each group of elementwise nodes and sums that use one another."""
+        own = {n.name: n for n in self.nodes if n.op != "contract"}
+        groups: dict[str, dict[str, Node]] = {}
+        for n in own.values():
+            merged = {n.name: n}
+            for i in n.inputs:
+                merged |= groups.get(i, {})
+            groups |= dict.fromkeys(merged, merged)
+        outputs = {o.value for o in self.program.outputs}
+        for group in {id(g): g for g in groups.values()}.values():
+            outside = {i for n in group.values() for i in n.inputs} - group.keys()
+            wanted = outputs.union(*(n.inputs for n in self.program.nodes if n.name not in group)) & group.keys()
+            operations = sum(
+                self.size(n.name) * OPS[n.op].flops if n.op in OPS else self.size(n.inputs[0]) for n in group.values()
+            )
+            yield operations, sum(map(self.bytes, outside | wanted))
+
+    # --- GPUs ---------------------------------------------------------------------------------------------------------
+    def on_gpu(self) -> float:
+        """Microseconds on a GPU, where each node reads and writes its tensors, but for launches."""
+        return 1e6 * sum(map(self.node, (n for n in self.nodes)))
+
+    def node(self, n: Node) -> float:
+        """Seconds of a node."""
+        t = self.target
+        moved = (4.0 * self.size(n.name) + sum(map(self.apart, n.inputs))) / t.bandwidth
+        if n.op == "contract":
+            return max(moved, self.flops(n) / (t.library_rate(n.dtype) * t.fitted(Block).library_rate))
+        return max(moved, self.size(n.name) * OPS[n.op].flops / t.special) if n.op in OPS else moved
+
+    def apart(self, value: str) -> float:
+        """Bytes of a value where operators are not joined: results of others are float32."""
+        return self.bytes(value) if value in self.weights else 4.0 * self.size(value)

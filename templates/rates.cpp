@@ -1,0 +1,107 @@
+// The rates of this machine's cores. Arguments: threads, and bytes of an array that no cache holds. Prints, per second: the
+// multiply-adds of one core, times two, those of all at once, and the bytes that all read of memory.
+#include <pthread.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#elif defined(__AVX__)
+constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
+#endif
+#if defined(__x86_64__)
+#define KEPT(value) "+x"(value)
+#elif defined(__aarch64__)
+#define KEPT(value) "+w"(value)
+#else
+#define KEPT(value) "+m"(value)
+#endif
+typedef float Vector __attribute__((vector_size(BYTES)));
+constexpr int SUMS = 12;  // in flight: more than begin while one is on its way
+constexpr int ROUNDS = 8, MOST = 1024;
+constexpr long STEPS = 1000000;
+
+static volatile float sink;  // what is computed is used
+static std::atomic<int> waiting;
+static int threads;
+static char* memory;
+static long share;
+static double begun[MOST], ended[MOST];
+
+static double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+static void multiply(long) {
+  Vector sums[SUMS] = {}, x = {}, y = {};
+  asm volatile("" : KEPT(x), KEPT(y));  // what they hold is not known
+#pragma GCC unroll 12
+  for (int k = 0; k < SUMS; k++) asm volatile("" : KEPT(sums[k]));
+  for (long n = 0; n < STEPS; n++) {
+#pragma GCC unroll 12
+    for (int k = 0; k < SUMS; k++) sums[k] = sums[k] * x + y;
+  }
+#pragma GCC unroll 12
+  for (int k = 0; k < SUMS; k++) asm volatile("" : KEPT(sums[k]));
+}
+
+static void read(long thread) {
+  const Vector* v = reinterpret_cast<const Vector*>(memory + thread * share);
+  Vector sums[8] = {};
+  for (long i = 0; i + 8 <= share / BYTES; i += 8)
+    for (int k = 0; k < 8; k++) sums[k] += v[i + k];
+  for (int k = 0; k < 8; k++) sink = sums[k][0];
+}
+
+static void write(long thread) { memset(memory + thread * share, 0, share); }
+
+template <void (*part)(long)>
+static void* run(void* thread) {
+  const long t = reinterpret_cast<long>(thread);
+  for (waiting--; waiting > 0;) sched_yield();
+  begun[t] = now();
+  part(t);
+  ended[t] = now();
+  return nullptr;
+}
+
+// Seconds of the fastest round in which so many threads do their parts at the same time.
+template <void (*part)(long)>
+static double fastest(int count) {
+  double best = 1e9;
+  for (int r = 0; r < ROUNDS; r++) {
+    pthread_t all[MOST];
+    waiting = count;
+    for (long t = 0; t < count; t++)
+      if (pthread_create(&all[t], nullptr, run<part>, reinterpret_cast<void*>(t))) exit(1);
+    for (int t = 0; t < count; t++) pthread_join(all[t], nullptr);
+    double first = begun[0], last = ended[0];
+    for (int t = 1; t < count; t++) {
+      if (begun[t] < first) first = begun[t];
+      if (ended[t] > last) last = ended[t];
+    }
+    if (last - first < best) best = last - first;
+  }
+  return best;
+}
+
+int main(int, char** arguments) {
+  threads = atoi(arguments[1]);
+  if (threads < 1 || threads > MOST) return 1;
+  share = atol(arguments[2]) / threads / 4096 * 4096;
+  memory = static_cast<char*>(aligned_alloc(4096, share * threads));
+  if (!memory) return 1;
+  const double flops = 2.0 * STEPS * SUMS * (BYTES / 4);
+  fastest<write>(threads);
+  const double one = flops / fastest<multiply>(1), all = threads * flops / fastest<multiply>(threads);
+  printf("%.6g %.6g %.6g\n", one, all, double(share) * threads / fastest<read>(threads));
+  return 0;
+}

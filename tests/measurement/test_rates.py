@@ -1,0 +1,86 @@
+"""The CPU's rates: measured once, kept for the machine that they are of, and put in the place of the target file's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+
+from mirage_cli.backends.toolchain import Tool, Toolchain
+from mirage_cli.errors import CheckFailed
+from mirage_cli.machine import devices, load
+from mirage_cli.measurement import rates
+from mirage_cli.measurement.rates import Rates
+from mirage_cli.search.schedules.target import changed_target, load_target
+
+TOOL = Tool(("g++",), "g++ 12", "PATH")
+SOME = Rates(4, 6e10, 2e11, 4e10, 1.5e11, 3e10, 0.4, 5.0)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tool]:
+    """A machine of its own, where nothing is known yet; the compilers with which it was measured."""
+    calls: list[Tool] = []
+    monkeypatch.delenv(rates.VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(rates, "measure", lambda tool: calls.append(tool) or replace(SOME, cores=len(calls)))
+    return calls
+
+
+def test_this_machine_has_rates(cxx: Toolchain) -> None:
+    found = rates.measure(cxx.cxx)
+    assert all(0 < x < math.inf for x in astuple(found))
+    assert found.bandwidth >= found.library_bandwidth
+    changed_target(found.changes(), "")
+
+
+def test_they_are_measured_once(measured: list[Tool]) -> None:
+    assert rates.kept() is None
+    assert rates.found(TOOL) == rates.found(TOOL) == (replace(SOME, cores=1), "")
+    assert rates.kept() == replace(SOME, cores=1)
+    assert rates.found(TOOL, anew=True) == (replace(SOME, cores=2), "")
+    assert rates.kept() == replace(SOME, cores=2)
+    assert measured == [TOOL, TOOL]
+
+
+def test_another_machine_is_measured_by_itself(measured: list[Tool], monkeypatch: pytest.MonkeyPatch) -> None:
+    rates.found(TOOL)
+    monkeypatch.setattr(devices, "identity", lambda: ("another", "flags"))
+    assert rates.kept() is None
+
+
+def test_a_loaded_machine_is_not_measured(measured: list[Tool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "busy", lambda: 0.4)
+    assert rates.found(TOOL) == (None, "this machine is loaded: others take 40% of its processors")
+    assert (measured, rates.kept()) == ([], None)
+
+
+def test_what_cannot_be_measured_has_a_reason(measured: list[Tool], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Tool) -> Rates:
+        raise CheckFailed("no such processor")
+
+    monkeypatch.setattr(rates, "measure", fails)
+    assert rates.found(TOOL) == (None, "no such processor")
+    monkeypatch.setenv(rates.VARIABLE, "file")
+    assert rates.found(TOOL) == (None, "MIRAGE_RATES is file")
+
+
+def test_the_targets_file_has_their_place() -> None:
+    """The machine of the file itself has no changes."""
+    file = load_target("cpu")
+    flops = file.flops["f32"] * file.units
+    c = file.sections[0]
+    library, read = flops * c.library_rate, file.bandwidth * c.library_bandwidth  # type: ignore[union-attr]
+    own = Rates(file.units, flops, flops, file.bandwidth, library, read, c.operator_us, file.fork_us)  # type: ignore[union-attr]
+    assert changed_target(own.changes(), "") == file
+
+
+def test_what_was_not_measured_follows_what_was() -> None:
+    file, target = load_target("cpu"), changed_target(SOME.changes(), "")
+    assert (target.units, target.bandwidth, target.flops["f32"], target.fork_us) == (4, 4e10, 5e10, 5.0)
+    slower = pytest.approx(5e10 / file.flops["f32"], rel=0.01)  # of numbers with three digits
+    assert target.special / file.special == slower and target.flops["f64"] / file.flops["f64"] == slower
+    assert target.kernel_us / file.kernel_us == pytest.approx(target.launch_us / file.launch_us) == pytest.approx(2.0)
+    assert (target.shared_bytes, target.name) == (file.shared_bytes, "cpu")

@@ -1,0 +1,86 @@
+"""The cost of original operators on a CPU: what is joined moves its tensors once, weights are read and then multiplied, and
+operators that compute nothing copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mirage_cli.lax.dtypes import F32, DType
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.search.schedules.fitted import Cpu
+from mirage_cli.search.schedules.original import DEEP, original_us
+from mirage_cli.search.schedules.target import Target, load_target
+from tests.codegen.programs import Build, program
+
+ROWS, WIDTH = 64, 1024
+
+
+def cpu(**values: Any) -> Target:
+    """A CPU whose operators cost nothing by themselves, with values of its own."""
+    own = load_target("cpu")
+    return replace(own, kernel_us=0.0, sections=(replace(own.fitted(Cpu), **values),))
+
+
+def norm(g: Graph, t: DType) -> Sequence[int]:
+    x = compose.layer_norm(g, g.input("x", (ROWS, WIDTH), t), [1], 1e-5)
+    return [g.map("mul", x, g.input("gain", (WIDTH,), t))]
+
+
+def linear(depth: int, rows: int | str = ROWS) -> Build:
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        extent = rows if isinstance(rows, int) else symbol(rows)
+        return [compose.linear(g, g.input("x", (extent, depth), t), g.input("w", (depth, 512), t, constant=True))]
+
+    return build
+
+
+def attention(g: Graph, t: DType) -> Sequence[int]:
+    q, k = (g.input(name, (8, 32, 64), t) for name in "qk")
+    return [compose.matmul(g, q, g.transpose(k, (0, 2, 1)))]
+
+
+def test_what_is_joined_moves_its_tensors_once() -> None:
+    target = cpu(library_special=1e9)
+    moved = 4 * (2 * ROWS * WIDTH + WIDTH)
+    expected = moved / (target.bandwidth * target.fitted(Cpu).library_bandwidth) * 1e6
+    assert original_us(program(norm, F32), 1, target) == pytest.approx(expected, rel=0.01)
+
+
+def test_an_operator_costs_what_it_does_beside_its_work() -> None:
+    dear = replace(cpu(), kernel_us=7.0)
+    assert original_us(program(norm, F32), 1, dear) == pytest.approx(original_us(program(norm, F32), 1, cpu()) + 7.0)
+
+
+def test_operators_that_compute_nothing_copy() -> None:
+    p, target = program(attention, F32), cpu()
+    copied = 4 * (2 * 8 * 32 * 64 + 8 * 32 * 32)
+    more = original_us(p, 3, target) - original_us(p, 1, target)
+    assert more == pytest.approx(2e6 * copied / (target.bandwidth * target.fitted(Cpu).library_copies))
+
+
+def test_weights_are_read_and_then_multiplied() -> None:
+    p, target = program(linear(DEEP), F32), cpu(library_deep=0.0)
+    c = target.fitted(Cpu)
+    moved, flops = 4 * (ROWS * DEEP + DEEP * 512 + ROWS * 512), 2 * ROWS * DEEP * 512
+    rate = target.flops["f32"] * target.units * c.library_rate
+    expected = (moved / (target.bandwidth * c.library_bandwidth) + flops / rate) * 1e6
+    assert original_us(p, 1, target) == pytest.approx(expected)
+
+
+def test_long_sums_are_slower() -> None:
+    small, large = (program(linear(depth), F32) for depth in (DEEP, 2 * DEEP))
+    flat, steep = cpu(library_deep=0.0), cpu(library_deep=0.5)
+    assert original_us(small, 1, flat) == original_us(small, 1, steep)
+    assert original_us(large, 1, flat) < original_us(large, 1, steep)
+
+
+def test_more_rows_cost_more() -> None:
+    p = program(linear(DEEP, "rows"), F32)
+    few, many = (original_us(p, 1, cpu(), {"rows": n}) for n in (1, 512))
+    assert 5 * few < many
