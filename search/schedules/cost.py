@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.schedule import Schedule
@@ -103,6 +103,11 @@ class CostModel:
         self.reads = {i.name: i for i in program.inputs}
         self.source = {i.name: program.sources[i.source] for i in program.inputs}
         self.contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
+        self.panels = {
+            o.name
+            for o in graph.ops
+            if o.op == "load" and o.name in self.contracted and may_be_packed(self.source[o.source_value or ""])
+        }
         self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
         self.once = bytes_once(program, sizes)
 
@@ -247,18 +252,25 @@ class _Estimate:
             if o.op == "contract":
                 over = frozenset(o.over)
                 x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
+                depth = self.elements(over, o.phase)
+                flops = repeat * 2.0 * x * y * depth
+                if self.m.panels.intersection(o.inputs):
+                    rows = y if o.inputs[0] in self.m.panels else x
+                    seconds = seconds + flops / (t.rate(o.dtype) * c.panel_rate * rows / (rows + c.panel_half))
+                    continue
                 rows = np.minimum(x, y)
                 few = rows <= STREAMED_ROWS
                 streamed, packed = rows / (rows + c.streamed_half), rows / (rows + c.packed_half)
                 rate = t.rate(o.dtype) * np.where(few, c.streamed_rate * streamed, c.packed_rate * packed)
-                depth = self.elements(over, o.phase)
-                seconds = seconds + repeat * 2.0 * x * y * depth / rate
+                seconds = seconds + flops / rate
                 spilled = few & (4 * x * y > c.first_cache)
                 seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * c.sum_seconds, 0.0)
+            elif o.op == "accum" and len(o.inputs) > 1:  # what was there before shrinks in every iteration
+                seconds = seconds + self.steps * n / t.special
             elif o.op == "thread" and o.thread is not None:
                 seconds = seconds + repeat * n * o.thread.flops() / t.special
             elif o.op in ("sum", "top", *EXTREMES):
-                seconds = seconds + repeat * self.read(o) / t.special
+                seconds = seconds + repeat * (self.read(o) + c.row_flops * n) / t.special
         return seconds * 1e6
 
     def parallel(self, task: Floats) -> Bools:
@@ -286,7 +298,8 @@ class _Estimate:
             total = self.own(o) * source.dtype.size * self.repeat(o) * self.blocks
             first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * source.dtype.size)
             segment = self.segment(o)
-            share = c.scattered + (1 - c.scattered) * segment / (segment + c.segment)
+            together = 1.0 if o.name in self.m.panels else segment / (segment + c.segment)
+            share = c.scattered + (1 - c.scattered) * together
             time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * c.cache_factor)
         for out in self.m.p.outputs:
             written += math.prod(number(e, self.m.sizes) for e in out.dims) * out.dtype.bytes
@@ -367,6 +380,11 @@ def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
         if o.op == "contract":
             kept |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
     return frozenset(kept)
+
+
+def may_be_packed(source: Source) -> bool:
+    """True if sessions pack a weight for products on a CPU."""
+    return source.constant and source.dtype.per_byte == 1 and source.dtype.name in ("f32", "f16", "bf16")
 
 
 def number(e: ex.Extent, sizes: Mapping[str, int] = MappingProxyType({})) -> int:

@@ -21,6 +21,9 @@ class Cpu:
     streamed_half: float  #: streamed rows that reach half of that
     packed_rate: float  #: share of the rate that many packed rows reach
     packed_half: float  #: packed rows that reach half of that
+    panel_rate: float  #: share of the rate that many rows reach with weights that the session has packed
+    panel_half: float  #: rows that reach half of that
+    row_flops: float  #: vector operations in the time of beginning and ending one reduction
     library_rate: float  #: share of the rate that products of onnxruntime with weights reach
     library_deep: float  #: how much longer they take for every doubling of many summed positions
     library_small: float  #: share of the rate that products of activations reach
