@@ -26,7 +26,7 @@ class Cpu:
     row_flops: float  #: vector operations in the time of beginning and ending one reduction
     library_rate: float  #: share of the rate that products of onnxruntime with weights reach
     library_deep: float  #: how much longer they take for every doubling of many summed positions
-    library_small: float  #: share of the rate that products of activations reach
+    library_small: float  #: rows and columns with which products of activations reach half of that share
     library_bandwidth: float  #: share of the bandwidth that onnxruntime reaches
     library_copies: float  #: the same where it copies what it has just computed
     library_special: float  #: share of the rate of vector operations that its elementwise operators reach

@@ -110,9 +110,12 @@ class _Original:
         t, c = self.target, self.target.fitted(Cpu)
         seconds = self.flops(n) / (t.library_rate(n.dtype) * t.units)
         weights = sum(self.bytes(i) for i in n.inputs if self.is_weight(i))
-        if not weights:
-            return seconds / c.library_small + self.activations(n) / (t.bandwidth * c.library_copies)
         depth = math.prod(self.extents[a] for a in n.over)
+        if not weights:
+            batch = frozenset.intersection(*(frozenset(self.program.axes_of(i)) for i in n.inputs)) - frozenset(n.over)
+            side = math.sqrt(self.size(n.name) / math.prod(self.extents[a] for a in batch))
+            slower = 1 + c.library_small / max(side, 1.0)
+            return seconds * slower / c.library_rate + self.activations(n) / (t.bandwidth * c.library_copies)
         slower = 1 + c.library_deep * max(0.0, math.log2(max(depth, 1) / DEEP))
         read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
         return seconds * slower / c.library_rate + read

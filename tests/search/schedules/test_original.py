@@ -84,3 +84,20 @@ def test_more_rows_cost_more() -> None:
     p = program(linear(DEEP, "rows"), F32)
     few, many = (original_us(p, 1, cpu(), {"rows": n}) for n in (1, 512))
     assert 5 * few < many
+
+
+def test_small_products_of_activations_are_slow_and_large_ones_are_not() -> None:
+    """Scores of 8 heads of 64: their rate, by the side of a score matrix."""
+
+    def scores(side: int) -> Build:
+        def build(g: Graph, t: DType) -> Sequence[int]:
+            q, k = (g.input(name, (8, side, 64), t) for name in "qk")
+            return [compose.matmul(g, q, g.transpose(k, (0, 2, 1)))]
+
+        return build
+
+    target = cpu(library_small=100.0, library_copies=1e9)
+    full = target.flops["f32"] * target.units * target.fitted(Cpu).library_rate
+    for side, share in ((100, 0.5), (900, 0.9)):
+        us = original_us(program(scores(side), F32), 1, target)
+        assert 2 * 8 * side**2 * 64 / us * 1e6 == pytest.approx(share * full, rel=1e-3)
