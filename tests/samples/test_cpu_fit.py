@@ -21,7 +21,9 @@ TRUE = cpu_fit.with_constants(TARGET, {"kernel_us": 5.0, "library_rate": 0.4})
 def samples() -> list[Timed]:
     """Times of products of many depths and rows as `TRUE` says them, from four models."""
     shapes = [(depth, rows) for depth in (128, 512, 1024) for rows in (1, 16, 256, 1024)]
-    made = [Timed(f"model {k % 4}", "linear", str(k), program(linear(*s), F32), 2, {}, 1.0) for k, s in enumerate(shapes)]
+    made = [
+        Timed(f"model {k % 4}", "linear", str(k), program(linear(*s), F32), 2, {}, 1.0) for k, s in enumerate(shapes)
+    ]
     return [replace(s, us=s.predicted(TRUE)) for s in made]
 
 
