@@ -121,7 +121,8 @@ class Work:
         """Replace a fragment that is planned for every target and predicted to be faster on each of those asked for (by
         default on all), or with `force`, unless onnxruntime joins its nodes to a product of packed weights.
 
-        What is faster on the architecture `measured` is found by measuring, later.
+        What is faster on the architecture `measured` is found by measuring, later. A part of an operator is replaced on the
+        CPU alone, where the whole model is measured too: no prediction is made of that operator.
         """
         assert self.plan is not None
         if self.plan.reasons or not self.plan.plans:
@@ -135,6 +136,12 @@ class Work:
             more = "onnxruntime makes one product of it" if self.unpacks else "--force replaces it all the same"
             times = f"{p.predicted_us:.1f} us against {p.original_us:.1f} us"
             self.reason = f"not predicted to be faster on {p.target}: {times} ({more})"
+            return
+        operator = fusions.inside(n for o in self.occurrences for n in o.region.nodes)
+        if operator and not force and measured != "cpu":
+            self.reason = (
+                f"it is a part of {operator}: --measure tells if it is faster (--force replaces it all the same)"
+            )
             return
         self.replace = True
 

@@ -3,7 +3,7 @@ by integers, and attention compares positions with them.
 
 1. `before` is how many positions of each sequence are filled, none where the new ones are all there are (a prompt), `last` is
    its last position; `keys` are the positions that count. Layers that read the same lengths share these.
-2. Queries and keys are normalised where the operator does that, and turned by onnxruntime's RotaryEmbedding.
+2. Queries and keys are turned by onnxruntime's RotaryEmbedding where the operator does that.
 3. New keys and values are written behind the filled positions: into a cache that has room for them (ScatterND copies nothing
    where a caller gives past and present one address, as onnxruntime-genai does), else into a longer copy. The dimension of
    what results is the sum of `keys` and of what is free.
@@ -24,10 +24,10 @@ import onnx_ir as ir
 from mirage_cli.frontends.onnx.cut_points import take_place
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
+INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
 OLDEST = 13  #: the opset whose forms of operators the texts below have
-_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 14, 15})  #: inputs that are understood
+_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9})  #: inputs that are understood
 _INPUTS = 16
-_EPSILON = 1e-6  #: the default of `qk_norm_epsilon`
 Dims: TypeAlias = Sequence[int | str | None]
 
 _LENGTHS = """(lengths, whole, q) => (before, last, keys, queries, total) {
@@ -113,7 +113,7 @@ _WRITTEN = """(past_k, past_v, k, v, index, before, total) => (present_k, presen
             v2 = ScatterND (longer_v, index, new_v)
         }>
 }"""
-_ATTENTION = """(q, k, v, keys, before, last, queries, sink) => (y) {
+_ATTENTION = """(q, k, v, keys, before, last, queries) => (y) {
     apart = Constant <value_ints = [0, 0, %(shared)d, %(group)d, %(size)d]> ()
     joined = Constant <value_ints = [0, 0, %(width)d]> ()
     none = Constant <value_ints = [0]> ()
@@ -137,11 +137,11 @@ _ATTENTION = """(q, k, v, keys, before, last, queries, sink) => (y) {
     place = Unsqueeze (queries, column)
     begin = Unsqueeze (before, four)
     at = Add (begin, place)
-    %(windowed)s
+    %(seen)s
     lowest = Constant <value = float {-inf}> ()
     lowest_like = Cast <to = %(type)d> (lowest)
     scores = Where (seen, capped, lowest_like)
-    %(weighed)s
+    weights = Softmax <axis = -1> (scores)
     key = Unsqueeze (keys, column)
     end = Unsqueeze (last, tall)
     written = LessOrEqual (key, end)
@@ -157,13 +157,6 @@ _ATTENTION = """(q, k, v, keys, before, last, queries, sink) => (y) {
 _PACKED = """(x) => (q, k, v) {
     sizes = Constant <value_ints = [%(width)d, %(shared_width)d, %(shared_width)d]> ()
     q, k, v = Split <axis = -1> (x, sizes)
-}"""
-_NORMALISED = """(x, gain) => (y) {
-    apart = Constant <value_ints = [0, 0, %(heads)d, %(size)d]> ()
-    joined = Constant <value_ints = [0, 0, %(width)d]> ()
-    parts = Reshape (x, apart)
-    normal = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (parts, gain)
-    y = Reshape (normal, joined)
 }"""
 _TURNED = """(x, places, cos, sin) => (y) {
     y = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
@@ -182,41 +175,31 @@ _WINDOWED = """causal = LessOrEqual (keys, at)
     near = Less (start, keys)
     seen = And (causal, near)"""
 _CAUSAL = "seen = LessOrEqual (keys, at)"
-_SUNK = """sinks = Constant <value_ints = [1, %(shared)d, %(group)d, 1, 1]> ()
-    own_sink = %(sink)s
-    over = Constant <value_ints = [-1]> ()
-    greatest = ReduceMax %(over)s
-    top = Max (greatest, own_sink)
-    less = Sub (scores, top)
-    parts = Exp (less)
-    less_sink = Sub (own_sink, top)
-    sunk = Exp (less_sink)
-    sum = ReduceSum (parts, over)
-    whole = Add (sum, sunk)
-    weights = Div (parts, whole)"""
-_WEIGHED = "weights = Softmax <axis = -1> (scores)"
-_AXES_INPUT = 18  #: the opset from which on ReduceMax takes axes as an input
 
 
 def take_apart(model: ir.Model, opset: int) -> None:
-    """Take all such nodes apart, in place, in the forms of an opset."""
+    """Take all such nodes apart, in place, where the opset has the operators."""
     shared: dict[tuple[object, ...], list[ir.Value]] = {}
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type == "GroupQueryAttention" and opset >= OLDEST:
-            layer = _layer(node, opset)
+            layer = _layer(node)
             if layer is not None:
                 layer.take_place(shared)
 
 
-def _layer(node: ir.Node, opset: int) -> _Layer | None:
+def _layer(node: ir.Node) -> _Layer | None:
     """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with a mask of
-    its own, a quantized cache, scores as an output."""
+    its own, a sink, a quantized cache, scores as an output."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
     told = {name: a.value for name, a in node.attributes.items()}
     heads, shared = told.get("num_heads", 0), told.get("kv_num_heads", 0)
     width, past, new = _dim(given[0], 2, 3), _dim(given[3], 2, 4), _dim(given[0], 1, 3)
     understood = len(given) == _INPUTS and not any(v is not None for i, v in enumerate(given) if i not in _READ)
-    plain = told.get("causal", 1) == 1 and not told.get("qk_output", 0) and len(node.outputs) < 4
+    plain = (
+        told.get("causal", 1) == 1
+        and not (told.get("qk_output") or told.get("smooth_softmax"))
+        and len(node.outputs) < 4
+    )
     known = heads and shared and heads % shared == 0 and isinstance(width, int) and past is not None and new is not None
     if not (understood and plain and known) or any(given[i] is None for i in (0, 3, 4, 5, 6)):
         return None
@@ -225,7 +208,9 @@ def _layer(node: ir.Node, opset: int) -> _Layer | None:
     if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
         return None
     size = width // (heads + 2 * shared if given[1] is None else heads)
-    return _Layer(node, opset, given, told, heads, shared, size, "keys" if not isinstance(grown, str) else grown)
+    named = isinstance(grown, str) and grown.isidentifier()
+    keys = str(grown) if named else re.sub(r"\W", "_", f"keys_of_{node.outputs[0].name}")
+    return _Layer(node, given, told, heads, shared, size, keys)
 
 
 def _dim(v: ir.Value | None, k: int, rank: int) -> int | str | None:
@@ -241,7 +226,6 @@ class _Layer:
     """One node with its inputs and attributes, the numbers of heads and their size, and the name of the number of keys."""
 
     node: ir.Node
-    opset: int
     given: Sequence[ir.Value | None]
     told: Mapping[str, Any]
     heads: int
@@ -256,7 +240,7 @@ class _Layer:
         index, places = self.index(known, before, queries)
         q, k, v = self.operands(places)
         present = self.part(_WRITTEN, "written", [past_k, past_v, k, v, index, before, total], [self.cache(past_k)] * 2)
-        y = self.part(self.attention(), "attention", [q, *present, keys, before, last, queries, self.given[11]], [None])
+        y = self.part(self.attention(), "attention", [q, *present, keys, before, last, queries], [None])
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
         take_place(self.node, list(zip(self.node.outputs, [*y, *present], strict=False)))
@@ -279,6 +263,8 @@ class _Layer:
             "width": self.heads * self.size,
             "shared_width": self.shared * self.size,
             "type": x.dtype.value,
+            "cap": self.told.get("softcap", 0.0),
+            "window": self.told.get("local_window_size", -1),
             "scale": self.told.get("scale", 0.0) or self.size**-0.5,
         }
 
@@ -309,22 +295,19 @@ class _Layer:
         q, k, v = self.given[:3]
         if k is None:
             q, k, v = self.part(_PACKED, "packed", [q], [None] * 3)
-        turned = []
-        for what, x, n, gain in (("q", q, self.heads, self.given[14]), ("k", k, self.shared, self.given[15])):
-            own = {"heads": n, "width": n * self.size, "epsilon": self.told.get("qk_norm_epsilon", _EPSILON)}
-            if gain is not None:
-                (x,) = self.part(_NORMALISED, f"{what}_normalised", [x, gain], [None], **own)
-            turned.append(self.turned(x, what, places, own) if self.told.get("do_rotary", 0) else x)
-        return [*turned, v]
+        if self.told.get("do_rotary", 0):
+            turns = (("q", q, self.heads), ("k", k, self.shared))
+            q, k = (self.turned(what, x, n, places) for what, x, n in turns)
+        return [q, k, v]
 
-    def turned(self, x: ir.Value | None, what: str, places: ir.Value, own: Mapping[str, Any]) -> ir.Value:
-        """Queries or keys with rotary embeddings at their positions."""
+    def turned(self, what: str, x: ir.Value | None, heads: int, places: ir.Value) -> ir.Value:
+        """Queries or keys of so many heads with rotary embeddings at their positions."""
         q, (cos, sin, at) = self.given[0], self.given[7:10]
         half = _dim(cos, 1, 2)
         turned = 2 * half if isinstance(half, int) and 2 * half != self.size else 0
         assert q is not None and q.dtype is not None
-        tensor = (q.dtype, (_dim(q, 0, 3), _dim(q, 1, 3), own["width"]))
-        numbers = {**own, "turned": turned, "interleaved": self.told.get("rotary_interleaved", 0)}
+        tensor = (q.dtype, (_dim(q, 0, 3), _dim(q, 1, 3), heads * self.size))
+        numbers = {"heads": heads, "turned": turned, "interleaved": self.told.get("rotary_interleaved", 0)}
         (y,) = self.part(_TURNED, f"{what}_turned", [x, places if at is None else at, cos, sin], [tensor], **numbers)
         return y
 
@@ -332,24 +315,14 @@ class _Layer:
         """What is known of a cache with the new rows: it has the keys that count and what is free behind them."""
         length = _dim(past, 2, 4)
         assert past is not None and past.dtype is not None
-        free = re.sub(r"\\W", "_", f"free_{length}")
+        free = re.sub(r"\W", "_", f"free_{length}")
         return past.dtype, (_dim(past, 0, 4), self.shared, f"{free}+{self.keys}", self.size)
 
     def attention(self) -> str:
         """The text of case 4."""
-        cap, window = self.told.get("softcap", 0.0), self.told.get("local_window_size", -1)
-        sunk = self.given[11] is not None or self.told.get("smooth_softmax", 0) == 1
-        sink = "Reshape (sink, sinks)" if self.given[11] is not None else "Cast <to = %(type)d> (nothing)"
-        over = "(scores, over)" if self.opset >= _AXES_INPUT else "<axes = [-1]> (scores)"
-        parts = {
-            "capped": _CAPPED.replace("%(cap)r", repr(cap)) if cap > 0 else _UNCAPPED,
-            "windowed": _WINDOWED.replace("%(window)d", str(window)) if window >= 0 else _CAUSAL,
-            "weighed": _SUNK.replace("%(sink)s", sink).replace("%(over)s", over) if sunk else _WEIGHED,
-        }
-        text = _ATTENTION
-        for name, part in parts.items():
-            text = text.replace(f"%({name})s", part)
-        return text
+        capped = _CAPPED if self.told.get("softcap", 0.0) > 0 else _UNCAPPED
+        seen = _WINDOWED if self.told.get("local_window_size", -1) >= 0 else _CAUSAL
+        return _ATTENTION.replace("%(capped)s", capped).replace("%(seen)s", seen)
 
 
 # --- texts as nodes -----------------------------------------------------------------------------------------------------
@@ -369,6 +342,7 @@ def _spliced(
             ir.convenience.replace_all_uses_with(own, value)
     prefix = f"{node.outputs[0].name}/{what}"
     for inner in ir.traversal.RecursiveGraphIterator(part):
+        inner.meta[INSIDE] = node.op_type
         inner.name = f"{prefix}/{inner.outputs[0].name}"
         for v in inner.outputs:
             v.name = f"{prefix}/{v.name}"
