@@ -107,6 +107,11 @@ class Work:
         return any(fusions.unpacks(o.region.nodes) for o in self.occurrences)
 
     @property
+    def inside(self) -> str:
+        """The operator of the file that its nodes are a part of, or nothing."""
+        return fusions.inside(n for o in self.occurrences for n in o.region.nodes)
+
+    @property
     def growth(self) -> float:
         """The least growth of the values that the model has in its places."""
         return min(o.fragment.growth for o in self.occurrences)
@@ -137,8 +142,7 @@ class Work:
             times = f"{p.predicted_us:.1f} us against {p.original_us:.1f} us"
             self.reason = f"not predicted to be faster on {p.target}: {times} ({more})"
             return
-        operator = fusions.inside(n for o in self.occurrences for n in o.region.nodes)
-        if operator and not force and measured != "cpu":
+        if (operator := self.inside) and not force and measured != "cpu":
             self.reason = (
                 f"it is a part of {operator}: --measure tells if it is faster (--force replaces it all the same)"
             )
