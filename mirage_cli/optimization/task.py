@@ -126,7 +126,7 @@ class Work:
         """Replace a fragment that is planned for every target and predicted to be faster on each of those asked for (by
         default on all), or with `force`, unless onnxruntime joins its nodes to a product of packed weights.
 
-        What is faster on the architecture `measured` is found by measuring, later. A part of an operator is replaced on the
+        What is faster on the architecture `measured` is found by measuring, later. A part of an operator is replaced for the
         CPU alone, where the whole model is measured too: no prediction is made of that operator.
         """
         assert self.plan is not None
@@ -142,10 +142,11 @@ class Work:
             times = f"{p.predicted_us:.1f} us against {p.original_us:.1f} us"
             self.reason = f"not predicted to be faster on {p.target}: {times} ({more})"
             return
-        if (operator := self.inside) and not force and measured != "cpu":
-            self.reason = (
-                f"it is a part of {operator}: --measure tells if it is faster (--force replaces it all the same)"
-            )
+        others = sorted(self.plan.plans.keys() - {"cpu"})
+        if (operator := self.inside) and (others or not (force or measured == "cpu")):
+            on_cpu = f"what tells its lengths runs on the CPU, not on {', '.join(others)}"
+            rest = on_cpu if others else "--measure tells if it is faster (--force replaces it all the same)"
+            self.reason = f"it is a part of {operator}: {rest}"
             return
         self.replace = True
 

@@ -130,17 +130,14 @@ def test_a_part_of_an_operator_is_replaced_where_the_whole_model_is_measured(pla
     part = ir.node("MatMul", [ir.Value(name="x"), ir.Value(name="y")])
     part.meta[INSIDE] = "GroupQueryAttention"
     places = [mock.Mock(region=mock.Mock(nodes=(ir.node("Add", [ir.Value(name="x"), ir.Value(name="y")]), part)))]
-    plan = replace(planned, plans={"cuda": replace(planned.plans["cuda"], original_us=1e9)})
-    for force, measured, replaced in (
-        (False, "", False),
-        (False, "sm_90a", False),
-        (False, "cpu", True),
-        (True, "", True),
-    ):
-        work = Work("abc", "attention", planned.program, places, (), (), plan)
-        work.decide(force, measured)
-        assert work.replace is replaced
-        assert ("a part of GroupQueryAttention" in work.reason) == (not replaced)
+    kinds = {kind: replace(planned.plans[kind], original_us=1e9, slower=()) for kind in ("cpu", "cuda")}
+    for force, measured, replaced in ((False, "", False), (False, "cpu", True), (True, "", True)):
+        for plans_of in ({"cpu": kinds["cpu"]}, kinds):
+            own = replace(planned, plans=plans_of)
+            work = Work("abc", "attention", planned.program, places, (), (), own)
+            work.decide(force, measured)
+            assert work.replace is (replaced and len(plans_of) == 1)
+            assert ("a part of GroupQueryAttention" in work.reason) == (not work.replace)
 
 
 def test_a_plan_is_printed_once(fragment: Program) -> None:
