@@ -174,6 +174,11 @@ def size_bound(size: Size, number: int) -> tuple[str, int] | None:
     return monomial[0], -((constant - number) // factor)
 
 
+def never_negative(size: Size) -> bool:
+    """True if a size is known not to be below 0, as no symbol is."""
+    return all(factor > 0 for factor in _terms(size).values()) or size == 0
+
+
 def exact_quotient(a: Size, b: Size) -> Size | None:
     """`a / b` when `b` is a monomial that divides every term of `a`, or equals it; else None."""
     if a in (0, b):

@@ -291,8 +291,8 @@ class Run:
                 w.timed(row, f.faster, f.entry(MIRAGE).problem, o.force)
 
     def time_whole(self, draft: Path) -> None:
-        """With `--measure`, time the patched model beside the original; without `--force`, nothing is replaced where it is not
-        faster."""
+        """With `--measure`, time the patched model beside the original; without `--force`, parts of operators are not replaced
+        where it is not faster, and where it is not faster without these either, nothing is."""
         library = None if self.built is None else self.built.library
         if not self.options.measure or self.options.gpu is not None or library is None or not self.chosen:
             return
@@ -306,11 +306,14 @@ class Run:
         self.progress.step(f"{ours} us against {original} us")
         if found.faster or self.options.force or ours is None:
             return
-        for w in self.chosen:
+        parts = [w for w in self.chosen if w.inside]
+        for w in parts or self.chosen:
             w.replace = False
             w.reason = f"the whole model is not faster on {device} with it: {ours} us against {original} us"
         self.rebuild(draft)
         self.hand_over(draft)
+        if parts:
+            self.time_whole(draft)
 
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""

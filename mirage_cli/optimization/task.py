@@ -107,6 +107,11 @@ class Work:
         return any(fusions.unpacks(o.region.nodes) for o in self.occurrences)
 
     @property
+    def inside(self) -> str:
+        """The operator of the file that its nodes are a part of, or nothing."""
+        return fusions.inside(n for o in self.occurrences for n in o.region.nodes)
+
+    @property
     def growth(self) -> float:
         """The least growth of the values that the model has in its places."""
         return min(o.fragment.growth for o in self.occurrences)
@@ -121,7 +126,8 @@ class Work:
         """Replace a fragment that is planned for every target and predicted to be faster on each of those asked for (by
         default on all), or with `force`, unless onnxruntime joins its nodes to a product of packed weights.
 
-        What is faster on the architecture `measured` is found by measuring, later.
+        What is faster on the architecture `measured` is found by measuring, later. A part of an operator is replaced for the
+        CPU alone, where the whole model is measured too: no prediction is made of that operator.
         """
         assert self.plan is not None
         if self.plan.reasons or not self.plan.plans:
@@ -135,6 +141,12 @@ class Work:
             more = "onnxruntime makes one product of it" if self.unpacks else "--force replaces it all the same"
             times = f"{p.predicted_us:.1f} us against {p.original_us:.1f} us"
             self.reason = f"not predicted to be faster on {p.target}: {times} ({more})"
+            return
+        others = sorted(self.plan.plans.keys() - {"cpu"})
+        if (operator := self.inside) and (others or not (force or measured == "cpu")):
+            on_cpu = f"what tells its lengths runs on the CPU, not on {', '.join(others)}"
+            rest = on_cpu if others else "--measure tells if it is faster (--force replaces it all the same)"
+            self.reason = f"it is a part of {operator}: {rest}"
             return
         self.replace = True
 

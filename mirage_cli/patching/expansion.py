@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from mirage_cli.patching.regions import tensors_by_name
+from mirage_cli.patching import graph_message
+from mirage_cli.patching.regions import GRAPHS, tensors_by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,23 @@ def written_out(
     """
     parts = _Parts(model, results, known)
     outputs = list(outputs)
-    touched = {k for name in dict.fromkeys((*read, *outputs)) if name not in known for k in parts.around(name)}
+    around = [parts.around(name) for name in dict.fromkeys((*read, *outputs)) if name not in known]
+    touched = {k for places in around if len(places) == 1 for k in places}
     touched |= {results[name] for name in outputs if name in results and len(parts.of(results[name])) > 1}
+    touched |= {k for places in around if touched.isdisjoint(places) for k in places}
     nodes = {k: parts.of(k) for k in sorted({*touched, *asked})}
     inside: dict[str, int] = {}
     for k, own in nodes.items():
         for v in (v for node in own for v in node.outputs):
             inside.setdefault(v.name or "", k)
     return WrittenOut(_once(nodes), inside)
+
+
+def reads(node: ir.Node) -> list[str]:
+    """The tensors that a node reads, those that its sub-graphs read from around it among them."""
+    if any(a.type in GRAPHS for a in node.attributes.values()):
+        return graph_message.reads(ir.to_proto(node))
+    return [v.name for v in node.inputs if v is not None and v.name]
 
 
 def _once(nodes: Mapping[int, tuple[ir.Node, ...]]) -> dict[int, tuple[ir.Node, ...]]:
@@ -68,6 +78,10 @@ class _Parts:
         self.names: dict[int, list[str]] = {}
         for name, k in results.items():
             self.names.setdefault(k, []).append(name)
+        self.users: dict[str, list[ir.Node]] = {}
+        for node in model.graph:
+            for name in reads(node):
+                self.users.setdefault(name, []).append(node)
 
     def of(self, k: int) -> tuple[ir.Node, ...]:
         """The reader's nodes that compute the results of a node of the file, in order."""
@@ -77,20 +91,21 @@ class _Parts:
             node = todo.pop().producer()
             if node is not None and node not in nodes:
                 nodes.add(node)
-                todo.extend(v for v in node.inputs if v is not None and v.name not in self.known)
+                todo.extend(self.tensors[name] for name in reads(node) if name not in self.known)
         return tuple(sorted(nodes, key=self.positions.__getitem__))
 
     def around(self, name: str) -> set[int]:
-        """The file's nodes that a tensor of the reader's is inside of."""
+        """The file's nodes that a tensor of the reader's is inside of: several where they share it."""
         places: set[int] = set()
         start = self.tensors[name]
         seen, todo = {start}, [start] if start.producer() is not None else []
         while todo:
             v = todo.pop()
             maker = v.producer()
-            near = [*(maker.outputs if maker is not None else ()), *(o for user, _ in v.uses() for o in user.outputs)]
+            behind = [o for user in self.users.get(v.name or "", ()) for o in user.outputs]
+            near = [*(maker.outputs if maker is not None else ()), *behind]
             places |= {self.results[o.name] for o in near if o.name and o.name in self.results}
-            fresh = [o for user, _ in v.uses() for o in user.outputs if o.name not in self.known and o not in seen]
+            fresh = [o for o in behind if o.name not in self.known and o not in seen]
             seen.update(fresh)
             todo.extend(fresh)
         return places

@@ -26,7 +26,7 @@ from onnx import helper
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.patching import graph_message, stand_ins
-from mirage_cli.patching.expansion import WrittenOut, written_out
+from mirage_cli.patching.expansion import WrittenOut, reads, written_out
 from mirage_cli.patching.graph_message import unused_name
 from mirage_cli.patching.grown_caches import Grown
 from mirage_cli.patching.regions import ONNX_DOMAINS, Region, cloned
@@ -175,6 +175,7 @@ class _Patch:
         self.provided: set[str] = set()
         self.added: dict[str, onnx.TensorProto] = {}
         self.shown: dict[str, ir.Value] = {}  #: tensors that the file does not have
+        self.read_as: dict[str, ir.Value] = {}  #: results of nodes that are written out, which the file may say less of
 
     def replace(self, replacements: Sequence[Replacement]) -> None:
         """Make all changes to the graph's nodes, weights and declarations."""
@@ -188,9 +189,7 @@ class _Patch:
             self.compute_apart(name, grown, self.place(name, out), k)
         for k, replacement in enumerate(replacements):
             self.operator(replacement, out, k)
-        others = [
-            n for own in out.nodes.values() for node in own for v in node.inputs if v is not None and (n := v.name)
-        ]
+        others = [name for own in out.nodes.values() for node in own for name in reads(node)]
         for name in dict.fromkeys([*read, *(n for n in others if n not in self.known)]):
             self.constant(name)
         self.finish()
@@ -218,6 +217,7 @@ class _Patch:
                 message.name = unused_name(message.name, self.names)
                 self.values.update(message.output)
                 self.shown |= {v.name or "": v for v in part.outputs if v.name not in self.known}
+                self.read_as |= {v.name or "": v for v in part.outputs if v.name in self.known}
                 self.items.append(_Item((k, 1, i), message))
 
     def operator(self, r: Replacement, out: WrittenOut, k: int) -> None:
@@ -305,6 +305,9 @@ class _Patch:
         ):
             if (value := self.shown[name]).shape is not None and value.type is not None:  # no runtime infers it
                 graph.value_info.append(ir.serde.serialize_value(value))
+        for value in graph.output:
+            if value.name in self.read_as and self.read_as[value.name].shape is not None:
+                value.type.CopyFrom(ir.serde.serialize_value(self.read_as[value.name]).type)
         told = graph.quantization_annotation
         _keep(told, [q.tensor_name in there or q.tensor_name not in self.known for q in told])
 

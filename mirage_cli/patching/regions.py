@@ -263,7 +263,7 @@ class _Walk:
         if shape is not None:
             self.shapes[v] = shape
             return True
-        if producer is not None and any(a.type in _GRAPHS for a in producer.attributes.values()):
+        if producer is not None and any(a.type in GRAPHS for a in producer.attributes.values()):
             self.extra[v] = None  # a function cannot hold what its sub-graphs read from around it
             return True
         return False
@@ -286,7 +286,7 @@ class _Walk:
 _T = ir.DataType
 #: the types of ConstantOfShape at every opset
 _FILLS = (_T.FLOAT, _T.FLOAT16, _T.DOUBLE, _T.INT64, _T.INT32, _T.INT16, _T.INT8, _T.UINT8, _T.BOOL)
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _sizes(inputs: Sequence[Dims]) -> dict[str, tuple[int, int, int]]:

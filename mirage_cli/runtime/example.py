@@ -83,22 +83,24 @@ def dimensions(value: ir.Value, dims: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _with_caches(model: ir.Model, dims: Mapping[str, int]) -> dict[str, int]:
-    """`dims` with what GroupQueryAttention tells: the size of a head, one new token, as its batches take no more behind a
-    past, and the length of a mask over all that a cache will hold."""
+    """`dims` with the size of a head in caches and, where a padding mask over caches and new tokens has a length of its own,
+    with that: one new token, as onnxruntime's batches take no more behind a past, and the past ones."""
     found = cache_sizes(model) | dict(dims)
-    for node in model.graph:
-        past = node.inputs[3] if node.op_type == "GroupQueryAttention" and len(node.inputs) > 3 else None
-        if past is None or past.shape is None or node.inputs[0] is None or node.inputs[0].shape is None:
-            continue
-        before, fresh = past.shape[2], node.inputs[0].shape[1]
-        if isinstance(fresh, ir.SymbolicDim) and fresh.value is not None:
-            found.setdefault(fresh.value, 1)
-        for mask in model.graph.inputs:
-            total = mask.shape[-1] if "mask" in (mask.name or "") and mask.shape is not None and len(mask.shape) else 0
-            if isinstance(total, ir.SymbolicDim) and total.value is not None and total.value.isidentifier():
-                parts = (_size(d if isinstance(d, int) else d.value, "", found) for d in (before, fresh))
-                found.setdefault(total.value, sum(parts))
+    shapes = {v.name or "": _dims(v) for v in model.graph.inputs if v.shape is not None}
+    pasts = {d[2] for name, d in shapes.items() if "past" in name and len(d) == 4}
+    flat = {name: d[1] for name, d in shapes.items() if len(d) == 2}
+    fresh = [d for d in dict.fromkeys(d for n, d in flat.items() if "mask" not in n) if isinstance(d, str)]
+    for name, total in flat.items():
+        own = isinstance(total, str) and total.isidentifier() and total not in (*fresh, *pasts)
+        if own and "mask" in name and len(pasts) == len(fresh) == 1:
+            found.setdefault(fresh[0], 1)
+            found.setdefault(str(total), sum(_size(d, "", found) for d in (*pasts, *fresh)))
     return found
+
+
+def _dims(v: ir.Value) -> list[int | str | None]:
+    """The dimensions of an input: numbers, or names as far as they have some."""
+    return [d if isinstance(d, int) else d.value for d in v.shape or ()]
 
 
 def _size(dim: int | str | None, unnamed: str, dims: Mapping[str, int]) -> int:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from mirage_cli.frontends.onnx.cached_attention import INSIDE
+
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
 _NORMS = ("SimplifiedLayerNormalization",)
 
@@ -24,6 +26,11 @@ def launched(nodes: Iterable[ir.Node]) -> int:
 def unpacks(nodes: Iterable[ir.Node]) -> bool:
     """Whether the nodes have a product of packed weights (case 1): spelled as two, it is one for onnxruntime."""
     return any(_is_joined_with_product(node) for node in nodes)
+
+
+def inside(nodes: Iterable[ir.Node]) -> str:
+    """The operator of the file that some of the nodes are a part of, or nothing: a run has one where the reader has many."""
+    return next((str(told) for n in nodes if (told := n.meta.get(INSIDE)) is not None), "")
 
 
 def torn(v: ir.Value) -> ir.Node | None:

@@ -85,19 +85,21 @@ def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) ->
             steps.update((s, max(steps[s], wanted)) for s in ex.names(a.extent))
     small = {s: 3 + 2 * k for k, s in enumerate(names)}
     large = {s: (int(steps[s]) // 2 + 1 + k) * 2 + 5 for k, s in enumerate(names)}
-    least = _least(program)
-    return [{s: max(n, least.get(s, 1)) for s, n in given.items()} for given in (dict.fromkeys(names, 1), small, large)]
+    given = (dict.fromkeys(names, 1), small, large)
+    return [_with_room(program, values, spare) for values, spare in zip(given, (0, 1, 1), strict=True)]
 
 
-def _least(program: Program) -> dict[str, int]:
-    """The least values of symbols for which the known positions that are read of their dimensions are there."""
-    least: dict[str, int] = {}
+def _with_room(program: Program, values: Mapping[str, int], spare: int) -> dict[str, int]:
+    """Values of symbols at which the positions that are read of a dimension are there; `spare` more where an axis of symbolic
+    extent walks a part of them."""
+    values = dict(values)
     for slot in (s for i in program.inputs for s in i.access if isinstance(s.extent, Symbolic)):
         count = 1 if slot.axis is None else program.extent(slot.axis)
-        if isinstance(count, int) and isinstance(slot.extent, Symbolic):
-            each = math.ceil((slot.offset + count) / slot.extent.factor)
-            least.update((n, max(each, least.get(n, 1))) for n in slot.extent.names)
-    return least
+        if isinstance(slot.extent, Symbolic) and count != slot.extent:
+            more = spare if isinstance(count, Symbolic) else 0
+            each = math.ceil((slot.offset + ex.value(count, values) + more) / slot.extent.factor)
+            values.update((n, max(each, values[n])) for n in slot.extent.names)
+    return values
 
 
 def _step(axis: str, kernel: CustomKernel, tile: Tiles) -> int:

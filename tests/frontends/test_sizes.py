@@ -130,3 +130,9 @@ def test_factors_that_no_file_can_hold() -> None:
     assert parse(text) == named(f"{sizes.LARGEST}·a")
     with pytest.raises(sizes.TooLarge):
         _ = sizes.LARGEST // 2 * named("a") * 2
+
+
+def test_sizes_that_are_never_negative() -> None:
+    a, b = sizes.named("a"), sizes.named("b")
+    assert all(sizes.never_negative(size) for size in (0, 3, a, a + 2 * b + 1, a + b - b))
+    assert not any(sizes.never_negative(size) for size in (-1, a - 1, a - b, -1 * a))

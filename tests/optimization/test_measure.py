@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from mirage_cli.exporters import text
 from mirage_cli.measurement.timing import Distribution
 from mirage_cli.optimization import fragment_times, pipeline
 from mirage_cli.optimization.fragment_times import MIRAGE, ORIGINAL, Comparison, Entry
+from mirage_cli.optimization.task import Work
 from mirage_cli.options.options import Options
 from mirage_cli.report.report import Report
+from tests.frontends.models import noise, parsed
 from tests.optimized import anew, sample
 
 pytestmark = pytest.mark.usefixtures("one_isa")
@@ -67,6 +70,27 @@ def test_only_what_is_faster_stays(
     assert bool(report.replaced) == replaced == (not unchanged(tmp_path / "out"))
     assert reason in report.fragments[0].reason
     assert (tmp_path / "out" / "libmirage.so").exists() == replaced
+
+
+def test_parts_of_operators_are_the_first_to_stay(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is slower with a part of one of its operators may be faster without it."""
+    text_of_model = (
+        "g (float[4,8] x) => (float[4,2] z) { y = MatMul (x, a) m = Softmax <axis = 0> (y) z = MatMul (m, b) }"
+    )
+    model = tmp_path / "model.onnx"
+    onnx.save(parsed(text_of_model, a=noise(8, 6), b=noise(6, 2)), model)
+    both = [took(20.0, 21.0), took(20.0, 10.0)]
+    monkeypatch.setattr(pipeline, "measure_fragments", lambda models, *_: dict.fromkeys(models, took(3.0, 2.0)))
+    monkeypatch.setattr(fragment_times, "measure_model", lambda *_: both.pop(0))
+    monkeypatch.setattr(Work, "inside", property(lambda w: "Operator" * (w.outputs[0].name == "z")))
+    options = Options(target=("cpu",), measure=True, jobs=1, cache=str(own_cache))
+    report = anew(str(model), tmp_path / "out", options)
+    reasons = {f.status: f.reason for f in report.fragments}
+    assert not both and set(reasons) == {"replaced", "kept"}
+    assert "the whole model is not faster on" in reasons["kept"]
+    assert report.whole is not None and report.whole["mirage_us"] == 10.0
 
 
 def test_a_patched_model_with_other_answers_has_no_time(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import onnx_ir as ir
 import pytest
 
 from mirage_cli.codegen.requests.passes import without
 from mirage_cli.codegen.requests.request import Spelled
 from mirage_cli.codegen.source import Rendered, lowered
 from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.frontends.onnx.cached_attention import INSIDE
 from mirage_cli.lax.dtypes import F16, F32, F64, U4, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
@@ -122,6 +124,20 @@ def test_measuring_decides_for_the_architecture_that_is_measured(planned: plans.
         work.decide(force=False, measured=measured)
         assert work.replace is replaced, (slower, measured)
         assert ("on sm_80" in work.reason) == (slower == (older,))
+
+
+def test_a_part_of_an_operator_is_replaced_where_the_whole_model_is_measured(planned: plans.FragmentPlan) -> None:
+    part = ir.node("MatMul", [ir.Value(name="x"), ir.Value(name="y")])
+    part.meta[INSIDE] = "GroupQueryAttention"
+    places = [mock.Mock(region=mock.Mock(nodes=(ir.node("Add", [ir.Value(name="x"), ir.Value(name="y")]), part)))]
+    kinds = {kind: replace(planned.plans[kind], original_us=1e9, slower=()) for kind in ("cpu", "cuda")}
+    for force, measured, replaced in ((False, "", False), (False, "cpu", True), (True, "", True)):
+        for plans_of in ({"cpu": kinds["cpu"]}, kinds):
+            own = replace(planned, plans=plans_of)
+            work = Work("abc", "attention", planned.program, places, (), (), own)
+            work.decide(force, measured)
+            assert work.replace is (replaced and len(plans_of) == 1)
+            assert ("a part of GroupQueryAttention" in work.reason) == (not work.replace)
 
 
 def test_a_plan_is_printed_once(fragment: Program) -> None:

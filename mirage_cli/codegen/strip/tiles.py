@@ -82,9 +82,8 @@ class StripTiles(StripBase):
         """The tile of the input that has all axes of a value."""
         wanted = set(self.sized_axes(self.axes[v], self.ops[v].phase))
         for value in globals_of(e):
-            load = self.load_of(value, v)
             if set(self.sized_axes(self.p.axes_of(value), self.ops[v].phase)) == wanted:
-                return self.tile_of(load, over, side)
+                return self.tile_of(self.load_of(value, v), over, side)
         raise Refused(f"no input has all axes of {v}")
 
     def computed_tile(self, v: str, e: Expr, dtype: DType, over: frozenset[str], side: str) -> OperandTile:

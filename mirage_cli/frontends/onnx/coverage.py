@@ -26,7 +26,10 @@ that the model uses, stays as it is: `mirage inspect` says why. The common reaso
 _APART = """\
 SkipLayerNormalization and SkipSimplifiedLayerNormalization (a sum and a normalisation), Attention (a product, a bias, a
 Split and MultiHeadAttention) and the bias of MultiHeadAttention are taken apart before a model is read: what is inside
-has to be a tensor to be stored between fragments.
+has to be a tensor to be stored between fragments. So is GroupQueryAttention behind a cache whose lengths are inputs: its
+RotaryEmbeddings, the writing of new keys and values into the cache, which stays in onnxruntime (ScatterND, in place where
+past and present are one buffer), and attention, which compares positions with integers that the model computes. It stays
+as it is with a sink, a mask of its own, norms inside or a quantized cache.
 """
 
 

@@ -73,7 +73,7 @@ def _apart_from_sum(node: ir.Node) -> None:
     pairs = list(zip(node.outputs, results, strict=False))
     if len(node.outputs) > SUM_OUTPUT and node.outputs[SUM_OUTPUT].name:
         pairs.append((node.outputs[SUM_OUTPUT], total if narrow is None else before.cast(total, narrow)))
-    _take_place(node, pairs)
+    take_place(node, pairs)
 
 
 def _before_scales(view: ir.Node) -> None:
@@ -147,7 +147,7 @@ def _parts_of_attention(node: ir.Node, opset: int) -> None:
         for k, v in enumerate(attention.outputs[1:]):
             v.name, v.type = f"{present.name}/{k}", x.type
         results.append((present, y.stacked(attention.outputs[1:], opset)))
-    _take_place(node, results)
+    take_place(node, results)
 
 
 def _mask_fits(mask: ir.Value | None, x: ir.Value) -> bool:
@@ -189,7 +189,7 @@ def _shaped(x: ir.Value, width: int) -> ir.Shape | None:
     return None if x.shape is None else ir.Shape([*list(x.shape)[:-1], width])
 
 
-def _take_place(old: ir.Node, results: Sequence[tuple[ir.Value, ir.Value]]) -> None:
+def take_place(old: ir.Node, results: Sequence[tuple[ir.Value, ir.Value]]) -> None:
     """Let what reads an old result read the new one, which takes its name; the old node goes."""
     graph = old.graph
     assert graph is not None

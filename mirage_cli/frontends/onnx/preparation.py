@@ -26,6 +26,7 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx import folding, fragile, inlined_size, inlining, tolerated
+from mirage_cli.frontends.onnx.cached_attention import take_apart
 from mirage_cli.frontends.onnx.cut_points import store_what_is_cut_at
 from mirage_cli.frontends.onnx.external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
@@ -323,6 +324,7 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
             _lift_and_infer(model, path)
         if opset >= OLDEST_OPSET:
             store_what_is_cut_at(model, opset)
+            take_apart(model, opset)
         _name_nodes(model)
         passes.NameFixPass()(model)
 

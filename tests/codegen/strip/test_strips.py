@@ -24,7 +24,8 @@ from mirage_cli.codegen import render
 from mirage_cli.codegen.strip.engine import StripProgram
 from mirage_cli.errors import Refused, ToolMissing
 from mirage_cli.kernel_language.build import names_in
-from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.dtypes import BF16, F16, F32, I64, DType
+from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import program_from_json
@@ -279,3 +280,21 @@ def test_what_is_computed_of_rows_that_are_not_aligned_is_left_to_other_engines(
     p = program(build, BF16)
     found = list(Searcher(SearchOptions(candidates=2)).search(p, load_target("sm_90a")).candidates)
     assert found and all(Case("narrow", p, c.graph, c.schedules, load_target("sm_90a")).renders() for c in found)
+
+
+def test_what_a_block_knows_before_its_loop_hides_what_the_loop_reads() -> None:
+    """Values that were never written: the loop compares its positions with the last one of the block's sequence."""
+
+    def build(g: Graph, t: DType) -> list[int]:
+        keys, last = g.input("keys", (symbol("t"),), I64), g.input("last", (3,), I64)
+        queries = g.input("queries", (3, 4, 64), t)
+        cached_keys, cache = (g.slice(g.input(n, (3, symbol("(f+t)"), 64), t), 1, 0, symbol("t")) for n in "kv")
+        scores = g.contract(queries, cached_keys, [0, 1, 3], [0, 2, 3], [0, 1, 2])
+        seen = g.map("le", g.reshape(keys, (symbol("t"), 1)), g.reshape(last, (3, 1, 1)))
+        clean = g.map("where", seen, cache, g.fill(0, t))
+        return [g.contract(compose.softmax(g, scores, [2]), clean, [0, 1, 2], [0, 2, 3], [0, 1, 3])]
+
+    p = program(build, F16)
+    found = Searcher(SearchOptions(candidates=2, engines=("strip",))).search(p, HOPPER).candidates
+    own = [c for c in found if c.schedules[0].engine == "strip"]
+    assert own and all(Case("hidden", p, c.graph, c.schedules, HOPPER).renders() for c in own[:4])

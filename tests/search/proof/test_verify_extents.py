@@ -100,6 +100,22 @@ def test_symbols_are_verified_at_one_small_and_large_values() -> None:
     assert len(stand_in.points(p, graph, tiles)) == 3
 
 
+def test_more_positions_are_there_than_an_axis_walks_of_them() -> None:
+    """The keys that count of a cache that has room for more: no stride is taken for another."""
+    keys, whole = symbol("keys"), symbol("(free+keys)")
+
+    def build(g: Graph) -> int:
+        cache, weights = g.input("cache", (3, whole, 5), F32), g.input("w", (3, keys), F32)
+        return g.contract(weights, g.slice(cache, 1, 0, keys), [0, 1], [0, 1, 2], [0, 2])
+
+    p = built(build)
+    graph, tiles = found(p)[0]
+    ones, *others = stand_in.assignments(p, graph, tiles)
+    assert ones == {"keys": 1, "(free+keys)": 1}
+    assert all(1 < a["keys"] < a["(free+keys)"] for a in others)
+    assert verify(p, graph, tiles).passed
+
+
 def test_a_number_in_the_place_of_a_symbol_is_found() -> None:
     """A mean whose divisor is right for some extents only."""
     n = symbol("n")

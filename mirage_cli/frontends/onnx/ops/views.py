@@ -258,7 +258,7 @@ def slice_range(
     if start < 0:
         return start, _last(size, end, -start, least)
     rest = size - end
-    if not isinstance(rest, int) or rest < 0:  # the end may lie behind the dimension's own
+    if not sizes.never_negative(rest):  # the end may lie behind the dimension's own
         raise Refused(f"a slice up to {end} of a dimension of {extent}")
     return start, _extent(end - start)
 
