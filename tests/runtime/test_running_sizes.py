@@ -99,4 +99,8 @@ def test_times_are_for_sizes_that_run_and_bench_takes_the_same(path: Path, tmp_p
     assert all(r.predicted_us for r in timed.fragments)
     other = benchmark.bench_folder(out, BenchOptions(cpu=True, runs=1, seconds=0.01, dim=("seq=7",)))
     assert other.settings["inputs"] == {"x": [1, 7, 16]}
-    assert not any(r.predicted_us for r in other.fragments), "nothing is predicted for these"
+    assert [r.predicted_us for r in other.fragments] != [r.predicted_us for r in timed.fragments], (
+        "those of these sizes"
+    )
+    same = benchmark.bench_folder(out, BenchOptions(cpu=True, runs=1, seconds=0.01, dim=("seq=100", "batch=1")))
+    assert [r.predicted_us for r in same.fragments] == [r.predicted_us for r in timed.fragments]
