@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from mirage_cli.options import dims
 from mirage_cli.report import forms
 
 WHOLE = "whole model"
+_SILENT = frozenset({"", "-", "not measured"})  #: cells that say that there is nothing
 METHOD = (
     "Answers are compared first. Then original and mirage run in turns in one process, each sample one call or as many as "
     "last a millisecond; times are medians with quartiles, the speedup is the median of the rounds' quotients. A "
@@ -252,7 +254,9 @@ def _problems(c: Comparison) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side, the first to the left, numbers to the right."""
+    """Columns side by side, the first to the left, numbers to the right; those that tell nothing are left out."""
+    told = [k == 0 or not _SILENT.issuperset(column[1:]) for k, column in enumerate(zip(*rows, strict=True))]
+    rows = [list(itertools.compress(row, told)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -11,7 +11,9 @@ from mirage_cli.exporters import text
 from mirage_cli.measurement.timing import Distribution
 from mirage_cli.optimization import fragment_times, pipeline
 from mirage_cli.optimization.fragment_times import MIRAGE, ORIGINAL, Comparison, Entry
+from mirage_cli.optimization.task import against
 from mirage_cli.options.options import Options
+from mirage_cli.report import forms
 from mirage_cli.report.report import Report
 from tests.optimized import anew, sample
 
@@ -46,7 +48,7 @@ def test_both_are_timed_for_real(tmp_path: Path, own_cache: Path) -> None:
     ("fragment", "whole", "force", "replaced", "reason"),
     [
         ((3.0, 2.0), (30.0, 20.0), False, True, ""),
-        ((2.0, 3.0), (30.0, 20.0), False, False, "not faster on"),
+        ((2.0, 3.0), (30.0, 20.0), False, False, ": 3.00 us against 2.00 us (--force"),
         ((3.0, 2.0), (20.0, 21.0), False, False, "the whole model is not faster on"),
         ((2.0, 3.0), (20.0, 21.0), True, True, ""),
     ],
@@ -67,6 +69,13 @@ def test_only_what_is_faster_stays(
     assert bool(report.replaced) == replaced == (not unchanged(tmp_path / "out"))
     assert reason in report.fragments[0].reason
     assert (tmp_path / "out" / "libmirage.so").exists() == replaced
+
+
+def test_times_in_words() -> None:
+    row: forms.Measured = {"device": "a CPU", "original_us": 3.0, "mirage_us": 46.25, "peers": {}}
+    assert against(row) == "46.2 us against 3.00 us"
+    assert against(row | {"original_us": 50.0}) == "46.2 us against 50.0 us, but not in most rounds side by side"
+    assert against(row | {"mirage_us": None}) == "no time against 3.00 us"
 
 
 def test_a_patched_model_with_other_answers_has_no_time(tmp_path: Path) -> None:
