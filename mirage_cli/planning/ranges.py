@@ -22,6 +22,7 @@ from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import Candidate, Searcher
 
 BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
+BATCHES = ("b", "bs", "bsz")  #: how people call a batch in short
 MOST = {True: 4, False: 3}  #: muGraphs of a fragment, where kernels are blocks of threads, and where not
 LEAST_US = {True: 0.5, False: 10.0}  #: that a further one has to save
 MOST_POINTS = 160  #: sizes at which candidates are compared
@@ -30,7 +31,8 @@ TRIED = 12  #: candidates of the search at one size that are rendered until one 
 
 def range_of(name: str, given: Mapping[str, Range]) -> Range:
     """The range that a symbol of a model's inputs is said, or else taken, to have."""
-    return given.get(name, BATCH if "batch" in name.lower() else OTHER)
+    batch = "batch" in name.lower() or name.lower() in BATCHES
+    return given.get(name, BATCH if batch else OTHER)
 
 
 def bases(symbols: Iterable[str]) -> list[str]:
