@@ -31,6 +31,7 @@ from mirage_cli.measurement.contestant import Place
 from mirage_cli.measurement.timing import Effort
 from mirage_cli.optimization import (
     assembly,
+    coverage,
     environment,
     example_programs,
     fragment_models,
@@ -158,6 +159,7 @@ class Run:
                     w.plan = plan
                     w.decide(self.options.force, measured, self.options.target)
                 self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
+        self.leave_doubled()
         plans = [w.plan for w in work if w.plan is not None and not w.plan.kept]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
         self.clock.seconds["verify"] += sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
@@ -314,8 +316,14 @@ class Run:
         self.rebuild(draft)
         self.hand_over(draft)
 
+    def leave_doubled(self) -> None:
+        """Without `--force`, leave fragments whose work stays in the model as well."""
+        if not self.options.force:
+            coverage.leave_doubled(self.imported.model, self.work)
+
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""
+        self.leave_doubled()
         if self.built is None or {o.id for o in self.built.built} == {w.id for w in self.chosen}:
             return
         assembly.clear(draft)
