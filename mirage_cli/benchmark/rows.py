@@ -37,6 +37,7 @@ from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
 from mirage_cli.runtime import example, given, sessions
 from mirage_cli.runtime.bfloat16 import holds_bfloat16
 from mirage_cli.search.schedules.cost import floor_us
+from mirage_cli.search.schedules.target import changed_target
 
 Arrays = dict[str, NDArray[Any]]
 MAX_SETS = 8  #: sets of inputs of the whole model
@@ -71,7 +72,8 @@ class Rows:
         self.sets = input_sets(self.model, options, devices.cache_bytes(place.provider), known)
         replaced = replaced_fragments(report, options.only)
         same = options.inputs is None and known == self.sizes
-        self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place, same)
+        changes = report.get("rates", {}).get("changes", {}) if place.target == "cpu" else {}
+        self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place, same, changes)
         self.original, self.note = original_model(folder, report, place)
         self.gpu, self.absent = opened(place, options)
         if place.opencl:  # operators of this process's sessions take it
@@ -228,10 +230,16 @@ class BenchFragment:
 
 
 def fragment_rows(
-    folder: Path, model: onnx.ModelProto, replaced: Sequence[Mapping[str, Any]], feeds: Arrays, place: Place, same: bool
+    folder: Path,
+    model: onnx.ModelProto,
+    replaced: Sequence[Mapping[str, Any]],
+    feeds: Arrays,
+    place: Place,
+    same: bool,
+    changes: Mapping[str, Any],
 ) -> list[BenchFragment]:
-    """The replaced fragments of a folder with their models; `same` tells whether their sizes are those of the report. Raises
-    ModelError when its parts do not belong together."""
+    """The replaced fragments of a folder with their models; `same` tells whether their sizes are those of the report,
+    `changes` are those of the target that plans went by. Raises ModelError when its parts do not belong together."""
     specs, plans = [], {}
     for f in replaced:
         stored = mugraph_file.read(folder / f["mugraph"]["file"])
@@ -242,17 +250,18 @@ def fragment_rows(
     for f in replaced:
         own, plan = models[f["id"]], plans[f["id"]]
         said = f["predictions"].get(place.target, {}) if same or not own.spec.symbols else {}
-        known = (said["predicted_us"], said["floor_us"]) if said else predicted(plan, place.target, own)
+        known = (said["predicted_us"], said["floor_us"]) if said else predicted(plan, place.target, own, changes)
         rows.append(BenchFragment(own, f, known, plan.program))
     return rows
 
 
 def predicted(
-    plan: StoredPlan, kind: str, fragment: fragment_models.FragmentModel
+    plan: StoredPlan, kind: str, fragment: fragment_models.FragmentModel, changes: Mapping[str, Any]
 ) -> tuple[float | None, float | None]:
     """What the cost model says of a plan on a kind of target at the sizes of a fragment's models: its time, and the least
     possible; None without a plan for that kind, and where something is empty."""
     sizes = fragment.spec.solve(fragment.shapes)
     if kind not in plan.targets or not all(sizes.get(s) for s in plan.program.symbols):
         return None, None
-    return ranges.stored_time(plan, kind, sizes), floor_us(plan.program, plan.target(kind), sizes)
+    target = changed_target(changes, "report.json: ") if changes else plan.target(kind)
+    return ranges.stored_time(plan, kind, target, sizes), floor_us(plan.program, target, sizes)

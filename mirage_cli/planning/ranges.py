@@ -150,7 +150,7 @@ def time(way: Scheduled, target: Target, sizes: Sizes) -> float:
     return sum(predicted_us(k.program, k.block, s, target, sizes) for k, s in pairs)
 
 
-def stored_time(plan: StoredPlan, kind: str, sizes: Sizes) -> float:
+def stored_time(plan: StoredPlan, kind: str, target: Target, sizes: Sizes) -> float:
     """The same for the muGraph that a plan's kernels of a kind of target take at these sizes."""
     others = (o for o in plan.others[kind] if not o.target and o.holds(sizes))
-    return time(next(others, None) or plan.own(kind), plan.target(kind), sizes)
+    return time(next(others, None) or plan.own(kind), target, sizes)
