@@ -26,11 +26,12 @@ Dims: TypeAlias = tuple[Extent, ...]
 
 
 class UnequalExtents(InvalidGraph):
-    """Dimensions that have to be equal, and are not known to be; `pair` holds their extents."""
+    """Dimensions that have to be equal, unless `broadcast` lets one of them be 1, and are not known to be; `pair` holds their
+    extents."""
 
-    def __init__(self, message: str, pair: tuple[Any, Any] = (1, 1)) -> None:
+    def __init__(self, message: str, pair: tuple[Any, Any] = (1, 1), broadcast: bool = False) -> None:
         super().__init__(message)
-        self.pair = pair
+        self.pair, self.broadcast = pair, broadcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +398,7 @@ def broadcast(shapes: Sequence[Dims], what: str) -> Dims:
         sizes = [s[i] for s in shapes if len(s) >= -i]
         wide = [e for e in dict.fromkeys(sizes) if e != 1]
         if len(wide) > 1:
-            raise InvalidGraph(f"{what}: dimensions {', '.join(map(str, wide))} do not broadcast")
+            text = f"{what}: dimensions {', '.join(map(str, wide))} do not broadcast"
+            raise UnequalExtents(text, (wide[0], wide[1]), broadcast=True)
         out.append(wide[0] if wide else 1)
     return tuple(out)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mirage_cli.benchmark.options import BenchOptions, replaced_fragments
-from mirage_cli.errors import UsageError
+from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.files.output import MARK, PAGE, steady
 from mirage_cli.kernels import trust
 from mirage_cli.machine import devices, load, opencl
@@ -53,8 +53,8 @@ def bench_folder(folder: Path, options: BenchOptions, progress: Progress | None 
 
 
 def sweep(folder: Path, dim: Sequence[str], options: BenchOptions, progress: Progress | None = None) -> Sweep:
-    """Measure at all combinations of sizes: `dim` has several for a symbol, as in `seq=16,64,128`. Raises as
-    `bench_folder`."""
+    """Measure at all combinations of sizes: `dim` has several for a symbol, as in `seq=16,64,128`. An output folder's page
+    gets a plot of them, where it can be written. Raises as `bench_folder`."""
     from mirage_cli.benchmark.report import Sweep  # noqa: PLC0415
 
     symbols = [(name, sizes.split(",")) for name, _, sizes in (text.rpartition("=") for text in dim)]
@@ -64,7 +64,20 @@ def sweep(folder: Path, dim: Sequence[str], options: BenchOptions, progress: Pro
     ]
     for point in points:
         dims.parse(point)
-    return Sweep(tuple(points), tuple(bench_folder(folder, replace(options, dim=p), progress) for p in points))
+    own = replace(options, record=False)
+    found = Sweep(tuple(points), tuple(bench_folder(folder, replace(own, dim=p), progress) for p in points))
+    return found if folder.is_file() else replace(found, notes=(_kept(folder, found),))
+
+
+def _kept(folder: Path, found: Sweep) -> str:
+    """Put a sweep into the reports of an output folder; what became of that."""
+    from mirage_cli.optimization import assembly  # noqa: PLC0415
+
+    try:
+        assembly.add_sweeps(folder, found.kept())
+    except (MirageError, OSError) as error:
+        return f"there is no plot in {folder / PAGE}: {error}"
+    return f"plotted in {folder / PAGE}"
 
 
 def models_of(folder: Path, options: BenchOptions, progress: Progress | None = None) -> ModelReports | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 from mirage_cli import __version__
 from mirage_cli.measurement.timing import Distribution
 from mirage_cli.optimization.fragment_times import CRASHED, MIRAGE, ORIGINAL, Comparison, Entry
+from mirage_cli.options import dims
+from mirage_cli.report import forms
 
+WHOLE = "whole model"
+_SILENT = frozenset({"", "-", "not measured"})  #: cells that say that there is nothing
 METHOD = (
     "Answers are compared first. Then original and mirage run in turns in one process, each sample one call or as many as "
     "last a millisecond; times are medians with quartiles, the speedup is the median of the rounds' quotients. A "
@@ -21,8 +26,8 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class FragmentRow:
-    """A fragment's measurement beside what the report of `optimize` says of it; times in microseconds, None where the
-    report's are for another target or other sizes."""
+    """A fragment's measurement beside what the cost model says of it at these sizes; times in microseconds, None where it says
+    nothing of this target."""
 
     id: str
     name: str
@@ -60,7 +65,7 @@ class BenchReport:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        times = " -> ".join(self.whole()[:2])
+        times = " -> ".join(_times_of(self.model)[:2])
         return f"<times on {self.device}: {len(self.fragments)} fragments, whole model {times} us>"
 
     @property
@@ -68,6 +73,17 @@ class BenchReport:
         """True if anything gave other answers than the original, or ended the process that measured it."""
         comparisons = [*(r.comparison for r in self.fragments), self.model]
         return any(e.problem.startswith(("wrong", CRASHED)) for c in comparisons for e in c.entries)
+
+    @property
+    def predicted_us(self) -> float | None:
+        """The whole patched model's time: what the original took beside the fragments, and what is predicted of these; None
+        where one of them has no time, or no prediction."""
+        whole = self.model.entry(ORIGINAL).us
+        rows = [(r.occurrences, r.comparison.entry(ORIGINAL).us, r.predicted_us) for r in self.fragments]
+        known = [(n * us.median, n * said) for n, us, said in rows if us and said is not None]
+        if whole is None or len(known) < len(rows):
+            return None
+        return max(0.0, whole.median - sum(us for us, _ in known)) + sum(said for _, said in known)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document; times in microseconds."""
@@ -99,12 +115,14 @@ class BenchReport:
         own = [f"{r.name} {r.id}: {p}" for r in self.fragments for p in _problems(r.comparison)]
         return own + [f"whole model: {p}" for p in _problems(self.model)]
 
-    def whole(self) -> list[str]:
-        """The whole model's times and speed-up as cells; dashes without them."""
-        return [_us(self.model.entry(ORIGINAL)), _us(self.model.entry(MIRAGE)), _times(self.model.speedup)]
+    def parts(self) -> list[tuple[str, Comparison, float | None]]:
+        """The whole model, or the fragments where these are timed alone: what it is, its times, what is predicted of ours."""
+        if self.model.entries:
+            return [(WHOLE, self.model, self.predicted_us)]
+        return [(f"{r.name} {r.id}", r.comparison, r.predicted_us) for r in self.fragments]
 
     def _model_row(self, peers: int) -> list[str]:
-        return ["whole model", "", *self.whole(), "", "", *[""] * peers]
+        return [WHOLE, "", *_times_of(self.model), "", "", *[""] * peers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +131,7 @@ class Sweep:
 
     sizes: tuple[tuple[str, ...], ...]
     reports: tuple[BenchReport, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> bool:
@@ -122,20 +141,35 @@ class Sweep:
     def to_json(self) -> dict[str, Any]:
         """The JSON document: those of the measurements, with their sizes."""
         rows = [{"dim": list(d), **r.to_json()} for d, r in zip(self.sizes, self.reports, strict=True)]
-        return {"mirage": __version__, "sweep": rows}
+        return {"mirage": __version__, "sweep": rows, "notes": list(self.notes)}
 
     def text(self) -> str:
         """A table with a row for each size: of the whole model, or of each fragment where these are timed alone."""
-        head = ["us for one call", ORIGINAL, MIRAGE, "speedup"]
-        whole = [[" ".join(d), *r.whole()] for d, r in zip(self.sizes, self.reports, strict=True) if r.model.entries]
-        rows = whole or [
-            [f"{f.name} {' '.join(d)}", *_row(f, ())[2:5]]
-            for d, r in zip(self.sizes, self.reports, strict=True)
-            for f in r.fragments
+        head = ["us for one call", ORIGINAL, MIRAGE, "speedup", "predicted"]
+        rows = [
+            [" ".join([*([what] if what != WHOLE else []), *dim]), *_times_of(c), _known(predicted)]
+            for dim, report in zip(self.sizes, self.reports, strict=True)
+            for what, c, predicted in report.parts()
         ]
-        first = self.reports[0]
         problems = [f"{' '.join(d)}: {p}" for d, r in zip(self.sizes, self.reports, strict=True) for p in r.problems()]
-        return "\n".join([first.device, "", *_table([head, *rows]), *problems]) + "\n"
+        notes = dict.fromkeys([n for r in self.reports for n in r.notes][:1] + list(self.notes))
+        return "\n".join([self.reports[0].device, "", *_table([head, *rows]), *problems, *notes]) + "\n"
+
+    def kept(self) -> list[forms.Sweep]:
+        """The form of `sweeps` in report.json."""
+        points: dict[str, list[forms.SizedTimes]] = {}
+        for dim, report in zip(self.sizes, self.reports, strict=True):
+            for what, c, predicted in report.parts():
+                times = c.measured(report.device)
+                points.setdefault(what, []).append(
+                    {
+                        "sizes": dims.typical(dims.parse(dim)),
+                        "original_us": times["original_us"],
+                        "mirage_us": times["mirage_us"],
+                        "predicted_us": None if predicted is None else round(predicted, 3),
+                    }
+                )
+        return [{"device": self.reports[0].device, "what": what, "points": own} for what, own in points.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +216,18 @@ def _settings(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _row(r: FragmentRow, peers: Sequence[str]) -> list[str]:
-    c = r.comparison
-    known = ["-" if x is None else _number(x) for x in (r.predicted_us, r.floor_us)]
-    times = [_us(c.entry(n)) for n in (ORIGINAL, MIRAGE)]
-    return [
-        f"{r.name} {r.id}",
-        str(r.occurrences),
-        *times,
-        _times(c.speedup),
-        *known,
-        *(_us(c.entry(n)) for n in peers),
-    ]
+    known = [_known(r.predicted_us), _known(r.floor_us)]
+    others = [_us(r.comparison.entry(n)) for n in peers]
+    return [f"{r.name} {r.id}", str(r.occurrences), *_times_of(r.comparison), *known, *others]
+
+
+def _times_of(c: Comparison) -> list[str]:
+    """Both sides' times and the speed-up as cells; dashes without them."""
+    return [_us(c.entry(ORIGINAL)), _us(c.entry(MIRAGE)), _times(c.speedup)]
+
+
+def _known(us: float | None) -> str:
+    return "-" if us is None else _number(us)
 
 
 def _us(e: Entry) -> str:
@@ -219,7 +254,9 @@ def _problems(c: Comparison) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side, the first to the left, numbers to the right."""
+    """Columns side by side, the first to the left, numbers to the right; those that tell nothing are left out."""
+    told = [k == 0 or not _SILENT.issuperset(column[1:]) for k, column in enumerate(zip(*rows, strict=True))]
+    rows = [list(itertools.compress(row, told)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -23,7 +23,7 @@ from mirage_cli.errors import ToolMissing, UsageError
 from mirage_cli.files.output import LIBRARY, MODEL, digest
 from mirage_cli.frontends.onnx import protobuf
 from mirage_cli.frontends.torchscript import modules
-from mirage_cli.lax.ir.program import Program, program_from_json
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.machine import devices, opencl, packages
 from mirage_cli.measurement.contestant import Contestant, OrtContestant, Place, ScriptContestant
 from mirage_cli.measurement.gpu import GpuTimer
@@ -31,9 +31,13 @@ from mirage_cli.measurement.timing import Effort
 from mirage_cli.optimization import fragment_models
 from mirage_cli.optimization.fragment_times import COLD, MIRAGE, ORIGINAL, Comparison, compare, measure_fragment
 from mirage_cli.options import dims
+from mirage_cli.planning import ranges
 from mirage_cli.report import mugraph_file, reader
+from mirage_cli.report.stored_plan import StoredPlan, plan_from_json
 from mirage_cli.runtime import example, given, sessions
 from mirage_cli.runtime.bfloat16 import holds_bfloat16
+from mirage_cli.search.schedules.cost import floor_us
+from mirage_cli.search.schedules.target import changed_target
 
 Arrays = dict[str, NDArray[Any]]
 MAX_SETS = 8  #: sets of inputs of the whole model
@@ -68,7 +72,8 @@ class Rows:
         self.sets = input_sets(self.model, options, devices.cache_bytes(place.provider), known)
         replaced = replaced_fragments(report, options.only)
         same = options.inputs is None and known == self.sizes
-        self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place, same)
+        changes = report.get("rates", {}).get("changes", {}) if place.target == "cpu" else {}
+        self.fragments = fragment_rows(folder, self.model, replaced, self.sets[0], place, same, changes)
         self.original, self.note = original_model(folder, report, place)
         self.gpu, self.absent = opened(place, options)
         if place.opencl:  # operators of this process's sessions take it
@@ -206,42 +211,57 @@ def _count(inputs: Arrays, cache: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BenchFragment:
-    """A fragment to measure: its models, its part of the report of `optimize`, its program."""
+    """A fragment to measure: its models, its part of the report of `optimize`, its program, and its times as predicted for
+    these sizes on this kind of device, None where nobody knows: ours, and the least possible."""
 
     models: fragment_models.FragmentModel
     data: Mapping[str, Any]
-    predicted: Mapping[str, Any]  #: what the cost model says for these sizes on this kind of device; empty if unknown
+    predicted: tuple[float | None, float | None]
     program: Program
 
     def row(self, comparison: Comparison) -> FragmentRow:
-        """Its row in the report, with the predictions where they are for this target and these sizes."""
-        data, said = self.data, self.predicted
+        """Its row in the report."""
+        data = self.data
         inputs = tuple(
             f"{t.dtype}[{', '.join(map(str, s))}]"
             for t, s in zip(self.models.spec.inputs, self.models.shapes, strict=True)
         )
-        times = (said.get("predicted_us"), said.get("floor_us"))
-        return FragmentRow(data["id"], data["name"], data["occurrences"], inputs, comparison, *times)
+        return FragmentRow(data["id"], data["name"], data["occurrences"], inputs, comparison, *self.predicted)
 
 
 def fragment_rows(
-    folder: Path, model: onnx.ModelProto, replaced: Sequence[Mapping[str, Any]], feeds: Arrays, place: Place, same: bool
+    folder: Path,
+    model: onnx.ModelProto,
+    replaced: Sequence[Mapping[str, Any]],
+    feeds: Arrays,
+    place: Place,
+    same: bool,
+    changes: Mapping[str, Any],
 ) -> list[BenchFragment]:
-    """The replaced fragments of a folder with their models; `same` tells whether their sizes are those of the report. Raises
-    ModelError when its parts do not belong together."""
-    specs, programs = [], {}
+    """The replaced fragments of a folder with their models; `same` tells whether their sizes are those of the report,
+    `changes` are those of the target that plans went by. Raises ModelError when its parts do not belong together."""
+    specs, plans = [], {}
     for f in replaced:
-        path = folder / f["mugraph"]["file"]
-        stored = mugraph_file.read(path)
-        programs[f["id"]] = program_from_json(stored["program"])
+        stored = mugraph_file.read(folder / f["mugraph"]["file"])
+        plans[f["id"]] = plan_from_json(stored)
         specs.append(operator_spec(f["id"], stored["operator"]))
     models = fragment_models.from_folder(model, folder, specs, feeds)
-    return [
-        BenchFragment(
-            models[f["id"]],
-            f,
-            f["predictions"].get(place.target, {}) if same or not models[f["id"]].spec.symbols else {},
-            programs[f["id"]],
-        )
-        for f in replaced
-    ]
+    rows = []
+    for f in replaced:
+        own, plan = models[f["id"]], plans[f["id"]]
+        said = f["predictions"].get(place.target, {}) if same or not own.spec.symbols else {}
+        known = (said["predicted_us"], said["floor_us"]) if said else predicted(plan, place.target, own, changes)
+        rows.append(BenchFragment(own, f, known, plan.program))
+    return rows
+
+
+def predicted(
+    plan: StoredPlan, kind: str, fragment: fragment_models.FragmentModel, changes: Mapping[str, Any]
+) -> tuple[float | None, float | None]:
+    """What the cost model says of a plan on a kind of target at the sizes of a fragment's models: its time, and the least
+    possible; None without a plan for that kind, and where something is empty."""
+    sizes = fragment.spec.solve(fragment.shapes)
+    if kind not in plan.targets or not all(sizes.get(s) for s in plan.program.symbols):
+        return None, None
+    target = changed_target(changes, "report.json: ") if changes else plan.target(kind)
+    return ranges.stored_time(plan, kind, target, sizes), floor_us(plan.program, target, sizes)

@@ -90,7 +90,7 @@ def bench(voice: Voice, folder: str | None, suite: str | None, **given: Any) -> 
     or a measurement crashes."""
     context = click.get_current_context()
     if (folder is None) == (suite is None):
-        raise click.UsageError("Give either an output folder or --suite.", context)
+        raise click.UsageError("Give an output folder, a model, or --suite.", context)
     values = {k: v for k, v in common.given_values(given).items() if v is not False}
     for name in _FOLDER_ONLY if suite else _SUITE_ONLY:
         if name in values:

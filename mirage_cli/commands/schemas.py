@@ -86,7 +86,7 @@ class BenchFragment(Compared):
     name: Name
     occurrences: Occurrences
     inputs: A[list[str], says("As `f32[16, 4096]`.")]
-    predicted_us: A[float | None, says("The cost model's time; null for other sizes or another target.")]
+    predicted_us: A[float | None, says("The cost model's time at these sizes; null for another target.")]
     floor_us: A[float | None, says("The least possible, by the same model.")]
     measured: A[list[Object], says("As in report.json.")]
 
@@ -115,6 +115,7 @@ class Sweep(TypedDict):
 
     mirage: Version
     sweep: A[list[Object], says("As `mirage bench` prints, each with `dim`: what it says of symbols, as `seq=64`.")]
+    notes: A[list[str], says("Where they are plotted.")]
 
 
 class Speed(TypedDict):

@@ -12,9 +12,10 @@ from typing import Any
 from markupsafe import Markup
 
 from mirage_cli.codegen.render import render
-from mirage_cli.exporters import canvas, cards, modelmap, roofline, slots, wording
+from mirage_cli.exporters import canvas, cards, modelmap, slots, wording
 from mirage_cli.exporters.labels import clean, counted, percent, short
 from mirage_cli.exporters.pictures import Picture
+from mirage_cli.exporters.plots import roofline, sizes
 
 PATH = 240  #: columns of the model's path
 SHOWN = 2000  #: names of nodes that are listed for one reason
@@ -67,6 +68,7 @@ def frame(
         facts=_facts(shown),
         map=modelmap.model_map(shown),
         plots=[(p, Markup(canvas.inline(roofline.drawing(p)))) for p in roofline.plots(shown["fragments"])],
+        sweeps=[(p, Markup(canvas.inline(sizes.drawing(p)))) for p in sizes.plots(shown.get("sweeps", ()))],
         fragments=fragments,
         schedule_head=cards.SCHEDULE_HEAD,
         proof_head=cards.PROOF_HEAD,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mirage_cli.exporters import wording
@@ -29,7 +29,7 @@ def summary(report: Report, folder: str = "DIR") -> str:
         fragments(data["fragments"]),
         reasons(data["fragments"]),
         ["Coverage", *(f"  {line}" for line in wording.covered(data["coverage"]))],
-        left_alone(data["unchanged"]),
+        left_alone(data["unchanged"], {f.get("reason") for f in data["fragments"]}),
         notes(data["notes"]),
         _seconds(data["seconds"]) + _known_searches(data["fragments"]),
         _next(data, folder),
@@ -88,13 +88,16 @@ def reasons(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def left_alone(unchanged: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reasons for which most nodes were left alone, with examples."""
-    groups = sorted(unchanged, key=lambda u: -len(u["nodes"]))
-    if not groups:
+def left_alone(unchanged: Sequence[Mapping[str, Any]], told: Collection[str | None] = ()) -> list[str]:
+    """The reasons for which most nodes were left alone, with examples; nodes whose reason is `told` of their fragment are
+    counted."""
+    total = sum(len(u["nodes"]) for u in unchanged)
+    if not total:
         return []
-    total = sum(len(u["nodes"]) for u in groups)
     lines = [f"{LEFT}: {counted(total, 'node')}"]
+    kept = sum(len(u["nodes"]) for u in unchanged if u["reason"] in told)
+    lines += [f"  {kept} x in fragments that are not replaced"] if kept else []
+    groups = sorted((u for u in unchanged if u["reason"] not in told), key=lambda u: -len(u["nodes"]))
     for u in groups[:REASONS]:
         names = ", ".join(short(n, NAME) for n in u["nodes"][:EXAMPLES])
         more = ", ..." if len(u["nodes"]) > EXAMPLES else ""

@@ -81,7 +81,8 @@ def claimed(folder: Path, model: Path | None = None, replacing: bool = True) -> 
         if error.errno not in _READ_ONLY:
             raise
         hint = "the folder is written beside its place: choose one with -o whose parent can be written to"
-        raise UsageError(f"{place.parent} cannot be written to: {error.strerror}", hint) from None
+        reason = "" if error.errno == errno.ENOENT else f": {error.strerror}"  # nothing can be made there
+        raise UsageError(f"{place.parent} cannot be written to{reason}", hint) from None
     try:
         if held:
             _recover(place)

@@ -65,8 +65,8 @@ class Imported:
     nodes, before functions are inlined and constants folded. `script` is where the TorchScript module is that the model was
     made from (in the process that runs it: the module itself), `files` hold the external data. `model` is the reader's copy,
     with functions inlined and constants folded; what is patched is the `original`. `stated` is the graph as the
-    nodes state it, before `one_spelling`, with its own values by name: what proofs begin at. `least` are sizes that symbols
-    are not below in any run of the model.
+    nodes state it, before `one_spelling`, with its own values by name: what proofs begin at. `least` and `most` are
+    sizes that symbols are not below, and not above, in any run of the model.
     """
 
     path: str
@@ -85,6 +85,7 @@ class Imported:
     stated: Graph | None = None
     stated_values: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=dict)
     files: tuple[DataFile, ...] = ()
     original: Original | None = None
 
@@ -94,6 +95,9 @@ class Imported:
         for name, least in self.least.items():
             low, high = limits.get(name, (1, None))
             limits[name] = (max(low, least), high)
+        for name, most in self.most.items():
+            low, high = limits.get(name, (1, None))
+            limits[name] = (low, most if high is None else min(high, most))
         return limits
 
     def forget(self) -> None:

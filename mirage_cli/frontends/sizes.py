@@ -161,6 +161,24 @@ def equality_bound(a: Size, b: Size) -> tuple[str, int] | None:
     return (symbol, limit - more) if isinstance(more, int) else None
 
 
+def end_bound(a: Size, b: Size) -> tuple[str, int] | None:
+    """(symbol, number) where `a` and `b` are equal if and only if the symbol is at most the number, and elsewhere neither is
+    1, as `past+1` and `min[past+1,7]` are up to 6; None where that is not known."""
+    for size, other in ((a, b), (b, a)):
+        limited = _limited(str(other))
+        if limited is not None and limited[0] == size and limited[1] > 1 and isinstance(size, Poly):
+            symbol = names(size)[0]
+            more = size - named(symbol)
+            return (symbol, limited[1] - more) if isinstance(more, int) else None
+    return None
+
+
+def fits(size: Size, number: int, most: Mapping[str, int]) -> bool:
+    """True if a size is at most a number where symbols are not above their `most`."""
+    top = substitute(size, most)
+    return isinstance(top, int) and top <= number and all(factor > 0 for factor in _terms(size).values())
+
+
 def size_bound(size: Size, number: int) -> tuple[str, int] | None:
     """(symbol, number) where a size is `number` or more if and only if the symbol is, as `past+1` and 3 are from 2 on; None
     for sizes of another form."""

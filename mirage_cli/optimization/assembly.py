@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -128,11 +129,25 @@ def add_times(folder: Path, device: str, rows: Mapping[str, Mapping[str, Any]]) 
     """Put what was measured on a device, as elements of `measured` by the fragments' ids, into report.json and report.html
     of an output folder, in place of what that device measured before; files that others put there stay. Raises Busy when a
     run writes the folder."""
-    with claimed(folder, replacing=False):
-        data = reader.read(folder)
+    with _changed(folder) as data:
         for f in data["fragments"]:
             if f["id"] in rows:
                 f["measured"] = [*(m for m in f["measured"] if m["device"] != device), dict(rows[f["id"]])]
+
+
+def add_sweeps(folder: Path, sweeps: Sequence[forms.Sweep]) -> None:
+    """The same for times at several sizes, in place of what their devices measured of the same."""
+    new = {(s["device"], s["what"]) for s in sweeps}
+    with _changed(folder) as data:
+        data["sweeps"] = [*(s for s in data.get("sweeps", ()) if (s["device"], s["what"]) not in new), *sweeps]
+
+
+@contextmanager
+def _changed(folder: Path) -> Iterator[dict[str, Any]]:
+    """The report of an output folder, which is written again, page and all, when the block ends well."""
+    with claimed(folder, replacing=False):
+        data = reader.read(folder)
+        yield data
         with renewed(folder) as draft:
             _written(data, folder, draft, str(folder))
 

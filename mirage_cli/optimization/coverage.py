@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -27,14 +27,15 @@ _PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
 EXCLUDED = "part of a fragment that --only or --skip leaves out"
 UNDECIDED = "part of a fragment that was not planned"
 SHARED = "computed inside a replaced fragment too; something else reads its result as well"
+TWICE = "other nodes need what it computes on the way, so that it would be computed twice (--force replaces it all the same)"
 SHAPES = "computes shapes or indices that are known when the model is read: no work at run time"
-UNREAD = "its elements are not used by what was read of the model: only its shape is, or nothing"
+UNREAD = "nothing that mirage reads uses its elements, at most its shape"
 PASSED = "passes a tensor on as it is"
 CONSTANT = "holds constants or positions"
 LAYOUT = "layout only: it moves, selects or joins elements and computes nothing"
 CONVERSION = "converts an element type and computes nothing"
 CHAINED = f"elementwise, fewer than {CHAIN} operators in a row: a kernel of its own would gain nothing"
-FEEDS = "only operators that are not read need its result"
+FEEDS = "only operators that mirage does not read need its result"
 ELEMENTWISE = "elementwise operators between tensors that fragments neither read nor compute"
 REDUCTION = "a reduction that no fragment reads"
 PRODUCT = "a matrix product that no fragment could be made of"
@@ -155,6 +156,26 @@ def remaining(model: ir.Model, occurrences: Iterable[Occurrence]) -> list[ir.Nod
             todo.extend(node.inputs)
             todo.extend(_captured(node))
     return [n for n in model.graph if n in nodes]
+
+
+def leave_doubled(model: ir.Model, work: Sequence[Work]) -> None:
+    """Leave replaced fragments that would only add to the work, again while more are found: in most places all their products
+    (of one without, all nodes) stay in the model, since what is not replaced needs results on the way, or their shapes."""
+    while True:
+        kept = set(remaining(model, [o for w in work if w.replace for o in w.occurrences]))
+        doubled = [
+            w for w in work if w.replace and 2 * sum(_stays(o, kept) for o in w.occurrences) > len(w.occurrences)
+        ]
+        for w in doubled:
+            w.replace, w.reason = False, TWICE
+        if not doubled:
+            return
+
+
+def _stays(place: Occurrence, kept: Collection[ir.Node]) -> bool:
+    """True if the model has all the work of a place without it."""
+    products = [n for n in place.region.nodes if n.op_type in _PRODUCTS]
+    return all(n in kept for n in products or place.region.nodes)
 
 
 def _captured(node: ir.Node) -> list[ir.Value | None]:

@@ -33,12 +33,11 @@ from mirage_cli.optimization.task import Work
 from mirage_cli.patching import graph_message, patch
 from mirage_cli.patching.regions import ONNX_DOMAINS
 from mirage_cli.processes import isolation
-from mirage_cli.runtime import sessions
+from mirage_cli.runtime import inner_tensors, sessions
 
 Array = NDArray[Any]
 MAX_CALLS = 60  #: of an operator in one model
 MAX_BYTES = 1 << 30  #: of all tensors of a model that calls an operator more than once, and of weights stored in it
-_SHAPE, _VALUE = "mirage_shape_", "mirage_value_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +220,7 @@ def _computed(
     wanted = [n for n in tensors if n not in static]
     if not wanted:
         return shapes, {}
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
-    del probe.graph.output[:]
-    for k, name in enumerate(wanted):
-        probe.graph.node.append(helper.make_node("Shape", [name], [f"{_SHAPE}{k}"]))
-        probe.graph.output.append(helper.make_tensor_value_info(f"{_SHAPE}{k}", onnx.TensorProto.INT64, None))
-        if not tensors[name].dtype.is_float:
-            kind = _onnx_type(tensors[name].dtype)
-            probe.graph.node.append(helper.make_node("Identity", [name], [f"{_VALUE}{k}"]))
-            probe.graph.output.append(helper.make_tensor_value_info(f"{_VALUE}{k}", kind, None))
+    valued = {n: _onnx_type(tensors[n].dtype) for n in wanted if not tensors[n].dtype.is_float}
     isolation.doing("onnxruntime computed the sizes of the fragments' tensors")
-    results = sessions.run(sessions.session(probe.SerializeToString(), data=folder), feeds)
-    shapes |= {n: tuple(int(d) for d in results[f"{_SHAPE}{k}"]) for k, n in enumerate(wanted)}
-    return shapes, {n: results[f"{_VALUE}{k}"] for k, n in enumerate(wanted) if f"{_VALUE}{k}" in results}
+    found, values = inner_tensors.computed(model, folder, feeds, wanted, valued)
+    return shapes | found, values

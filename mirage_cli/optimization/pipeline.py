@@ -31,6 +31,7 @@ from mirage_cli.measurement.contestant import Place
 from mirage_cli.measurement.timing import Effort
 from mirage_cli.optimization import (
     assembly,
+    coverage,
     environment,
     example_programs,
     fragment_models,
@@ -52,7 +53,7 @@ from mirage_cli.processes.jobs import Crew, Here
 from mirage_cli.report import forms
 from mirage_cli.report.report import Report
 from mirage_cli.report.stages import Clock, Progress, Silent
-from mirage_cli.runtime import example, given, running_sizes
+from mirage_cli.runtime import example, given, inner_tensors, running_sizes
 from mirage_cli.search.search import SearchOptions, Standing
 
 MOST_TRIED = 1 << 30  #: bytes of a model and its data up to which it is tried at the sizes of a run
@@ -118,6 +119,9 @@ class Run:
             )
             if self.complete:
                 kernels_only.check_complete(self.imported, self.parts, self.work)
+            inner = inner_sizes(self.imported, self.work, self.sizes, self.options)
+            self.sizes |= inner
+            self.ranges |= {n: dims.Range(1, k, max(k, ranges.OTHER.high)) for n, k in inner.items()}
             self.imported.forget()
         with self.clock.measure("verify"):
             for w in self.work:
@@ -155,6 +159,7 @@ class Run:
                     w.plan = plan
                     w.decide(self.options.force, measured, self.options.target)
                 self.progress.step(f"{w.name} x{len(w.occurrences)}: {w.headline()}")
+        self.leave_doubled()
         plans = [w.plan for w in work if w.plan is not None and not w.plan.kept]
         self.clock.seconds["search"] = sum(p.statistics.seconds for p in plans)
         self.clock.seconds["verify"] += sum(v.seconds for p in plans for t in p.plans.values() for v in t.verdicts)
@@ -302,21 +307,26 @@ class Run:
             files = fragment_times.Files(self.imported.path, str(draft / MODEL), str(library))
             found = fragment_times.measure_model(files, self.sizes, self.options.seed, self.options.max_memory)
         self.whole = found.measured(device)
-        ours, original = self.whole["mirage_us"], self.whole["original_us"]
-        self.progress.step(f"{ours} us against {original} us")
-        if found.faster or self.options.force or ours is None:
+        self.progress.step(works.against(self.whole))
+        if found.faster or self.options.force or self.whole["mirage_us"] is None:
             return
         parts = [w for w in self.chosen if w.inside]
         for w in parts or self.chosen:
             w.replace = False
-            w.reason = f"the whole model is not faster on {device} with it: {ours} us against {original} us"
+            w.reason = f"the whole model is not faster on {device} with it: {works.against(self.whole)}"
         self.rebuild(draft)
         self.hand_over(draft)
         if parts:
             self.time_whole(draft)
 
+    def leave_doubled(self) -> None:
+        """Without `--force`, leave fragments whose work stays in the model as well."""
+        if not self.options.force:
+            coverage.leave_doubled(self.imported.model, self.work)
+
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""
+        self.leave_doubled()
         if self.built is None or {o.id for o in self.built.built} == {w.id for w in self.chosen}:
             return
         assembly.clear(draft)
@@ -386,7 +396,7 @@ def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims
     unnamed = {f"{v.name}.{k}" for v in imported.model.graph.inputs for k in range(len(v.shape or ()))}
     symbols = {n: k for n, k in fixed.items() if n not in unnamed and polynomials.names(polynomials.parse(n)) == [n]}
     sizes = {n: ranges.range_of(n, asked).typical for n in names} | symbols
-    if not sizes or len(original.data) + sum(f.size for f in imported.files) > MOST_TRIED:
+    if not sizes or _large(imported):
         return asked, sizes
     found = running_sizes.running(original.data, str(Path(original.files.path).parent), sizes, options.max_memory)
     if len(found.names) > 1 and not fixed.keys().isdisjoint(found.names):
@@ -398,6 +408,31 @@ def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims
             f"the largest that runs is {name}={found.sizes[name]}",
         )
     return asked | {n: dims.Range(1, found.sizes[n], found.sizes[n]) for n in found.names}, found.sizes
+
+
+def inner_sizes(imported: Imported, work: Sequence[Work], sizes: Mapping[str, int], options: Options) -> dict[str, int]:
+    """What symbols of fragments that no input of the model has are at these `sizes`; the cost model's usual size where a run
+    does not tell."""
+    symbols = set(ranges.bases({s for w in work if not w.failed for s in w.program.symbols})) - sizes.keys()
+    places = {
+        s: (t.name, k)
+        for w in work
+        for t in w.inputs
+        for k, d in enumerate(t.dims)
+        for s in symbols & set(ex.names(d))
+        if d == ex.symbol(s)
+    }
+    original, found = imported.original, dict[str, int]()
+    if places and original is not None and not _large(imported):
+        folder = str(Path(original.files.path).parent)
+        found = inner_tensors.sizes(original.data, folder, sizes, places, options.max_memory)
+    return {s: found.get(s) or ranges.OTHER.typical for s in sorted(symbols)}
+
+
+def _large(imported: Imported) -> bool:
+    """True if a model is not run for its sizes alone."""
+    own = 0 if imported.original is None else len(imported.original.data)
+    return own + sum(f.size for f in imported.files) > MOST_TRIED
 
 
 def frontend_options(options: Options) -> frontends.Options:

@@ -292,8 +292,8 @@ def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: i
         at += ranges.asked(program.symbols, given)
     losses = []
     for sizes in at:
-        taken = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
-        us = ranges.time(Candidate(taken.graph, taken.schedules, 0.0, 0.0, (0.0, 0.0)), target, sizes)
+        taken: ranges.Scheduled = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
+        us = ranges.time(taken, target, sizes)
         losses.append((us / original_us(program, operators, target, sizes), us, sizes))
     quotient, us, sizes = max(losses, key=lambda loss: loss[0], default=(0.0, 0.0, {}))
     if quotient * target.margin < 1:

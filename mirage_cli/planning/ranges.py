@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -11,13 +12,17 @@ from mirage_cli.frontends import sizes as polynomials
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.options.dims import Range
+from mirage_cli.report.stored_plan import StoredPlan
+from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided
 from mirage_cli.search.schedules.cost import TYPICAL
 from mirage_cli.search.schedules.ranking import predicted_us
+from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import Candidate, Searcher
 
 BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
+BATCHES = ("b", "bs", "bsz")  #: how people call a batch in short
 MOST = {True: 4, False: 3}  #: muGraphs of a fragment, where kernels are blocks of threads, and where not
 LEAST_US = {True: 0.5, False: 10.0}  #: that a further one has to save
 MOST_POINTS = 160  #: sizes at which candidates are compared
@@ -26,7 +31,8 @@ TRIED = 12  #: candidates of the search at one size that are rendered until one 
 
 def range_of(name: str, given: Mapping[str, Range]) -> Range:
     """The range that a symbol of a model's inputs is said, or else taken, to have."""
-    return given.get(name, BATCH if "batch" in name.lower() else OTHER)
+    batch = "batch" in name.lower() or name.lower() in BATCHES
+    return given.get(name, BATCH if batch else OTHER)
 
 
 def bases(symbols: Iterable[str]) -> list[str]:
@@ -126,7 +132,25 @@ def leaves(program: Program, target: Target, candidates: Sequence[Candidate], gi
     return divided(program, at, times, MOST[target.threaded], 0, LEAST_US[target.threaded])
 
 
-def time(candidate: Candidate, target: Target, sizes: Sizes) -> float:
-    """The model's prediction for a candidate at these sizes, in microseconds."""
-    pairs = zip(candidate.graph.kernels, candidate.schedules, strict=True)
+class Scheduled(Protocol):
+    """A muGraph with a schedule for each of its kernels."""
+
+    @property
+    def graph(self) -> KernelGraph:
+        """The muGraph."""
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Those of its kernels, in order."""
+
+
+def time(way: Scheduled, target: Target, sizes: Sizes) -> float:
+    """The model's prediction for a muGraph with its schedules at these sizes, in microseconds."""
+    pairs = zip(way.graph.kernels, way.schedules, strict=True)
     return sum(predicted_us(k.program, k.block, s, target, sizes) for k, s in pairs)
+
+
+def stored_time(plan: StoredPlan, kind: str, target: Target, sizes: Sizes) -> float:
+    """The same for the muGraph that a plan's kernels of a kind of target take at these sizes."""
+    others = (o for o in plan.others[kind] if not o.target and o.holds(sizes))
+    return time(next(others, None) or plan.own(kind), target, sizes)

@@ -285,6 +285,26 @@ class Measured(TypedDict):
     problems: NotRequired[A[Any, says("What went wrong.")]]
 
 
+class SizedTimes(TypedDict):
+    """Times at some sizes, in microseconds."""
+
+    sizes: A[dict[str, Count], says("The sizes of symbols that were asked for.")]
+    original_us: A[Amount | None, says("The original, median.")]
+    mirage_us: A[Amount | None, says("The patched model, or the operator, median.")]
+    predicted_us: A[
+        Amount | None,
+        says("What the cost model says of it; of the whole model, with what the original takes beside the fragments."),
+    ]
+
+
+class Sweep(TypedDict):
+    """Times of the whole model or of one fragment, on one device."""
+
+    device: A[str, says("The device.")]
+    what: A[str, says("`whole model`, or a fragment's name and identifier.")]
+    points: list[SizedTimes]
+
+
 class Tensor(TypedDict):
     """A tensor."""
 

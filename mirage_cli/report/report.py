@@ -97,6 +97,9 @@ class Report:
     files: A[forms.Files, says("Hash of every file that was written, but for the reports.")]
     sizes: A[dict[str, int], says("Sizes of symbolic dimensions that times are for.")] = field(default_factory=dict)
     whole: A[forms.Measured | None, says("Times of the whole model with `measure`; null without.")] = None
+    sweeps: A[list[forms.Sweep], says("What `bench` measured at several sizes; left out without.")] = field(
+        default_factory=list
+    )
     farm: A[forms.Farm, says("Who did what, with `scheduler`; left out without.")] = field(default_factory=forms.Farm)
     rates: A[
         forms.Rates, says("How fast the CPU is, where not as in the file of its target; left out where it is.")
@@ -115,7 +118,7 @@ class Report:
                 "coverage": {k: round(v, 4) for k, v in self.coverage.items()},
             }
         )
-        return {k: v for k, v in data.items() if v or k not in ("farm", "rates")}
+        return {k: v for k, v in data.items() if v or k not in ("farm", "rates", "sweeps")}
 
     def text(self) -> str:
         """report.json."""

@@ -44,10 +44,15 @@ class StoredPlan:
     @property
     def ways(self) -> Iterator[Way]:
         """Every muGraph with its schedules."""
-        for kind, (_, graph, schedules) in self.targets.items():
-            yield Way(kind, "", graph, schedules)
+        for kind in self.targets:
+            yield self.own(kind)
             for o in self.others[kind]:
                 yield Way(kind, f" where {o.condition}", o.graph, o.schedules, o.target)
+
+    def own(self, kind: str) -> Way:
+        """The muGraph of a kind that is taken where no other is."""
+        _, graph, schedules = self.targets[kind]
+        return Way(kind, "", graph, schedules)
 
     def target_of(self, way: Way) -> Target:
         """The target that the sources of a muGraph were made for. Raises UsageError for an unknown one."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from mirage_cli.exporters import wording
+from mirage_cli.exporters.labels import power_of_two
 from mirage_cli.report.report import finite
 
 if TYPE_CHECKING:
@@ -13,13 +15,13 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 #: what is looked at, in the order in which it is told
 CHECKS = {
-    "files": "files are those that were written",
+    "files": "every file is as optimize wrote it",
     "configuration": "genai_config.json names models and libraries that are there",
-    "model": "the model has an operator and a function for each fragment",
-    "function": "the functions say what the muGraphs' programs say",
-    "original": "the functions say what the original model says",
-    "proof": "the muGraphs are proved again",
-    "source": "the sources are those that the muGraphs give",
+    "model": "the model has an operator for each fragment, with its original nodes inside",
+    "function": "the nodes inside compute the programs of the muGraphs",
+    "original": "the nodes inside compute what the original model does there",
+    "proof": "the muGraphs are proved again, at other points",
+    "source": "the sources are what the muGraphs are printed to",
     "library": "the library was built from these sources",
     "kernel": "the kernels agree with float64",
     "reference": "the original computes what its nodes mean",
@@ -138,5 +140,7 @@ class Verification:
         lines += [f"DIFFERS {f.check}: {f.where}: {f.text}" for f in self.findings if not f.passed]
         if self.saved is not None:
             lines.append(f"saved what failed in {self.saved}")
-        verdict = "verified" if self.passed else f"differs: {', '.join(self.culprits)}"
+        bounds = [f.data["verdict"]["log2_bound"] for f in self.of("proof") if f.passed]
+        sure = f"; chance of a wrong proof below {power_of_two(wording.union(bounds))}" if bounds else ""
+        verdict = f"verified{sure}" if self.passed else f"differs: {', '.join(self.culprits)}"
         return "\n".join([*lines, f"{verdict} ({self.seconds:.1f} s)"])

@@ -14,12 +14,14 @@ import pytest
 
 from mirage_cli.benchmark import benchmark, rows
 from mirage_cli.benchmark.benchmark import BenchOptions, bench_folder
+from mirage_cli.benchmark.report import BenchReport, FragmentRow
 from mirage_cli.errors import ModelError, ToolMissing, UsageError
 from mirage_cli.files import output
 from mirage_cli.machine import devices
 from mirage_cli.measurement.contestant import Place
-from mirage_cli.measurement.timing import Effort
+from mirage_cli.measurement.timing import Distribution, Effort
 from mirage_cli.optimization import environment, fragment_models, fragment_times, pipeline
+from mirage_cli.optimization.fragment_times import Comparison, Entry
 from mirage_cli.options.options import Options
 from mirage_cli.report import reader
 from mirage_cli.report.stages import Silent
@@ -260,22 +262,66 @@ def test_a_model_alone() -> None:
     found = bench_folder(sample(SAMPLE), QUICK)
     assert (found.fragments, [e.name for e in found.model.entries]) == ((), ["original"])
     assert found.model.entry("original").us is not None
-    row = next(line for line in found.text().splitlines() if line.startswith("whole model"))
-    assert row.split()[-2:] == ["not", "measured"] or row.endswith("-")
+    head, row = (line.split() for line in found.text().splitlines()[4:6])
+    assert head == ["us", "for", "one", "call", "original"] and row[:2] == ["whole", "model"] and len(row) == 4
     with pytest.raises(UsageError, match="belong to an output folder"):
         bench_folder(sample(SAMPLE), replace(QUICK, only=("a",)))
 
 
-def test_a_sweep_of_sizes(optimized: Optimized) -> None:
-    folder = optimized("llama_dynamic_fp32")
+def test_a_sweep_of_sizes(copied: Optimized) -> None:
+    folder = copied("llama_dynamic_fp32")
+    before = reader.read(folder)
     found = benchmark.sweep(folder, ("batch=1", "sequence=3,5"), QUICK)
     assert found.sizes == (("batch=1", "sequence=3"), ("batch=1", "sequence=5"))
     assert [r.settings["inputs"]["input_ids"] for r in found.reports] == [[1, 3], [1, 5]]
     text = found.text()
     assert [line.split("  ")[0] for line in text.splitlines()[3:5]] == ["batch=1 sequence=3", "batch=1 sequence=5"]
+    assert text.splitlines()[2].split()[-1] == "predicted" and text.splitlines()[3].split()[-1] != "-"
     assert [row["dim"] for row in found.to_json()["sweep"]] == [list(s) for s in found.sizes]
+    assert found.notes == (f"plotted in {folder}/report.html",) and text.endswith(f"{found.notes[0]}\n")
+    (kept,) = reader.read(folder)["sweeps"]
+    assert reader.read(folder) == before | {"sweeps": [kept]} and kept["what"] == "whole model"
+    assert [p["sizes"] for p in kept["points"]] == [{"batch": 1, "sequence": 3}, {"batch": 1, "sequence": 5}]
+    assert all(p["original_us"] and p["mirage_us"] and p["predicted_us"] for p in kept["points"])
+    page = (folder / "report.html").read_text()
+    assert f"whole model, batch 1 on {kept['device']}" in page and page.count("mirage, predicted: ") == 2
+    again = benchmark.sweep(folder, ("sequence=2,4,6",), replace(QUICK, only=("attention",)))
+    whole, attention = reader.read(folder)["sweeps"]
+    assert whole == kept and attention["what"].startswith("attention ") and len(attention["points"]) == 3
+    assert [line.split()[0] for line in again.text().splitlines()[3:6]] == ["attention"] * 3
     with pytest.raises(UsageError, match="--dim sequence=x: expected"):
         benchmark.sweep(folder, ("sequence=3,x",), QUICK)
+
+
+def test_a_sweep_of_a_folder_that_others_write_is_told_without_a_plot(copied: Optimized) -> None:
+    folder = copied("llama_dynamic_fp32")
+    before = (folder / output.MARK).read_bytes()
+    with output.claimed(folder, replacing=False):
+        found = benchmark.sweep(folder, ("sequence=3,5",), QUICK)
+    assert found.notes == (f"there is no plot in {folder}/report.html: another run of mirage writes {folder}",)
+    assert (folder / output.MARK).read_bytes() == before and len(found.reports) == 2
+
+
+def test_a_model_alone_at_several_sizes() -> None:
+    found = benchmark.sweep(sample("llama_dynamic_fp32"), ("batch=1", "sequence=3,5"), QUICK)
+    assert found.notes == () and found.reports[0].model.entry("original").us is not None
+
+
+def test_what_is_predicted_of_a_whole_model() -> None:
+    """The original takes 100 us, 40 of them in two places of a fragment, which is to take 5."""
+
+    def timed(original: float) -> Comparison:
+        return Comparison((Entry("original", Distribution((original,))), Entry("mirage", Distribution((1.0,)))))
+
+    def predicted(whole: Comparison, part: Comparison, said: float | None) -> float | None:
+        row = FragmentRow("a", "norm", 2, (), part, said)
+        return BenchReport("a CPU", {}, "m.onnx", (row,), whole).predicted_us
+
+    assert predicted(timed(100), timed(20), 5.0) == 70.0
+    assert predicted(timed(100), timed(80), 5.0) == 10.0, "alone, with its weights from memory, it may be slower"
+    assert predicted(timed(100), timed(20), None) is None
+    assert predicted(timed(100), Comparison(()), 5.0) is None
+    assert predicted(Comparison(()), timed(20), 5.0) is None
 
 
 def test_a_loaded_machine_is_told(optimized: Optimized, monkeypatch: pytest.MonkeyPatch) -> None:

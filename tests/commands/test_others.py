@@ -144,8 +144,8 @@ def test_the_suite_is_handed_on(run: Run, calls: Calls, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "either an output folder or --suite"),
-        (("out", "--suite", "paper"), "either an output folder or --suite"),
+        ((), "Give an output folder, a model, or --suite"),
+        (("out", "--suite", "paper"), "Give an output folder, a model, or --suite"),
         (("--suite", "paper", "--threads", "2"), "--threads does not go with --suite"),
         (("out", "--dtype", "fp16"), "--dtype does not go with DIR"),
         (("out", "--peers", "eager", "--no-peers"), "exclude each other"),

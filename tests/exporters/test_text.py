@@ -34,6 +34,14 @@ def test_what_is_said_of_other_outcomes() -> None:
     assert "mirage verify" not in text.summary(dry)
 
 
+def test_a_reason_that_is_told_of_a_fragment_is_not_told_again() -> None:
+    kept = reports.kept()
+    left = [{"nodes": ["a", "b"], "reason": kept.reason}, {"nodes": ["c"], "reason": "layout only"}]
+    told = text.summary(replace(reports.report(kept), unchanged=left))
+    assert told.count(kept.reason) == 1
+    assert "Left as they were: 3 nodes\n  2 x in fragments that are not replaced\n  1 x layout only (c)\n" in told
+
+
 def test_commands_are_quoted() -> None:
     assert "mirage verify 'my out'" in text.summary(reports.report(), "my out")
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import mirage_cli as mi
 from mirage_cli import frontends
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax.fragments.fragment import Partition, partition
@@ -143,6 +144,32 @@ def test_a_value_that_is_needed_twice(tmp_path: Path) -> None:
     assert found["n_s"] == coverage.SHARED
     assert found["n_nz"] == "NonZero: the operator is not read"
     assert "n_m" not in found
+
+
+def shaped(path: Path, source: str) -> Path:
+    """A normalised product, turned and through Tanh, and something that is not read with the shape of `source`."""
+    nodes = (
+        node("LayerNormalization", ["x", "gain"], "n"),
+        node("MatMul", ["n", "w"], "m"),
+        node("Transpose", ["m"], "t", perm=[1, 0]),
+        node("Tanh", ["t"], "y"),
+        node("CumSum", ["z", "axis"], "c"),  # not read
+        node("Shape", [source], "shape"),
+        node("Reshape", ["c", "shape"], "r"),
+    )
+    inputs = {"x": (TensorProto.FLOAT, ["rows", 64]), "z": (TensorProto.FLOAT, [None]), "axis": (TensorProto.INT64, [])}
+    return model(path, nodes, inputs, ["y", "r"], {"gain": (64,), "w": (64, 64)})
+
+
+@pytest.mark.parametrize(("source", "force", "replaced"), [("y", False, True), ("t", False, False), ("t", True, True)])
+def test_work_that_stays_for_a_shape_on_the_way_is_not_doubled(
+    tmp_path: Path, cache: Path, source: str, force: bool, replaced: bool
+) -> None:
+    path = shaped(tmp_path / "m.onnx", source)
+    report = mi.optimize(path, dry_run=True, target="cpu", force=force, cache=cache)
+    (f,) = report.fragments
+    assert bool(report.replaced) == replaced
+    assert f.reason == ("" if replaced else coverage.TWICE)
 
 
 def test_what_no_fragment_can_be_made_of(tmp_path: Path) -> None:

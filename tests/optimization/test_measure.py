@@ -12,8 +12,9 @@ from mirage_cli.exporters import text
 from mirage_cli.measurement.timing import Distribution
 from mirage_cli.optimization import fragment_times, pipeline
 from mirage_cli.optimization.fragment_times import MIRAGE, ORIGINAL, Comparison, Entry
-from mirage_cli.optimization.task import Work
+from mirage_cli.optimization.task import Work, against
 from mirage_cli.options.options import Options
+from mirage_cli.report import forms
 from mirage_cli.report.report import Report
 from tests.frontends.models import noise, parsed
 from tests.optimized import anew, sample
@@ -49,7 +50,7 @@ def test_both_are_timed_for_real(tmp_path: Path, own_cache: Path) -> None:
     ("fragment", "whole", "force", "replaced", "reason"),
     [
         ((3.0, 2.0), (30.0, 20.0), False, True, ""),
-        ((2.0, 3.0), (30.0, 20.0), False, False, "not faster on"),
+        ((2.0, 3.0), (30.0, 20.0), False, False, ": 3.00 us against 2.00 us (--force"),
         ((3.0, 2.0), (20.0, 21.0), False, False, "the whole model is not faster on"),
         ((2.0, 3.0), (20.0, 21.0), True, True, ""),
     ],
@@ -91,6 +92,13 @@ def test_parts_of_operators_are_the_first_to_stay(
     assert not both and set(reasons) == {"replaced", "kept"}
     assert "the whole model is not faster on" in reasons["kept"]
     assert report.whole is not None and report.whole["mirage_us"] == 10.0
+
+
+def test_times_in_words() -> None:
+    row: forms.Measured = {"device": "a CPU", "original_us": 3.0, "mirage_us": 46.25, "peers": {}}
+    assert against(row) == "46.2 us against 3.00 us"
+    assert against(row | {"original_us": 50.0}) == "46.2 us against 50.0 us, but not in most rounds side by side"
+    assert against(row | {"mirage_us": None}) == "no time against 3.00 us"
 
 
 def test_a_patched_model_with_other_answers_has_no_time(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_sizes_that_are_searched_are_the_ends() -> None:
 
 def test_what_is_not_said_is_taken_to_be_something() -> None:
     assert ranges.typical(["batch_size", "n", "(n+1)"], {}) == {"batch_size": 1, "n": 1024, "(n+1)": 1025}
+    assert ranges.typical(["B", "bsz", "bins"], {}) == {"B": 1, "bsz": 1, "bins": 1024}
     assert ranges.typical(["n"], {"n": Range(1, 7, 8)}) == {"n": 7}
     assert all(n >= 1 for p in ranges.points(["(n-1)"], {}) for n in p.values())  # nothing has a time at 0
 

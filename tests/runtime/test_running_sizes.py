@@ -12,9 +12,9 @@ import pytest
 import mirage_cli as mi
 from mirage_cli.benchmark import benchmark
 from mirage_cli.benchmark.options import BenchOptions
-from mirage_cli.errors import UsageError
+from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.exporters import text
-from mirage_cli.runtime import running_sizes
+from mirage_cli.runtime import running_sizes, sessions
 from tests.frontends.models import parsed
 
 POSITIONS = 100
@@ -85,6 +85,21 @@ def test_a_size_that_does_not_run_is_told_at_once(path: Path, options: dict[str,
     assert told.value.hint == f"the largest that runs is seq={POSITIONS}"
 
 
+def test_sizes_that_no_input_has_are_those_of_a_run(tmp_path: Path) -> None:
+    graph = """g (float[batch, seq, 16] x) => (float[a, b, 16] y) {
+        kept = Compress <axis = 1> (x, chosen)
+        n = LayerNormalization(kept, gain)
+        y = MatMul(n, w)
+    }"""
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((16, 16)).astype(np.float32), "gain": np.ones(16, np.float32)}
+    onnx.save(parsed(graph, chosen=np.arange(7) < 5, **weights), tmp_path / "model.onnx")
+    report = mi.optimize(tmp_path / "model.onnx", dry_run=True, target="cpu", dim="seq=8:64:128")
+    (inner,) = report.sizes.keys() - {"batch", "seq"}
+    assert report.sizes == {"batch": 1, "seq": 64, inner: 5}
+    assert f"{inner} 5: on cpu" in text.summary(report)
+
+
 def test_a_shape_is_told_by_its_symbols_alone(path: Path) -> None:
     assert mi.optimize(path, dry_run=True, target="cpu", shape="x=1x7x16").sizes == {"batch": 1, "seq": 7}
 
@@ -99,4 +114,12 @@ def test_times_are_for_sizes_that_run_and_bench_takes_the_same(path: Path, tmp_p
     assert all(r.predicted_us for r in timed.fragments)
     other = benchmark.bench_folder(out, BenchOptions(cpu=True, runs=1, seconds=0.01, dim=("seq=7",)))
     assert other.settings["inputs"] == {"x": [1, 7, 16]}
-    assert not any(r.predicted_us for r in other.fragments), "nothing is predicted for these"
+    assert [r.predicted_us for r in other.fragments] != [r.predicted_us for r in timed.fragments], (
+        "those of these sizes"
+    )
+    with pytest.raises(MirageError, match="onnxruntime failed"):  # as the original does, where the table ends
+        sessions.run(
+            sessions.session(out / "model.onnx", out / "libmirage.so"), {"x": np.ones((1, 101, 16), np.float32)}
+        )
+    same = benchmark.bench_folder(out, BenchOptions(cpu=True, runs=1, seconds=0.01, dim=("seq=100", "batch=1")))
+    assert [r.predicted_us for r in same.fragments] == [r.predicted_us for r in timed.fragments]

@@ -55,6 +55,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
     simplify(model, notes, path)
     reading = read_graph(model)
     notes += [f"{s} is taken to be {n} or more: the model fails below that" for s, n in sorted(reading.least.items())]
+    notes += [f"{s} is taken to be {n} or less: the model fails above that" for s, n in sorted(reading.most.items())]
     graph, new = one_spelling(reading.graph)
     return Imported(
         path=path,
@@ -72,6 +73,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
         stated=reading.graph,
         stated_values=reading.values,
         least=reading.least,
+        most=reading.most,
         files=tuple(files.files.values()),
         original=original,
     )

@@ -20,7 +20,7 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx import fragile, tolerated
 from mirage_cli.frontends.onnx.ops import READERS, positions, shape_values
-from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results
+from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results, Unread
 from mirage_cli.frontends.onnx.ops.shape_values import Known
 from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET
 from mirage_cli.frontends.sizes import Size
@@ -38,29 +38,33 @@ _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A graph, the values of the model's tensors in it, integer tensors of extents, why nodes are not read, and the sizes
-    that symbols are not below in any run of the model."""
+    that symbols are not below, or not above, in any run of the model."""
 
     graph: Graph
     values: dict[str, int]
     shapes: dict[str, Known]
     reasons: dict[str, str]
     least: dict[str, int]
+    most: dict[str, int]
 
 
 def read_graph(model: ir.Model) -> Reading:
     """The graph of a model whose functions are inlined and whose nodes have names of their own.
 
-    Where a contraction tells that a window is full in every run, the model is read again with that."""
-    walk = _walked(model, {})
-    while any(walk.learnt.get(name, 0) > walk.least.get(name, 0) for name in walk.learnt):
-        walk = _walked(model, walk.least | walk.learnt)
+    Where nodes tell what sizes every run has, as a contraction that a window is full, the model is read again with that."""
+    declared = [(o, o.shape) for node in model.graph for o in node.outputs]
+    walk = _walked(model, {}, {})
+    while walk.learnt or walk.ends:
+        for output, shape in declared:
+            output.shape = shape
+        walk = _walked(model, walk.least | walk.learnt, walk.most | walk.ends)
     shapes = {name: extents for name, known in walk.shapes.items() if (extents := _extents(known)) is not None}
-    return Reading(walk.graph, walk.values, shapes, walk.reasons, walk.least)
+    return Reading(walk.graph, walk.values, shapes, walk.reasons, walk.least, walk.most)
 
 
-def _walked(model: ir.Model, least: dict[str, int]) -> _Walk:
+def _walked(model: ir.Model, least: dict[str, int], most: dict[str, int]) -> _Walk:
     """The model read once."""
-    walk = _Walk(model, least)
+    walk = _Walk(model, least, most)
     for value in model.graph.inputs:
         walk.input(value)
     for node in model.graph:
@@ -87,6 +91,7 @@ class _Walk:
 
     model: ir.Model
     least: dict[str, int]  #: sizes that symbols are not below in any run
+    most: dict[str, int]  #: those that they are not above
     graph: Graph = field(default_factory=Graph)
     values: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -96,7 +101,8 @@ class _Walk:
     captures: dict[ir.Graph, set[ir.Value]] = field(default_factory=dict)
     symbols: set[str] = field(default_factory=set)  #: those of the first `heard` values
     heard: int = 0
-    learnt: dict[str, int] = field(default_factory=dict)  #: what contractions and indices tell of such sizes
+    learnt: dict[str, int] = field(default_factory=dict)  #: larger least sizes, which contractions and indices tell
+    ends: dict[str, int] = field(default_factory=dict)  #: smaller greatest ones, which sums tell
 
     def __post_init__(self) -> None:
         self.captures = analyze_implicit_usage(self.model.graph)
@@ -228,7 +234,9 @@ class _Walk:
             self.check(node, results)
         except (Refused, InvalidGraph) as refusal:
             if isinstance(refusal, UnequalExtents):
-                self.learn(*refusal.pair)
+                self.learn(refusal)
+            if isinstance(refusal, Unread):
+                node.outputs[0].shape = _shape(refusal.dims)
             self.opaque(node, str(refusal))
             return
         except (TypeError, ValueError, IndexError) as error:  # attributes and ranks that the checker does not look at
@@ -239,17 +247,22 @@ class _Walk:
                 self.values[output.name] = v
                 self.complete(output, v)
 
-    def learn(self, a: Extent, b: Extent) -> None:
-        """Two extents are equal in every run that does not fail: a window is full."""
-        bound = sizes.equality_bound(sizes.from_extent(a), sizes.from_extent(b))
-        if bound is not None:
+    def learn(self, unequal: UnequalExtents) -> None:
+        """Two extents are equal in every run that does not fail: a window is full, or a table reaches to the end."""
+        a, b = map(sizes.from_extent, unequal.pair)
+        self.at_least(None if unequal.broadcast else sizes.equality_bound(a, b))
+        end = sizes.end_bound(a, b)
+        if end is not None and end[1] < self.most.get(end[0], sizes.LARGEST):
+            self.ends[end[0]] = min(end[1], self.ends.get(end[0], sizes.LARGEST))
+
+    def at_least(self, bound: tuple[str, int] | None) -> None:
+        """A symbol is a number or more in every run that does not fail."""
+        if bound is not None and bound[1] > self.least.get(bound[0], 0):
             self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
 
     def need(self, extent: Extent, size: int) -> None:
         """A dimension has so many positions in every run that does not fail. That it has one says nothing."""
-        bound = sizes.size_bound(sizes.from_extent(extent), size) if size > 1 else None
-        if bound is not None:
-            self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
+        self.at_least(sizes.size_bound(sizes.from_extent(extent), size) if size > 1 else None)
 
     def complete(self, output: ir.Value, v: int) -> None:
         """Give a tensor of the model the type and dimensions that were read where it has none: inference does not know
@@ -258,7 +271,7 @@ class _Walk:
         if output.type is None:
             output.type = ir.TensorType(ir.DataType(_ONNX_TYPES[tensor.dtype]))
         if output.shape is None:
-            output.shape = ir.Shape([e if isinstance(e, int) else str(sizes.from_extent(e)) for e in tensor.dims])
+            output.shape = _shape(tensor.dims)
 
     def read(self, node: ir.Node) -> list[int | None]:
         """The node's outputs as graph values. Raises Refused or InvalidGraph with the reason."""
@@ -426,6 +439,11 @@ class _Walk:
             return {name: kind for name, kind in inferred.items() if not tolerated.holds_maps(kind)}
         except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
             return {}
+
+
+def _shape(dims: Dims) -> ir.Shape:
+    """Dimensions as a model writes them."""
+    return ir.Shape([e if isinstance(e, int) else str(sizes.from_extent(e)) for e in dims])
 
 
 def _agree(declared: ir.Shape, dims: Dims) -> bool:

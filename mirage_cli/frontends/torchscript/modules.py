@@ -83,7 +83,7 @@ def modes_of_training(module: Any) -> list[str]:
         kind: sum(bool(n.inputsAt(k).toIValue()) for n in graph.findAllNodes(f"aten::{kind}"))
         for kind, k in (("dropout", 2), ("batch_norm", 5))
     }
-    told = " and ".join(f"{count} {kind}" for kind, count in kept.items() if count)
+    told = " and ".join(f"{count} x {kind}" for kind, count in kept.items() if count)
     return [f"traced in train mode: {told} stay so; trace the module after model.eval()"] if told else []
 
 

@@ -199,7 +199,7 @@ def test_a_trace_in_train_mode_is_noted(tmp_path: Path, training: bool) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)).train(training)
     torch.jit.trace(module, torch.zeros(2, 8), check_trace=False).save(tmp_path / "m.pt")
     notes = api.inspect(tmp_path / "m.pt", shape="input=2x8").document["notes"]
-    assert [n for n in notes if "train mode: 1 dropout" in n and "model.eval()" in n] == notes[: int(training)]
+    assert [n for n in notes if "train mode: 1 x dropout" in n and "model.eval()" in n] == notes[: int(training)]
 
 
 def test_inputs_that_do_not_fit(models: Path) -> None:

@@ -28,6 +28,14 @@ RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization")
 Results: TypeAlias = int | Sequence[int | None]  #: one output, or all of them (None: not computed)
 
 
+class Unread(Refused):
+    """A node that is not read, but whose only result is known to have these dimensions."""
+
+    def __init__(self, reason: str, dims: Sequence[Extent]) -> None:
+        super().__init__(reason)
+        self.dims = tuple(dims)
+
+
 class Scope(Protocol):
     """The walk's knowledge of the model's tensors."""
 
@@ -43,6 +51,10 @@ class Scope(Protocol):
     @property
     def least(self) -> Mapping[str, int]:
         """Sizes that symbols are not below in any run of the model."""
+
+    @property
+    def most(self) -> Mapping[str, int]:
+        """Sizes that symbols are not above in any run of the model."""
 
 
 @dataclass(frozen=True, slots=True)

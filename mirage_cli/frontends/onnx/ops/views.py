@@ -10,7 +10,7 @@ from types import MappingProxyType
 from mirage_cli.errors import Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx.ops.positions import Walk, along, walk
-from mirage_cli.frontends.onnx.ops.registry import Call, dimension, number, reads
+from mirage_cli.frontends.onnx.ops.registry import Call, Unread, dimension, number, reads
 from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL
@@ -225,13 +225,31 @@ def _slice(call: Call) -> int:
     axes = call.listed("axes", 3)
     axes = list(range(len(starts))) if axes is None else axes
     steps = call.ints(4) if call.has(4) else [1] * len(starts)
+    fronts: dict[int, Extent] = {}  #: of dimensions that may end before what is asked of them
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         dim = dimension(axis, rank)
+        count = front(graph.dims(x)[dim], end, call.scope.most) if (start, step) == (0, 1) else None
+        if count is not None:
+            fronts[dim], reason = count, f"the first {end} of {graph.dims(x)[dim]} elements: there may be fewer"
+            continue
         first, count = slice_range(graph.dims(x)[dim], start, end, step, call.scope.least)
         if not isinstance(count, int) and first > 0:
             call.scope.need(graph.dims(x)[dim], first)
         x = graph.slice(x, dim, first, count, step) if count != 0 else graph.slice(x, dim, 0, 0)
+    if fronts:  # a kernel would read beyond the end where the model fails
+        raise Unread(reason, [fronts.get(d, e) for d, e in enumerate(graph.dims(x))])
     return x
+
+
+def front(extent: Extent, end: Size, most: Mapping[str, int]) -> Extent | None:
+    """How many of the first elements of a dimension lie before an `end` that is a size, which may be behind the dimension's
+    own where symbols are not above their `most`; None for ends that are no such sizes."""
+    if not isinstance(extent, int) or isinstance(end, int) or any(factor < 0 for _, factor in end.terms):
+        return None
+    try:
+        return _extent(end if sizes.fits(end, extent, most) else sizes.at_most(end, extent))
+    except ValueError:
+        return None
 
 
 def _bounds(call: Call, name: str, i: int) -> list[Size]:

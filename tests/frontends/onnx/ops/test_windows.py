@@ -37,6 +37,16 @@ def test_where_a_window_is_full() -> None:
     assert sizes.equality_bound(PAST, 7) is None and sizes.equality_bound(KEPT, PAST) is None
 
 
+def test_where_a_table_reaches_to_the_end() -> None:
+    assert sizes.end_bound(PAST, KEPT) == sizes.end_bound(KEPT, PAST) == ("past", 7)
+    assert sizes.end_bound(PAST + 1, sizes.at_most(PAST + 1, 7)) == ("past", 6)
+    assert sizes.end_bound(PAST, sizes.at_most(PAST, 1)) is None, "that one element is repeated"
+    assert sizes.end_bound(PAST, KEPT + 1) is None and sizes.end_bound(PAST, 7) is None
+    assert sizes.fits(2 * PAST + 1, 9, {"past": 4}) and not sizes.fits(2 * PAST + 2, 9, {"past": 4})
+    assert not sizes.fits(9 - PAST, 9, {"past": 4}), "it is larger for a smaller past"
+    assert not sizes.fits(PAST, 9, {})
+
+
 @pytest.mark.parametrize("past", [0, 1, 7, 12])
 def test_the_last_elements_of_a_symbolic_dimension(past: int) -> None:
     text = (
@@ -118,3 +128,43 @@ def test_a_window_that_is_read_by_a_product_of_batches_may_be_one_element() -> N
     imported = read(parsed(text, **WEIGHTS | {"start": np.array([-8])}))
     assert imported.notes == []
     assert list(imported.reasons.values()) == ["contraction pairs a dimension of min[past,8] with one of 8"]
+
+
+TABLE = """g (int64[batch,seq] ids) => (float[a,b,c] y) {
+    length = Shape <start = 1, end = 2> (ids)
+    own = Slice(positions, zero, length, axis)
+    places = Gather(table, own)
+    words = Gather(vocabulary, ids)
+    sum = Add(words, places)
+    y = Relu(sum)
+}"""
+ROWS = {
+    "positions": np.arange(9).reshape(1, 9) * 2 % 9,
+    "zero": np.array([0]),
+    "axis": np.array([1]),
+    "vocabulary": noise(5, 3),
+}
+
+
+def test_a_table_that_is_added_tells_how_long_a_dimension_may_be() -> None:
+    """As exporters write a table of positions: what comes behind it has the dimensions of the inputs."""
+    imported = read(parsed(TABLE, table=noise(9, 3), **ROWS))
+    assert imported.notes == ["seq is taken to be 9 or less: the model fails above that"]
+    assert [str(e) for e in imported.graph.dims(imported.values["y"])] == ["batch", "seq", "3"]
+    assert imported.limits({"seq": (2, 40)}) == {"seq": (2, 9)} and imported.limits({}) == {"seq": (1, 9)}
+    assert (
+        len(imported.reasons) == 3
+        and imported.reasons["node_Slice"] == "the first seq of 9 elements: there may be fewer"
+    )
+
+
+def test_a_table_of_one_row_is_repeated_and_tells_nothing() -> None:
+    rows = ROWS | {"positions": np.zeros((1, 1), np.int64)}
+    assert read(parsed(TABLE, table=noise(1, 3), **rows)).notes == []
+
+
+def test_a_table_that_nothing_is_added_to_tells_nothing() -> None:
+    text = TABLE.replace("words = Gather(vocabulary, ids)", "").replace("Add(words, places)", "Identity(places)")
+    imported = read(parsed(text, table=noise(9, 3), **{k: v for k, v in ROWS.items() if k != "vocabulary"}))
+    assert [str(e) for e in imported.graph.dims(imported.values["y"])] == ["1", "min[seq,9]", "3"]
+    assert imported.notes == []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mirage_cli.exporters import roofline
+from mirage_cli.exporters.plots import axes, roofline
 from tests.exporters import reports
 from tests.exporters.graphs import HOSTILE
 from tests.exporters.test_svg import SVG, check, texts
@@ -45,7 +45,7 @@ def test_faster_is_higher_and_the_floor_is_the_roof() -> None:
     scale = roofline._Scale(cpu)
     line = cpu.lines[0]
     assert line.intensity == pytest.approx(19200 / 9440)
-    roof = scale.y(min(cpu.rates[0], line.intensity * cpu.bandwidth))
+    roof = scale.y.at(min(cpu.rates[0], line.intensity * cpu.bandwidth))
     assert found["floor"][0] == pytest.approx(roof, abs=0.2)
 
 
@@ -86,7 +86,7 @@ def test_many_equal_fragments_stand_side_by_side() -> None:
     places = roofline._spread([300.0] * 40)
     gaps = [b - a for a, b in pairwise(sorted(places))]
     assert min(gaps) > 5
-    assert min(places) >= roofline.LEFT and max(places) <= roofline.WIDTH - roofline.RIGHT
+    assert min(places) >= axes.LEFT and max(places) <= axes.WIDTH - axes.RIGHT
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from mirage_cli.exporters import canvas
 from mirage_cli.exporters.labels import amount, byte_count, microseconds, short
+from mirage_cli.exporters.plots import axes
+from mirage_cli.exporters.plots.axes import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH
 from mirage_cli.report.report import ISOLATED, KERNEL
 
-WIDTH, HEIGHT = 600.0, 400.0  #: pixels
-LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 30.0, 46.0
-MOST_TICKS = 10  #: along the horizontal axis
 APART = 12.0  #: least distance between the lines of two fragments
 
 
@@ -87,55 +86,20 @@ def _times(f: Mapping[str, Any], p: Mapping[str, Any], kind: str) -> tuple[tuple
 def drawing(plot: Plot) -> str:
     """The SVG document of a plot."""
     scale = _Scale(plot)
-    body = [*_grid(scale), *_roofs(plot, scale)]
-    for x, line in zip(_spread([scale.x(p.intensity) for p in plot.lines]), plot.lines, strict=True):
+    body = axes.grid(scale.x, scale.y, ("operations for each byte", "operations a second"), _round)
+    body += _roofs(plot, scale)
+    for x, line in zip(_spread([scale.x.at(p.intensity) for p in plot.lines]), plot.lines, strict=True):
         body += _stem(line, x, scale)
     return canvas.document(WIDTH, HEIGHT, f"Roofline plot for {plot.target}", body)
 
 
 class _Scale:
-    """Logarithmic axes that hold a plot: whole powers of two across, whole decades up."""
+    """The axes that hold a plot."""
 
     def __init__(self, plot: Plot) -> None:
-        where = [p.intensity for p in plot.lines]
         speeds = [p.flops / us * 1e6 for p in plot.lines for _, _, us in p.times] + list(plot.rates)
-        self.x0, self.x1 = _exponent_range([*where, max(plot.rates) / plot.bandwidth], 2)
-        self.y0, self.y1 = _exponent_range(speeds, 10)
-
-    def x(self, intensity: float) -> float:
-        """Pixels from the left."""
-        return LEFT + (math.log2(intensity) - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
-
-    def y(self, speed: float) -> float:
-        """Pixels from the top."""
-        return HEIGHT - BOTTOM - (math.log10(speed) - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
-
-
-def _exponent_range(values: Iterable[float], base: int) -> tuple[int, int]:
-    """Exponents of whole powers between which all values lie, with some room."""
-    logs = [math.log(v, base) for v in values]
-    low, high = math.floor(min(logs) - 0.2), math.ceil(max(logs) + 0.2)
-    return low, max(high, low + 1)
-
-
-def _grid(scale: _Scale) -> list[str]:
-    """Lines at whole decades with what they stand for."""
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    body = [canvas.rect(LEFT, TOP, right - LEFT, bottom - TOP, "band", 0)]
-    step = -(-(scale.x1 - scale.x0) // MOST_TICKS)
-    for k in range(scale.x0, scale.x1 + 1, step):
-        x = scale.x(2.0**k)
-        body += [
-            canvas.segment((x, TOP), (x, bottom), "grid"),
-            canvas.text(x, bottom + 16, f"{2.0**k:.4g}", "soft", "middle"),
-        ]
-    for k in range(scale.y0, scale.y1 + 1):
-        y = scale.y(10.0**k)
-        body += [canvas.segment((LEFT, y), (right, y), "grid")]
-        body.append(canvas.text(LEFT - 6, y + 4, _round(10.0**k), "soft", "end"))
-    body.append(canvas.text((LEFT + right) / 2, HEIGHT - 10, "operations for each byte", "soft", "middle"))
-    body.append(canvas.text(6, TOP - 16, "operations a second", "soft"))
-    return body
+        self.x = axes.across([*(p.intensity for p in plot.lines), max(plot.rates) / plot.bandwidth])
+        self.y = axes.up(speeds)
 
 
 def _round(power: float) -> str:
@@ -146,18 +110,17 @@ def _round(power: float) -> str:
 def _roofs(plot: Plot, scale: _Scale) -> list[str]:
     """The bandwidth's line up to each rate, and the rates' lines."""
     body = []
-    low, high = 2.0**scale.x0, 2.0**scale.x1
-    floor = 10.0**scale.y0
+    low, high, floor = scale.x.low, scale.x.high, scale.y.low
     for rate in plot.rates:
         corner = rate / plot.bandwidth
         start = max(low, floor / plot.bandwidth)
-        points = [(scale.x(start), scale.y(start * plot.bandwidth)), (scale.x(corner), scale.y(rate))]
+        points = [(scale.x.at(start), scale.y.at(start * plot.bandwidth)), (scale.x.at(corner), scale.y.at(rate))]
         body.append(canvas.segment(points[0], points[1], "roof"))
-        body.append(canvas.segment(points[1], (scale.x(high), scale.y(rate)), "roof"))
-        body.append(canvas.text(WIDTH - RIGHT - 4, scale.y(rate) - 5, f"{amount(rate)} op/s", "soft", "end"))
+        body.append(canvas.segment(points[1], (scale.x.at(high), scale.y.at(rate)), "roof"))
+        body.append(canvas.text(WIDTH - RIGHT - 4, scale.y.at(rate) - 5, f"{amount(rate)} op/s", "soft", "end"))
     x = math.sqrt(max(low, floor / plot.bandwidth) * min(high, max(plot.rates) / plot.bandwidth))
     told = f"{byte_count(plot.bandwidth)}/s"
-    body.append(canvas.text(scale.x(x) - 8, scale.y(x * plot.bandwidth) - 6, told, "soft", "end"))
+    body.append(canvas.text(scale.x.at(x) - 8, scale.y.at(x * plot.bandwidth) - 6, told, "soft", "end"))
     return body
 
 
@@ -177,7 +140,7 @@ def _spread(places: Sequence[float]) -> list[float]:
 
 def _stem(line: Line, x: float, scale: _Scale) -> list[str]:
     """A fragment: a line from its slowest to its fastest, a mark for each time, its number below."""
-    marks = [(mark, what, us, scale.y(line.flops / us * 1e6)) for mark, what, us in line.times]
+    marks = [(mark, what, us, scale.y.at(line.flops / us * 1e6)) for mark, what, us in line.times]
     lowest, highest = max(y for *_, y in marks), min(y for *_, y in marks)
     body = [canvas.segment((x, highest), (x, lowest), "stem")]
     name = short(line.name, 40)

@@ -1,0 +1,1 @@
+"""Plots of the page: the roofline, and times against sizes."""
