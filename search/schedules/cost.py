@@ -253,16 +253,16 @@ class _Estimate:
                 over = frozenset(o.over)
                 x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
                 depth = self.elements(over, o.phase)
-                flops = repeat * 2.0 * x * y * depth
+                products = repeat * 2.0 * x * y * depth
                 if self.m.panels.intersection(o.inputs):
                     rows = y if o.inputs[0] in self.m.panels else x
-                    seconds = seconds + flops / (t.rate(o.dtype) * c.panel_rate * rows / (rows + c.panel_half))
+                    seconds = seconds + products / (t.rate(o.dtype) * c.panel_rate * rows / (rows + c.panel_half))
                     continue
                 rows = np.minimum(x, y)
                 few = rows <= STREAMED_ROWS
                 streamed, packed = rows / (rows + c.streamed_half), rows / (rows + c.packed_half)
                 rate = t.rate(o.dtype) * np.where(few, c.streamed_rate * streamed, c.packed_rate * packed)
-                seconds = seconds + flops / rate
+                seconds = seconds + products / rate
                 spilled = few & (4 * x * y > c.first_cache)
                 seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * c.sum_seconds, 0.0)
             elif o.op == "accum" and len(o.inputs) > 1:  # what was there before shrinks in every iteration
