@@ -78,16 +78,17 @@ _INDEX = """(before, queries) => (index, places) {
     p = Expand (place, dims)
     index = Concat <axis = 3> (s, h, p)
 }"""
-_WRITTEN = """(past_k, past_v, k, v, index, before, total) => (present_k, present_v) {
-    dims = Constant <value_ints = [0, 0, %(shared)d, %(size)d]> ()
+_ROOM = """(past, total) => (room, fits) {
     two = Constant <value_ints = [2]> ()
     three = Constant <value_ints = [3]> ()
+    dims = Shape (past)
+    room = Slice (dims, two, three)
+    fits = GreaterOrEqual (room, total)
+}"""
+_WRITTEN = """(past_k, past_v, k, v, index, before, total, room, fits) => (present_k, present_v) {
+    dims = Constant <value_ints = [0, 0, %(shared)d, %(size)d]> ()
     new_k = Reshape (k, dims)
     new_v = Reshape (v, dims)
-    past_dims = Shape (past_k)
-    rooms = Slice (past_dims, two, three)
-    room = Squeeze (rooms)
-    fits = GreaterOrEqual (room, total)
     present_k, present_v = If (fits) <
         then_branch = into () => (k1, v1) { k1 = ScatterND (past_k, index, new_k)  v1 = ScatterND (past_v, index, new_v) },
         else_branch = longer () => (k2, v2) {
@@ -97,7 +98,8 @@ _WRITTEN = """(past_k, past_v, k, v, index, before, total) => (present_k, presen
             zero_end = Constant <value_ints = [0]> ()
             apart = Constant <value_ints = [1, 2, 3]> ()
             last_axis = Constant <value_ints = [1]> ()
-            positions = Range (none, room, one)
+            count = Squeeze (room)
+            positions = Range (none, count, one)
             column = Unsqueeze (positions, last_axis)
             filled = Unsqueeze (before, apart)
             kept = Less (column, filled)
@@ -105,7 +107,7 @@ _WRITTEN = """(past_k, past_v, k, v, index, before, total) => (present_k, presen
             zero = Cast <to = %(type)d> (nothing)
             kept_k = Where (kept, past_k, zero)
             kept_v = Where (kept, past_v, zero)
-            more = Sub (total, rooms)
+            more = Sub (total, room)
             pads = Concat <axis = 0> (zeros, more, zero_end)
             longer_k = Pad (kept_k, pads)
             longer_v = Pad (kept_v, pads)
@@ -239,7 +241,9 @@ class _Layer:
         before, last, keys, queries, total = self.lengths(known, lengths, whole)
         index, places = self.index(known, before, queries)
         q, k, v = self.operands(places)
-        present = self.part(_WRITTEN, "written", [past_k, past_v, k, v, index, before, total], [self.cache(past_k)] * 2)
+        room, fits = self.room(known, past_k, total)
+        given = [past_k, past_v, k, v, index, before, total, room, fits]
+        present = self.part(_WRITTEN, "written", given, [self.cache(past_k)] * 2)
         y = self.part(self.attention(), "attention", [q, *present, keys, before, last, queries], [None])
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
@@ -288,6 +292,15 @@ class _Layer:
         key = (before, self.shared)
         if key not in known:
             known[key] = self.part(_INDEX, "index", [before, queries], [None, None])
+        return known[key]
+
+    def room(
+        self, known: dict[tuple[object, ...], list[ir.Value]], past: ir.Value | None, total: ir.Value
+    ) -> list[ir.Value]:
+        """How many positions caches of this length have, and whether those are enough."""
+        key = (total, _dim(past, 2, 4))
+        if key not in known:
+            known[key] = self.part(_ROOM, "room", [past, total], [None, None])
         return known[key]
 
     def operands(self, places: ir.Value) -> list[ir.Value | None]:
