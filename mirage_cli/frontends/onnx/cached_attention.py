@@ -197,11 +197,8 @@ def _layer(node: ir.Node) -> _Layer | None:
     heads, shared = told.get("num_heads", 0), told.get("kv_num_heads", 0)
     width, past, new = _dim(given[0], 2, 3), _dim(given[3], 2, 4), _dim(given[0], 1, 3)
     understood = len(given) == _INPUTS and not any(v is not None for i, v in enumerate(given) if i not in _READ)
-    plain = (
-        told.get("causal", 1) == 1
-        and not (told.get("qk_output") or told.get("smooth_softmax"))
-        and len(node.outputs) < 4
-    )
+    more = told.get("qk_output") or told.get("smooth_softmax") or len(node.outputs) > 3
+    plain = told.get("causal", 1) == 1 and not more
     known = heads and shared and heads % shared == 0 and isinstance(width, int) and past is not None and new is not None
     if not (understood and plain and known) or any(given[i] is None for i in (0, 3, 4, 5, 6)):
         return None
@@ -210,7 +207,7 @@ def _layer(node: ir.Node) -> _Layer | None:
     if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
         return None
     size = width // (heads + 2 * shared if given[1] is None else heads)
-    named = isinstance(grown, str) and grown.isidentifier()
+    named = isinstance(grown, str) and grown.isidentifier() and grown not in (new, _dim(given[0], 0, 3))
     keys = str(grown) if named else re.sub(r"\W", "_", f"keys_of_{node.outputs[0].name}")
     return _Layer(node, given, told, heads, shared, size, keys)
 
