@@ -78,16 +78,17 @@ _INDEX = """(before, queries) => (index, places) {
     p = Expand (place, dims)
     index = Concat <axis = 3> (s, h, p)
 }"""
-_WRITTEN = """(past_k, past_v, k, v, index, before, total) => (present_k, present_v) {
-    dims = Constant <value_ints = [0, 0, %(shared)d, %(size)d]> ()
+_ROOM = """(past, total) => (room, fits) {
     two = Constant <value_ints = [2]> ()
     three = Constant <value_ints = [3]> ()
+    dims = Shape (past)
+    room = Slice (dims, two, three)
+    fits = GreaterOrEqual (room, total)
+}"""
+_WRITTEN = """(past_k, past_v, k, v, index, before, total, room, fits) => (present_k, present_v) {
+    dims = Constant <value_ints = [0, 0, %(shared)d, %(size)d]> ()
     new_k = Reshape (k, dims)
     new_v = Reshape (v, dims)
-    past_dims = Shape (past_k)
-    rooms = Slice (past_dims, two, three)
-    room = Squeeze (rooms)
-    fits = GreaterOrEqual (room, total)
     present_k, present_v = If (fits) <
         then_branch = into () => (k1, v1) { k1 = ScatterND (past_k, index, new_k)  v1 = ScatterND (past_v, index, new_v) },
         else_branch = longer () => (k2, v2) {
@@ -97,7 +98,8 @@ _WRITTEN = """(past_k, past_v, k, v, index, before, total) => (present_k, presen
             zero_end = Constant <value_ints = [0]> ()
             apart = Constant <value_ints = [1, 2, 3]> ()
             last_axis = Constant <value_ints = [1]> ()
-            positions = Range (none, room, one)
+            count = Squeeze (room)
+            positions = Range (none, count, one)
             column = Unsqueeze (positions, last_axis)
             filled = Unsqueeze (before, apart)
             kept = Less (column, filled)
@@ -105,7 +107,7 @@ _WRITTEN = """(past_k, past_v, k, v, index, before, total) => (present_k, presen
             zero = Cast <to = %(type)d> (nothing)
             kept_k = Where (kept, past_k, zero)
             kept_v = Where (kept, past_v, zero)
-            more = Sub (total, rooms)
+            more = Sub (total, room)
             pads = Concat <axis = 0> (zeros, more, zero_end)
             longer_k = Pad (kept_k, pads)
             longer_v = Pad (kept_v, pads)
@@ -195,11 +197,8 @@ def _layer(node: ir.Node) -> _Layer | None:
     heads, shared = told.get("num_heads", 0), told.get("kv_num_heads", 0)
     width, past, new = _dim(given[0], 2, 3), _dim(given[3], 2, 4), _dim(given[0], 1, 3)
     understood = len(given) == _INPUTS and not any(v is not None for i, v in enumerate(given) if i not in _READ)
-    plain = (
-        told.get("causal", 1) == 1
-        and not (told.get("qk_output") or told.get("smooth_softmax"))
-        and len(node.outputs) < 4
-    )
+    more = told.get("qk_output") or told.get("smooth_softmax") or len(node.outputs) > 3
+    plain = told.get("causal", 1) == 1 and not more
     known = heads and shared and heads % shared == 0 and isinstance(width, int) and past is not None and new is not None
     if not (understood and plain and known) or any(given[i] is None for i in (0, 3, 4, 5, 6)):
         return None
@@ -208,7 +207,7 @@ def _layer(node: ir.Node) -> _Layer | None:
     if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
         return None
     size = width // (heads + 2 * shared if given[1] is None else heads)
-    named = isinstance(grown, str) and grown.isidentifier()
+    named = isinstance(grown, str) and grown.isidentifier() and grown not in (new, _dim(given[0], 0, 3))
     keys = str(grown) if named else re.sub(r"\W", "_", f"keys_of_{node.outputs[0].name}")
     return _Layer(node, given, told, heads, shared, size, keys)
 
@@ -239,7 +238,9 @@ class _Layer:
         before, last, keys, queries, total = self.lengths(known, lengths, whole)
         index, places = self.index(known, before, queries)
         q, k, v = self.operands(places)
-        present = self.part(_WRITTEN, "written", [past_k, past_v, k, v, index, before, total], [self.cache(past_k)] * 2)
+        room, fits = self.room(known, past_k, total)
+        given = [past_k, past_v, k, v, index, before, total, room, fits]
+        present = self.part(_WRITTEN, "written", given, [self.cache(past_k)] * 2)
         y = self.part(self.attention(), "attention", [q, *present, keys, before, last, queries], [None])
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
@@ -288,6 +289,15 @@ class _Layer:
         key = (before, self.shared)
         if key not in known:
             known[key] = self.part(_INDEX, "index", [before, queries], [None, None])
+        return known[key]
+
+    def room(
+        self, known: dict[tuple[object, ...], list[ir.Value]], past: ir.Value | None, total: ir.Value
+    ) -> list[ir.Value]:
+        """How many positions caches of this length have, and whether those are enough."""
+        key = (total, _dim(past, 2, 4))
+        if key not in known:
+            known[key] = self.part(_ROOM, "room", [past, total], [None, None])
         return known[key]
 
     def operands(self, places: ir.Value) -> list[ir.Value | None]:

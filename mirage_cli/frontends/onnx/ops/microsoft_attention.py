@@ -2,7 +2,8 @@
 
 Masks follow onnxruntime's CPU kernels: padding adds `mask_filter_value`, keys in the future are hidden. The lengths of
 sequences may be known at run time only where a cache takes one new token: it stands behind the positions that are
-filled, and hides what follows. In a prompt they tell only which results have no meaning. Elsewhere they are refused.
+filled, and hides what follows. In a prompt they tell only which results have no meaning. Elsewhere they are refused: what
+has caches of any length was taken apart before (`cached_attention`).
 """
 
 from __future__ import annotations
