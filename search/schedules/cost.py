@@ -109,7 +109,18 @@ class CostModel:
             if o.op == "load" and o.name in self.contracted and may_be_packed(self.source[o.source_value or ""])
         }
         self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
+        self.rows = {o.name: v for o in graph.ops if o.op == "contract" and (v := self.left(o)) is not None}
         self.once = bytes_once(program, sizes)
+
+    def left(self, o: BlockOp) -> str | None:
+        """The operand of a product whose free axes become rows whatever their number (see `Shapes.sides`); None if that is
+        not said by where they go."""
+        last = next((s.axis for s in reversed(self.p.outputs[0].access) if s.axis is not None), None)
+        later = frozenset(a for r in self.g.ops if r.name != o.name for a in r.over)
+        x, y = o.inputs
+        free = {v: self.axes[v] - frozenset(o.over) for v in o.inputs}
+        goes = {v: (last in free[v], self.g.loop in free[v], bool(free[v] & later)) for v in o.inputs}
+        return None if goes[x] == goes[y] else min(x, y, key=goes.__getitem__)
 
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
@@ -258,7 +269,8 @@ class _Estimate:
                     rows = y if o.inputs[0] in self.m.panels else x
                     seconds = seconds + products / (t.rate(o.dtype) * c.panel_rate * rows / (rows + c.panel_half))
                     continue
-                rows = np.minimum(x, y)
+                left = self.m.rows.get(o.name)
+                rows = np.minimum(x, y) if left is None else x if left == o.inputs[0] else y
                 few = rows <= STREAMED_ROWS
                 streamed, packed = rows / (rows + c.streamed_half), rows / (rows + c.packed_half)
                 rate = t.rate(o.dtype) * np.where(few, c.streamed_rate * streamed, c.packed_rate * packed)
