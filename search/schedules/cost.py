@@ -278,7 +278,7 @@ class _Estimate:
                 spilled = few & (4 * x * y > c.first_cache)
                 seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * c.sum_seconds, 0.0)
             elif o.op == "accum" and len(o.inputs) > 1:  # what was there before shrinks in every iteration
-                seconds = seconds + self.steps * n / t.special
+                seconds = seconds + self.steps * c.shrink_flops * n / t.special
             elif o.op == "thread" and o.thread is not None:
                 seconds = seconds + repeat * n * o.thread.flops() / t.special
             elif o.op in ("sum", "top", *EXTREMES):

@@ -23,6 +23,7 @@ class Cpu:
     packed_half: float  #: packed rows that reach half of that
     panel_rate: float  #: share of the rate that many rows reach with weights that the session has packed
     panel_half: float  #: rows that reach half of that
+    shrink_flops: float  #: vector operations in the time of scaling a sum behind a running maximum, and adding to it
     row_flops: float  #: vector operations in the time of beginning and ending one reduction
     library_rate: float  #: share of the rate that products of onnxruntime with weights reach
     library_deep: float  #: how much longer they take for every doubling of many summed positions
