@@ -94,12 +94,12 @@ class Branches:
 
     def _worth(self, cut: Cut) -> tuple[float, int]:
         """(the score of a cut as far as it is known, how large the largest part is that is not)."""
-        spare, worth, size = self.max_kernels - len(cut), 0.0, 0
+        least, size = {0: 0.0}, 0  # by the number of kernels
         for part in cut:
             scores = self._known.get(id(part))
             if scores is None:
-                worth += self._bounds[id(part)]
+                scores = {1: self._bounds[id(part)]}
                 size = max(size, self._sizes[id(part)], 1)
-            else:
-                worth += min((s for n, s in scores.items() if n <= 1 + spare), default=math.inf)
-        return worth, size
+            sums = [(k + n, x + s) for k, x in least.items() for n, s in scores.items() if k + n <= self.max_kernels]
+            least = {k: min(s for n, s in sums if n == k) for k, _ in sums}
+        return min(least.values(), default=math.inf), size

@@ -8,8 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mirage_cli.exporters import canvas, original, wording
-from mirage_cli.exporters.labels import amount, byte_count, counted, microseconds
+from mirage_cli.exporters import original, wording
+from mirage_cli.exporters.drawing import canvas
+from mirage_cli.exporters.drawing.labels import amount, byte_count, counted, microseconds
 from mirage_cli.exporters.modelmap import fragment_anchor
 from mirage_cli.exporters.pictures import Picture
 from mirage_cli.report.report import OWN

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.exporters import canvas
-from mirage_cli.exporters.canvas import LINE
-from mirage_cli.exporters.labels import short
+from mirage_cli.exporters.drawing import canvas
+from mirage_cli.exporters.drawing.canvas import LINE
+from mirage_cli.exporters.drawing.labels import short
 from mirage_cli.exporters.layout import Box, Gaps, Layout, layered
 
 NAME = 30  #: columns of a tensor's name

@@ -12,8 +12,9 @@ from typing import Any
 from markupsafe import Markup
 
 from mirage_cli.codegen.render import render
-from mirage_cli.exporters import canvas, cards, modelmap, slots, wording
-from mirage_cli.exporters.labels import clean, counted, percent, short
+from mirage_cli.exporters import cards, modelmap, slots, wording
+from mirage_cli.exporters.drawing import canvas
+from mirage_cli.exporters.drawing.labels import clean, counted, percent, short
 from mirage_cli.exporters.pictures import Picture
 from mirage_cli.exporters.plots import roofline, sizes
 

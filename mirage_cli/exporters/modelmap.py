@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from mirage_cli.exporters.labels import counted, short
+from mirage_cli.exporters.drawing.labels import counted, short
 
 MOST = 6000  #: squares of a map, about
 LABELLED = 1200  #: nodes up to which runs of fragments bear its number

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mirage_cli.exporters import canvas
+from mirage_cli.exporters.drawing import canvas
+from mirage_cli.exporters.drawing.labels import counted, short
 from mirage_cli.exporters.figure import Figure, assembled, framed, node, tensor_box
-from mirage_cli.exporters.labels import counted, short
 from mirage_cli.exporters.layout import Gaps
 
 NAME = 24  #: columns of a node's name

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mirage_cli.exporters import canvas
-from mirage_cli.exporters.canvas import LINE
+from mirage_cli.exporters.drawing import canvas
+from mirage_cli.exporters.drawing.canvas import LINE
+from mirage_cli.exporters.drawing.labels import number, short
 from mirage_cli.exporters.figure import NAME, PAD, Figure, assembled, drawn, framed, node, tensor_box, wrapped
-from mirage_cli.exporters.labels import number, short
 from mirage_cli.exporters.layout import Gaps, layered
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent

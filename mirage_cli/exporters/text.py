@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mirage_cli.exporters import wording
-from mirage_cli.exporters.labels import counted, paragraph, short, table
+from mirage_cli.exporters.drawing.labels import counted, paragraph, short, table
 from mirage_cli.report import naming
 from mirage_cli.report.report import Report
 

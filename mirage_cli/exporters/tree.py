@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mirage_cli.exporters.labels import number, short
+from mirage_cli.exporters.drawing.labels import number, short
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, PHASES, BlockGraph, BlockOp, CustomKernel, KernelGraph, ThreadGraph

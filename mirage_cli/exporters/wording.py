@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mirage_cli.exporters.labels import counted, escaped, microseconds, percent, power_of_two, short
+from mirage_cli.exporters.drawing.labels import counted, escaped, microseconds, percent, power_of_two, short
 from mirage_cli.options.options import Options
 
 Fragment = Mapping[str, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mirage_cli.errors import ModelError, UsageError
-from mirage_cli.exporters.labels import counted
+from mirage_cli.exporters.drawing.labels import counted
 from mirage_cli.files import rawfile, result_store, staging
 from mirage_cli.optimization import environment
 from mirage_cli.optimization.environment import ANSWERS, GRAPHS, OBJECTS, RESULTS, TUNINGS

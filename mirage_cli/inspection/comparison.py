@@ -18,7 +18,7 @@ import msgspec
 
 from mirage_cli import __version__
 from mirage_cli.exporters import wording
-from mirage_cli.exporters.labels import counted, microseconds, percent, short, table
+from mirage_cli.exporters.drawing.labels import counted, microseconds, percent, short, table
 from mirage_cli.files.codec import says
 from mirage_cli.files.output import DATA, LIBRARY, MODEL
 from mirage_cli.report import reader

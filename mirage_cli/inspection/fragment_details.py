@@ -20,7 +20,7 @@ from rich.tree import Tree
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.exporters import tree, wording
 from mirage_cli.exporters.cards import PROOF_HEAD, SCHEDULE_HEAD, schedules, verdicts
-from mirage_cli.exporters.labels import cells, clean, escaped, microseconds, short
+from mirage_cli.exporters.drawing.labels import cells, clean, escaped, microseconds, short
 from mirage_cli.exporters.pictures import distinct, pictures
 from mirage_cli.files.output import MUGRAPHS, PAGE
 from mirage_cli.files.rawfile import content

@@ -11,7 +11,7 @@ from typing import Any
 
 from mirage_cli import __version__
 from mirage_cli.exporters import text, wording
-from mirage_cli.exporters.labels import counted, paragraph, percent, short, table
+from mirage_cli.exporters.drawing.labels import counted, paragraph, percent, short, table
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import LaxFragment, partition

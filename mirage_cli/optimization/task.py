@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.exporters.labels import microseconds
+from mirage_cli.exporters.drawing.labels import microseconds
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import E4M3, E5M2, F16, I4, U4, from_numpy

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mirage_cli.exporters import wording
-from mirage_cli.exporters.labels import power_of_two
+from mirage_cli.exporters.drawing.labels import power_of_two
 from mirage_cli.report.report import finite
 
 if TYPE_CHECKING:

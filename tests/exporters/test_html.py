@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mirage_cli.exporters import cards, html, svg
-from mirage_cli.exporters.labels import escaped
+from mirage_cli.exporters.drawing.labels import escaped
 from mirage_cli.exporters.pictures import Picture
 from mirage_cli.report.report import Report
 from tests.exporters import reports

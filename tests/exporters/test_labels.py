@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from mirage_cli.exporters import labels
+from mirage_cli.exporters.drawing import labels
 from tests.exporters.graphs import HOSTILE
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mirage_cli import frontends
-from mirage_cli.exporters.canvas import CELL
+from mirage_cli.exporters.drawing.canvas import CELL
 from mirage_cli.exporters.svg import drawing
 from mirage_cli.lax.fragments.fragment import partition
 from mirage_cli.optimization import task as works

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from mirage_cli.errors import ModelError, UsageError
-from mirage_cli.exporters.labels import escaped
+from mirage_cli.exporters.drawing.labels import escaped
 from mirage_cli.inspection import fragment_details
 from mirage_cli.inspection.fragment_details import Shown, drawing, show, source
 from mirage_cli.report.report import Report

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from mirage_cli.exporters import canvas
+from mirage_cli.exporters.drawing import canvas
 
 WIDTH, HEIGHT = 600.0, 400.0  #: pixels
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 30.0, 46.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mirage_cli.exporters import canvas
-from mirage_cli.exporters.labels import amount, byte_count, microseconds, short
+from mirage_cli.exporters.drawing import canvas
+from mirage_cli.exporters.drawing.labels import amount, byte_count, microseconds, short
 from mirage_cli.exporters.plots import axes
 from mirage_cli.exporters.plots.axes import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH
 from mirage_cli.report.report import ISOLATED, KERNEL

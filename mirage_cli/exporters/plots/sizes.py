@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mirage_cli.exporters import canvas
-from mirage_cli.exporters.labels import microseconds, short
+from mirage_cli.exporters.drawing import canvas
+from mirage_cli.exporters.drawing.labels import microseconds, short
 from mirage_cli.exporters.plots import axes
 
 #: entry of a point -> class of its line, class of its marks, radius of these, what it is

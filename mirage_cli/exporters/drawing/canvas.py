@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from mirage_cli.exporters.labels import cells, escaped
+from mirage_cli.exporters.drawing.labels import cells, escaped
 
 FONT = 11.0  #: pixels
 CELL = 6.9  #: the width of a character of a fixed-width font at this size, with a little room
