@@ -37,7 +37,7 @@ def fragment_of(folder: Path) -> BenchFragment:
     report = json.loads((folder / "report.json").read_text())
     model = rows.read_model(folder / "model.onnx")
     feeds = rows.input_sets(model, BenchOptions(), 1)[0]
-    (found,) = rows.fragment_rows(folder, model, report["fragments"], feeds, Place(), True)
+    (found,) = rows.fragment_rows(folder, model, report["fragments"], feeds, Place(), True, {})
     return found
 
 

@@ -143,6 +143,8 @@ def test_a_run_that_fails_leaves_the_output_of_before(
 # --- options ----------------------------------------------------------------------------------------------------------
 ALL = [
     *(
+        "--target-file",
+        "rates.yaml",
         "--shape",
         "x=1x128",
         "--shape",
@@ -194,6 +196,7 @@ ALL_OPTIONS = Options(
     measure=True,
     scheduler="tls://there:8786",
     certificates="mine",
+    target_file="rates.yaml",
 )
 
 

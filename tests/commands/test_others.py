@@ -82,7 +82,7 @@ def test_what_is_handed_on(run: Run, calls: Calls) -> None:
         ("bench_folder", Path("out"), BenchOptions(gpu=1, runs=5, seconds=0.5, threads=2, seed=7), None),
         ("bench_folder", Path("out"), BenchOptions(cpu=True, dim=("s=4",), shape=("x=1x2",)), None),
         ("inspect", "m.onnx", Options(dim=("s=4",), only=("*a*",), target=("cpu",))),
-        ("examine",),
+        ("examine", False),
     ]
 
 
@@ -103,7 +103,7 @@ def test_text_json_or_nothing(run: Run, calls: Calls, command: list[str]) -> Non
 def test_exit_codes(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("verify", "out").exit_code == run("doctor").exit_code == 0
     monkeypatch.setattr(story, "verify_folder", lambda *_: Found(passed=False))
-    monkeypatch.setattr(doctor, "examine", lambda: Found(ok=False))
+    monkeypatch.setattr(doctor, "examine", lambda *_: Found(ok=False))
     monkeypatch.setattr(benchmark, "bench_folder", lambda *_: Found(wrong=True))
     monkeypatch.setattr(suite, "run", lambda *_: Found(wrong=True))
     for arguments in (("bench", "out"), ("bench", "--suite", "paper")):
