@@ -102,6 +102,7 @@ int failures_known() {
 
 int failures(const Shape& s) {
     int failed = !agrees<float>(s, "f32") + !agrees<half>(s, "f16") + !agrees<bfloat>(s, "bf16");
+    if ((s.rows + s.depth / 5 + s.a_turned + s.b_turned + s.add) % 2 == 0) return failed;  // half of them do for packed ones
     const int first = (s.rows * 7 + s.cols) % 4 == 3 ? 21 : (s.rows + s.depth) % 3 * 16;  // 21 lies inside of a panel
     failed += !agrees_packed<float>(s, first, false, "f32") + !agrees_packed<float>(s, first, true, "f32");
     return failed + (s.rows % 2 ? !agrees_packed<half>(s, first, false, "f16") : !agrees_packed<bfloat>(s, first, false, "bf16"));
