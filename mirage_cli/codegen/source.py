@@ -23,6 +23,7 @@ from mirage_cli.search.schedules.architectures import alone, number
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
 
+MAX_PACKINGS = 32  #: as in ort_shapes.hpp
 ARGUMENTS = ("in", "out", "workspace", "extents")  #: of the host function, with the queue or the pool behind them
 
 
@@ -199,7 +200,9 @@ def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent
 
 
 def _panels(graph: KernelGraph, packing: Packing, packings: dict[Packing, int]) -> ir.Expression:
-    """The place of a weight's packed form, behind the inputs."""
+    """The place of a weight's packed form, behind the inputs; none for more than operators keep."""
+    if packing not in packings and len(packings) == MAX_PACKINGS:
+        return k.number("nullptr")
     return k.name("in")[graph.sources + packings.setdefault(packing, len(packings))]
 
 

@@ -271,7 +271,7 @@ class Expressions(ABC):
                 return lambda s: make(s, value(s))
             if t.name == "void":
                 return value
-            return lambda s: value(s).of(t.name)
+            return lambda s: None if (pointer := value(s)) is None else pointer.of(t.name)
         known = self.alias(t.name)
         convert = registry.CONVERSIONS.get(known.name if known is not None else t.name)
         if convert is None:

@@ -115,12 +115,9 @@ class CostModel:
     def left(self, o: BlockOp) -> str | None:
         """The operand of a product whose free axes become rows whatever their number (see `Shapes.sides`); None if that is
         not said by where they go."""
-        last = next((s.axis for s in reversed(self.p.outputs[0].access) if s.axis is not None), None)
-        later = frozenset(a for r in self.g.ops if r.name != o.name for a in r.over)
         x, y = o.inputs
-        free = {v: self.axes[v] - frozenset(o.over) for v in o.inputs}
-        goes = {v: (last in free[v], self.g.loop in free[v], bool(free[v] & later)) for v in o.inputs}
-        return None if goes[x] == goes[y] else min(x, y, key=goes.__getitem__)
+        left, right = (along_rows(self.p, self.g, o, self.axes[v]) for v in o.inputs)
+        return None if left == right else x if left < right else y
 
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
@@ -392,6 +389,15 @@ def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
         if o.op == "contract":
             kept |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
     return frozenset(kept)
+
+
+def along_rows(program: Program, graph: BlockGraph, o: BlockOp, axes: frozenset[str]) -> tuple[bool, bool, bool]:
+    """What makes the operand of a product with these axes its columns, the weightiest first: its free axes are the innermost
+    ones that are stored, the loop's, summed later."""
+    free = axes - frozenset(o.over)
+    last = next((s.axis for s in reversed(program.outputs[0].access) if s.axis is not None), None)
+    later = frozenset(a for r in graph.ops if r.name != o.name for a in r.over)
+    return last in free, graph.loop in free, bool(free & later)
 
 
 def may_be_packed(source: Source) -> bool:

@@ -146,7 +146,7 @@ class _Original:
     # --- GPUs ---------------------------------------------------------------------------------------------------------
     def on_gpu(self) -> float:
         """Microseconds on a GPU, where each node reads and writes its tensors, but for launches."""
-        return 1e6 * sum(map(self.node, (n for n in self.nodes)))
+        return 1e6 * sum(map(self.node, self.nodes))
 
     def node(self, n: Node) -> float:
         """Seconds of a node."""

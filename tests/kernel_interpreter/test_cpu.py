@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from mirage_cli.codegen.requests.request import Packing
+from mirage_cli.codegen.source import MAX_PACKINGS, _panels
 from mirage_cli.kernel_proof.compare import Finding, compare
 from mirage_cli.lax.dtypes import F16, F32
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
 from tests.codegen import kernels
 from tests.codegen.kernels import Case
 from tests.codegen.programs import NAMED, normed_keys, program
 from tests.codegen.test_cpu_kernels import every_case
 from tests.codegen.test_two_kernels import cases as two_kernels
-from tests.search.programs import normed
+from tests.search.programs import built, normed
 
 TASKS = 12  #: of a kernel that are run
 
@@ -104,6 +108,30 @@ def test_the_packed_form_of_another_operand_is_found(before: str, after: str, wh
     text = packed.render().text
     assert text.count(before)
     assert why in compare(text.replace(before, after), packed.program, packed.graph).reason
+
+
+def test_a_weight_beside_columns_of_another_type_is_not_packed() -> None:
+    """Panels meet rows of float32; a product whose columns are read as float16 takes its operands as they are."""
+
+    def build(g: Graph) -> int:
+        return compose.matmul(g, g.input("w", (48, 40), F32, True), g.input("x", (40, 24), F16))
+
+    for case in kernels.cases("mixed", built(build), "cpu", 6):
+        text = case.render().text
+        assert "float* ;" not in text
+        assert found(case, text).passed
+
+
+def test_more_weights_than_operators_keep_packed_forms_of() -> None:
+    """The kernel's pointer is null then, and the operand is taken as it is."""
+    case = two_kernels("n", normed(8))[0]
+    packings = {Packing(k, 40, 4, 1, 5): k for k in range(MAX_PACKINGS)}
+    own = Packing(0, 40, 4, 1, 8)
+    assert str(_panels(case.graph, own, dict(list(packings.items())[1:]))) != str(_panels(case.graph, own, packings))
+    assert len(packings) == MAX_PACKINGS
+    text = case.render().text
+    without = text.replace("static_cast<const float*>(in[2])", "static_cast<const float*>(nullptr)")
+    assert without != text and compare(without, case.program, case.graph).passed
 
 
 def test_iterations_of_a_vector_loop_that_need_one_another_are_found(case: Case) -> None:

@@ -23,8 +23,7 @@ def cpu_kernel(r: Request) -> Kernel:
     at = CpuPositions(tile, r)
     parallel = CostModel(at.p, at.g, r.target).parallel(r.schedule)
     blocks = tuple(map(at.blocks, at.grid()))
-    inputs = (*at.inputs(), *at.panels())
-    launch = Launch(inputs, at.outputs(), r.numbers, blocks, shared_bytes=tile.shared_bytes, parallel=parallel)
+    launch = Launch(at.inputs(), at.outputs(), r.numbers, blocks, shared_bytes=tile.shared_bytes, parallel=parallel)
     fields = launch.fields(ir.Field(k.of_type("int"), "failed"))
     body = (
         *_declarations(at),
@@ -62,7 +61,6 @@ def _declarations(at: CpuPositions) -> list[ir.Statement]:
         k.let("unsigned char*", "memory", k.call("scratch", ir.lift(at.t.shared_bytes) + ALIGNMENT)),
         k.when(k.binary("==", MEMORY, k.number("nullptr")), failed, ir.Return()),
         *at.names("parameters", restrict=False),
-        *(k.let(k.of_type(f"{p.type}*", const=True), p.name, PARAMETERS.member(p.name)) for p in at.panels()),
         *(k.let("offset_t", f"s_{n}", PARAMETERS.member(f"s_{n}")) for n in at.r.numbers),
         *_places(at),
         *(_buffer(b, at.t.offsets[b.name]) for b in at.t.buffers.values() if b.name in at.t.offsets),

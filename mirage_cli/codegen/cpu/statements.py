@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mirage_cli.codegen.requests.request import Packing, Parameter
 from mirage_cli.codegen.terms.expressions import CUDA_TYPES, JOINS, Lets, extent, float_number
@@ -72,6 +73,10 @@ class CpuPositions(Positions):
                 return b
         return None
 
+    def inputs(self) -> tuple[Parameter, ...]:
+        """The tensors that the kernel reads, and the packed forms of weights among them."""
+        return (*super().inputs(), *self.panels)
+
     def packing(self, value: str, row: int, depth: int) -> Packing | None:
         """How a stored operand of a product may be packed, given how far its columns and summed positions lie apart (0: not
         known); None if it may not."""
@@ -82,17 +87,13 @@ class CpuPositions(Positions):
             return None
         return Packing(number, elements, source.dtype.bytes, row, depth)
 
+    @cached_property
     def panels(self) -> tuple[Parameter, ...]:
         """The packed forms of weights that the kernel's products read."""
-        found = dict[str, Parameter]()
-        for phase, nodes in ((PROLOGUE, self.t.prologue), (BODY, self.t.body), (EPILOGUE, self.t.epilogue)):
-            for n in nodes:
-                if isinstance(n, Contract):
-                    for o in _operands(self, n, phase):
-                        if o.packing is not None:
-                            kind = self.ctype(self.p.sources[o.packing.source].dtype)
-                            found[o.panels] = Parameter(o.panels, kind, o.packing.source, o.packing)
-        return tuple(found.values())
+        phases = ((PROLOGUE, self.t.prologue), (BODY, self.t.body), (EPILOGUE, self.t.epilogue))
+        products = ((n, phase) for phase, nodes in phases for n in nodes if isinstance(n, Contract))
+        found = (o.panels for n, phase in products for o in _operands(self, n, phase))
+        return tuple(dict.fromkeys(p for p in found if p is not None))
 
     def row(self, b: Buffer, phase: str, axis: str) -> ir.Expression:
         """The place in a buffer where the current position's row along an axis begins."""
@@ -219,22 +220,21 @@ def _summed(at: CpuPositions, sizes: Sizes, phase: str) -> ir.Expression:
 @dataclass(frozen=True, slots=True)
 class _Operand:
     """An operand of a contraction: what the kernel calls it, its strides between free positions and between summed ones as far
-    as they are known (else 0), how it may be packed, and the name of its packed form."""
+    as they are known (else 0), and its packed form if it may have one."""
 
     place: ir.Expression
     row: int
     depth: int
-    packing: Packing | None = None
-    panels: str = ""
+    panels: Parameter | None = None
 
 
 def _operands(at: CpuPositions, n: Contract, phase: str) -> tuple[_Operand, _Operand]:
     """Rows and columns of a contraction. One of them may be packed; the other one is of float32."""
     c = at.t.buffers[n.out]
-    a, b = _operand(at, n.a, c.rows, n.over, phase), _operand(at, n.b, c.cols, n.over, phase)
-    if b.packing is None and (n.b in at.t.buffers or at.p.sources[at.reads[n.b].source].dtype == F32):
-        return _packed(n.a, a), b
-    return a, _packed(n.b, b)
+    a, b = _operand(at, n.a, c.rows, n.over, phase), _packed(at, n.b, _operand(at, n.b, c.cols, n.over, phase))
+    if b.panels is None and (n.b in at.t.buffers or at.p.sources[at.reads[n.b].source].dtype == F32):
+        return _packed(at, n.a, a), b
+    return a, b
 
 
 def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) -> _Operand:
@@ -248,16 +248,17 @@ def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) 
         place = k.total([name, at.offset(access, phase, [s.axis for s in access if s.axis is not None])])
         strides = [_stride(at, name, a) if a else ex.ONE for a in inner]
     f, o = (s if isinstance(s, int) else 0 for s in strides)
-    packing = None if name in at.t.buffers else at.packing(name, f, o)
-    return _Operand(k.call("operand", place, *(extent(s, at.symbols, wide=False) for s in strides)), f, o, packing)
+    return _Operand(k.call("operand", place, *(extent(s, at.symbols, wide=False) for s in strides)), f, o)
 
 
-def _packed(name: str, o: _Operand) -> _Operand:
-    """An operand with its packed form."""
-    if o.packing is None:
+def _packed(at: CpuPositions, name: str, o: _Operand) -> _Operand:
+    """An operand with its packed form, if it may have one."""
+    packing = None if name in at.t.buffers else at.packing(name, o.row, o.depth)
+    if packing is None:
         return o
-    panels = f"{name}_panels{'_turned' if o.depth == 1 else ''}{o.packing.row if o.depth == 1 else o.packing.depth}"
-    return replace(o, place=k.call("packed", o.place, name, panels, o.packing.deep), panels=panels)
+    own = f"{name}_panels{'_turned' if o.depth == 1 else ''}{max(o.row, o.depth)}"
+    panels = Parameter(own, at.ctype(at.p.sources[packing.source].dtype), packing.source, packing)
+    return replace(o, place=k.call("packed", o.place, name, own, packing.deep), panels=panels)
 
 
 def _stride(at: CpuPositions, name: str, axis: str) -> Extent:

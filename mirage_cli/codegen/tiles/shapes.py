@@ -8,6 +8,7 @@ from mirage_cli.codegen.tiles.tile import Buffer
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp
+from mirage_cli.search.schedules.cost import along_rows
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -112,19 +113,11 @@ class Shapes:
         """Of a contraction's operands, the one whose free axes become rows, and the one whose become columns: the innermost
         stored ones; on a CPU those that are summed later, as sums run along rows."""
         axes = self.g.axes_of(self.p)
-        later = (
-            frozenset(a for r in self.g.ops if r.name != o.name for a in r.over) if not self.t.threaded else frozenset()
-        )
-        last = next((s.axis for s in reversed(self.p.outputs[0].access) if s.axis is not None), None)
 
         def weight(v: str) -> tuple[bool, bool, bool, int]:
-            free = axes[v] - frozenset(o.over)
-            return (
-                last in free,
-                self.g.loop in free,
-                bool(free & later),
-                math.prod(self.size(a, o.phase) for a in free),
-            )
+            last, loop, later = along_rows(self.p, self.g, o, axes[v])
+            size = math.prod(self.size(a, o.phase) for a in axes[v] - frozenset(o.over))
+            return last, loop, later and not self.t.threaded, size
 
         x, y = o.inputs
         return (x, y) if weight(y) >= weight(x) else (y, x)

@@ -192,7 +192,9 @@ def _operand(s: Any, static: Sequence[Any], data: Pointer, row: Any, depth: Any)
 @instruction("packed")
 def _packed(s: Any, static: Sequence[Any], plain: Operand, first: Pointer, panels: Any, deep: Any) -> Operand:
     """An operand that may lie packed: it is part of the matrix that begins at `first`, has `deep` summed positions, and whose
-    packed form is `panels`."""
+    packed form is `panels`, if there is one."""
+    if panels is None:
+        return plain
     if {id(first.memory), id(plain.data.memory)} != {id(panels.memory)} or np.any(first.at != 0):
         raise Fault("the packed form of an operand is that of something else")
     if any(np.any(x != known) for x, known in zip((plain.row, plain.depth, deep), panels.numbers, strict=True)):
