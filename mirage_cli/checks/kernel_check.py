@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.checks import divergence, threshold_inputs
-from mirage_cli.checks.case import Case, Runner
+from mirage_cli.checks.case import MIXED, Case, Runner
 from mirage_cli.checks.random_inputs import (
     CASES,
     EMPTY,
@@ -409,7 +409,7 @@ def case_of(
     if reference is not None:
         try:
             exact = reference.values(arrays, symbols)
-            others = reference.others(arrays, symbols, exact)
+            others = reference.others(arrays, symbols, exact, name in MIXED)
             return Case(name, tuple(arrays), symbols, own, exact, others=others)
         except Unknown:
             if not reference.agrees():

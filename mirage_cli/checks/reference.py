@@ -60,6 +60,7 @@ class Nodes:
         casts: bool = True,
         rounded: bool = False,
         hidden: bool = True,
+        overflows: bool = True,
     ) -> tuple[Array, ...]:
         """The outputs in float64; integers and truth values as they are. Raises Unknown."""
         try:
@@ -72,6 +73,7 @@ class Nodes:
                 rounded=rounded,
                 casts=casts,
                 hidden=hidden,
+                overflows=overflows,
             )
         except Refused as error:
             raise Unknown(f"its nodes have no float64 value: {error}") from None
@@ -105,11 +107,11 @@ class Reference:
         return exact
 
     def others(
-        self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array]
+        self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array], large: bool = False
     ) -> tuple[Callable[[], tuple[Array, ...] | None], ...]:
-        """Values that are right as well, each made when it is asked for."""
+        """Values that are right as well, each made when it is asked for; `large` are inputs that are meant to overflow."""
         return (
-            cache(lambda: self.loose(arrays, symbols, exact)),
+            cache(lambda: self.loose(arrays, symbols, exact, large)),
             cache(lambda: self.hidden(arrays, symbols, exact)),
         )
 
@@ -124,14 +126,17 @@ class Reference:
         return None if all(np.array_equal(f, t, equal_nan=True) for f, t in zip(found, exact, strict=True)) else found
 
     def loose(
-        self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array]
+        self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array], large: bool = False
     ) -> tuple[Array, ...] | None:
         """The values without the roundings of casts, where these change no more than that: what computes in wider types than
-        the nodes say is nearer to these. None where there are no such casts, or where a cast's rounding is what counts."""
+        the nodes say is nearer to these. None where there are no such casts, or where a cast's rounding is what counts.
+        On `large` inputs casts may overflow, even where the nodes hide what comes of it (no number counts as 0, say): it is
+        better not to."""
         if not has_narrowing_casts(self.nodes.model):
             return None
         try:
             unrounded = self.nodes.exact(arrays, symbols, casts=False)
+            exact = self.nodes.exact(arrays, symbols, overflows=False) if large else exact
         except Unknown:
             return None
         unit = divergence.unit(self.nodes.model)

@@ -41,6 +41,7 @@ class Frame:
     rounded: bool
     casts: bool
     hidden: bool
+    overflows: bool
     depth: int = 0
 
 
@@ -56,26 +57,22 @@ def run(
     rounded: bool = False,
     casts: bool = True,
     hidden: bool = True,
+    overflows: bool = True,
 ) -> dict[str, NDArray[Any]]:
     """Tensors of a model's main graph (its outputs, where they are not named), of float types as float64.
 
     `load` reads a weight that lies outside the file. `rounded` rounds every float tensor to its declared element type on
-    the way; without `casts` a Cast to a narrower float type keeps the number; without `hidden` the scores of keys that a
-    mask of attention hides are not read, as kernels may do: no NaN comes of them, and a row whose other scores are all minus
-    infinity is zero. Raises OutOfTime after `seconds`; Refused, with the node, for an operator without a meaning here, one
+    the way; without `casts` a Cast to a narrower float type keeps the number, without `overflows` one that is too large for
+    the type; without `hidden` the scores of keys that a mask of attention hides are not read, as kernels may do: no NaN comes
+    of them, and a row whose other scores are all minus infinity is zero. Raises OutOfTime after `seconds`; Refused, with the node, for an operator without a meaning here, one
     that needs more than `most_work` multiply-adds, and a value of more than `most_elements` elements (0: no limit), and for
     an output that is a sequence.
     """
     wanted = _output_names(model, outputs)
     values: dict[str, Value] = {}
-    steps = _values(
-        model,
-        feeds,
-        wanted,
-        _frame(model, load, seconds, most_work, most_elements, rounded=rounded, casts=casts, hidden=hidden),
-        values,
-    )
-    for _ in steps:
+    limits = (seconds, most_work, most_elements)
+    frame = _frame(model, load, *limits, rounded=rounded, casts=casts, hidden=hidden, overflows=overflows)
+    for _ in _values(model, feeds, wanted, frame, values):
         pass
     return {name: _numbers(name, values) for name in wanted}
 
@@ -124,11 +121,12 @@ def _frame(
     rounded: bool,
     casts: bool,
     hidden: bool = True,
+    overflows: bool = True,
 ) -> Frame:
     """The frame of the main graph of a model."""
     limits = Limits(time.monotonic() + seconds if seconds else 0.0, most_work, most_elements)
     functions = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
-    return Frame(_opsets(model.opset_import), functions, limits, load, rounded, casts, hidden)
+    return Frame(_opsets(model.opset_import), functions, limits, load, rounded, casts, hidden, overflows)
 
 
 def _domain(domain: str) -> str:
@@ -266,7 +264,16 @@ def _called(
         return _body(step.bodies[name], values, around, frame)
 
     call = Call(
-        step.node, version, inputs, step.attributes, frame.limits, frame.load, frame.casts, evaluate, frame.hidden
+        step.node,
+        version,
+        inputs,
+        step.attributes,
+        frame.limits,
+        frame.load,
+        frame.casts,
+        evaluate,
+        frame.hidden,
+        frame.overflows,
     )
     return _listed(function(call))
 

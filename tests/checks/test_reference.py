@@ -150,6 +150,32 @@ def test_casts_that_round_count_where_rounding_is_the_result() -> None:
     assert judged(passed, one_map("tanh")).passed
 
 
+def test_what_overflows_in_a_cast_and_is_hidden_may_be_finite() -> None:
+    """|u| / (|u| + 1) by float16, 0 where it is no number: 1 for a number that float16 does not hold is as good. Numbers that
+    it holds are no excuse."""
+    hides = "n = IsNaN (t) zero = Constant <value_float = 0.0> () y = Where (n, zero, t)"
+    share = "a = Abs (u) h = Cast <to = 10> (a) f = Cast <to = 1> (h) one = Constant <value_float = 1.0> () "
+    nodes = nodes_of(f"{share} s = Add (f, one) t = Div (f, s) {hides}")
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        a = g.map("abs", g.input("u", ROWS, t))
+        return [g.map("div", a, g.map("add", a, g.fill(1, t)))]
+
+    def without(most: float) -> Runner:
+        """The share, 0 where it is no number or the number is larger than this."""
+
+        def run(arrays: Arrays, symbols: Mapping[str, int]) -> list[Array]:
+            a = np.abs(arrays[0])
+            with np.errstate(invalid="ignore"):
+                return [np.where((a > most) | np.isnan(a / (a + 1)), np.float32(0), a / (a + 1))]
+
+        return run
+
+    p = program(build, F32)
+    assert judged(nodes, p, without(np.inf)).passed
+    assert not judged(nodes, p, without(4000)).passed
+
+
 # --- the original's own word ----------------------------------------------------------------------------------------------
 def test_an_original_that_computes_something_else_fails_with_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = nodes_of("[first] s = Sigmoid (u) [second] t = Tanh (s) [third] y = Mul (u, t)")

@@ -365,6 +365,9 @@ def test_casts_round_or_keep_the_number() -> None:
     one = model(nodes, {"x": f(0.1)}, ["z"])
     assert evaluate.run(one, {"x": f(0.1)})["z"][0] == float(np.float16(np.float32(0.1)))
     assert evaluate.run(one, {"x": f(0.1)}, casts=False)["z"][0] == float(np.float32(0.1))
+    assert evaluate.run(one, {"x": f(0.1)}, overflows=False)["z"][0] == float(np.float16(np.float32(0.1)))
+    assert evaluate.run(one, {"x": f(1e6)})["z"][0] == np.inf
+    assert evaluate.run(one, {"x": f(1e6)}, overflows=False)["z"][0] == 1e6
     whole = model([node("Cast", ["x"], ["z"], to=INT64)], {"x": f(1.7)}, ["z"])
     assert evaluate.run(whole, {"x": f(1.7)}, casts=False)["z"][0] == 1
     wider = model([node("Div", ["x", "x"], ["y"]), node("Cast", ["y"], ["z"], to=FLOAT)], {"x": np.float16([3])}, ["z"])

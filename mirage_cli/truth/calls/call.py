@@ -49,8 +49,8 @@ class Call:
     """A node at the moment it is evaluated.
 
     `version` is that of the model's opset of the node's domain. `evaluate` runs a sub-graph, by the attribute's name, on
-    values of its inputs; `casts` is false where casts to narrower types keep their numbers, `hidden` where scores of
-    hidden keys are not read.
+    values of its inputs; `casts` is false where casts to narrower types keep their numbers, `overflows` where they keep
+    those that are too large for the type, `hidden` where scores of hidden keys are not read.
     """
 
     node: NodeProto
@@ -62,6 +62,7 @@ class Call:
     casts: bool
     evaluate: Callable[[str, Sequence[Value]], list[Value]]
     hidden: bool = True
+    overflows: bool = True
 
     def given(self, index: int) -> bool:
         """True if an input is there."""

@@ -25,10 +25,13 @@ from mirage_cli.truth.calls.values import (
 from mirage_cli.truth.operators.elementwise import to_integers
 
 
-def cast(value: Tensor, kind: int, *, rounds: bool = True, saturate: bool = True, mode: str = "up") -> Tensor:
+def cast(
+    value: Tensor, kind: int, *, rounds: bool = True, overflows: bool = True, saturate: bool = True, mode: str = "up"
+) -> Tensor:
     """A tensor as one of another element type, as onnxruntime converts on x86.
 
-    Without `rounds` a cast between float types keeps the numbers; `mode` is how float8e8m0 rounds.
+    Without `rounds` a cast between float types keeps the numbers, without `overflows` those that are too large; `mode` is how
+    float8e8m0 rounds.
     """
     target = carrier(kind)
     if value.type == TensorProto.STRING:
@@ -38,7 +41,7 @@ def cast(value: Tensor, kind: int, *, rounds: bool = True, saturate: bool = True
     if kind in FLOATS:
         if kind == TensorProto.FLOAT8E8M0 and rounds and value.type != kind:
             return Tensor(power_of_two(value.data, saturate, mode), kind)
-        return _to_float(value, kind, rounds=rounds, saturate=saturate)
+        return _to_float(value, kind, rounds=rounds, overflows=overflows, saturate=saturate)
     if kind == TensorProto.BOOL:
         return Tensor(value.data != 0, kind)
     if kind in NARROW:
@@ -57,14 +60,15 @@ def _depends_on_place(data: Array) -> bool:
     return not bool(((whole >= -(2.0**31)) & (whole < 2.0**32)).all())
 
 
-def _to_float(value: Tensor, kind: int, *, rounds: bool, saturate: bool) -> Tensor:
+def _to_float(value: Tensor, kind: int, *, rounds: bool, overflows: bool, saturate: bool) -> Tensor:
     data = value.data.astype(carrier(kind))
     if value.type in FLOATS:
         known = value.type if value.was is None else value.was
         if not rounds or not finer(known, kind):
             return Tensor(data, kind, None if known == kind else known)
     saturates = saturate and kind in SMALL_FLOATS
-    return Tensor(rounded(data, kind, saturates), kind)
+    near = rounded(data, kind, saturates)
+    return Tensor(near if overflows else np.where(np.isinf(near), data, near), kind)
 
 
 def _narrowed(value: Tensor, kind: int) -> Array:
@@ -106,7 +110,9 @@ def _text(number: float | int | bool, digits: int) -> str:
 def _as(call: Call, kind: int) -> Tensor:
     """The first input as one of another element type, as the node says."""
     saturate, mode = bool(call.integer("saturate", 1)), call.text("round_mode", "up")
-    return cast(call.tensor(0), kind, rounds=call.casts, saturate=saturate, mode=mode)
+    return cast(
+        call.tensor(0), kind, rounds=call.casts, overflows=call.overflows, saturate=saturate, mode=mode
+    )
 
 
 @meaning("Cast")
