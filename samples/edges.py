@@ -26,8 +26,8 @@ from mirage_cli.options.options import Options
 from mirage_cli.processes import isolation
 from mirage_cli.report import reader
 from mirage_cli.report.stages import Silent
-from mirage_cli.suite import build
-from mirage_cli.suite import cases as suite_cases
+from mirage_cli.suite import build, suites
+from mirage_cli.suite.cases import DTYPES
 from mirage_cli.tuning.bench import BenchJob, Measured
 from mirage_cli.verification import output_folder
 from mirage_cli.verification.findings import Verification
@@ -84,7 +84,7 @@ def folders(args: argparse.Namespace, root: Path) -> Iterator[tuple[str, Path, s
             except MirageError as error:
                 yield Path(model).stem, out, str(error)
         return
-    cases = suite_cases.chosen("paper", args.models)
+    cases = suites.chosen("paper", args.models)
     for row in build.build("paper", cases, args.dtype, root, options, Silent()):
         yield f"{row.case} {row.dtype}", row.folder / "out", row.problem
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="model files; with --gpu: names of suite cases")
     parser.add_argument("--gpu", type=int, help="check the suite's CUDA kernels on this GPU")
-    parser.add_argument("--dtype", choices=sorted(suite_cases.DTYPES), default="fp16", help="of the suite's cases")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="fp16", help="of the suite's cases")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--cache", help="folder of kept results and compiled objects")
     args = parser.parse_args(arguments)

@@ -39,7 +39,8 @@ from mirage_cli.options import orders
 from mirage_cli.options.options import Options
 from mirage_cli.processes import messages
 from mirage_cli.processes.jobs import Here, Kind
-from mirage_cli.suite import cases as suite_cases
+from mirage_cli.suite import suites
+from mirage_cli.suite.cases import DTYPES
 
 SAMPLES = Path(__file__).parent
 RECORDED = ("rmsnorm_linear_fp32", "gated_mlp_fp32", "gqa_fp32", "lora_fp32", "mha_fp16", "ntrans_fp32")
@@ -109,14 +110,14 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def tune(arguments: argparse.Namespace) -> dict[str, Any]:
     """The suite's models, tuned by GPU workers, with nothing kept from before."""
-    cases = suite_cases.chosen("paper", tuple(arguments.only))
+    cases = suites.chosen("paper", tuple(arguments.only))
     gpus = arguments.gpus.split(",")
     own = ["--workers", str(arguments.workers), "--gpus", arguments.gpus, "--jobs", str(arguments.compilations)]
     with tempfile.TemporaryDirectory() as folder, farm(*own) as address:
         paths = []
         for case in cases:
             paths.append(Path(folder, f"{case.name}.onnx"))
-            model = case.model(suite_cases.DTYPES["fp16"], 0)
+            model = case.model(DTYPES["fp16"], 0)
             onnx.save(model, paths[-1], save_as_external_data=True, location=f"{case.name}.data")
         wait_for(address, arguments.workers + len(gpus))
         options = Options(

@@ -24,9 +24,10 @@ from mirage_cli.options.options import Options, cores
 from mirage_cli.processes import isolation
 from mirage_cli.search.schedules.engines import ENGINES
 from mirage_cli.suite import build as suite_build
-from mirage_cli.suite.cases import DTYPES, Case, Net, chosen
+from mirage_cli.suite.cases import DTYPES, Case, Net
 from mirage_cli.suite.measure import Measurement, MeasureOptions, opened
 from mirage_cli.suite.report import between
+from mirage_cli.suite.suites import chosen
 
 DOCS = Path(__file__).resolve().parents[1] / "docs/reference/measurements.md"
 BEGIN, END = "<!-- ablation -->", "<!-- end of ablation -->"

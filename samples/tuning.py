@@ -28,8 +28,9 @@ from mirage_cli.optimization.task import Work
 from mirage_cli.options.options import Options, cores
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
 from mirage_cli.processes import isolation
-from mirage_cli.suite.cases import DTYPES, Case, chosen
+from mirage_cli.suite.cases import DTYPES, Case
 from mirage_cli.suite.report import between
+from mirage_cli.suite.suites import chosen
 from mirage_cli.tuning.candidates import model_error
 
 DOCS = Path(__file__).resolve().parents[1] / "docs/reference/measurements.md"

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 _FOLDER_ONLY = (
     *("cpu", "opencl", "dim", "shape", "runs", "threads", "record", "timeout", "max_memory", "inputs", "generate"),
 )
-_SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune", "markdown", "jobs")
+_SUITE_ONLY = (
+    *("dtype", "part", "sample", "within", "peers_from", "results", "allow_tf32"),
+    *("peers_only", "build", "tune", "markdown", "html", "jobs"),
+)
 
 
 @click.command(
@@ -30,6 +33,7 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
         "mirage bench out --gpu 0 --dim seq=1024 --json > times.json",
         "mirage bench out --generate 128",
         "mirage bench --suite paper --gpu 0 --only 'gqa_*' --peers eager,sdpa",
+        "mirage bench --suite models --gpu 0 --part judge --sample 40 --html page.html",
     ),
     rare=(
         "opencl",
@@ -38,15 +42,20 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
         "inputs",
         "jobs",
         "peers_from",
+        "results",
+        "within",
         "allow_tf32",
         "build",
         "peers_only",
         "tune",
         "markdown",
+        "html",
     ),
 )
 @click.argument("folder", metavar="[DIR | MODEL]", type=click.Path(), required=False)
-@click.option("--suite", type=click.Choice(["paper"]), help="Optimize and time the cases of this suite instead.")
+@click.option(
+    "--suite", type=click.Choice(["paper", "models"]), help="Optimize and time the cases of this suite instead."
+)
 @click.option("--cpu", is_flag=True, help="Measure on the CPU [the first GPU that can be used, else the CPU].")
 @click.option("--opencl", metavar="P:D", help="Measure on this OpenCL device, by the numbers that doctor lists.")
 @click.option("--dim", multiple=True, metavar="SYM=N,N,...", help="Sizes of a symbolic dimension [those of optimize].")
@@ -72,9 +81,28 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
     only="Only these fragments, by name or ID; of a suite, such rows.",
     jobs="Suite: rows that are optimized at a time [number of cores].",
 )
-@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="Suite: the element type [fp16].")
+@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="Suite paper: the element type [fp16].")
+@click.option(
+    "--part",
+    type=click.Choice(["fit", "judge"]),
+    help="Suite models: rows that constants may be fitted to, or the others.",
+)
+@click.option("--sample", type=click.IntRange(1), metavar="N", help="Suite: N of the rows, which --seed draws [all].")
 @click.option(
     "--peers-from", type=click.Path(), metavar="FILE", help="Suite: take peers' times from this JSON document."
+)
+@click.option(
+    "--results",
+    type=click.Path(),
+    multiple=True,
+    metavar="FILE",
+    help="Suite: measure nothing, put together the rows of these JSON documents.",
+)
+@click.option(
+    "--within",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Suite: measure no further row after so long [all rows].",
 )
 @click.option("--allow-tf32", is_flag=True, help="Suite: float32 products of peers may be TF32.")
 @click.option("--build", type=click.Path(), metavar="DIR", help="Suite: keep here what is optimized, and use it again.")
@@ -83,6 +111,7 @@ _SUITE_ONLY = ("dtype", "peers_from", "allow_tf32", "peers_only", "build", "tune
 @click.option(
     "--markdown", type=click.Path(), metavar="FILE", help="Suite: put the table between the marks of this file."
 )
+@click.option("--html", type=click.Path(), metavar="FILE", help="Suite models: write a page with the distribution.")
 @common.speaking
 def bench(voice: Voice, folder: str | None, suite: str | None, **given: Any) -> int:
     """Time the original model against the patched one of the output folder DIR, fragment by fragment and whole; a MODEL
@@ -144,16 +173,25 @@ def _generation(voice: Voice, folder: Path, count: int, options: BenchOptions) -
 
 
 def _suite(voice: Voice, suite: str, values: dict[str, Any]) -> bool:
+    from mirage_cli.files.output import write_text
+    from mirage_cli.suite import distribution, page
     from mirage_cli.suite import suite as suites
     from mirage_cli.suite.report import write_markdown
 
     _peers(values)
-    markdown = values.pop("markdown", None)
+    markdown, html = values.pop("markdown", None), values.pop("html", None)
     values |= {k: Path(values[k]) for k in ("peers_from", "build") if k in values}
+    values["results"] = tuple(map(Path, values.pop("results", ())))
     options = suites.SuiteOptions(suite, tf32=values.pop("allow_tf32", False), **values)
     with voice.progress() as progress:
         report = suites.run(options, progress)
-    voice.result(report.to_json, report.text)
+    if report.population:
+        voice.result(lambda: distribution.to_json(report), lambda: distribution.text(report))
+    else:
+        voice.result(report.to_json, report.text)
     if markdown is not None:
-        write_markdown(report, Path(markdown))
+        text = distribution.markdown(report) if report.population else report.markdown()
+        write_markdown(report, text, Path(markdown))
+    if html is not None:
+        write_text(Path(html), page.page(report))
     return report.wrong

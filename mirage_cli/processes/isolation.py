@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection, wait
@@ -68,7 +68,7 @@ def each(
     apart: bool = False,
     told: Callable[[int, Any], None] | None = None,
     seconds: float = 0,
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any], None, None]:
     """`Pool.each` in processes that end as soon as there is nothing left for them. With one worker and no `max_memory` the
     calls are made here, unless they have to be `apart`."""
     if max_memory == 0 and not apart and (workers <= 1 or len(jobs) <= 1):

@@ -28,7 +28,8 @@ from mirage_cli.patching import patch as patches
 from mirage_cli.processes import isolation
 from mirage_cli.report import mugraph_file, reader
 from mirage_cli.report.stages import Progress
-from mirage_cli.suite import cases as suite_cases
+from mirage_cli.suite import suites
+from mirage_cli.suite.cases import DTYPES, Case
 
 _KEY, _OUT, _INPUT = "row.json", "out", "case.onnx"
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -68,31 +69,41 @@ class Built:
         return sum(float(f["predicted_us"]) for f in self.fragments)
 
     @property
+    def tuning(self) -> dict[str, Any] | None:
+        """What measuring candidates found, over all fragments: microseconds of the model's own choices and of those taken,
+        how many were tried and refused. None where nothing was measured."""
+        found = [t for f in self.fragments if (t := f.get("tuning")) and t.get("chosen_us") and t.get("own_us")]
+        if not found or len(found) < len(self.fragments):
+            return None
+        return {name: sum(t[name] for t in found) for name in ("own_us", "chosen_us", "tried", "refused")}
+
+    @property
     def kernels(self) -> list[dict[str, Any]]:
         """The schedule of every kernel."""
         return [s for f in self.fragments for s in f["schedule"]["cuda"]]
 
 
 def build(
-    suite: str, cases: Sequence[suite_cases.Case], dtype: str, folder: Path, options: Options, progress: Progress
+    suite: str, cases: Sequence[Case], dtype: str, folder: Path, options: Options, progress: Progress
 ) -> list[Row]:
     """Optimize the model of every case, several at a time, or one after the other where the options tune on a GPU; a row
-    that fails says why."""
+    that fails says why. `dtype` is the element type of those that have none of their own."""
     progress.stage("optimize", len(cases))
     tunes = options.gpu is not None
     each = replace(options, target=("cuda",), force=True, jobs=options.jobs if tunes else 1)
-    jobs = [(suite, c.name, dtype, folder / f"{c.name}-{dtype}", each) for c in cases]
+    kinds = [c.dtype or dtype for c in cases]
+    jobs = [(suite, c.name, d, folder / f"{c.name}-{d}", each) for c, d in zip(cases, kinds, strict=True)]
     rows: list[Row | None] = [None] * len(cases)
     for k, outcome in isolation.each(build_row, jobs, 1 if tunes else options.jobs):
         lost = outcome.reason if isinstance(outcome, isolation.Lost) else outcome
-        rows[k] = Row(cases[k].name, dtype, jobs[k][3], lost)
+        rows[k] = Row(cases[k].name, kinds[k], jobs[k][3], lost)
         progress.step(f"{cases[k].name}: {lost or 'optimized'}")
     return [r for r in rows if r is not None]
 
 
 def build_row(suite: str, name: str, dtype: str, folder: Path, options: Options) -> str:
     """Make one row's folder unless it is there; why a fragment was left, or nothing."""
-    case = next(c for c in suite_cases.SUITES[suite]() if c.name == name)
+    case = suites.case_of(suite, name)
     key = {"case": case.shapes, "dtype": dtype, "options": options.to_json(), "sources": sources_digest()}
     if not _is_made(folder, key):
         make(case, dtype, folder, options)
@@ -100,14 +111,19 @@ def build_row(suite: str, name: str, dtype: str, folder: Path, options: Options)
     return reasons_left(folder)
 
 
-def make(case: suite_cases.Case, dtype: str, folder: Path, options: Options) -> None:
-    """Optimize a case's model into a new folder."""
+def make(case: Case, dtype: str, folder: Path, options: Options) -> None:
+    """Optimize a case's model into a new folder. Its weights, random and large, are not kept."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     path = folder / _INPUT
-    model = case.model(suite_cases.DTYPES[dtype], options.seed)
+    model = case.model(DTYPES[dtype], options.seed)
     onnx.save(model, path, save_as_external_data=True, location=f"{_INPUT}.data", size_threshold=1024)
-    optimize(str(path), folder / _OUT, options)
+    del model
+    try:
+        optimize(str(path), folder / _OUT, options)
+    finally:
+        for data in folder.rglob("*.data"):
+            data.unlink()
 
 
 def reasons_left(folder: Path) -> str:

@@ -8,7 +8,6 @@ gets its own copy of them, [heads, keys, depth].
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from mirage_cli.errors import UsageError
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 
 OPSET, IR_VERSION = 20, 10
 EPSILON = 1e-5
+DRAWN = 4_194_301  #: different elements of a weight
 DTYPES = {"fp16": F16, "bf16": BF16, "fp32": F32}
 _ONNX = {"f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16, "f32": TensorProto.FLOAT}
 
@@ -72,6 +71,18 @@ class Net:
         self.constants[name] = numpy_helper.from_array(np.asarray(values, np.int64), name)
         return name
 
+    def whole(self, value: int) -> str:
+        """A constant integer."""
+        name = f"n_{value}"
+        self.constants[name] = numpy_helper.from_array(np.asarray(value, np.int64), name)
+        return name
+
+    def vector(self, name: str, value: float, width: int) -> str:
+        """A constant vector of the graph's type, of one value."""
+        array = np.full(width, value, helper.tensor_dtype_to_np_dtype(self.type))
+        self.constants[name] = numpy_helper.from_array(array, name)
+        return name
+
     def rms(self, x: str) -> str:
         """x / sqrt(mean(x^2) + epsilon) over the last axis, as exporters write it."""
         mean = self("ReduceMean", self("Pow", x, self.number(2)), self.integers(-1), keepdims=1)
@@ -92,9 +103,10 @@ Function = Callable[..., Any]  #: from torch, its functional module and tensors 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the suite. `torch` computes it in PyTorch, `sdpa` (None where there is none) with torch's fused attention
+    """One row of a suite. `torch` computes it in PyTorch, `sdpa` (None where there is none) with torch's fused attention
     from what `own` makes of the tensors beforehand: keys [heads, keys, depth]. `flops` counts its matrix products;
-    `decode` tells rows of few tokens from prefill."""
+    `decode` tells rows of few tokens from prefill. Rows of published models say the model, what `kind` of layer it is, how
+    many `rows` a call has, the element type if it is their own, and whether they are to judge or to fit (`part`)."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -105,6 +117,12 @@ class Case:
     sdpa: Function | None = None
     own: Function | None = None
     decode: bool = True
+    opset: int = OPSET
+    model_name: str = ""
+    kind: str = ""
+    rows: int = 0
+    dtype: str = ""
+    part: str = ""
 
     def bytes(self, dtype: DType) -> int:
         """Bytes that it reads and writes at least."""
@@ -145,13 +163,18 @@ class Case:
             [*constants.values(), *weights.values()],
         )
         return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="mirage suite"
+            graph,
+            opset_imports=[helper.make_opsetid("", self.opset)],
+            ir_version=IR_VERSION,
+            producer_name="mirage suite",
         )
 
 
 def _draw(t: Tensor, dtype: DType, random: np.random.Generator) -> onnx.TensorProto:
-    values = random.standard_normal(t.shape, np.float32) * np.float32(t.std) + np.float32(t.mean)
-    return numpy_helper.from_array(values.astype(helper.tensor_dtype_to_np_dtype(_ONNX[dtype.name])), t.name)
+    """A weight: as many numbers as `DRAWN`, repeated where it has more (a prime, so that no two rows of it are equal)."""
+    values = random.standard_normal(min(t.elements, DRAWN), np.float32) * np.float32(t.std) + np.float32(t.mean)
+    few = values.astype(helper.tensor_dtype_to_np_dtype(_ONNX[dtype.name]))
+    return numpy_helper.from_array(np.resize(few, t.shape), t.name)
 
 
 # ---- linear layers ---------------------------------------------------------------------------------------------------
@@ -317,17 +340,3 @@ def paper() -> tuple[Case, ...]:
         *(latent_attention(f"mla_b{b}", b, 128, 512, 64, 4096) for b in (1, 16)),
         *(norm_mlp_down(f"norm_mlp_down_b{b}", b, 4096, 14336) for b in (1, 16)),
     )
-
-
-SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {"paper": paper}
-
-
-def chosen(suite: str, only: Sequence[str] = ()) -> tuple[Case, ...]:
-    """The rows of a suite whose names match one of the patterns. Raises UsageError when none does."""
-    cases = SUITES[suite]()
-    matching = tuple(c for c in cases if not only or any(fnmatch.fnmatch(c.name, g) for g in only))
-    if not matching:
-        raise UsageError(
-            f"--only {only[0]}: no row of {suite} has such a name", f"rows: {', '.join(c.name for c in cases)}"
-        )
-    return matching

@@ -24,9 +24,9 @@ from mirage_cli.measurement.gpu_backends import TorchBackend
 from mirage_cli.measurement.gpu_entry import Entry, Judged, Sets
 from mirage_cli.measurement.timing import Distribution, Effort
 from mirage_cli.runtime.sessions import element_name, numpy_type, version
-from mirage_cli.suite import cases
+from mirage_cli.suite import suites
 from mirage_cli.suite.build import Built, Row, read
-from mirage_cli.suite.cases import Case, Tensor
+from mirage_cli.suite.cases import DTYPES, Case, Tensor
 
 MATRIX = 8192  #: rows and columns of the products that measure the matrix rate
 READ_BYTES = 1 << 32
@@ -79,26 +79,30 @@ def perform(kind: str, *arguments: Any) -> dict[str, Any]:
 # ---- limits of the device --------------------------------------------------------------------------------------------
 
 
-def _ceilings(asked: MeasureOptions, dtype: str) -> dict[str, Any]:
-    """The best that the device can do, measured now: read bandwidth in bytes a second, matrix rate of a type in
+def _ceilings(asked: MeasureOptions, dtypes: Sequence[str]) -> dict[str, Any]:
+    """The best that the device can do, measured now: read bandwidth in bytes a second, matrix rate of each type in
     operations a second, microseconds of an empty kernel in a graph; and its state."""
     timer, backend = opened(asked)
     torch = backend.torch
-    kind = getattr(torch, element_name(cases.DTYPES[dtype]))
     state = timer.state() | ({"onnxruntime": version()} if "ort" in asked.peers else {})
     big = torch.empty(READ_BYTES // 2, dtype=torch.float16, device=backend.device).normal_()
     read = timer.times({"read": peers.cycling_call(torch.sum, [[big]])}, 1, asked.effort)["read"].samples
     del big
-    pairs = [torch.empty(2, MATRIX, MATRIX, dtype=kind, device=backend.device).normal_() for _ in range(2)]
-    product = timer.times({"product": peers.cycling_call(torch.matmul, pairs)}, 2, asked.effort)["product"].samples
     launch = timer.times({"launch": lambda k, stream: backend.spacer(stream)}, 1, asked.effort)["launch"].median
     return {
         "bandwidth": READ_BYTES / min(read) * 1e6,
-        "flops": 2.0 * MATRIX**3 / min(product) * 1e6,
+        "flops": {d: _matrix_rate(timer, backend, asked, d) for d in dtypes},
         "launch_us": round(launch, 3),
         "cache_bytes": backend.cache,
         "gpu_state": state,
     }
+
+
+def _matrix_rate(timer: GpuTimer, backend: TorchBackend, asked: MeasureOptions, dtype: str) -> float:
+    torch, kind = backend.torch, getattr(backend.torch, element_name(DTYPES[dtype]))
+    pairs = [torch.empty(2, MATRIX, MATRIX, dtype=kind, device=backend.device).normal_() for _ in range(2)]
+    product = timer.times({"product": peers.cycling_call(torch.matmul, pairs)}, 2, asked.effort)["product"].samples
+    return 2.0 * MATRIX**3 / min(product) * 1e6
 
 
 # ---- a row -----------------------------------------------------------------------------------------------------------
@@ -106,10 +110,10 @@ def _ceilings(asked: MeasureOptions, dtype: str) -> dict[str, Any]:
 
 def _row(asked: MeasureOptions, suite: str, row: Row) -> dict[str, Any]:
     """Everything measured of a row, as JSON. A GPU that a kernel has broken ends this process."""
-    case = next(c for c in cases.SUITES[suite]() if c.name == row.case)
+    case = suites.case_of(suite, row.case)
     timer, backend = opened(asked)
     try:
-        return Measurement(case, cases.DTYPES[row.dtype], timer, backend, asked).run(row)
+        return Measurement(case, DTYPES[row.dtype], timer, backend, asked).run(row)
     finally:
         try:
             backend.run(backend.spacer)
@@ -241,7 +245,7 @@ class Measurement:
         problem = ""
         try:
             built = read(row)
-            data |= {"kernels": built.kernels, "predicted_us": built.predicted_us}
+            data |= {"kernels": built.kernels, "predicted_us": built.predicted_us, "tuning": built.tuning}
             timed: Timed = honest(self.timer, self.ours(built), self.sets, ready, self.asked.effort)
             data["accuracy"] = timed.accuracy.to_json()
             data["mirage"] = {"us": timed.chained.to_json(), "isolated_us": timed.isolated.to_json()}

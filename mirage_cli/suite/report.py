@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mirage_cli.errors import UsageError
+from mirage_cli.suite.cases import DTYPES, Case
 
 METHOD = (
     "Microseconds for one call, medians. Each contestant's calls on sets of inputs with different values, together more "
@@ -24,7 +25,8 @@ WRONG = "WRONG"
 
 @dataclass(frozen=True, slots=True)
 class SuiteRow:
-    """A row: its case, the least bytes and operations, what was measured (`measure`), its peers by name."""
+    """A row: its case, the least bytes and operations, what was measured (`measure`), its peers by name, the element
+    type; of a published model: which, the kind of layer, how many rows a call has, whether it judges."""
 
     name: str
     shapes: str
@@ -33,6 +35,11 @@ class SuiteRow:
     flops: float
     figures: dict[str, Any]
     peers: dict[str, dict[str, Any]]
+    dtype: str = "fp16"
+    model: str = ""
+    kind: str = ""
+    rows: int = 0
+    part: str = ""
 
     @property
     def us(self) -> float | None:
@@ -62,7 +69,19 @@ class SuiteRow:
 
     def floor(self, limits: dict[str, Any]) -> float:
         """The least time on a device with these limits."""
-        return max(self.bytes / float(limits["bandwidth"]), self.flops / float(limits["flops"])) * 1e6
+        return max(self.bytes / float(limits["bandwidth"]), self.flops / float(limits["flops"][self.dtype])) * 1e6
+
+    @property
+    def error(self) -> float | None:
+        """The error of the model's prediction, as a factor of at least one."""
+        predicted = self.figures.get("predicted_us")
+        return max(predicted / self.us, self.us / predicted) if predicted and self.us else None
+
+    @property
+    def behind_tuned(self) -> float | None:
+        """The time of the model's own choice over that of the candidate found by measuring, where one was."""
+        tuning = self.figures.get("tuning")
+        return tuning["own_us"] / tuning["chosen_us"] if tuning else None
 
     @property
     def engines(self) -> str:
@@ -74,6 +93,8 @@ class SuiteRow:
         floor = self.floor(limits)
         return {
             "name": self.name,
+            **({n: getattr(self, n) for n in ("model", "kind", "rows", "part")} if self.kind else {}),
+            "dtype": self.dtype,
             "tensors": self.shapes,
             "decode": self.decode,
             "bytes": self.bytes,
@@ -82,9 +103,15 @@ class SuiteRow:
             **self.figures,
             "peers": self.peers,
             "best_peer": self.best[0] if self.best else None,
-            "ratio": _rounded(self.ratio),
-            "share_of_floor": _rounded(floor / self.us if self.us else None),
+            "ratio": rounded(self.ratio),
+            "share_of_floor": rounded(floor / self.us if self.us else None),
         }
+
+
+def row_of(case: Case, dtype: str, figures: dict[str, Any], peers: dict[str, dict[str, Any]]) -> SuiteRow:
+    """The row of a case at an element type."""
+    known = (case.name, case.shapes, case.decode, case.bytes(DTYPES[dtype]), case.flops, figures, peers)
+    return SuiteRow(*known, dtype, case.model_name, case.kind, case.rows, case.part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +129,11 @@ class SuiteReport:
         return any(r.problem.startswith(WRONG) for r in self.rows)
 
     @property
+    def population(self) -> bool:
+        """True if its rows are of kinds and sizes that a distribution is made of."""
+        return any(r.kind for r in self.rows)
+
+    @property
     def means(self) -> dict[str, float | None]:
         """Geometric means of the ratio to the fastest peer and of the share of the floor; of rows that have one."""
         means = {}
@@ -110,9 +142,9 @@ class SuiteReport:
             ("decode", [r for r in self.rows if r.decode]),
             ("prefill", [r for r in self.rows if not r.decode]),
         ):
-            means[f"ratio_{name}"] = _geometric([r.ratio for r in rows])
-            means[f"share_of_floor_{name}"] = _geometric([r.floor(self.limits) / r.us if r.us else None for r in rows])
-            means[f"prediction_{name}"] = _geometric([_error(r) for r in rows])
+            means[f"ratio_{name}"] = geometric([r.ratio for r in rows])
+            means[f"share_of_floor_{name}"] = geometric([r.floor(self.limits) / r.us if r.us else None for r in rows])
+            means[f"prediction_{name}"] = geometric([r.error for r in rows])
         return means
 
     def to_json(self) -> dict[str, Any]:
@@ -123,16 +155,15 @@ class SuiteReport:
             "method": METHOD,
             "limits": self.limits,
             "rows": [r.to_json(self.limits) for r in self.rows],
-            "means": {name: _rounded(value) for name, value in self.means.items()},
+            "means": {name: rounded(value) for name, value in self.means.items()},
         }
 
     # --- tables -----------------------------------------------------------------------------------------------------------
     def header(self) -> list[str]:
         """The setting in which the table was made, in lines."""
         state, limits = self.limits["gpu_state"], self.limits
-        rates = (
-            f"{limits['bandwidth'] / 1e12:.2f} TB/s read, {limits['flops'] / 1e12:.0f} TFLOP/s {self.settings['dtype']}"
-        )
+        products = ", ".join(f"{rate / 1e12:.0f} TFLOP/s {dtype}" for dtype, rate in limits["flops"].items())
+        rates = f"{limits['bandwidth'] / 1e12:.2f} TB/s read, {products}"
         return [
             f"{state.get('device', 'GPU')}, driver {state.get('driver', '?')}, SM clock {state.get('clocks.sm', '?')}, "
             f"throttle reasons {state.get('clocks_throttle_reasons.active', '?')}, {state.get('timed_with', '')}",
@@ -147,16 +178,16 @@ class SuiteReport:
         head = ["us for one call", "floor", "mirage", "isolated", "x best", "floor/us", "predicted", "engine", *names]
         rows = [head]
         for row in self.rows:
-            ours = "WRONG" if row.problem.startswith(WRONG) else "-" if row.us is None else _us(row.us)
+            ours = "WRONG" if row.problem.startswith(WRONG) else "-" if row.us is None else micros(row.us)
             share = row.floor(self.limits) / row.us if row.us else None
-            known = [_us(row.floor(self.limits)), ours, _us(row.isolated_us), _times(row.ratio), _percent(share)]
+            known = [micros(row.floor(self.limits)), ours, micros(row.isolated_us), times(row.ratio), percent(share)]
             predicted = row.figures.get("predicted_us")
-            rows.append([row.name, *known, _us(predicted), row.engines, *(self._peer(row, n) for n in names)])
+            rows.append([row.name, *known, micros(predicted), row.engines, *(self._peer(row, n) for n in names)])
         return rows
 
     def _peer(self, r: SuiteRow, name: str) -> str:
         us = _median(r.peers.get(name, {}), "us")
-        text = _us(us)
+        text = micros(us)
         if r.best and r.best[0] == name:
             text = f"*{text}"
         return f"{text}'" if us is not None and r.peers[name].get("earlier") else text
@@ -165,9 +196,9 @@ class SuiteReport:
         """Means, marks and what went wrong with ours, in lines."""
         m = self.means
         means = [
-            f"{name} rows: {_times(m[f'ratio_{name}'])} x the best peer, "
-            f"{_percent(m[f'share_of_floor_{name}'])} of the floor, "
-            f"the model's prediction off by {_times(m[f'prediction_{name}'])} x"
+            f"{name} rows: {times(m[f'ratio_{name}'])} x the best peer, "
+            f"{percent(m[f'share_of_floor_{name}'])} of the floor, "
+            f"the model's prediction off by {times(m[f'prediction_{name}'])} x"
             for name in ("decode", "prefill", "all")
             if m[f"ratio_{name}"] or m[f"share_of_floor_{name}"]
         ]
@@ -207,12 +238,13 @@ class SuiteReport:
         )
 
 
-def write_markdown(report: SuiteReport, path: Path) -> None:
-    """Put the table between the markers `<!-- suite NAME DTYPE -->` and `<!-- end of suite NAME DTYPE -->` of a document.
+def write_markdown(report: SuiteReport, markdown: str, path: Path) -> None:
+    """Put a report's Markdown between the markers `<!-- suite NAME DTYPE -->` and `<!-- end of suite NAME DTYPE -->` of
+    a document, without a type where rows have their own.
 
     Raises UsageError where the document lacks them.
     """
-    name = f"{report.settings['suite']} {report.settings['dtype']}"
+    name = " ".join(filter(None, (report.settings["suite"], report.settings["dtype"])))
     start, end = f"<!-- suite {name} -->", f"<!-- end of suite {name} -->"
     try:
         text = path.read_text(encoding="utf-8")
@@ -220,7 +252,7 @@ def write_markdown(report: SuiteReport, path: Path) -> None:
         raise UsageError(f"--markdown {path}: {error}") from None
     if not re.search(f"{re.escape(start)}.*{re.escape(end)}", text, re.DOTALL):
         raise UsageError(f"--markdown {path}: expected the lines {start} and {end} in it")
-    path.write_text(between(text, start, end, report.markdown()), encoding="utf-8")
+    path.write_text(between(text, start, end, markdown), encoding="utf-8")
 
 
 def between(page: str, start: str, end: str, text: str) -> str:
@@ -234,30 +266,29 @@ def _median(entry: dict[str, Any], key: str) -> float | None:
     return None if distribution is None else float(distribution["median"])
 
 
-def _error(r: SuiteRow) -> float | None:
-    """The error of the model's prediction, as a factor of at least one."""
-    predicted = r.figures.get("predicted_us")
-    return max(predicted / r.us, r.us / predicted) if predicted and r.us else None
-
-
-def _geometric(values: Sequence[float | None]) -> float | None:
+def geometric(values: Sequence[float | None]) -> float | None:
+    """The geometric mean of the values that are known; None where none is."""
     known = [v for v in values if v is not None]
     return math.exp(sum(map(math.log, known)) / len(known)) if known else None
 
 
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
+    """A figure of a document."""
     return None if value is None else round(value, 4)
 
 
-def _us(us: float | None) -> str:
+def micros(us: float | None) -> str:
+    """Microseconds in about three digits; - where there is no time."""
     if us is None:
         return "-"
     return f"{us:.2f}" if us < 100 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
 
 
-def _times(value: float | None) -> str:
+def times(value: float | None) -> str:
+    """A factor."""
     return "-" if value is None else f"{value:.2f}"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share in hundredths."""
     return "-" if value is None else f"{100 * value:.0f}%"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mirage_cli import __version__
-from mirage_cli.errors import MirageError, ModelError, UsageError
-from mirage_cli.files import rawfile
+from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.files.staging import Scratch
 from mirage_cli.machine import devices
 from mirage_cli.measurement import peers
@@ -19,34 +19,40 @@ from mirage_cli.options.options import Options, cores
 from mirage_cli.processes import isolation
 from mirage_cli.report.stages import Progress, Silent
 from mirage_cli.suite import build as suite_build
-from mirage_cli.suite import cases as suite_cases
-from mirage_cli.suite.cases import Case
+from mirage_cli.suite import documents, suites
+from mirage_cli.suite.cases import DTYPES, Case
 from mirage_cli.suite.measure import BROKEN, MeasureOptions, perform
-from mirage_cli.suite.report import SuiteReport, SuiteRow
+from mirage_cli.suite.report import SuiteReport, SuiteRow, row_of
 
 _BROKEN = f"exit code {BROKEN}"
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """Options of a run: the suite, the GPU, patterns of row names, the type, the groups of peers (`peers.GROUPS`), a
-    JSON document of an earlier run whose peers' times are taken over, whether float32 products may be TF32, a
-    folder that keeps what was optimized (None: nothing is kept), whether `optimize` tunes on the GPU, seconds for
-    the contestants of a row, processes that optimize; with `peers_only` nothing is optimized and only peers are
-    timed."""
+    """Options of a run: the suite, the GPU, patterns of row names, the part of its rows (`population.PARTS`; None: all), of
+    these a sample of so many (0: all), the type (None: fp16, or the rows' own), the groups of peers (`peers.GROUPS`), a
+    JSON document of an earlier run whose peers' times are taken over, such documents whose rows are reported in the
+    place of a run, whether float32 products may be TF32, a folder that keeps what was optimized (None: nothing is
+    kept), whether `optimize` tunes on the GPU, seconds for the contestants of a row, processes that optimize, seconds
+    after which no further row is measured (0: none); with `peers_only` nothing is optimized and only peers are timed.
+    """
 
     suite: str = "paper"
     gpu: int = 0
     only: tuple[str, ...] = ()
-    dtype: str = "fp16"
+    part: str | None = None
+    sample: int = 0
+    dtype: str | None = None
     peers: tuple[str, ...] = tuple(peers.GROUPS)
     peers_from: Path | None = None
+    results: tuple[Path, ...] = ()
     tf32: bool = False
     build: Path | None = None
     tune: bool = False
     peers_only: bool = False
     seconds: float = 0.5
     jobs: int = field(default_factory=cores)
+    within: float = 0
     seed: int = 0
     cache: str | None = None
 
@@ -56,27 +62,54 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
 
     Raises UsageError for options that do not fit, ToolMissing without a GPU, nvcc or torch.
     """
-    progress = progress or Silent()
-    if options.dtype not in suite_cases.DTYPES:
-        raise UsageError(f"--dtype {options.dtype}: expected {', '.join(suite_cases.DTYPES)}")
-    cases = suite_cases.chosen(options.suite, options.only)
-    earlier = read_peers(options.peers_from, options) if options.peers_from else {}
+    progress, began = progress or Silent(), time.monotonic()
+    cases = suites.chosen(options.suite, options.only, options.part, options.sample, options.seed)
+    options = replace(options, dtype=type_of(options.dtype, cases))
+    if options.results:
+        return documents.merged(options.results, {c.name: c for c in cases}, settings_of(options))
+    earlier = documents.read(options.peers_from, settings_of(options)) if options.peers_from else None
     arch = environment.architecture_of(devices.device(options.gpu))
     with ExitStack() as stack:
         folder = options.build or stack.enter_context(Scratch("mirage-suite-"))
         folder.mkdir(parents=True, exist_ok=True)
         gpu = options.gpu if options.tune else None
         built = Options(arch=(arch,), gpu=gpu, jobs=options.jobs, seed=options.seed, cache=options.cache)
-        rows = [suite_build.Row(c.name, options.dtype, folder, "not asked for") for c in cases]
+        rows = [suite_build.Row(c.name, _own(c, options), folder, "not asked for") for c in cases]
         if not options.peers_only:
-            rows = suite_build.build(options.suite, cases, options.dtype, folder, built, progress)
+            rows = suite_build.build(options.suite, cases, options.dtype or "", folder, built, progress)
         asked = MeasureOptions(options.gpu, options.peers, options.tf32, options.seconds, options.seed)
         progress.stage("measure", len(rows) + 1)
-        limits, figures = _measured(options, rows, asked, progress)
-    reported = [_row(c, options, f, earlier.get(c.name, {})) for c, f in zip(cases, figures, strict=True)]
-    settings = {
+        limits, figures = _measured(options, rows, asked, progress, began)
+    known = earlier.peers if earlier else {}
+    reported = [_row(c, _own(c, options), f, known.get(c.name, {})) for c, f in zip(cases, figures, strict=True) if f]
+    settings = settings_of(options) | {"peers_machine": earlier.machine if earlier else None}
+    return SuiteReport(__version__, settings, limits, tuple(reported))
+
+
+def type_of(dtype: str | None, cases: Sequence[Case]) -> str | None:
+    """The element type of cases that have none of their own; None where all have. Raises UsageError for an unknown type,
+    and for one that does not go with the cases."""
+    own = cases[0].dtype
+    if dtype is not None and own:
+        raise UsageError(
+            f"--dtype {dtype}: rows of this suite have element types of their own", "--only '*_fp16' selects"
+        )
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
+    return None if own else dtype or "fp16"
+
+
+def _own(case: Case, options: SuiteOptions) -> str:
+    return case.dtype or options.dtype or ""
+
+
+def settings_of(options: SuiteOptions) -> dict[str, Any]:
+    """What a report says of the options."""
+    return {
         "suite": options.suite,
         "dtype": options.dtype,
+        "part": options.part,
+        "sample": options.sample,
         "allow_tf32": options.tf32,
         "tuned": options.tune,
         "peers": list(options.peers),
@@ -84,24 +117,27 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
         "seconds": options.seconds,
         "seed": options.seed,
     }
-    return SuiteReport(__version__, settings, limits, tuple(reported))
 
 
 def _measured(
-    options: SuiteOptions, rows: list[suite_build.Row], asked: MeasureOptions, progress: Progress
+    options: SuiteOptions, rows: list[suite_build.Row], asked: MeasureOptions, progress: Progress, began: float
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The limits of the device, and what was measured of each row, in a process that a broken GPU costs one row."""
-    jobs: list[tuple[Any, ...]] = [("ceilings", asked, options.dtype)]
+    """The limits of the device, and what was measured of each row (nothing of those for which there was no time), in a
+    process that a broken GPU costs one row."""
+    jobs: list[tuple[Any, ...]] = [("ceilings", asked, sorted({r.dtype for r in rows}))]
     jobs += [("row", asked, options.suite, row) for row in rows]
     measured: list[dict[str, Any]] = [{} for _ in jobs]
-    for k, result in isolation.each(perform, jobs, 1, apart=True):
-        if isinstance(result, isolation.Lost) and k == 0:
-            raise MirageError(f"the GPU cannot be measured: {result.reason}")
-        if isinstance(result, isolation.Lost):
-            broken = "it left the GPU unusable" if _BROKEN in result.reason else result.reason
-            result = {"mirage": {"problem": f"failed: {broken}"}, "peers": {}}
-        measured[k] = result
-        progress.step(f"{rows[k - 1].case}: {_headline(result)}" if k else "limits of the device")
+    with closing(isolation.each(perform, jobs, 1, apart=True, seconds=options.within)) as results:
+        for k, result in results:
+            if isinstance(result, isolation.Lost) and k == 0:
+                raise MirageError(f"the GPU cannot be measured: {result.reason}")
+            if isinstance(result, isolation.Lost):
+                broken = "it left the GPU unusable" if _BROKEN in result.reason else result.reason
+                result = {"mirage": {"problem": f"failed: {broken}"}, "peers": {}}
+            measured[k] = result
+            progress.step(f"{rows[k - 1].case}: {_headline(result)}" if k else "limits of the device")
+            if options.within and time.monotonic() - began > options.within:
+                break
     return measured[0], measured[1:]
 
 
@@ -110,24 +146,6 @@ def _headline(result: dict[str, Any]) -> str:
     return str(ours.get("problem") or f"{ours['us']['median']:.2f} us")
 
 
-def _row(case: Case, options: SuiteOptions, figures: dict[str, Any], earlier: dict[str, Any]) -> SuiteRow:
-    dtype = suite_cases.DTYPES[options.dtype]
+def _row(case: Case, dtype: str, figures: dict[str, Any], earlier: dict[str, Any]) -> SuiteRow:
     taken = {n: {**p, "earlier": True} for n, p in earlier.items() if n not in figures["peers"]}
-    return SuiteRow(
-        case.name, case.shapes, case.decode, case.bytes(dtype), case.flops, figures, taken | figures["peers"]
-    )
-
-
-def read_peers(path: Path, options: SuiteOptions) -> dict[str, dict[str, Any]]:
-    """The peers' times by row in the JSON document of an earlier run. Raises ModelError for one that is none, UsageError
-    for one of another suite or type."""
-    try:
-        data = json.loads(rawfile.content(path))
-        settings = dict(data["settings"])
-        rows = {str(r["name"]): {str(n): dict(p) for n, p in dict(r["peers"]).items()} for r in data["rows"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f"{path}: expected the JSON document of `mirage bench --suite`, found {error}") from None
-    for name, wanted in (("suite", options.suite), ("dtype", options.dtype), ("allow_tf32", options.tf32)):
-        if settings.get(name) != wanted:
-            raise UsageError(f"--peers-from {path}: its {name} is {settings.get(name)}, not {wanted}")
-    return rows
+    return row_of(case, dtype, figures, taken | figures["peers"])

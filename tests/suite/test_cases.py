@@ -13,7 +13,9 @@ from mirage_cli.errors import UsageError
 from mirage_cli.lax.dtypes import F16, F32, DType
 from mirage_cli.runtime import sessions
 from mirage_cli.suite import cases as suite_cases
+from mirage_cli.suite import suites
 from mirage_cli.suite.cases import Case
+from mirage_cli.suite.layers import Attention, Dense, adapted
 
 #: each operator of the suite at a small size
 SMALL = (
@@ -25,6 +27,17 @@ SMALL = (
     suite_cases.attention("attention", 2, 5, 8, 33),
     suite_cases.attention("qknorm", 2, 5, 8, 33, norms=True),
     suite_cases.latent_attention("mla", 2, 4, 16, 8, 20),
+    Dense(3, 32, 24, norm="rms", bias=True).case("qkv"),
+    Dense(3, 32, 24, norm="layer", act="gelu", bias=True).case("layer_norm_mlp"),
+    Dense(3, 32, 24, act="gelu_tanh", gated=True).case("geglu"),
+    Dense(3, 32, 24, norm="rms", act="silu", gated=True, down=32, residual=True).case("mlp_down"),
+    Dense(3, 32, 24, norm="ada", act="gelu_tanh", bias=True, down=32, residual=True).case("modulated"),
+    Dense(3, 32, 24, residual=True).case("projection"),
+    adapted("adapted", 3, 32, 4, 24, 2.0),
+    Attention(2, 6, 2, 1, 33, 8).case("decode"),
+    Attention(1, 4, 4, 5, 33, 8).case("cross"),
+    Attention(1, 6, 2, 12, 12, 8, "causal").case("causal"),
+    Attention(1, 6, 2, 12, 12, 8, "window", 5).case("window"),
 )
 
 
@@ -99,7 +112,7 @@ def test_torch_computes_what_the_nodes_compute(case: Case) -> None:
 
 
 def test_rows_are_chosen_by_patterns() -> None:
-    assert [c.name for c in suite_cases.chosen("paper", ["gqa_*", "lora_paper"])] == ["lora_paper", "gqa_b1", "gqa_b8"]
-    assert math.prod(suite_cases.chosen("paper", ["seed*"])[0].output) == 64 * 128
+    assert [c.name for c in suites.chosen("paper", ["gqa_*", "lora_paper"])] == ["lora_paper", "gqa_b1", "gqa_b8"]
+    assert math.prod(suites.chosen("paper", ["seed*"])[0].output) == 64 * 128
     with pytest.raises(UsageError, match="no row of paper"):
-        suite_cases.chosen("paper", ["nothing"])
+        suites.chosen("paper", ["nothing"])

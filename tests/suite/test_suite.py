@@ -21,15 +21,15 @@ from mirage_cli.options.options import Options
 from mirage_cli.processes import isolation
 from mirage_cli.suite import build as suite_build
 from mirage_cli.suite import cases as suite_cases
-from mirage_cli.suite import measure, suite
+from mirage_cli.suite import measure, suite, suites
 from mirage_cli.suite.build import Built, Operator, Row
 from mirage_cli.suite.cases import Case, Tensor
 from mirage_cli.suite.measure import MeasureOptions
 from mirage_cli.suite.report import SuiteReport, SuiteRow, write_markdown
 from mirage_cli.suite.suite import SuiteOptions
 
-SETTINGS = {"suite": "paper", "dtype": "fp16", "allow_tf32": False, "tuned": False, "peers_from": None}
-LIMITS = {"bandwidth": 4e12, "flops": 8e14, "launch_us": 1.0, "gpu_state": {"device": "H200", "driver": "1"}}
+SETTINGS = {"suite": "paper", "dtype": "fp16", "allow_tf32": False, "tuned": False, "peers_from": None, "part": None}
+LIMITS = {"bandwidth": 4e12, "flops": {"fp16": 8e14}, "launch_us": 1.0, "gpu_state": {"device": "H200", "driver": "1"}}
 
 
 def us(median: float) -> dict[str, Any]:
@@ -94,13 +94,18 @@ def test_a_document_takes_the_table_between_its_marks(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text("before\n<!-- suite paper fp16 -->\nold\n<!-- end of suite paper fp16 -->\nafter\n")
     for _ in range(2):
-        write_markdown(REPORT, path)
+        write_markdown(REPORT, REPORT.markdown(), path)
     text = path.read_text()
     assert text.startswith("before\n") and text.endswith("-->\nafter\n") and "old" not in text
     assert text.count("| a | 10.00 | 20.00 |") == 1
     path.write_text("nothing")
     with pytest.raises(UsageError, match="expected the lines"):
-        write_markdown(REPORT, path)
+        write_markdown(REPORT, REPORT.markdown(), path)
+
+
+def document(name: str, peers: dict[str, Any]) -> dict[str, Any]:
+    """That of a run that found these peers' times for a row."""
+    return {**REPORT.to_json(), "rows": [{"name": name, "peers": peers}]}
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
@@ -116,7 +121,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SuiteOptions:
         return [Row(c.name, dtype, folder / c.name) for c in cases]
 
     def each(
-        function: Any, jobs: Sequence[Any], workers: int, max_memory: int = 0, apart: bool = False
+        function: Any, jobs: Sequence[Any], workers: int, apart: bool = False, seconds: float = 0
     ) -> Iterator[Any]:
         assert workers == 1 and apart and jobs[0][0] == "ceilings"
         yield 0, LIMITS
@@ -147,7 +152,7 @@ def test_a_row_that_breaks_the_gpu_does_not_end_the_run(scripted: SuiteOptions) 
 def test_peers_of_an_earlier_run_fill_what_was_not_measured(scripted: SuiteOptions, tmp_path: Path) -> None:
     path = tmp_path / "earlier.json"
     peers = {"torch.compile": {"us": us(5.0)}, "torch eager": {"us": us(1.0)}}
-    path.write_text(json.dumps({"settings": SETTINGS, "rows": [{"name": "gqa_b8", "peers": peers}]}))
+    path.write_text(json.dumps(document("gqa_b8", peers)))
     found = suite.run(replace(scripted, peers_from=path))
     last = found.rows[1]
     assert last.best == ("torch.compile", 5.0)
@@ -158,6 +163,12 @@ def test_peers_of_an_earlier_run_fill_what_was_not_measured(scripted: SuiteOptio
     path.write_text("{}")
     with pytest.raises(ModelError, match="expected the JSON document"):
         suite.run(replace(scripted, peers_from=path))
+
+
+def test_a_run_ends_in_time_with_the_rows_that_it_has(scripted: SuiteOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 31.0])
+    monkeypatch.setattr(suite.time, "monotonic", lambda: next(clock))
+    assert [r.name for r in suite.run(replace(scripted, within=30.0)).rows] == ["gqa_b1"]
 
 
 def test_peers_alone_need_no_build(scripted: SuiteOptions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +189,7 @@ def test_without_a_gpu_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_row_goes_through_optimize_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = suite_cases.rmsnorm_linear("small", 3, 32, 24)
-    monkeypatch.setitem(suite_cases.SUITES, "small", lambda: (small,))
+    monkeypatch.setitem(suites.SUITES, "small", lambda: (small,))
     options = Options(target=("cpu",), force=True, jobs=2, cache="")
     folder = tmp_path / "small-fp32"
     assert suite_build.build_row("small", "small", "fp32", folder, options) == ""
