@@ -110,9 +110,7 @@ def _text(number: float | int | bool, digits: int) -> str:
 def _as(call: Call, kind: int) -> Tensor:
     """The first input as one of another element type, as the node says."""
     saturate, mode = bool(call.integer("saturate", 1)), call.text("round_mode", "up")
-    return cast(
-        call.tensor(0), kind, rounds=call.casts, overflows=call.overflows, saturate=saturate, mode=mode
-    )
+    return cast(call.tensor(0), kind, rounds=call.casts, overflows=call.overflows, saturate=saturate, mode=mode)
 
 
 @meaning("Cast")
