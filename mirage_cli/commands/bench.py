@@ -42,6 +42,8 @@ _SUITE_ONLY = (
         "inputs",
         "jobs",
         "peers_from",
+        "part",
+        "sample",
         "results",
         "within",
         "allow_tf32",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,12 +42,30 @@ def toolchain(options: Options) -> Toolchain:
             others.KINDS[kind].find()
     if options.gpu is not None and options.scheduler is None:
         devices.device(options.gpu)
-        sessions.check_provider("cuda")
+        _check_timing(options)
     if wants_cuda(options) and tools.nvcc is None:
         raise ToolMissing("no nvcc was found", "pip install 'mirage-cli[nvcc]', or set CUDA_HOME; or use --target cpu")
     if options.gpu is not None and options.scheduler is None and tools.nvcc is not None:
         devices.check_driver("nvcc", tools.nvcc.version)
     return tools
+
+
+def times_originals(options: Options) -> bool:
+    """True if original nodes are timed beside fragments on the GPU, by onnxruntime: with `--force`, which replaces them
+    whatever their time is, only where its provider is there. Of a farm's workers that is not known."""
+    return options.gpu is not None and (
+        not options.force or options.scheduler is not None or "cuda" in sessions.providers()
+    )
+
+
+def _check_timing(options: Options) -> None:
+    """Raise ToolMissing where nothing here can time what `--gpu` is to time."""
+    if times_originals(options):
+        sessions.check_provider("cuda")
+    elif not any(importlib.util.find_spec(name) for name in ("torch", "cupy")):
+        from mirage_cli.measurement.gpu_backends import HINT  # noqa: PLC0415 - with numpy
+
+        raise ToolMissing("timing on a GPU needs torch or cupy, and neither is installed", HINT)
 
 
 @dataclass(frozen=True, slots=True)

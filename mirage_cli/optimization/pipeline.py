@@ -72,6 +72,7 @@ class Run:
     complete: str = ""
     lent: Crew | None = None  #: who makes its jobs; without, the processes of this machine
     machine: environment.Machine = field(default_factory=environment.Machine)  #: the CPU that plans go by
+    checks: bool = True  #: whether kernels are compared with float64
     crew: Crew = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
@@ -229,6 +230,7 @@ class Run:
             checks = fragment_cache.Checks(self.kept, self.built.library, self._identity(), limits)
             for w in self.chosen:
                 reason = too_large(w.program, symbol_values(w.program.symbols, "longer", limits))
+                reason = reason if self.checks else "the caller judges its kernels"
                 if reason:
                     w.checked(FloatCheck(True, None, skipped=reason))
                     self.progress.step(f"{w.name}: {reason}")
@@ -274,6 +276,9 @@ class Run:
         faster is left, and what gives other answers fails in any case."""
         o = self.options
         if (o.gpu is None and not o.measure) or self.built is None or self.built.library is None:
+            return
+        if o.gpu is not None and not environment.times_originals(o):
+            self.imported.notes.append("original nodes are not timed: onnxruntime has no provider for CUDA here")
             return
         self.progress.stage("measure", len(self.chosen))
         place = Place("cpu") if o.gpu is None else Place("cuda", o.gpu)
@@ -367,7 +372,7 @@ class Run:
             example_programs.write(self.imported, [w.spec() for w in self.chosen], draft, self.sizes)
         report = assembly.finished(replace(report, notes=notes, seconds=self.clock.total()), draft)
         page = assembly.write_report(report, draft, str(out))
-        if self.steady and not self.complete and run_cache.lasting(self.model, self.options):
+        if self.steady and not self.complete and self.checks and run_cache.lasting(self.model, self.options):
             names = {id(file): name for name, file in zip(self.imported.external, self.imported.files, strict=False)}
             run_cache.keep(report, page, draft, self.options, self.tools, self.machine, self.pieces, names)
         return report

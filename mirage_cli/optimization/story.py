@@ -20,18 +20,26 @@ if TYPE_CHECKING:
     from mirage_cli.optimization.pipeline import Run
 
 
-def optimize(model: str, out: Path, options: Options, progress: Progress | None = None, complete: str = "") -> Report:
+def optimize(
+    model: str,
+    out: Path,
+    options: Options,
+    progress: Progress | None = None,
+    complete: str = "",
+    check: bool = True,
+) -> Report:
     """Optimize a model file into the folder `out` (nothing is written with `dry_run`).
 
     With `complete`, an identifier, all of the model has to become kernels, whose order is written too (`steps.json`);
-    where that is not possible it raises Refused, naming an operator.
+    where that is not possible it raises Refused, naming an operator. Without `check` kernels are not compared with float64:
+    the caller judges them.
 
     Raises ModelError for files that cannot be read, ToolMissing without a C++ compiler, UsageError for options that do
     not fit, Busy while another run writes the folder, FarmLost where a scheduler does not answer, CheckFailed when a
     required coverage is missed (or, with `strict`, when any fragment failed).
     """
     with nullcontext() if options.dry_run else claimed(out, None if model == "-" else Path(model)):
-        report = made(model, out, replaced(out), options, progress, complete)
+        report = made(model, out, replaced(out), options, progress, complete, check)
     enforce(report, options)
     return report
 
@@ -43,12 +51,13 @@ def made(
     options: Options,
     progress: Progress | None = None,
     complete: str = "",
+    check: bool = True,
 ) -> Report:
     """The report of a run that writes what `place` gives, a new folder that will be `out`. Raises as `optimize`."""
     start, progress = time.perf_counter(), progress or Silent()
     tools = environment.toolchain(options)
     machine = environment.machine(options, tools)
-    known = None if complete else run_cache.find(model, options, tools, machine)
+    known = None if complete or not check else run_cache.find(model, options, tools, machine)
     if known is None:
         from mirage_cli.optimization.pipeline import Run  # noqa: PLC0415 - it takes seconds
 
@@ -58,7 +67,7 @@ def made(
                 progress.note(line)
             if machine.note:
                 progress.note(machine.note)
-            run = Run(model, options, tools, progress, complete, crew, machine, clock=Clock(start=start))
+            run = Run(model, options, tools, progress, complete, crew, machine, check, clock=Clock(start=start))
             return _run_stages(run, out, place)
     progress.stage("read", 1)
     with place as draft:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from mirage_cli.errors import ModelError, UsageError
@@ -50,11 +53,40 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None) -> 
     with _quiet(), _inference(module), torch.no_grad():
         try:
             program = torch.onnx.export(
-                module, given, dynamo=True, dynamic_shapes=dynamic_shapes, verbose=False, optimize=True
+                module,
+                given,
+                dynamo=True,
+                dynamic_shapes=dynamic_shapes,
+                custom_translation_table=_translations(torch),
+                verbose=False,
+                optimize=True,
             )
         except Exception as error:  # the exporter raises whatever its operators do
             raise ModelError(f"from_torch: torch cannot export the module: {first_lines(error)}") from None
     return _Imported(program.model)
+
+
+def _translations(torch: Any) -> dict[Any, Any]:
+    """ONNX nodes of operators that exporters of some versions of torch know no nodes of."""
+    return {torch.ops.aten._fused_rms_norm.default: _rms_norm} if hasattr(torch.ops.aten, "_fused_rms_norm") else {}
+
+
+def _rms_norm(x: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
+    """`torch.nn.RMSNorm` and the factor by which it multiplies x, computed in float32 or wider."""
+    op, wide = importlib.import_module("onnxscript").opset18, ir.DataType.FLOAT
+    if x.dtype == ir.DataType.DOUBLE:
+        wide = x.dtype
+    if eps is None:
+        eps = float(np.finfo(wide.numpy()).eps)
+    inner = op.Cast(x, to=wide)
+    number = functools.partial(ir.tensor, dtype=wide)
+    over = op.Constant(value_ints=[-1 - k for k in range(len(normalized_shape))])
+    mean = op.ReduceMean(op.Pow(inner, op.Constant(value=number(2.0))), over)
+    factor = op.Reciprocal(op.Sqrt(op.Add(mean, op.Constant(value=number(eps)))))
+    normal = op.Mul(inner, factor)
+    if weight is not None:
+        normal = op.Mul(normal, op.Cast(weight, to=wide))
+    return op.Cast(normal, to=x.dtype), factor
 
 
 class _Imported(KernelGraph):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mirage_cli.backends.toolchain import Tool, Toolchain
-from mirage_cli.errors import UsageError
+from mirage_cli.errors import ToolMissing, UsageError
 from mirage_cli.machine import devices
 from mirage_cli.measurement import rates
 from mirage_cli.optimization import environment, story
@@ -71,3 +71,34 @@ def test_a_file_of_rates_is_in_the_report_and_sources_do_not_depend_on_it(tmp_pa
     assert report["rates"]["changes"]["bandwidth"] == 1e11
     assert report["fragments"][0]["predictions"]["cpu"]["bandwidth"] == 1e11
     assert verify_story.verify_folder(tmp_path / "out", VerifyOptions()).passed
+
+
+@pytest.mark.parametrize(
+    ("options", "providers", "packages", "originals", "missing"),
+    [
+        (Options(gpu=0), ("cpu", "cuda"), (), True, ""),
+        (Options(gpu=0), ("cpu",), ("torch",), True, "no provider for 'cuda'"),
+        (Options(gpu=0, force=True), ("cpu",), ("cupy",), False, ""),
+        (Options(gpu=0, force=True), ("cpu",), (), False, "torch or cupy, and neither"),
+        (Options(gpu=0, force=True), ("cpu", "cuda"), (), True, ""),
+    ],
+)
+def test_what_a_gpu_is_timed_with(
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    providers: tuple[str, ...],
+    packages: tuple[str, ...],
+    originals: bool,
+    missing: str,
+) -> None:
+    monkeypatch.setattr(devices, "device", lambda number: None)
+    monkeypatch.setattr(devices, "check_driver", lambda what, version: None)
+    monkeypatch.setattr(environment.tools_module, "find", lambda *asked: BOTH)
+    monkeypatch.setattr(environment.sessions, "providers", lambda: providers)
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: name in packages or None)
+    assert environment.times_originals(options) == originals
+    if missing:
+        with pytest.raises(ToolMissing, match=missing):
+            environment.toolchain(options)
+    else:
+        assert environment.toolchain(options) == BOTH

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import mirage_cli as mi
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.kernels import torch_operator
 from mirage_cli.lax.dtypes import F32
+from mirage_cli.runtime import sessions
 from tests.optimized import Optimized
 
 OPTIONS: dict[str, Any] = {"target": "cpu", "jobs": 1}
@@ -101,6 +103,21 @@ def test_a_module(torch: Any, module: Any, kernel: Any) -> None:
         x = torch.randn(rows, 16)
         agrees(torch, kernel(x), module(x))
         agrees(torch, map(torch.from_numpy, kernel(x.numpy())), module(x))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_root_mean_square_normalisation(torch: Any, kind: str, affine: bool) -> None:
+    norm = torch.nn.RMSNorm(16, elementwise_affine=affine, dtype=getattr(torch, kind))
+    if affine:
+        torch.nn.init.normal_(norm.weight)
+    x = torch.randn(3, 16, dtype=norm.weight.dtype if affine else getattr(torch, kind)) * 1e-3
+    model = mi.from_torch(norm, x).model()
+    assert not model.functions and {n.domain for n in model.graph} == {""}
+    (found,) = sessions.run(
+        sessions.session(ir.to_proto(model).SerializeToString()), {model.graph.inputs[0].name: x.numpy()}
+    ).values()
+    assert np.allclose(found, norm(x).detach().numpy(), rtol=2e-3 if kind == "float16" else 1e-5)
 
 
 def test_an_operator(torch: Any, module: Any, kernel: Any) -> None:
