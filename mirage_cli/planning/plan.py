@@ -35,7 +35,8 @@ from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchR
 
 SCHEMA_VERSION = 1
 SHOWN = 20  #: candidates that MIRAGE_DEBUG=search lists
-MAX_TRIES = 40  #: candidates that are fitted and proved before a target is given up
+MAX_TRIES = 40  #: candidates that are proved before a target is given up, and of which the best block graphs take turns
+MAX_FITTED = 400  #: candidates that are fitted
 MORE_GRAPHS = (
     4  #: times as many block graphs are looked at where the candidates' muGraphs are wrong, whatever their tiles
 )
@@ -353,19 +354,18 @@ def _choose(
     """The first candidate that renders and is proved, or the reason why none does. MuGraphs that are `wrong`, to which it
     adds, are passed over."""
     reason, tries = "", 0
-    for candidate in (*_in_turn(candidates[:MAX_TRIES]), *candidates[MAX_TRIES:]):
+    for candidate in (*_in_turn(candidates[:MAX_TRIES]), *candidates[MAX_TRIES:MAX_FITTED]):
         if tries == MAX_TRIES:
             break
         if candidate.graph in wrong:
             continue
-        tries += 1
         try:
             plan = planned(identifier, program, candidate, target, operators, options)
-            return replace(plan, verdict=plan.verdict.among(tries)), ""
+            return replace(plan, verdict=plan.verdict.among(tries + 1)), ""
         except (Refused, InvalidGraph) as e:
             reason = reason or str(e)
         except CheckFailed as e:
-            reason = str(e)
+            reason, tries = str(e), tries + 1
             if isinstance(e, AnyTiles):
                 wrong.add(candidate.graph)
     return None, reason
@@ -386,10 +386,10 @@ def planned(
     the original's do not: products float32 before they are divided, or operands of CUDA's products their type."""
     graph, printed_for = fused(candidate.graph, options), load_target(target.name)
     tiles = [s.as_tiles() for s in candidate.schedules]
+    tile_programs = lowered(program, graph, candidate.schedules, printed_for, options.passes)
     problem = quotient_overflow.overflow(program, graph, tiles, options.search.growth, options.seed)
     if problem:
         raise CheckFailed(problem)
-    tile_programs = lowered(program, graph, candidate.schedules, printed_for, options.passes)
     debug.show("tile", f"{identifier}, {target.name}", lambda: "\n".join(tile.text() for tile in tile_programs))
     bits = options.confidence + UNION_BITS
     verdict = verify(program, graph, tiles, options.seed, bits, entropy=options.entropy)
