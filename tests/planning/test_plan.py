@@ -216,7 +216,7 @@ def test_reasons_are_kept_where_nothing_fits(fragment: Program) -> None:
         found = plan_fragment("abc", "norm_linear", fragment, 6, CPU)
     assert not found.plans
     assert found.reasons == {"cpu": "too wide"}
-    assert 1 < tried.call_count <= plans.MAX_TRIES
+    assert 1 < tried.call_count <= plans.MAX_FITTED
 
 
 def test_nothing_unproved_is_chosen(fragment: Program) -> None:
