@@ -60,6 +60,25 @@ def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> s
     return min((a for a in shared or () if a in graph.grid and a not in contiguous), default=None)
 
 
+def single_axes(program: Program, graph: BlockGraph, sizes: Mapping[str, int]) -> frozenset[str]:
+    """The axes of which a block holds one position: those of batches, and of several that are free in the same operand of all
+    products, as the heads of a group and their rows are, all but the longest."""
+    axes, batch = graph.axes_of(program), batch_axes(program, graph)
+    if rows_axis(program, graph, batch) is not None:
+        return batch
+    common: list[frozenset[str]] | None = None
+    for o in graph.ops:
+        if o.op == "contract":
+            free = [axes[i] - frozenset(o.over) - batch for i in o.inputs]
+            common = free if common is None else [x & y for x in common for y in free]
+    extents = {a.name: number(a.extent, sizes) for a in program.axes}
+    for several in common or ():
+        single = batch | (several - {max(several, key=lambda a: (extents[a], a), default="")})
+        if single <= batch | set(graph.grid) and rows_axis(program, graph, single) is not None:
+            return single
+    return batch
+
+
 def walk(program: Program, source: Input) -> tuple[int, list[tuple[str, Extent, Extent]]]:
     """Where a value lies in its source: the first element; and axis, extent and elements between neighbours of each dimension
     that is walked, innermost first. Raises Refused for a first element that depends on symbols."""
@@ -115,7 +134,7 @@ class WarpgroupModel(Model):
         if not suits(target):
             raise Refused(f"{target.name} has no products of warpgroups, or no copy engine")
         self.p, self.g, self.t, self.sizes = program, graph, target, sizes
-        self.batch, self.axes = batch_axes(program, graph), graph.axes_of(program)
+        self.batch, self.axes = single_axes(program, graph, sizes), graph.axes_of(program)
         self.contractions = [o for o in graph.ops if o.op == "contract"]
         self.rows = self.checked_rows()
         self.extents = {a.name: number(a.extent, sizes) for a in program.axes}

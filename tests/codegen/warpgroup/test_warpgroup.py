@@ -28,11 +28,10 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.schedules.cost import batch_axes
 from mirage_cli.search.schedules.ranking import engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.warpgroup import rows_axis
+from mirage_cli.search.schedules.warpgroup import rows_axis, single_axes
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import single
 from tests.codegen.programs import Build, program
@@ -63,6 +62,13 @@ def _attention(g: Graph, t: DType, keys: int = 328) -> Sequence[int]:
     return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
 
 
+def _grouped(g: Graph, t: DType) -> Sequence[int]:
+    """Attention in which two heads of queries read one of keys."""
+    q, k, v = (g.input(n, e, t) for n, e in (("q", (3, 2, 200, 64)), ("k", (3, 1, 64, 328)), ("v", (3, 1, 328, 64))))
+    scores = compose.scale(g, compose.matmul(g, q, k), 0.25)
+    return [compose.matmul(g, compose.softmax(g, scores, [3]), v)]
+
+
 def _key_norm(g: Graph, t: DType) -> Sequence[int]:
     q, k, v = (g.input(n, e, t) for n, e in (("q", (3, 200, 64)), ("k", (3, 64, 328)), ("v", (3, 328, 64))))
     scores = compose.matmul(g, compose.rms_norm(g, q, [2], 1e-5), k)
@@ -75,7 +81,7 @@ CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] =
     "turned": (_linear_turned, (256, 128, 64, 12, 3), {"cluster": 1}),
     "gated": (_gain_gated, (128, 64, 64, 12, 3), {"cluster": 1}),
     "attention": (_attention, (128, 64, 128, 12, 2), {"turns": 1}),
-    "narrow": (_attention, (64, 64, 64, 8, 3), {"resident": 2}),
+    "narrow": (_grouped, (64, 64, 64, 8, 3), {"resident": 2}),
     "shared": (_attention, (128, 64, 64, 12, 2), {"cluster": 2}),
     "ahead": (_attention, (128, 64, 64, 12, 2), {"ahead": 1}),
     "kept": (_attention, (128, 64, 64, 12, 2), {"turns": 1, "kept": 1}),
@@ -85,9 +91,9 @@ CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] =
 
 def _schedule(p: Program, g: BlockGraph, sizes: tuple[int, int, int, int, int], numbers: dict[str, int]) -> Schedule:
     rows, columns, loop, warps, stages = sizes
-    batch = batch_axes(p, g)
-    axis = rows_axis(p, g, batch)
-    tiles = tuple((a, 1 if a in batch else rows if a == axis else columns) for a in g.grid)
+    single = single_axes(p, g, {})
+    axis = rows_axis(p, g, single)
+    tiles = tuple((a, 1 if a in single else rows if a == axis else columns) for a in g.grid)
     return Schedule(tiles, loop, warps, stages, "warpgroup", tuple(numbers.items()))
 
 
@@ -309,7 +315,7 @@ def _ranked(build: Build, target: str = "sm_90a") -> list[Plan]:
     return found
 
 
-@pytest.mark.parametrize("build", [_norm_linear, _gain_gated, _attention, _key_norm])
+@pytest.mark.parametrize("build", [_norm_linear, _gain_gated, _attention, _grouped, _key_norm])
 def test_schedules_for_many_rows(build: Build) -> None:
     assert _ranked(build)
     assert not _ranked(build, "sm_80")
