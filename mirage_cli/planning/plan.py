@@ -145,8 +145,8 @@ class FragmentPlan:
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """Options that planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
-    optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs, and what
-    random points of proofs come from, beside the seed."""
+    optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs, what
+    random points of proofs come from, beside the seed, and muGraphs whose kernels were found to give wrong answers."""
 
     targets: dict[str, tuple[str, ...]]
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -156,6 +156,7 @@ class PlanOptions:
     pool: int = 0
     ranges: tuple[tuple[str, Range], ...] = ()
     entropy: str = ""
+    wrong: tuple[KernelGraph, ...] = ()
     cpu: Target | None = None  #: in the place of that of the file; rates alone differ
 
     def target(self, name: str) -> Target:
@@ -185,7 +186,7 @@ def plan_fragment(
         searched = searcher.search(program, target)
         result.statistics = searched.statistics
         debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, searched))
-        wrong = set[KernelGraph]()
+        wrong = set(options.wrong)
         plan, reason = _choose(identifier, program, searched.candidates, target, operators, options, wrong)
         if plan is None and wrong:
             more = searcher.with_graphs(MORE_GRAPHS).search(program, target).candidates
@@ -253,6 +254,8 @@ def _ranged(
     first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
 
     def fits(c: Candidate) -> bool:
+        if fused(c.graph, options) in options.wrong:
+            return False
         try:
             lowered(program, fused(c.graph, options), c.schedules, target, options.passes)
         except (Refused, InvalidGraph):
@@ -356,7 +359,7 @@ def _choose(
     for candidate in (*_in_turn(candidates[:MAX_TRIES]), *candidates[MAX_TRIES:]):
         if tries == MAX_TRIES:
             break
-        if candidate.graph in wrong:
+        if candidate.graph in wrong or fused(candidate.graph, options) in options.wrong:
             continue
         tries += 1
         try:
