@@ -205,18 +205,20 @@ CHECK = Kind(
 )
 
 
-def cases_of(job: CheckJob) -> Iterator[Case | str]:
-    """The cases of a job."""
+def cases_of(job: CheckJob, original: Runner | None = None, parts: bool = False) -> Iterator[Case | str]:
+    """The cases of a job, whoever runs the `original` nodes (by default onnxruntime on the CPU): a kernel sees the same
+    inputs wherever it is checked. `parts` is as in `cases`."""
     given = [_given_inputs(job, arrays) for arrays in job.given]
     return cases(
         job.program,
-        original_runner(job),
+        original or original_runner(job),
         job.constants,
         job.seed,
         job.limits,
         job.spec.symbols,
-        nodes=nodes_of(job),
-        given=given,
+        parts,
+        nodes_of(job),
+        given,
     )
 
 

@@ -3,7 +3,8 @@
 Per output, root mean square and maximum error are at most `FACTOR` times the original's own plus two units in the last
 place of the output's type at the tensor's scale (`SMALL_FACTOR` below `SMALL` elements), and the pattern of values that
 are not finite is the same, unless the original's come from an overflow that the result avoids: then it is better, and within
-`LOST` units and what is allowed elsewhere.
+`LOST` units and what is allowed elsewhere. A value whose true one is nearer to where the type's range ends than the error
+that is allowed may be infinite or not: on which side it is rounded says nothing.
 
 One draw of the inputs may find the original near to float64 by luck: an output may have few numbers, or errors of few (those
 of exp(x) are those of the largest results), or errors that are one (that of a norm's mean shifts a whole row). What does not
@@ -168,7 +169,12 @@ def compare(
     if not dtype.is_float:
         same = bool(np.array_equal(result, original))
         return Accuracy(same, 0.0, 0.0, 0.0, 0.0, "" if same else "integers differ")
-    note = _pattern(values, originals, exact, dtype, mixed or spoiled, spoiled)
+    finite = np.isfinite(exact) & np.isfinite(originals)
+    factor = max(FACTOR if finite.sum() >= SMALL else SMALL_FACTOR, factor or 0.0)
+    margin = factor * float(np.abs(originals[finite] - exact[finite]).max(initial=0.0)) + ULPS * _ulp(
+        dtype.largest, dtype
+    )
+    note = _pattern(values, originals, exact, dtype, mixed or spoiled, spoiled, margin)
     if note.startswith("!"):
         return Accuracy(False, np.inf, 0.0, np.inf, 0.0, note[1:])
     known = np.isfinite(exact) & np.isfinite(values)
@@ -177,7 +183,6 @@ def compare(
         return Accuracy(True, 0.0, 0.0, 0.0, 0.0, note)
     lost = known & ~both
     own = np.abs(originals[both] - exact[both])
-    factor = max(FACTOR if both.sum() >= SMALL else SMALL_FACTOR, factor or 0.0)
     original_rmse, original_max = _rms(own), float(own.max(initial=0.0))
     error = np.abs(values[lost] - exact[lost])
     allowed = LOST * _ulp(float(np.abs(exact[known]).max()), dtype) + factor * original_max
@@ -203,18 +208,24 @@ def _pattern(
     dtype: DType,
     mixed: bool,
     spoiled: bool,
+    margin: float,
 ) -> str:
     """A note on values that are not finite; a leading `!` marks a failure.
 
     A value must be of the original's kind or of the true one's: where the original's is not finite, where the type has no
-    number for the true one, so that it is infinite in the type, or with `spoiled`.
+    number for the true one, so that it is infinite in the type, or with `spoiled`. Of either kind where the true one is
+    within `margin` of the numbers that are rounded to infinity.
     """
-    beyond = np.isfinite(exact) & (np.abs(exact) >= dtype.largest * (1.0 + dtype.epsilon / 4))
+    end = dtype.largest * (1.0 + dtype.epsilon / 4)
+    beyond = np.isfinite(exact) & (np.abs(exact) >= end)
+    sides = (FINITE, 1) if mixed else (FINITE, np.sign(exact))
+    near = np.isfinite(exact) & (np.abs(np.abs(exact) - end) <= margin)
     exact = np.where(beyond, np.copysign(np.inf, exact), exact)
     ours, original, true = (~np.isfinite(x) if mixed else _kind(x) for x in (values, originals, exact))
     right = (ours == true) & (spoiled | beyond)
     avoided = (ours == true) & (ours != original) & (original != FINITE)
-    wrong = (ours != original) & ~avoided & ~right
+    either = near & ((ours == sides[0]) | (ours == sides[1]))
+    wrong = (ours != original) & ~avoided & ~right & ~either
     lost, gained = wrong & (original == FINITE), wrong & (ours == FINITE)
     if lost.any():
         return f"!{int(lost.sum())} values are not finite where the original's are"

@@ -54,9 +54,11 @@ from mirage_cli.report import forms
 from mirage_cli.report.report import Report
 from mirage_cli.report.stages import Clock, Progress, Silent
 from mirage_cli.runtime import example, given, inner_tensors, running_sizes
+from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.search import SearchOptions, Standing
 
 MOST_TRIED = 1 << 30  #: bytes of a model and its data up to which it is tried at the sizes of a run
+MOST_WRONG = 3  #: muGraphs of a fragment after which no other one is tried
 CPU_SECONDS = 0.5  #: that timing a fragment on the CPU takes, about
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
 
@@ -73,6 +75,9 @@ class Run:
     lent: Crew | None = None  #: who makes its jobs; without, the processes of this machine
     machine: environment.Machine = field(default_factory=environment.Machine)  #: the CPU that plans go by
     checks: bool = True  #: whether kernels are compared with float64
+    wrong: dict[str, tuple[KernelGraph, ...]] = field(
+        default_factory=dict
+    )  #: muGraphs of inaccurate kernels, by fragment
     crew: Crew = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
@@ -190,6 +195,7 @@ class Run:
                 environment.tuning_cache(self.options),
                 self.device,
                 self.crew,
+                self._tensors(),
             )
             tuning_stage.choose(work, stage, self.progress.step)
 
@@ -229,6 +235,8 @@ class Run:
             tensors = self._tensors()
             checks = fragment_cache.Checks(self.kept, self.built.library, self._identity(), limits)
             for w in self.chosen:
+                if w.float_check is not None:
+                    continue  # others are planned again
                 reason = too_large(w.program, symbol_values(w.program.symbols, "longer", limits))
                 reason = reason if self.checks else "the caller judges its kernels"
                 if reason:
@@ -251,6 +259,33 @@ class Run:
                 checks.put(checked[k].id, outcome)
                 self.imported.forget()
                 self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
+
+    def build_again(self, draft: Path) -> bool:
+        """Plan fragments whose CPU kernels were less accurate than the rule allows again, without the muGraphs of these, and
+        build what is found; whether there is any to check."""
+        found = False
+        for w in self.work:
+            f, tried = w.float_check, self.wrong.get(w.id, ())
+            if f is None or f.passed or f.parted or w.plan is None or len(tried) >= MOST_WRONG:
+                continue
+            own, why = w.plan.plans["cpu"], w.reason
+            self.wrong[w.id] = (*tried, own.graph, *(o.alternative.graph for o in own.others))
+            targets = {"cpu": self.plans.targets["cpu"]}
+            options = replace(self.plans, targets=targets, pool=0, wrong=self.wrong[w.id])
+            job = (w.id, w.name, w.program, w.operators, w.largest(self.imported), w.growth)
+            with self.clock.measure("plan"):
+                ((_, plan),) = batch.each([job], options, self.crew, self.kept, None)
+            if isinstance(plan, isolation.Lost) or "cpu" not in plan.plans:
+                continue
+            w.plan.plans["cpu"] = plan.plans["cpu"]
+            w.failed, w.float_check = False, None
+            w.decide(self.options.force, "cpu" if self.options.measure else "", self.options.target)
+            self.imported.notes.append(f"{w.name}: another muGraph is taken on the CPU; of the first one: {why}")
+            found |= w.replace
+        if found:
+            assembly.clear(draft)
+            self.build(draft)
+        return found
 
     def _inputs(self) -> given.Arrays | None:
         """The inputs of `--inputs`. Raises UsageError for those that do not fit the model."""

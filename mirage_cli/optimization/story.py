@@ -86,6 +86,8 @@ def _run_stages(run: Run, out: Path, place: AbstractContextManager[Path]) -> Rep
     with place as draft:
         run.build(draft)
         run.check()
+        while run.build_again(draft):
+            run.check()
         run.tune()
         run.rebuild(draft)
         run.hand_over(draft)

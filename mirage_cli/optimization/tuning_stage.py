@@ -13,6 +13,7 @@ from typing import Any
 
 from mirage_cli.backends.compile import offered
 from mirage_cli.backends.toolchain import Tool, Toolchain
+from mirage_cli.checks import given_tensors
 from mirage_cli.checks.kernel_check import Limits
 from mirage_cli.errors import CheckFailed, InvalidGraph, MirageError, Refused, ToolMissing
 from mirage_cli.farm import offers
@@ -29,6 +30,7 @@ from mirage_cli.processes.isolation import Lost
 from mirage_cli.processes.jobs import Crew, Kind
 from mirage_cli.processes.jobs import Job as Call
 from mirage_cli.report import forms
+from mirage_cli.runtime.given import Arrays
 from mirage_cli.search.search import Candidate
 from mirage_cli.tuning import build
 from mirage_cli.tuning.bench import WRONG, BenchJob
@@ -42,7 +44,8 @@ MAX_PROOFS = 8  #: candidates that are proved before the model's choice stays
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Everything that choosing depends on: the options of the run and of its plans, compilers, the model, what is
-    said of symbols, the cache, the GPU to measure on (None: the cache alone decides), and who measures and proves."""
+    said of symbols, the cache, the GPU to measure on (None: the cache alone decides), who measures and proves, and the
+    tensors that fragments read where the model is given inputs."""
 
     options: Options
     plans: PlanOptions
@@ -53,6 +56,7 @@ class Stage:
     cache: TuningCache | None
     device: Device | None
     crew: Crew
+    tensors: Arrays | None = None
 
     @property
     def asked(self) -> Settled:
@@ -256,6 +260,7 @@ def _pool(w: Work, stage: Stage) -> dict[str, Candidate]:
 def _tune_job(w: Work, cached: Tuning, stage: Stage) -> TuneJob:
     assert stage.device is not None
     check = w.check_job(stage.imported, Path(), stage.options.seed, stage.limits)
+    check = check if stage.tensors is None else given_tensors.checked_with(check, stage.tensors)
     return TuneJob(
         w.id,
         w.program,

@@ -146,8 +146,8 @@ class FragmentPlan:
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """Options that planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
-    optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs, and what
-    random points of proofs come from, beside the seed."""
+    optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs, what
+    random points of proofs come from, beside the seed, and muGraphs whose kernels were found to give wrong answers."""
 
     targets: dict[str, tuple[str, ...]]
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -157,6 +157,7 @@ class PlanOptions:
     pool: int = 0
     ranges: tuple[tuple[str, Range], ...] = ()
     entropy: str = ""
+    wrong: tuple[KernelGraph, ...] = ()
     cpu: Target | None = None  #: in the place of that of the file; rates alone differ
 
     def target(self, name: str) -> Target:
@@ -186,7 +187,7 @@ def plan_fragment(
         searched = searcher.search(program, target)
         result.statistics = searched.statistics
         debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, searched))
-        wrong = set[KernelGraph]()
+        wrong = set(options.wrong)
         plan, reason = _choose(identifier, program, searched.candidates, target, operators, options, wrong)
         if plan is None and wrong:
             more = searcher.with_graphs(MORE_GRAPHS).search(program, target).candidates
@@ -254,6 +255,8 @@ def _ranged(
     first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
 
     def fits(c: Candidate) -> bool:
+        if fused(c.graph, options) in options.wrong:
+            return False
         try:
             lowered(program, fused(c.graph, options), c.schedules, target, options.passes)
         except (Refused, InvalidGraph):
@@ -357,7 +360,7 @@ def _choose(
     for candidate in (*_in_turn(candidates[:MAX_TRIES]), *candidates[MAX_TRIES:MAX_FITTED]):
         if tries == MAX_TRIES:
             break
-        if candidate.graph in wrong:
+        if candidate.graph in wrong or fused(candidate.graph, options) in options.wrong:
             continue
         try:
             plan = planned(identifier, program, candidate, target, operators, options)

@@ -23,6 +23,7 @@ from mirage_cli.measurement.gpu_entry import Entry, Sets
 from mirage_cli.measurement.timing import Distribution, Effort
 from mirage_cli.numerics import edges
 from mirage_cli.processes.isolation import Lost, Resident
+from mirage_cli.runtime import sessions
 from mirage_cli.tuning.cache import Measurement
 from mirage_cli.tuning.candidates import LOST
 
@@ -35,7 +36,7 @@ WARM = Effort(warm_up=1, warm_seconds=2e-3, sample_seconds=5e-4)
 @dataclass(frozen=True, slots=True)
 class BenchJob:
     """A fragment to be timed on GPU `device`: its check (the library of it is not read), what its symbols typically are, and
-    the provider of onnxruntime that runs the original nodes."""
+    the provider of onnxruntime that runs the original nodes, where it is installed, else the CPU does."""
 
     check: CheckJob
     symbols: dict[str, int]
@@ -54,7 +55,8 @@ class Measured:
         self.job = job
         self.backend = gpu_backends.opened(job.device)
         self.timer = GpuTimer(job.device, self.backend)
-        self.original = checks.original_runner(job.check, job.provider, job.device)
+        provider = job.provider if job.provider in sessions.providers() else "cpu"
+        self.original = checks.original_runner(job.check, provider, job.device)
         spec, given = job.check.spec, job.check
         shapes = [[ex.value(d, job.symbols) for d in t.dims] for t in (*spec.inputs, *spec.outputs)]
         tensors = [*zip((*spec.inputs, *spec.outputs), shapes, strict=True)]
@@ -75,11 +77,7 @@ class Measured:
                 tensor.put(number, drawn)
         arrays = [t.get(0) for t in self.inputs[: len(sources)]]
         self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original)
-        self.cases = list(
-            checks.cases(
-                given.program, self.original, given.constants, given.seed, given.limits, spec.symbols, parts=True
-            )
-        )
+        self.cases = list(checks.cases_of(given, self.original, parts=True))
         self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
 
     def ready(self) -> str:

@@ -184,6 +184,23 @@ def test_where_the_original_has_no_number_its_error_elsewhere_counts(elsewhere: 
     assert found.note.startswith("better")
 
 
+@pytest.mark.parametrize(
+    ("result", "original", "true", "passes"),
+    [
+        (INF, 65504.0, 65510.0, True),
+        (INF, 65504.0, 65457.0, True),  # three units of 32 below the end, of which the original has no error
+        (INF, 65408.0, 65408.0, False),
+        (-INF, 65504.0, 65510.0, False),
+        (NAN, 65504.0, 65510.0, False),
+        (65504.0, INF, 65530.0, True),
+        (65504.0, INF, 65600.0, False),
+        (-INF, -65504.0, -65510.0, True),
+    ],
+)
+def test_at_the_end_of_the_range_rounding_decides(result: float, original: float, true: float, passes: bool) -> None:
+    assert compare(*_with(result, original, true), F16).passed == passes
+
+
 def test_inputs_that_are_not_finite_give_anything_that_is_not_finite() -> None:
     for ours, original, true in ((NAN, INF, INF), (INF, NAN, NAN), (NAN, 1.0, NAN), (1.0, NAN, 1.0)):
         assert not compare(*_with(ours, original, true), F32).passed or original != true

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
+from mirage_cli.checks import kernel_check
 from mirage_cli.checks.kernel_check import CheckJob
 from mirage_cli.errors import MirageError
 from mirage_cli.lax.dtypes import F32
@@ -21,6 +23,7 @@ from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.measurement import gpu_backends
 from mirage_cli.processes.isolation import Lost
+from mirage_cli.runtime import sessions
 from mirage_cli.tuning import bench as tuning_bench
 from mirage_cli.tuning.bench import BenchJob, IsolatedBench, Measured
 from mirage_cli.tuning.cache import Measurement
@@ -212,3 +215,24 @@ def test_a_device_in_an_error_is_not_ready(measured: Measured, monkeypatch: pyte
     monkeypatch.setattr(Device, "synchronize", fail)
     with pytest.raises(MirageError, match="unspecified launch failure"):
         measured.ready()
+
+
+def test_a_candidate_sees_the_inputs_that_a_kernel_sees_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_backends, "opened", lambda _: Device())
+    given = (np.arange(24, dtype=np.float32).reshape(3, 8),)
+    asked = replace(job().check, given=(given,))
+    found = [c for c in Measured(replace(job(), check=asked)).cases if not isinstance(c, str)]
+    wanted = [c for c in kernel_check.cases_of(asked) if not isinstance(c, str)]
+    assert [c.name for c in found] == [c.name for c in wanted]
+    assert all(
+        np.array_equal(a, b, equal_nan=True)
+        for c, d in zip(found, wanted, strict=True)
+        for a, b in zip(c.arrays, d.arrays, strict=True)
+    )
+    assert np.array_equal(found[0].arrays[0], given[0])
+
+
+def test_without_a_provider_for_the_gpu_the_original_runs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_backends, "opened", lambda _: Device())
+    monkeypatch.setattr(sessions, "providers", lambda: ("cpu",))
+    assert Measured(replace(job(), provider="cuda")).cases
