@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,20 +87,30 @@ class Built:
 
 
 def build(
-    suite: str, cases: Sequence[Case], dtype: str, folder: Path, options: Options, progress: Progress
+    suite: str,
+    cases: Sequence[Case],
+    dtype: str,
+    folder: Path,
+    options: Options,
+    progress: Progress,
+    until: float = math.inf,
 ) -> list[Row]:
     """Optimize the model of every case, several at a time, or one after the other where the options tune on a GPU; a row
-    that fails says why. `dtype` is the element type of those that have none of their own."""
+    that fails says why. `dtype` is the element type of those that have none of their own. What has not ended at `until`,
+    by the monotonic clock, is left out."""
     progress.stage("optimize", len(cases))
     tunes = options.gpu is not None
     each = replace(options, target=("cuda",), force=True, jobs=options.jobs if tunes else 1)
     kinds = [c.dtype or dtype for c in cases]
     jobs = [(suite, c.name, d, folder / f"{c.name}-{d}", each) for c, d in zip(cases, kinds, strict=True)]
     rows: list[Row | None] = [None] * len(cases)
-    for k, outcome in isolation.each(build_row, jobs, 1 if tunes else options.jobs):
-        lost = outcome.reason if isinstance(outcome, isolation.Lost) else outcome
-        rows[k] = Row(cases[k].name, kinds[k], jobs[k][3], lost)
-        progress.step(f"{cases[k].name}: {lost or 'optimized'}")
+    with closing(isolation.each(build_row, jobs, 1 if tunes else options.jobs)) as outcomes:
+        for k, outcome in outcomes:
+            lost = outcome.reason if isinstance(outcome, isolation.Lost) else outcome
+            rows[k] = Row(cases[k].name, kinds[k], jobs[k][3], lost)
+            progress.step(f"{cases[k].name}: {lost or 'optimized'}")
+            if time.monotonic() > until:
+                break
     return [r for r in rows if r is not None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -24,6 +25,7 @@ from mirage_cli.suite.cases import DTYPES, Case
 from mirage_cli.suite.measure import BROKEN, MeasureOptions, perform
 from mirage_cli.suite.report import SuiteReport, SuiteRow, row_of
 
+BUILDING = 0.7  #: share of the time that optimizing rows may take
 _BROKEN = f"exit code {BROKEN}"
 
 
@@ -76,7 +78,10 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
         built = Options(arch=(arch,), gpu=gpu, jobs=options.jobs, seed=options.seed, cache=options.cache)
         rows = [suite_build.Row(c.name, _own(c, options), folder, "not asked for") for c in cases]
         if not options.peers_only:
-            rows = suite_build.build(options.suite, cases, options.dtype or "", folder, built, progress)
+            until = began + BUILDING * options.within if options.within else math.inf
+            rows = suite_build.build(options.suite, cases, options.dtype or "", folder, built, progress, until)
+            reached = {r.case for r in rows}
+            cases = tuple(c for c in cases if c.name in reached)
         asked = MeasureOptions(options.gpu, options.peers, options.tf32, options.seconds, options.seed)
         progress.stage("measure", len(rows) + 1)
         limits, figures = _measured(options, rows, asked, progress, began)

@@ -19,6 +19,7 @@ from mirage_cli.lax.dtypes import F16, F32
 from mirage_cli.machine import devices
 from mirage_cli.options.options import Options
 from mirage_cli.processes import isolation
+from mirage_cli.report.stages import Silent
 from mirage_cli.suite import build as suite_build
 from mirage_cli.suite import cases as suite_cases
 from mirage_cli.suite import measure, suite, suites
@@ -116,7 +117,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SuiteOptions:
     """A run whose rows are not optimized and whose GPU says what the script has for each row."""
     monkeypatch.setattr(devices, "device", lambda n: devices.Device(n, "GPU-1", "NVIDIA H200", "580", "9.0", "1 MiB"))
 
-    def build(name: str, cases: Sequence[Case], dtype: str, folder: Path, options: Options, progress: Any) -> list[Row]:
+    def build(
+        name: str, cases: Sequence[Case], dtype: str, folder: Path, options: Options, progress: Any, until: float
+    ) -> list[Row]:
         assert (options.arch, options.gpu) == (("sm_90a",), None)
         return [Row(c.name, dtype, folder / c.name) for c in cases]
 
@@ -169,6 +172,14 @@ def test_a_run_ends_in_time_with_the_rows_that_it_has(scripted: SuiteOptions, mo
     clock = iter([0.0, 1.0, 31.0])
     monkeypatch.setattr(suite.time, "monotonic", lambda: next(clock))
     assert [r.name for r in suite.run(replace(scripted, within=30.0)).rows] == ["gqa_b1"]
+
+
+def test_rows_that_are_not_optimized_in_time_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(suite_build, "build_row", lambda *arguments: "")
+    cases, options = suites.chosen("paper", ("gqa_*", "mha_*")), Options(gpu=0)
+    made = suite_build.build("paper", cases, "fp16", tmp_path, options, Silent(), suite.time.monotonic())
+    assert [r.case for r in made] == [cases[0].name]
+    assert len(suite_build.build("paper", cases, "fp16", tmp_path, options, Silent())) == len(cases)
 
 
 def test_peers_alone_need_no_build(scripted: SuiteOptions, monkeypatch: pytest.MonkeyPatch) -> None:
