@@ -8,8 +8,8 @@ about axes: `instantiate` turns a part of a graph into a program on named axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -47,10 +47,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tensor from outside: a model input, a weight (`constant`) or the result of an operator that is not read."""
+    """A tensor from outside: a model input, a weight (`constant`) or the result of an operator that is not read. `unwritten`
+    is as in `program.Source`."""
 
     name: str
     constant: bool = False
+    unwritten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,12 @@ class Graph:
     def input(self, name: str, dims: Iterable[Extent], dtype: DType, constant: bool = False) -> int:
         """A tensor from outside."""
         return self.record(Input(name, constant), (), dims, dtype)
+
+    def declare_unwritten(self, names: Collection[str]) -> None:
+        """Say of inputs with these names that no kernel writes them."""
+        for v, step in enumerate(self.steps):
+            if isinstance(step, Input) and not step.constant and step.name in names:
+                self.steps[v] = replace(step, unwritten=True)
 
     def fill(self, value: Number, dtype: DType, dims: Iterable[Extent] = ()) -> int:
         """A tensor of equal elements; finite floats are taken exactly as rationals."""

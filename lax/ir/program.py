@@ -56,7 +56,9 @@ class Slot:
 class Source:
     """A stored tensor that the program reads; `name` is the model's and no part of the program's identity.
 
-    `packed` says that the model's tensor has bytes for elements, in each of which several of these lie.
+    `constant`: its values are known when a session is made, as those of weights are. `unwritten`: callers promise of an
+    input that no kernel in front of the program's own writes it; its values are those of the call. `packed` says that the
+    model's tensor has bytes for elements, in each of which several of these lie.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Source:
     dtype: DType
     constant: bool = False
     packed: bool = False
+    unwritten: bool = False
 
     @property
     def tensor_dims(self) -> tuple[Extent, ...]:
@@ -170,8 +173,13 @@ class Program:
 
     @property
     def constants(self) -> frozenset[int]:
-        """The numbers of the sources that are weights of the model: nothing writes them while it runs."""
+        """The numbers of the sources that are weights of the model: what they hold is known before it runs."""
         return frozenset(k for k, s in enumerate(self.sources) if s.constant)
+
+    @property
+    def early(self) -> frozenset[int]:
+        """The numbers of the sources that no kernel writes: they may be read while earlier kernels still run."""
+        return frozenset(k for k, s in enumerate(self.sources) if s.constant or s.unwritten)
 
     @property
     def packed(self) -> DType | None:
@@ -257,6 +265,7 @@ class Program:
             "sources": [
                 {"name": s.name, "dims": _dims(s.dims), "dtype": s.dtype.name, "constant": s.constant}
                 | ({"packed": True} if s.packed else {})
+                | ({"unwritten": True} if s.unwritten else {})
                 for s in self.sources
             ],
             "inputs": [{"name": i.name, "source": i.source, "access": _access(i.access)} for i in self.inputs],
@@ -376,7 +385,14 @@ def _program(data: Mapping[str, Any]) -> Program:
     return Program(
         tuple(Axis(n, ex.from_json(e)) for n, e in data["axes"].items()),
         tuple(
-            Source(s["name"], dims(s["dims"]), BY_NAME[s["dtype"]], s["constant"], s.get("packed", False))
+            Source(
+                s["name"],
+                dims(s["dims"]),
+                BY_NAME[s["dtype"]],
+                s["constant"],
+                s.get("packed", False),
+                s.get("unwritten", False),
+            )
             for s in data["sources"]
         ),
         tuple(Input(i["name"], i["source"], _slots(i["access"])) for i in data["inputs"]),

@@ -179,7 +179,9 @@ def _marks(p: Program) -> tuple[dict[str, str], dict[str, str]]:
     Values are told apart by what they are computed from and, in further rounds, by what sources and axes are used for.
     """
     axis = {a.name: _hash("axis", ex.to_json(a.extent), _roles(p, a.name)) for a in p.axes}
-    source = {k: _hash(s.dims, s.dtype, s.constant) for k, s in enumerate(p.sources)}
+    source = {
+        k: _hash(s.dims, s.dtype, s.constant, *(["unwritten"] if s.unwritten else [])) for k, s in enumerate(p.sources)
+    }
     marks = _value_marks(p, source, axis)
     for _ in range(ROUNDS):
         uses = _uses(p, marks)

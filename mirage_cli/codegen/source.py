@@ -135,7 +135,7 @@ def _way(
     empty = _summed(program)
     on = LANGUAGES[target.kind].host
     for n, (part, schedule) in enumerate(zip(graph.kernels, way.schedules, strict=True), first):
-        weights = part.constants(program)
+        weights = part.early(program) if target.threaded else part.constants(program)
         made = kernel_of(
             Request(part.program, part.block, schedule, target, n, program.symbols, passes, weights, empty)
         )

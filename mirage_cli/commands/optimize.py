@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         "tune_budget",
         "tuned",
         "without",
+        "unwritten",
         "seed",
         "confidence",
         "max_memory",

@@ -125,7 +125,9 @@ class Point:
     def _run(self, source: Source, choose: Choice) -> Run:
         granule = 1 if any(s.dtype.bytes == 1 for s in self.program.sources) else 2
         arithmetic = self.arithmetic()
-        return Run(source, arithmetic, choose, granule, self.program.constants, arithmetic.residues)
+        return Run(
+            source, arithmetic, choose, granule, self.program.constants, arithmetic.residues, early=self.program.early
+        )
 
     def _called(self, run: Run) -> list[Global]:
         sizes = [w.shape[1] for w in self.wanted]

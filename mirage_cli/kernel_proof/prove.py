@@ -209,8 +209,11 @@ def _apart(graph: KernelGraph, work: float) -> bool:
 
 def _alone(program: Program, kernel: CustomKernel) -> tuple[Program, KernelGraph]:
     """A kernel as a muGraph of its own program."""
-    constants, n = kernel.constants(program), len(kernel.program.sources)
-    sources = tuple(replace(s, constant=k in constants) for k, s in enumerate(kernel.program.sources))
+    constants, early, n = kernel.constants(program), kernel.early(program), len(kernel.program.sources)
+    sources = tuple(
+        replace(s, constant=k in constants, unwritten=k in early - constants)
+        for k, s in enumerate(kernel.program.sources)
+    )
     own, end = replace(kernel.program, sources=sources), n + len(kernel.outputs)
     kernel = replace(kernel, program=own, inputs=tuple(range(n)), outputs=tuple(range(n, end)))
     return own, KernelGraph(n, end - n, end, (kernel,))

@@ -58,7 +58,7 @@ from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.search import SearchOptions, Standing
 
 MOST_TRIED = 1 << 30  #: bytes of a model and its data up to which it is tried at the sizes of a run
-MOST_WRONG = 3  #: muGraphs of a fragment after which no other one is tried
+MOST_WRONG = 2  #: muGraphs of a fragment after which no other one is tried
 CPU_SECONDS = 0.5  #: that timing a fragment on the CPU takes, about
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
 
@@ -116,6 +116,7 @@ class Run:
             self.imported = read_model(self.model, self.options)
             self.ranges, self.sizes = running_ranges(self.imported, self.options)
             self.inputs = self._inputs()
+            declare_unwritten(self.imported, self.options.unwritten)
             self.imported.notes.extend(environment.unasked(self.options, self.tools))
             self.progress.step(self.model)
         with self.clock.measure("partition"):
@@ -422,6 +423,14 @@ def read_model(path: str, options: Options) -> Imported:
     dims.check_known({n: r for n, r in dims.parse(options.dim).items() if not r.fixed}, symbols_of(imported))
     patterns.check("--only", options.only, [n.name or "" for n in imported.model.graph], "node of the model")
     return imported
+
+
+def declare_unwritten(imported: Imported, globs: Sequence[str]) -> None:
+    """Take inputs of a model for what no kernel writes. Raises UsageError for a pattern that fits none."""
+    weights = imported.model.graph.initializers
+    names = [v.name or "" for v in imported.model.graph.inputs if v.name not in weights]
+    patterns.check("--unwritten", globs, names, "input of the model")
+    imported.graph.declare_unwritten({n for n in names if any(fnmatch.fnmatch(n, g) for g in globs)})
 
 
 def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims.Range], dict[str, int]]:

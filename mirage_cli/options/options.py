@@ -20,7 +20,8 @@ class Options:
     "cuda"), `arch` architectures, `gpu` the number of a GPU to measure on, `measure` keeps what is faster on the
     CPU, `only` and `skip` globs on node names, `budget` seconds for a fragment's search (0: no limit), `tune_candidates` and
     `tune_budget` how many candidates of a fragment `gpu` measures and in how many seconds (0: no limit), `tuned` takes times
-    from the cache without a GPU too, `without` optimizer passes that are left out, `confidence` bits of the proof,
+    from the cache without a GPU too, `without` optimizer passes that are left out, `unwritten` globs on names of inputs that
+    no kernel writes, on the stream in front of the model's either, `confidence` bits of the proof,
     `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no limit), `inputs` a file or
     folder with inputs of the model that kernels are checked with too, `data` the folder of the external data of a model on
     standard input, `target_file` a file with the rates of the CPU that plans are for, `scheduler` the address of a farm's
@@ -44,6 +45,7 @@ class Options:
     tune_budget: float = 90.0
     tuned: bool = False
     without: tuple[str, ...] = ()
+    unwritten: tuple[str, ...] = ()
     jobs: int = field(default_factory=cores)
     seed: int = 0
     confidence: int = 40

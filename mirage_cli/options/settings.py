@@ -170,6 +170,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tune_budget", _number(0, "SECONDS"), "Time for a fragment's candidates, 0: no limit"),
     Setting("tuned", _FLAG, "Choose by times in the cache without --gpu too."),
     Setting("without", _choice("PASS", *PASSES), "Leave out an optimizer pass, to measure it [none].", many=True),
+    Setting("unwritten", _GLOB, "Model inputs that no kernel writes: they are fetched early.", many=True),
     Setting("jobs", _integer(1), "Processes at a time [number of cores]."),
     Setting("seed", _integer(0), "Where random numbers start"),
     Setting("confidence", _integer(1, 1024), "Bits of confidence in the proof"),

@@ -26,6 +26,8 @@ class _Tensor(TypedDict):
 
 class _Source(_Tensor):
     constant: bool
+    packed: NotRequired[bool]
+    unwritten: NotRequired[bool]
 
 
 class _Input(TypedDict):

@@ -47,6 +47,11 @@ class Fragment:
         """The operator's name."""
         return self.spec.op_type
 
+    @property
+    def unwritten(self) -> frozenset[int]:
+        """The numbers of the inputs that no kernel writes, and that are no weights."""
+        return self.stored.program.early - self.stored.program.constants
+
     def sources(self, node: onnx.NodeProto) -> list[str]:
         """The tensors that the kernel reads at one place."""
         return list(node.input[: len(self.stored.program.sources)])
@@ -66,7 +71,7 @@ def fragments(
         if n.domain == patch.DOMAIN:
             nodes.setdefault(n.op_type, []).append(n)
     functions = {f.name for f in model.functions if f.domain == patch.DOMAIN}
-    fixed = constants(model)
+    fixed, given = constants(model), frozenset(v.name for v in model.graph.input)
     for op_type, places in nodes.items():
         identifier = op_type.rpartition("_")[2]
         file = f"{MUGRAPHS}/{identifier}.json"
@@ -74,7 +79,7 @@ def fragments(
             continue
         try:
             fragment = read_fragment(folder, identifier, op_type, places)
-            check_constants(fragment, fixed)
+            check_constants(fragment, fixed, given)
             yield fragment
         except MirageError as error:
             result.add("model", file, str(error))
@@ -115,8 +120,9 @@ def constants(model: onnx.ModelProto) -> frozenset[str]:
     return frozenset(weights | {o for n in nodes for o in n.output})
 
 
-def check_constants(f: Fragment, fixed: frozenset[str]) -> None:
-    """Raise InvalidGraph where the muGraph file takes a tensor for a weight that is none in the model.
+def check_constants(f: Fragment, fixed: frozenset[str], given: frozenset[str]) -> None:
+    """Raise InvalidGraph where the muGraph file takes a tensor for a weight that is none in the model, or one that kernels of
+    the model may write for an input that is `given`.
 
     A kernel may read weights before the work in front of it has ended, so that would be a race.
     """
@@ -125,6 +131,11 @@ def check_constants(f: Fragment, fixed: frozenset[str]) -> None:
             if n.input[k] not in fixed:
                 raise InvalidGraph(
                     f"it takes input {k} for a weight; at node {n.name} that is {n.input[k]!r}, which is no constant"
+                )
+        for k in sorted(f.unwritten):
+            if n.input[k] not in given:
+                raise InvalidGraph(
+                    f"it takes input {k} for one of the model; at node {n.name} that is {n.input[k]!r}, which is none"
                 )
 
 

@@ -159,7 +159,13 @@ class Recheck:
 
     # --- 3. functions ---------------------------------------------------------------------------------------------------
     def functions(self, imported: Imported, original: Imported | None) -> None:
-        """The programs that the model states at every place of every fragment, against the muGraph files' programs."""
+        """The programs that the model states at every place of every fragment, against the muGraph files' programs. What these
+        take for inputs that no kernel writes are inputs of the model (`check_constants`): that nobody writes them is
+        the promise of whoever calls it."""
+        promised = {n.input[k] for f in self.fragments for n in f.nodes for k in f.unwritten}
+        for model in (imported, original):
+            if model is not None:
+                model.graph.declare_unwritten(promised)
         for f in self.fragments:
             try:
                 programs = [derivation.derived_program(imported, f.sources(n), n.output) for n in f.nodes]

@@ -406,6 +406,10 @@ class CustomKernel:
         """The numbers of this kernel's sources that are weights of the model, as the fragment's program says."""
         return frozenset(k for k, t in enumerate(self.inputs) if t in fragment.constants)
 
+    def early(self, fragment: Program) -> frozenset[int]:
+        """The numbers of this kernel's sources that no kernel writes, as the fragment's program says."""
+        return frozenset(k for k, t in enumerate(self.inputs) if t in fragment.early)
+
 
 @dataclass(frozen=True, slots=True)
 class KernelGraph:

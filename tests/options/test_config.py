@@ -40,6 +40,7 @@ OPTIONS = st.builds(
     max_kernels=st.integers(1, 99),
     budget=st.floats(0, 1e300),
     without=st.lists(st.sampled_from(PASSES)).map(tuple),
+    unwritten=st.lists(TEXTS).map(tuple),
     jobs=st.integers(1, 99),
     seed=NUMBERS,
     cache=st.none() | st.just("") | TEXTS,

@@ -26,7 +26,8 @@ class Spelled(Protocol):
 @dataclass(frozen=True, slots=True)
 class Request:
     """A kernel to make: `number` is its place in the fragment, `symbols` are the fragment's, `constants` those sources of
-    `program` that nothing writes while the model runs, `hollow` the extents that the fragment sums over and that may be 0."""
+    `program` that no kernel writes (on a CPU: weights of the model, whose values are known before it runs), `hollow` the
+    extents that the fragment sums over and that may be 0."""
 
     program: Program
     block: BlockGraph
