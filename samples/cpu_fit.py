@@ -27,7 +27,7 @@ from mirage_cli.machine import devices
 from mirage_cli.measurement import rates
 from mirage_cli.measurement.contestant import OrtContestant, Place
 from mirage_cli.measurement.timing import Effort, paired
-from mirage_cli.optimization import fragment_models, pipeline, task
+from mirage_cli.optimization import fragment_models, reading, task
 from mirage_cli.optimization.fragment_times import COLD
 from mirage_cli.options.options import Options
 from mirage_cli.planning import ranges
@@ -101,8 +101,8 @@ def originals(timed: TimedModel, folder: Path) -> list[Timed]:
 
 def _originals(timed: TimedModel, folder: Path) -> Iterator[Timed]:
     options = Options(dim=timed.dim, target=("cpu",))
-    imported = pipeline.read_model(str(folder / timed.file), options)
-    _, sizes = pipeline.running_ranges(imported, options)
+    imported = reading.read_model(str(folder / timed.file), options)
+    _, sizes = reading.running_ranges(imported, options)
     parts = partition(imported.graph, task.tensor_names(imported), False)
     for w in task.group_fragments(parts.fragments, imported, lambda names: True):
         if w.failed:

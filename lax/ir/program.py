@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -23,9 +22,9 @@ from mirage_cli.lax.domains.domain import Array
 from mirage_cli.lax.dtypes import BY_NAME, DType, unpacked
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.evaluate import ArrayValues, broadcast_to, fit
+from mirage_cli.lax.ir.numbers import number_from_json, number_to_json
 from mirage_cli.lax.ops import lookup
 
-_NUMBER = re.compile(r"[+-]?[0-9]+(/0*[1-9][0-9]*)?")
 REDUCTIONS = ("sum", "max", "min", "prod", "top")
 STRUCTURAL = {"const": 0, "iota": 0, "extent": 0, "stable_exp": 1, "exp_minus": 2, "contract": 2}  #: arities
 
@@ -179,7 +178,7 @@ class Program:
     @property
     def early(self) -> frozenset[int]:
         """The numbers of the sources that no kernel writes: they may be read while earlier kernels still run."""
-        return frozenset(k for k, s in enumerate(self.sources) if s.constant or s.unwritten)
+        return self.constants | {k for k, s in enumerate(self.sources) if s.unwritten}
 
     @property
     def packed(self) -> DType | None:
@@ -299,34 +298,6 @@ def str_node(n: Node) -> str:
         extra.append(n.axis)
     over = f"; {', '.join(n.over)}" if n.over else ""
     return f"{n.name} = {n.op}({', '.join(extra)}{over})" + (f" in {n.dtype}" if n.dtype else "")
-
-
-def number_to_json(v: Fraction | float) -> str:
-    """An exact number as text: `3/8`, `inf`, `nan`."""
-    return str(v)
-
-
-def divisor(v: Fraction | float | None) -> Fraction | None:
-    """The number by which to divide where the model's arithmetic divides: for a constant that float32 lacks and whose
-    reciprocal it holds, such as the 1/90 of a mean over 90 elements. A product with the rounded constant rounds twice."""
-    if not isinstance(v, Fraction) or v == 0 or _fits_float32(v):
-        return None
-    return 1 / v if _fits_float32(1 / v) else None
-
-
-def _fits_float32(v: Fraction) -> bool:
-    """True if float32 holds a number, far from its limits."""
-    mantissa, power = abs(v.numerator), v.denominator
-    return mantissa < 1 << 24 and power < 1 << 100 and not power & (power - 1)
-
-
-def number_from_json(text: str) -> Fraction | float:
-    """The inverse of `number_to_json`. Raises ValueError for other texts: `1e999999999` would be a number without an end."""
-    if text in ("inf", "-inf", "nan"):
-        return float(text)
-    if not _NUMBER.fullmatch(text):
-        raise ValueError(f"{text[:40]!r} is no number")
-    return Fraction(text)
 
 
 def node_to_json(n: Node) -> dict[str, Any]:

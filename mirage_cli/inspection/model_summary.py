@@ -15,7 +15,7 @@ from mirage_cli.exporters.drawing.labels import counted, paragraph, percent, sho
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import LaxFragment, partition
-from mirage_cli.optimization import assembly, coverage, pipeline
+from mirage_cli.optimization import assembly, coverage, pipeline, reading
 from mirage_cli.optimization import task as works
 from mirage_cli.options.options import Options
 from mirage_cli.report.report import SCHEMA_VERSION, finite
@@ -26,8 +26,8 @@ ENDS = 4  #: places that the text names for one fragment
 
 def inspect(path: str, options: Options) -> tuple[dict[str, Any], list[str]]:
     """The document of a model file ("-": standard input), and what a terminal shows. Raises ModelError and UsageError."""
-    imported = pipeline.read_model(path, options)
-    symbols = pipeline.symbols_of(imported)
+    imported = reading.read_model(path, options)
+    symbols = reading.symbols_of(imported)
     parts = partition(imported.graph, works.tensor_names(imported))
     work = works.group_fragments(parts.fragments, imported)
     chosen = works.group_fragments(parts.fragments, imported, lambda names: pipeline.selected(names, options))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mirage_cli import frontends
 from mirage_cli.backends import torch_library
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
@@ -16,16 +15,12 @@ from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.checks import given_tensors, stated_program
 from mirage_cli.checks.kernel_check import CHECK, CheckJob, FloatCheck, Limits, symbol_values, too_large
 from mirage_cli.codegen.requests.passes import without
-from mirage_cli.errors import UsageError
 from mirage_cli.farm import offers
 from mirage_cli.files.datafile import Piece
 from mirage_cli.files.output import MODEL
 from mirage_cli.files.result_store import Kept
-from mirage_cli.frontends import sizes as polynomials
 from mirage_cli.frontends.imported import Imported
-from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import Partition, partition
-from mirage_cli.lax.ir import graph as g
 from mirage_cli.machine import devices
 from mirage_cli.measurement.contestant import Place
 from mirage_cli.measurement.timing import Effort
@@ -37,6 +32,7 @@ from mirage_cli.optimization import (
     fragment_models,
     fragment_times,
     kernels_only,
+    reading,
     run_cache,
     trial,
     tuning_stage,
@@ -44,7 +40,7 @@ from mirage_cli.optimization import (
 from mirage_cli.optimization import task as works
 from mirage_cli.optimization.fragment_times import MIRAGE, measure_fragments
 from mirage_cli.optimization.task import Work
-from mirage_cli.options import dims, patterns
+from mirage_cli.options import dims
 from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, fragment_cache, ranges
 from mirage_cli.planning.plan import PlanOptions, newest
@@ -53,11 +49,10 @@ from mirage_cli.processes.jobs import Crew, Here
 from mirage_cli.report import forms
 from mirage_cli.report.report import Report
 from mirage_cli.report.stages import Clock, Progress, Silent
-from mirage_cli.runtime import example, given, inner_tensors, running_sizes
+from mirage_cli.runtime import given
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.search import SearchOptions, Standing
 
-MOST_TRIED = 1 << 30  #: bytes of a model and its data up to which it is tried at the sizes of a run
 MOST_WRONG = 2  #: muGraphs of a fragment after which no other one is tried
 CPU_SECONDS = 0.5  #: that timing a fragment on the CPU takes, about
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
@@ -113,10 +108,9 @@ class Run:
         self.kept = environment.store(self.options)
         with self.clock.measure("read"):
             self.progress.stage("read", 1)
-            self.imported = read_model(self.model, self.options)
-            self.ranges, self.sizes = running_ranges(self.imported, self.options)
+            self.imported = reading.read_model(self.model, self.options)
+            self.ranges, self.sizes = reading.running_ranges(self.imported, self.options)
             self.inputs = self._inputs()
-            declare_unwritten(self.imported, self.options.unwritten)
             self.imported.notes.extend(environment.unasked(self.options, self.tools))
             self.progress.step(self.model)
         with self.clock.measure("partition"):
@@ -126,7 +120,7 @@ class Run:
             )
             if self.complete:
                 kernels_only.check_complete(self.imported, self.parts, self.work)
-            inner = inner_sizes(self.imported, self.work, self.sizes, self.options)
+            inner = reading.inner_sizes(self.imported, self.work, self.sizes, self.options)
             self.sizes |= inner
             self.ranges |= {n: dims.Range(1, k, max(k, ranges.OTHER.high)) for n, k in inner.items()}
             self.imported.forget()
@@ -412,95 +406,6 @@ class Run:
             names = {id(file): name for name, file in zip(self.imported.external, self.imported.files, strict=False)}
             run_cache.keep(report, page, draft, self.options, self.tools, self.machine, self.pieces, names)
         return report
-
-
-def read_model(path: str, options: Options) -> Imported:
-    """The model at `path` ("-": standard input). Raises ModelError where it cannot be read, UsageError for sizes and
-    patterns of `--only` that do not fit it."""
-    if options.data is not None and path != frontends.STANDARD_INPUT:
-        raise UsageError(f"--data {options.data}: a model on standard input has such a folder, found {path}")
-    imported = frontends.load(path, frontend_options(options))
-    dims.check_known({n: r for n, r in dims.parse(options.dim).items() if not r.fixed}, symbols_of(imported))
-    patterns.check("--only", options.only, [n.name or "" for n in imported.model.graph], "node of the model")
-    return imported
-
-
-def declare_unwritten(imported: Imported, globs: Sequence[str]) -> None:
-    """Take inputs of a model for what no kernel writes. Raises UsageError for a pattern that fits none."""
-    weights = imported.model.graph.initializers
-    names = [v.name or "" for v in imported.model.graph.inputs if v.name not in weights]
-    patterns.check("--unwritten", globs, names, "input of the model")
-    imported.graph.declare_unwritten({n for n in names if any(fnmatch.fnmatch(n, g) for g in globs)})
-
-
-def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims.Range], dict[str, int]]:
-    """The ranges of symbols: those given, and for others that the model does not run at their usual size what it does; and the
-    typical sizes of all symbols of its inputs. Raises UsageError where it does not run at a size that was asked for."""
-    asked = dims.parse(options.dim)
-    original = imported.original
-    names = ranges.bases(symbols_of(imported))
-    if original is None:
-        return asked, {}
-    fixed = example.sizes_of(original.proto(), options.dim, dims.parse_shapes(options.shape))
-    unnamed = {f"{v.name}.{k}" for v in imported.model.graph.inputs for k in range(len(v.shape or ()))}
-    symbols = {n: k for n, k in fixed.items() if n not in unnamed and polynomials.names(polynomials.parse(n)) == [n]}
-    sizes = {n: ranges.range_of(n, asked).typical for n in names} | symbols
-    if not sizes or _large(imported):
-        return asked, sizes
-    found = running_sizes.running(original.data, str(Path(original.files.path).parent), sizes, options.max_memory)
-    if len(found.names) > 1 and not fixed.keys().isdisjoint(found.names):
-        return asked, sizes  # of several which one is to blame nobody knows
-    for name in fixed.keys() & found.names:
-        option = f"--dim {name}={asked[name]}" if name in asked else "--shape"
-        raise UsageError(
-            f"{option}: the model does not run at {name} {sizes[name]}: {found.problem.splitlines()[0]}",
-            f"the largest that runs is {name}={found.sizes[name]}",
-        )
-    return asked | {n: dims.Range(1, found.sizes[n], found.sizes[n]) for n in found.names}, found.sizes
-
-
-def inner_sizes(imported: Imported, work: Sequence[Work], sizes: Mapping[str, int], options: Options) -> dict[str, int]:
-    """What symbols of fragments that no input of the model has are at these `sizes`; the cost model's usual size where a run
-    does not tell."""
-    symbols = set(ranges.bases({s for w in work if not w.failed for s in w.program.symbols})) - sizes.keys()
-    places = {
-        s: (t.name, k)
-        for w in work
-        for t in w.inputs
-        for k, d in enumerate(t.dims)
-        for s in symbols & set(ex.names(d))
-        if d == ex.symbol(s)
-    }
-    original, found = imported.original, dict[str, int]()
-    if places and original is not None and not _large(imported):
-        folder = str(Path(original.files.path).parent)
-        found = inner_tensors.sizes(original.data, folder, sizes, places, options.max_memory)
-    return {s: found.get(s) or ranges.OTHER.typical for s in sorted(symbols)}
-
-
-def _large(imported: Imported) -> bool:
-    """True if a model is not run for its sizes alone."""
-    own = 0 if imported.original is None else len(imported.original.data)
-    return own + sum(f.size for f in imported.files) > MOST_TRIED
-
-
-def frontend_options(options: Options) -> frontends.Options:
-    """The part of the options that concerns reading. Raises UsageError for malformed shapes and dimensions."""
-    numbers = dims.numbers(dims.parse(options.dim))
-    shapes, types = dims.parse_shapes(options.shape), dims.parse_types(options.shape)
-    return frontends.Options(shapes, numbers, types, max_memory=options.max_memory, data=options.data)
-
-
-def symbols_of(imported: Imported) -> set[str]:
-    """The symbols in the dimensions of a model's inputs."""
-    graph = imported.graph
-    return {
-        name
-        for v, step in enumerate(graph.steps)
-        if isinstance(step, g.Input) and not step.constant
-        for d in graph.dims(v)
-        for name in ex.names(d)
-    }
 
 
 def selected(names: Sequence[str], options: Options) -> bool:

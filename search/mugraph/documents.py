@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mirage_cli.lax.dtypes import BY_NAME
-from mirage_cli.lax.ir.program import number_from_json, number_to_json, program_from_json
+from mirage_cli.lax.ir.numbers import number_from_json, number_to_json
+from mirage_cli.lax.ir.program import program_from_json
 from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp, CustomKernel, KernelGraph, ThreadGraph, ThreadNode
 
 

@@ -16,7 +16,8 @@ from fractions import Fraction
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
-from mirage_cli.lax.ir.program import Program, Slot, divisor
+from mirage_cli.lax.ir.numbers import divisor
+from mirage_cli.lax.ir.program import Program, Slot
 from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp, ThreadGraph
 
 REDUCTIONS = ("sum", "top")  #: over the row; `max` is the elementwise operator

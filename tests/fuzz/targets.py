@@ -27,7 +27,7 @@ from mirage_cli.frontends.torchscript import archive
 from mirage_cli.inspection import caches, comparison, fragment_details, summary
 from mirage_cli.kernels import call_order
 from mirage_cli.lax import extents
-from mirage_cli.lax.ir.program import number_from_json
+from mirage_cli.lax.ir.numbers import number_from_json
 from mirage_cli.options import config, settings
 from mirage_cli.options.options import Options
 from mirage_cli.report import mugraph_file, reader

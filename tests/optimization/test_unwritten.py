@@ -15,7 +15,7 @@ from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.fragments.fragment import partition
 from mirage_cli.lax.ir.program import Program, program_from_json
 from mirage_cli.optimization import task
-from mirage_cli.optimization.pipeline import declare_unwritten
+from mirage_cli.optimization.reading import declare_unwritten
 from mirage_cli.options.options import Options
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
 from mirage_cli.suite import cases

@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.lax.ir.program import Program, divisor
+from mirage_cli.lax.ir.numbers import divisor
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph, ThreadGraph
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target

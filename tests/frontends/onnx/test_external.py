@@ -17,7 +17,7 @@ from mirage_cli import frontends
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.frontends.onnx import external
-from mirage_cli.optimization import pipeline
+from mirage_cli.optimization import reading
 from mirage_cli.options.options import Options
 from tests.frontends.models import parsed
 
@@ -236,8 +236,8 @@ def test_a_model_on_standard_input_with_the_folder_of_its_data(
     model = parsed("g (float[2] x) => (float[2] y) { y = Add(x, w) }")
     weight(model, [2], {"location": "w"})
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(model.SerializeToString())))
-    imported = pipeline.read_model("-", Options(data=str(folder)))
+    imported = reading.read_model("-", Options(data=str(folder)))
     assert list(imported.external) == ["w"]
     assert imported.constant("w").tobytes() == (folder / "w").read_bytes()[:8]
     with pytest.raises(UsageError, match=r"--data .*: a model on standard input has such a folder"):
-        pipeline.read_model(str(tmp_path / "m.onnx"), Options(data=str(folder)))
+        reading.read_model(str(tmp_path / "m.onnx"), Options(data=str(folder)))

@@ -19,6 +19,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Float64, contract_arrays
 from mirage_cli.lax.dtypes import F16, F32
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.numbers import number_from_json, number_to_json
 from mirage_cli.lax.ir.program import (
     Axis,
     Input,
@@ -28,8 +29,6 @@ from mirage_cli.lax.ir.program import (
     Slot,
     Source,
     evaluate_program,
-    number_from_json,
-    number_to_json,
     program_from_json,
     read,
     write,
