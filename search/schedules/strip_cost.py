@@ -17,6 +17,7 @@ from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.strip import Shape, resident, roles, schedules
 from mirage_cli.search.schedules.strip_warps import multiply_together
 from mirage_cli.search.schedules.target import Target
+from mirage_cli.search.schedules.visible import shown
 
 PARTS = 4  #: parts of a multiprocessor that issue instructions
 
@@ -84,4 +85,8 @@ class StripModel(Model):
         """Microseconds, and the bytes of all stages that blocks bring."""
         shape = Shape(self.p, self.g, schedule, self.roles, self.sizes)
         moved = float(shape.blocks * shape.groups * shape.turns * shape.stage)
-        return Prediction(predicted_us(shape, self.t, self.once), shape.shared, self.floor, moved)
+        return Prediction(predicted_us(shape, self.t, self.once * self.shown(shape)), shape.shared, self.floor, moved)
+
+    def shown(self, shape: Shape) -> float:
+        """The share of keys that are read."""
+        return shown(self.roles.limits, self.g.loop or "", shape.s.loop, shape.extents, dict(shape.s.tiles))
