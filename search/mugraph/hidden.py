@@ -217,6 +217,14 @@ class _Walk:
         return self.program.sources[source].dtype.kind == "int"
 
 
+def known_values(program: Program, graph: BlockGraph) -> Mapping[str, Known]:
+    """What is known of a block graph's values."""
+    walk = _Walk(program)
+    for o in graph.ops:
+        walk.take(o)
+    return walk.values
+
+
 def limits(program: Program, graph: BlockGraph) -> tuple[Form, ...]:
     """Forms of positions that hide iterations, in which those along the loop stand once (times 1 or -1)."""
     return tuple(f for f in _forms(program, graph) if not f.given and abs(f.of(graph.loop or "")) == 1)
@@ -232,13 +240,12 @@ def _forms(program: Program, graph: BlockGraph) -> list[Form]:
     that iterations hand on as it is."""
     if graph.loop is None:
         return []
-    walk = _Walk(program)
+    values = known_values(program, graph)
     hidden: Forms = EVERYWHERE
     phase = {o.name: o.phase for o in graph.ops}
     for o in graph.ops:
-        walk.take(o)
         if o.op in ("accum", "running"):
-            given = walk.values[o.inputs[0]]
+            given = values[o.inputs[0]]
             hidden = _meet(hidden, given.zero if o.op == "accum" else given.lowest)
         elif o.op in EXTREMES and o.phase == EPILOGUE and phase[o.inputs[0]] == BODY:
             hidden = NOWHERE

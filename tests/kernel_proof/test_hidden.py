@@ -101,6 +101,15 @@ def test_one_iteration_more_is_not(engine: str) -> None:
         assert changed != text and _finding(c, changed).passed, (more, _finding(c, changed).reason)
 
 
+def test_tiles_that_show_all_by_mistake_are_refuted() -> None:
+    """Where a tile shows all, positions are not compared."""
+    c = _case("warpgroup")
+    text = c.render().text
+    shown = re.compile(r"( - \w+_step >= )0( && .* >= 0)?\) {")
+    assert shown.search(text)
+    assert "differs" in _finding(c, shown.sub(r"\g<1>-999) {", text)).reason
+
+
 def test_masks_that_reach_beyond_a_stand_in_are_made_smaller() -> None:
     """On the shorter axes a window of 600 hides nothing at its far end."""
     p = attention(2000, 2000, 600, 0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from mirage_cli.codegen.tiles.tile import Apply, Expr, Number, Position
+from mirage_cli.codegen.tiles.tile import Apply, Expr, Number, Position, Ref
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
@@ -43,24 +43,26 @@ def stepped(limits: Sequence[Form], loop: str, number: ir.Expression) -> ir.Expr
     return FIRST + number if any(f.of(loop) == 1 for f in limits) else number
 
 
-def shown(e: Expr, span: Span) -> tuple[ir.Expression, Expr] | None:
+def shown(e: Expr, span: Span, values: Mapping[str, Known]) -> tuple[ir.Expression, Expr] | None:
     """The condition that a mask hides nothing of a tile, and a value without the mask; None for a value without one that
-    compares positions."""
+    compares positions. `values` are what is known of the block graph's."""
     match e:
-        case Apply("where", (condition, value, _)) if forms := _known(condition).truth:
+        case Apply("where", (condition, value, _)) if forms := _known(condition, values).truth:
             least = (_bound(f, "", span, -1) for f in sorted(forms, key=str))
             return k.both(*(n >= 0 for n in least)) or k.ONE, value
     return None
 
 
-def _known(e: Expr) -> Known:
+def _known(e: Expr, values: Mapping[str, Known]) -> Known:
     match e:
+        case Ref(name):
+            return values.get(name, UNKNOWN)
         case Position(axis):
             return at_position(axis)
         case Number(value):
             return constant(value)
         case Apply(op, args):
-            return applied(op, [_known(a) for a in args])
+            return applied(op, [_known(a, values) for a in args])
     return UNKNOWN
 
 

@@ -14,6 +14,7 @@ from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_ful
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.search.mugraph.hidden import known_values
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockOp
 
 LEAST = -k.number("INFINITY")
@@ -173,7 +174,7 @@ class _Writing:
             self.value[o.name] = e
         else:
             self.declare(o.name, FULL)
-            unmasked = shown(e, self.values.span) if o.phase == BODY else None
+            unmasked = shown(e, self.values.span, known_values(self.p, self.g)) if o.phase == BODY else None
             made = self.full(o, e)
             self.place(o.phase).append(
                 made if unmasked is None else k.when(unmasked[0], self.full(o, unmasked[1]), otherwise=[made])
