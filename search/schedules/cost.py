@@ -21,10 +21,10 @@ from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
-from mirage_cli.search.schedules.visible import walked
 
 TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered

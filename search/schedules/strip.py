@@ -20,11 +20,11 @@ from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.hidden import Form, limits
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules.cost import number
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.strip_warps import across_of
 from mirage_cli.search.schedules.target import Target
-from mirage_cli.search.schedules.visible import walked
 
 RESERVED = 1024  #: bytes of shared memory that every block takes beside its own
 MOST_RESIDENT = 4  #: blocks of a multiprocessor beyond which more gain nothing

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.mugraph.visible import shown
 from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us
 from mirage_cli.search.schedules.fitted import Clusters, Strip
 from mirage_cli.search.schedules.model import Model
@@ -17,7 +18,6 @@ from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.strip import Shape, resident, roles, schedules
 from mirage_cli.search.schedules.strip_warps import multiply_together
 from mirage_cli.search.schedules.target import Target
-from mirage_cli.search.schedules.visible import shown
 
 PARTS = 4  #: parts of a multiprocessor that issue instructions
 

@@ -36,7 +36,7 @@ from mirage_cli.lax.dtypes import F64, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Slot
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
-from mirage_cli.search.schedules.visible import hiding
+from mirage_cli.search.mugraph.visible import hiding
 
 
 class Positions:
@@ -51,7 +51,7 @@ class Positions:
         self.reads = {i.name: i for i in self.p.inputs}
         self.wide = expressions.wide(self.p)
         self.hollow = expressions.hollow(self.extent(e) for e in r.hollow)
-        self.limits = hiding(self.p, self.g, tile.schedule)
+        self.limits = hiding(self.p, self.g, dict(tile.schedule.tiles), tile.schedule.loop)
 
     # --- numbers ------------------------------------------------------------------------------------------------------
     def ctype(self, dtype: DType) -> str:

@@ -8,7 +8,7 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax.extents import Symbolic
-from mirage_cli.search.schedules.visible import hiding
+from mirage_cli.search.mugraph.visible import hiding
 
 
 class Units:
@@ -19,7 +19,7 @@ class Units:
         others = [a for a in self.g.grid if a != self.plan.rows and a not in self.g.split]
         self.wide = [a for a in others if a in self.plan.sizes]
         self.batch = [a for a in others if a not in self.plan.sizes]
-        self.limits = hiding(self.p, self.g, self.plan.schedule)
+        self.limits = hiding(self.p, self.g, dict(self.plan.schedule.tiles), self.plan.schedule.loop)
 
     @property
     def count(self) -> ir.Expression:

@@ -15,8 +15,7 @@ from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import Form, limits
 from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.schedules.schedule import Schedule
-from mirage_cli.search.schedules.visible import hiding, shown, walked
+from mirage_cli.search.mugraph.visible import hiding, shown, walked
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.programs import program
 
@@ -129,7 +128,7 @@ def test_limits_that_cut_nothing_are_none() -> None:
         if rows not in g.grid:
             continue
         tiles = {a: 16 if a == rows else 1 for a in g.grid}
-        hides = {n: hiding(p, g, Schedule(tuple(tiles.items()), n)) for n in (16, 32, 96)}
+        hides = {n: hiding(p, g, tiles, n) for n in (16, 32, 96)}
         assert hides[16] and not hides[32] and not hides[96], (keys, hides)
 
 

@@ -1,4 +1,4 @@
-"""How much of a loop a mask shows to the blocks of a schedule (`search/mugraph/hidden.py`)."""
+"""How much of a loop a mask shows to blocks (`search/mugraph/hidden.py`)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from numpy.typing import NDArray
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import Form, limits
 from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.schedules.schedule import Schedule
 
 Counts: TypeAlias = NDArray[np.int64]
 FEW = 1 << 8  #: blocks along an axis of a mask, of which more are counted in evenly spaced ones
 
 
-def hiding(program: Program, graph: BlockGraph, schedule: Schedule) -> tuple[Form, ...]:
-    """Those limits of a block graph by which a schedule's blocks may leave iterations out: all where extents are symbols, else
-    those that hide a whole iteration from some block."""
+def hiding(program: Program, graph: BlockGraph, tiles: Mapping[str, int], step: int) -> tuple[Form, ...]:
+    """Those limits of a block graph by which blocks may leave iterations of `step` positions out: all where extents are
+    symbols, else those that hide a whole iteration from some block."""
     loop = graph.loop
-    return tuple(f for f in limits(program, graph) if loop is not None and _hides(program, loop, schedule, f))
+    return tuple(f for f in limits(program, graph) if loop is not None and _hides(program, loop, tiles, step, f))
 
 
-def _hides(program: Program, loop: str, s: Schedule, form: Form) -> bool:
+def _hides(program: Program, loop: str, tiles: Mapping[str, int], step: int, form: Form) -> bool:
     extents = {a.name: a.extent for a in program.axes}
     own = {a: e for a, e in extents.items() if isinstance(e, int)}
     if any(a not in own for a, _ in form.terms):
         return True
-    if own[loop] <= s.loop:
+    if own[loop] <= step:
         return False
     least = form.constant  # of the largest value in a block, over all blocks
     for axis, factor in form.terms:
         if axis != loop:
-            tile = min(s.tile(axis) or own[axis], own[axis])
+            tile = min(tiles.get(axis, own[axis]), own[axis])
             last = (own[axis] - 1) // tile * tile
             least += factor * (tile - 1 if factor > 0 else last)
     if form.of(loop) < 0:  # shown are positions up to `least`
-        return least // s.loop < (own[loop] - 1) // s.loop
-    return -least >= s.loop
+        return least // step < (own[loop] - 1) // step
+    return -least >= step
 
 
 def walked(
