@@ -118,8 +118,8 @@ class Reference:
     def hidden(
         self, arrays: Sequence[Array], symbols: Mapping[str, int], exact: Sequence[Array]
     ) -> tuple[Array, ...] | None:
-        """The values where an operator of attention does not read the keys that it hides, of which runtimes and the program
-        may do either. None where all inputs are finite, and where that changes nothing."""
+        """The values where attention does not read the keys and values that it hides, of which runtimes and kernels may do
+        either. None where all inputs are finite, and where that changes nothing."""
         if all(a.dtype.kind in "biu" or np.isfinite(a.astype(np.float64)).all() for a in arrays):
             return None
         found = self.nodes.exact(arrays, symbols, hidden=False)

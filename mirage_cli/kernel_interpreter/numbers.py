@@ -127,11 +127,13 @@ class Arithmetic:
             return Number(np.asarray(lookup(op).apply(self.domain, *numbers)))
 
     def divide(self, x: Number, y: Number, guard: str = "") -> Number:
-        """A quotient; arbitrary where the divisor is 0 in some field."""
+        """A quotient; arbitrary where the divisor is 0 in some field (in some but not all, where the domain divides by 0)."""
         if not self.residues:
             with np.errstate(all="ignore"):
                 return Number(self.domain.div(x.a, y.a, guard))
         zero = (y.a == 0).any(axis=0, keepdims=True)
+        if getattr(self.domain, "masked", False):
+            zero = zero & (y.a != 0).any(axis=0, keepdims=True)
         if not zero.any():
             return Number(self.domain.div(x.a, y.a, guard))
         q = self.domain.div(x.a, np.where(zero, 1, y.a), guard)

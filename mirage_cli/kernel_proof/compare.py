@@ -18,14 +18,63 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Axes, Float64
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
 from mirage_cli.lax.ir.program import Program, evaluate_program
+from mirage_cli.search.mugraph.hidden import given_limits
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 
 TOLERANCE = 1e-9  #: of float64, over the largest result
 FIELDS = 2  #: prime fields in which kernels are run at once
+NEAR = 1 << 24  #: numbers below this are positions, and compared
+COMPARED: Mapping[str, Callable[[Array, Array], Array]] = {"lt": np.less, "le": np.less_equal, "eq": np.equal}
 
 
 class Placed(Residues):
-    """Residues in which positions are the numbers 0, 1, 2, ... that kernels compute with."""
+    """Residues in which positions are the numbers 0, 1, 2, ... that kernels compute with.
+
+    In `masked` programs numbers below `NEAR` are compared as such, minus infinity swallows what is added to it, its
+    exponential is 0, and so is 0 / 0 (any x / 0 is x times one number): kernels may leave out what a comparison hides.
+    """
+
+    def __init__(
+        self, order: Sequence[Hashable], seed: int, primes: Sequence[int] = PRIMES[:FIELDS], masked: bool = False
+    ) -> None:
+        super().__init__(order, seed, primes)
+        self.masked = masked
+
+    def lowest(self, x: Residue) -> Array:
+        """Which elements are minus infinity."""
+        low: Array = (x == self.const(float("-inf")).reshape(-1, *(1,) * (x.ndim - 1))).all(axis=0)
+        return low
+
+    def add(self, x: Residue, y: Residue) -> Residue:
+        """The sum; minus infinity where either is."""
+        total = super().add(x, y)
+        if not self.masked:
+            return total
+        low, none = self.lowest(x) | self.lowest(y), self.const(float("-inf"))
+        return np.where(low, none.reshape(-1, *(1,) * (total.ndim - 1)), total) if low.any() else total
+
+    def sub(self, x: Residue, y: Residue) -> Residue:
+        """The difference; minus infinity where the first is."""
+        left = super().sub(x, y)
+        if not self.masked or not (low := self.lowest(x)).any():
+            return left
+        return np.where(low, self.const(float("-inf")).reshape(-1, *(1,) * (left.ndim - 1)), left)
+
+    def select(self, condition: Residue, x: Residue, y: Residue) -> Residue:
+        """`c (x - y) + y`, in which nothing is swallowed."""
+        return super().add(self.mul(condition, super().sub(x, y)), y)
+
+    def exp(self, x: Residue) -> Residue:
+        """The exponential, 0 of minus infinity."""
+        e = super().exp(x)
+        return np.where(self.lowest(x), 0, e) if self.masked else e
+
+    def inverse(self, y: Residue) -> Residue:
+        """1 / y, of 0 one number. Raises ZeroDenominator where y is 0 in some fields only."""
+        if not self.masked or not (zero := (y == 0).all(axis=0)).any():
+            return super().inverse(y)
+        beyond = self.random("1 / 0", (), nonzero=True).reshape(-1, *(1,) * (y.ndim - 1))
+        return np.where(zero, beyond, super().inverse(np.where(zero, 1, y)))
 
     def iota(self, axis: Hashable, extent: int, offset: int = 0) -> Residue:
         """The positions themselves."""
@@ -46,10 +95,20 @@ class Placed(Residues):
         return found.reshape([1 if d in dims else n for d, n in enumerate(x.shape)])
 
     def call(self, name: str, *args: Residue) -> Residue:
-        """The larger of a number and 0 is what `relu` is printed as."""
+        """The larger of a number and 0 is what `relu` is printed as; truths of small numbers."""
         if name == "relu":
             return super().call("max", *args, self.const(0))
-        return super().call(name, *args)
+        found = super().call(name, *args)
+        if not self.masked or name not in COMPARED:
+            return found
+        (x, small), (y, other) = (self.small(a) for a in args)
+        return np.where(small & other, COMPARED[name](x, y), found)
+
+    def small(self, x: Residue) -> tuple[Array, Array]:
+        """Elements as whole numbers, and which of them are near 0."""
+        p = self.modulus(x.ndim - 1)
+        signed = np.where(x > p // 2, x - p, x)
+        return signed[0], (signed == signed[:1]).all(axis=0) & (abs(signed[0]) < NEAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +204,16 @@ def point(
 ) -> Point:
     """Random numbers for the inputs of a program. Raises ZeroDenominator."""
     order = [a.name for a in program.axes]
-    domain = Placed(order, seed, primes) if residues else Float64(order)
+    masked = float("-inf") in _constants(program, graph)
+    domain = Placed(order, seed, primes, masked) if residues else Float64(order)
     arrays = _inputs(program, symbols, domain, seed, spread)
+    if masked and residues:
+        arrays |= _lengths(program, graph, symbols, seed, len(primes))
     wanted = evaluate_program(program, domain, arrays, symbols)
     exact, fields = numbers(program, graph), len(primes) if residues else 1
 
     def arithmetic() -> Arithmetic:
-        return Arithmetic(Placed((), seed, primes) if residues else Float64(), exact)
+        return Arithmetic(Placed((), seed, primes, masked) if residues else Float64(), exact)
 
     flat = [np.asarray(a).reshape(fields, -1).astype(np.int64 if residues else np.float64) for a in arrays.values()]
     return Point(program, symbols, arithmetic, flat, [np.asarray(w).reshape(fields, -1) for w in wanted])
@@ -207,6 +269,23 @@ def _inputs(
                 spread * rng.standard_normal(dims) if s.dtype.is_float else rng.integers(0, 2, dims).astype(float)
             )
     return arrays
+
+
+def _lengths(
+    program: Program, graph: KernelGraph, symbols: Mapping[str, int], seed: int, fields: int
+) -> dict[int, Array]:
+    """Integers that a mask compares with positions: the positions themselves along the longest axis, else some of them."""
+    rng, extents = np.random.default_rng(seed), [ex.value(a.extent, symbols) for a in program.axes]
+    found: dict[int, Array] = {}
+    for kernel in graph.kernels:
+        sources = {i.name: kernel.inputs[i.source] for i in kernel.program.inputs}
+        for tensor in {sources[v] for f in given_limits(kernel.program, kernel.block) for v, _ in f.given}:
+            if tensor < graph.sources:
+                dims = [ex.value(e, symbols) for e in program.sources[tensor].dims]
+                longest = bool(dims) and dims[-1] == max(extents)
+                whole = np.broadcast_to(np.arange(dims[-1]), dims) if longest else rng.integers(0, max(extents), dims)
+                found[tensor] = np.broadcast_to(whole, (fields, *dims)).copy()
+    return found
 
 
 def _same(right: Array, left: Array, residues: bool) -> Array:

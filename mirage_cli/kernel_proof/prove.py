@@ -2,7 +2,8 @@
 
 Programs with symbols are run as they are printed, at several sizes. Of others the same muGraph with the same schedules is
 printed for shorter axes, with whole tiles, a part, and as many iterations as make a ring of copies go round; what is printed
-differs in the extents alone.
+differs in the extents alone. Where these are too short for a mask to hide any of them, so they are once more with the numbers
+of the mask made smaller (`nearer.py`), as far as the muGraph is the program then too.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from mirage_cli.codegen.source import source
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.kernel_interpreter.memory import Unknown
 from mirage_cli.kernel_proof.compare import FIELDS, Finding, compare
+from mirage_cli.kernel_proof.nearer import longer, nearer
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.field import ZeroDenominator, random_primes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import MAXIMA, CustomKernel, KernelGraph
 from mirage_cli.search.proof.evaluation_cost import cost
-from mirage_cli.search.proof.stand_in import assignments, structured
+from mirage_cli.search.proof.stand_in import assignments, structured, with_room
 from mirage_cli.search.proof.verify import KernelRun, Verdict, verify
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
@@ -145,7 +147,18 @@ def _points(
     if cost(*short, tiles, {}) > MOST_WORK:
         raise Refused("its kernels hold so much that a run would take minutes")
     point = _shorter(program, graph, schedules, tiles, short, text)
-    return "real" if point[0].axes == program.axes else "stand-in", [point]
+    if point[0].axes == program.axes:
+        return "real", [point]
+    return "stand-in", [point, *_masked(program, point, schedules, text)]
+
+
+def _masked(real: Program, point: Printed, schedules: Sequence[Schedule], text: Print) -> list[Printed]:
+    """A stand-in with masks that hide something of it, where that is another one of the same muGraph."""
+    tiles = [s.as_tiles() for s in schedules]
+    near = nearer(*longer(real, point[0], point[1], tiles))
+    if near is None or not verify(*near, tiles).passed:
+        return []
+    return [(*near, text(*near, schedules), {})]
 
 
 def _affordable(program: Program, graph: KernelGraph, tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:
@@ -153,9 +166,9 @@ def _affordable(program: Program, graph: KernelGraph, tiles: Sequence[dict[str, 
     enough elements."""
     ones, small, large = assignments(program, graph, tiles)
     tiled = _tiled(graph, tiles)
-    large = {s: n if s in tiled else min(n, max(ones[s], 2)) for s, n in large.items()}
+    large = with_room(program, {s: n if s in tiled else min(n, max(ones[s], 2)) for s, n in large.items()}, 1)
     while sum(ex.value(ex.product(o.dims), large) for o in program.outputs) > MOST_ELEMENTS:
-        halves = {s: max(min(small[s], n), n // 2 | 1) for s, n in large.items()}
+        halves = with_room(program, {s: max(min(small[s], n), n // 2 | 1) for s, n in large.items()}, 1)
         if halves == large:
             break
         large = halves

@@ -86,10 +86,10 @@ def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) ->
     small = {s: 3 + 2 * k for k, s in enumerate(names)}
     large = {s: (int(steps[s]) // 2 + 1 + k) * 2 + 5 for k, s in enumerate(names)}
     given = (dict.fromkeys(names, 1), small, large)
-    return [_with_room(program, values, spare) for values, spare in zip(given, (0, 1, 1), strict=True)]
+    return [with_room(program, values, spare) for values, spare in zip(given, (0, 1, 1), strict=True)]
 
 
-def _with_room(program: Program, values: Mapping[str, int], spare: int) -> dict[str, int]:
+def with_room(program: Program, values: Mapping[str, int], spare: int) -> dict[str, int]:
     """Values of symbols at which the positions that are read of a dimension are there; `spare` more where an axis of symbolic
     extent walks a part of them."""
     values = dict(values)

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Program, Source
+from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
@@ -111,6 +113,7 @@ class CostModel:
         self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
         self.rows = {o.name: v for o in graph.ops if o.op == "contract" and (v := self.left(o)) is not None}
         self.once = bytes_once(program, sizes)
+        self.limits = limits(program, graph)
 
     def left(self, o: BlockOp) -> str | None:
         """The operand of a product whose free axes become rows whatever their number (see `Shapes.sides`); None if that is
@@ -153,6 +156,18 @@ class _Estimate:
         self.steps = self.ones
         if (loop := self.g.loop) is not None:
             self.steps = np.ceil(schedules.tiles.get(loop, self.extents[loop] * self.ones) / schedules.loop)
+            if model.limits:
+                self.steps = self.shown(loop)
+
+    def shown(self, loop: str) -> Floats:
+        """Iterations of a block in the mean, those of which a mask shows something."""
+        known: dict[tuple[float, ...], float] = {}
+        axes = [a for a in self.s.tiles if any(f.of(a) for f in self.m.limits)]
+        keys = list(zip(self.s.loop, *(self.s.tiles[a] for a in axes), strict=True))
+        for key in set(keys):
+            tiles = {a: int(n) for a, n in zip(axes, key[1:], strict=True)}
+            known[key] = walked(self.m.limits, loop, int(key[0]), self.extents, tiles)[0]
+        return np.array([known[key] for key in keys])
 
     def tile(self, axis: str, phase: str) -> Floats | float:
         """Positions of an axis in a tile."""

@@ -18,7 +18,9 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Input, Program
+from mirage_cli.search.mugraph.hidden import Form, limits
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules.cost import number
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.strip_warps import across_of
@@ -124,13 +126,14 @@ MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The role of each grid axis in the products of a block graph; the axes of its values, and those made of products."""
+    """The role of each grid axis in the products of a block graph; its values' axes, those made of products, its mask."""
 
     sides: Sides
     batch: frozenset[str]
     chained: bool
     axes: Mapping[str, frozenset[str]]
     made: frozenset[str]
+    limits: tuple[Form, ...]
 
 
 def roles(program: Program, graph: BlockGraph) -> Roles:
@@ -154,7 +157,7 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
 
     made = made_of_products(graph)
     chained = any(i in made for o in products(graph) for i in o.inputs)
-    return Roles(orient(program, graph, size), batch, chained, axes, made)
+    return Roles(orient(program, graph, size), batch, chained, axes, made, limits(program, graph))
 
 
 def _check_aligned(program: Program, graph: BlockGraph) -> None:
@@ -434,12 +437,12 @@ class Shape:
 
     @property
     def turns(self) -> float:
-        """Iterations of a group."""
-        whole = self.extents[self.g.loop or ""]
-        if self.g.loop in self.g.split:
-            share = self.s.tile(self.g.loop or "") or whole
-            whole = -(-whole // self.s.parts) if self.s.parts else share
-        return math.ceil(math.ceil(whole / self.s.loop) / self.groups)
+        """Iterations of a group, those of which a mask shows something."""
+        loop, tiles = self.g.loop or "", dict(self.s.tiles)
+        if self.s.parts:
+            tiles[loop] = -(-self.extents[loop] // self.s.parts)
+        steps = walked(self.r.limits, loop, self.s.loop, self.extents, tiles)[0]
+        return math.ceil(steps / self.groups)
 
     def multiplies(self, exact_price: float, split_price: float) -> float:
         """Matrix instructions of a warp in an iteration; one for float32, plain or split, counts as many as its price says."""

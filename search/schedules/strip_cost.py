@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.mugraph.visible import shown
 from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us
 from mirage_cli.search.schedules.fitted import Clusters, Strip
 from mirage_cli.search.schedules.model import Model
@@ -84,4 +85,8 @@ class StripModel(Model):
         """Microseconds, and the bytes of all stages that blocks bring."""
         shape = Shape(self.p, self.g, schedule, self.roles, self.sizes)
         moved = float(shape.blocks * shape.groups * shape.turns * shape.stage)
-        return Prediction(predicted_us(shape, self.t, self.once), shape.shared, self.floor, moved)
+        return Prediction(predicted_us(shape, self.t, self.once * self.shown(shape)), shape.shared, self.floor, moved)
+
+    def shown(self, shape: Shape) -> float:
+        """The share of keys that are read."""
+        return shown(self.roles.limits, self.g.loop or "", shape.s.loop, shape.extents, dict(shape.s.tiles))

@@ -15,7 +15,9 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BF16, F16
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input, Program
+from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules.cost import Prediction, batch_axes, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
 from mirage_cli.search.schedules.model import Model
@@ -139,7 +141,7 @@ class WarpgroupModel(Model):
         self.rows = self.checked_rows()
         self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.ops = {o.name: o for o in graph.ops}
-        self.fed = feeds(graph)
+        self.fed, self.limits = feeds(graph), limits(program, graph)
         self.late = any(self.fed.values())
         self.c = target.fitted(Warpgroup)
         self.rate = target.rate(self.contractions[0].dtype)
@@ -299,14 +301,14 @@ class WarpgroupModel(Model):
     # --- time -----------------------------------------------------------------------------------------------------------
     def predict(self, s: Schedule) -> Prediction:
         """Microseconds: what the matrix units do, at the share of their rate that such tiles reach, in whole waves."""
-        cluster, resident, parts, steps = s.number("cluster"), s.number("resident"), 1, 1
+        cluster, resident, parts = s.number("cluster"), s.number("resident"), 1
         loop, units = self.g.loop or "", 1
         for a in self.g.grid:
             if a == loop:
                 parts = -(-self.extents[a] // (s.tile(a) or 1))
             else:
                 units *= -(-self.extents[a] // (self.size(a, s) * (cluster if a == self.rows else 1)))
-        steps = -(-(s.tile(loop) or self.extents[loop]) // s.loop)
+        steps, most = self.steps(s)
         together = cluster * parts
         fit = self.t.fitted(Clusters).fit
         slots = fit[together] * self.t.units * resident // fit[1]
@@ -314,9 +316,20 @@ class WarpgroupModel(Model):
         step = self.step(s) * resident
         moved = sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
         traffic = moved * steps * units * together
-        us = self.t.launch_us + waves * (steps * step + self.c.fixed_us + (self.c.exchange_us if parts > 1 else 0.0))
+        turns = waves * steps if steps == most else max(most, steps * units / slots)
+        us = self.t.launch_us + turns * step + waves * (self.c.fixed_us + (self.c.exchange_us if parts > 1 else 0.0))
         us = max(us, self.once / self.t.bandwidth * 1e6)
         return Prediction(us, self.shared(s), self.floor, float(traffic))
+
+    def steps(self, s: Schedule) -> tuple[float, int]:
+        """Iterations of a unit, in the mean and at most: those of which a mask shows something."""
+        loop = self.g.loop or ""
+        whole = -(-(s.tile(loop) or self.extents[loop]) // s.loop)
+        if not self.limits:
+            return whole, whole
+        together = {self.rows: self.size(self.rows, s) * s.number("cluster")}
+        mean, most = walked(self.limits, loop, s.loop, self.extents, dict(s.tiles) | together)
+        return max(mean, 1.0), max(most, 1)
 
     def step(self, s: Schedule) -> float:
         """Microseconds of an iteration on a multiprocessor of its own: products, or what is computed of scores beside them."""

@@ -122,7 +122,7 @@ CHANGED = {
         "way|differs|barrier",
     ),
     "one row too far": ("across", "i_c < 264 ? from", "i_c < 265 ? from", EDGE),
-    "no zeros behind rows": ("rows", "i_d < 264 ? from : nullptr", "i_d < 296 ? from : nullptr", EDGE),
+    "zeros before the end": ("rows", "i_d < 264 ? from : nullptr", "i_d < 48 ? from : nullptr", ORDER),
     "elements too few": ("across", "in_group, x0, 32,", "in_group, x0, 31,", ORDER),
     "rows that are not aligned": (
         "across",

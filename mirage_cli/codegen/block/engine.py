@@ -55,14 +55,14 @@ def _phases(at: FragmentPositions) -> list[ir.Statement]:
     """Prologue, loop and epilogue."""
     loads = [n for n in at.t.prologue if isinstance(n, Load)]
     rest = [n for n in at.t.prologue if not isinstance(n, Load)]
-    ahead = [_wait(0)] if at.g.loop is None else [*_ahead(at, at.g.loop), _wait(at.t.schedule.stages - 1)]
+    ahead = [_wait(0)] if at.g.loop is None else [*_ahead(at), _wait(at.t.schedule.stages - 1)]
     return [
         *statements(at, loads, PROLOGUE),
         COMMIT,
         *ahead,
         SYNC,
         *statements(at, rest, PROLOGUE),
-        *([] if at.g.loop is None else [_loop(at, at.g.loop), _wait(0), SYNC]),
+        *([] if at.g.loop is None else [_loop(at), _wait(0), SYNC]),
         *statements(at, at.t.epilogue, EPILOGUE),
     ]
 
@@ -72,23 +72,20 @@ def _wait(stages: int) -> ir.Statement:
     return k.run("copy_wait", static=[stages])
 
 
-def _ahead(at: FragmentPositions, loop: str) -> list[ir.Statement]:
+def _ahead(at: FragmentPositions) -> list[ir.Statement]:
     """The function that loads for an iteration, called for the first ones."""
     stages = at.t.schedule.stages
-    loads = k.when(STEP < STEPS, k.let("int", "slot", STEP % stages, unused=True), _position(at, loop), *ring_loads(at))
+    loads = k.when(
+        STEP < STEPS, k.let("int", "slot", STEP % stages, unused=True), at.step_position(STEP), *ring_loads(at)
+    )
     return [
-        k.let("int", "steps", at.steps()),
+        *at.walked(),
         k.define("load_stage", [("int", "step")], loads, COMMIT),
         k.loop("step", stages - 1, k.run("load_stage", STEP)),
     ]
 
 
-def _position(at: FragmentPositions, loop: str) -> ir.Statement:
-    """The first position of an iteration."""
-    return k.let("offset_t", f"{loop}_step", k.cast("offset_t", STEP) * at.t.schedule.loop, unused=True)
-
-
-def _loop(at: FragmentPositions, loop: str) -> ir.Statement:
+def _loop(at: FragmentPositions) -> ir.Statement:
     """The loop: tiles of an iteration are there, those of a later one are loaded while it runs."""
     stages = at.t.schedule.stages
     rings = [b for b in at.t.buffers.values() if b.place == RING and b.name in at.t.offsets]
@@ -104,7 +101,7 @@ def _loop(at: FragmentPositions, loop: str) -> ir.Statement:
         _wait(stages - 2),
         SYNC,
         k.run("load_stage", STEP + (stages - 1)),
-        _position(at, loop),
+        at.step_position(STEP),
         *now,
         *statements(at, at.t.body, BODY),
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mirage_cli.codegen.cpu.statements import CpuPositions, buffer_type, statements
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
+from mirage_cli.codegen.terms.expressions import ZERO
 from mirage_cli.codegen.tiles.optimize import tile_program
 from mirage_cli.codegen.tiles.tile import Buffer, Compute, Contract, Init, Reduce, Scale, TileProgram
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.search.mugraph.hidden import Form, given_limits
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
 from mirage_cli.search.schedules.cost import CostModel
 
@@ -93,7 +95,40 @@ def _loop(at: CpuPositions) -> list[ir.Statement]:
     loop, step = at.g.loop, at.t.schedule.loop
     if loop is None:
         return []
-    here = k.let("offset_t", f"{loop}_step", k.cast("offset_t", STEP) * step, unused=True)
     inside = [] if at.shapes.exact(loop, BODY) else [_inside(at, loop, f"n_{loop}_step", step, f"{loop}_step")]
-    body = (here, *inside, *statements(at, at.t.body, BODY))
-    return [k.let("int", "steps", at.steps()), k.loop("step", "steps", *body)]
+    extent = at.p.extent(loop)
+    once = isinstance(extent, int) and extent <= step
+    tests = [] if once else [_seen(at, f, f"seen_{n}") for n, f in enumerate(given_limits(at.p, at.g))]
+    body = statements(at, at.t.body, BODY)
+    if seen := k.both(*(k.binary("==", test.name, 1) for test in tests)):
+        body = [*(s for test in tests for s in test.statements), k.when(seen, *body)]
+    return [*at.walked(), k.loop("step", "steps", at.step_position(STEP), *inside, *body)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """The variable that is 1 where an iteration may show something, and the statements that set it."""
+
+    name: ir.Name
+    statements: tuple[ir.Statement, ...]
+
+
+def _seen(at: CpuPositions, form: Form, variable: str) -> _Test:
+    """The test whether a form with integers that are inputs reaches 0 on a tile: all of these are looked at, with the last
+    positions along axes that they lack."""
+    found = k.name(variable)
+    axes = frozenset[str]().union(*(at.p.axes_of(v) for v, _ in form.given))
+    places: list[tuple[int, ir.Expression]] = [(1, ir.lift(form.constant))]
+    for axis, factor in form.terms:
+        place = at.position(axis, BODY) if axis in axes else k.total([*at.base(axis, BODY), *_last(at, axis, factor)])
+        places.append((factor, k.cast("float", place)))
+    places += [(factor, at.read(v, at.offset(at.reads[v].access, BODY))) for v, factor in form.given]
+    reached = k.call("m_le", ZERO, k.total(t if n == 1 else t * k.cast("float", n) for n, t in places))
+    look = k.when(k.binary("!=", reached, ZERO), k.assign(found, 1))
+    loops = at.loops([a.name for a in at.p.axes if a.name in axes and at.sized(a.name, BODY)], BODY)
+    return _Test(found, (k.declare("int", variable, 0), *k.nested(loops, look)))
+
+
+def _last(at: CpuPositions, axis: str, factor: int) -> list[ir.Expression]:
+    """The place in a tile of the position along an axis where a form is largest."""
+    return [ir.lift(at.shapes.size(axis, BODY) - 1)] if factor > 0 else []

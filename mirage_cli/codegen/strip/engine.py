@@ -111,7 +111,7 @@ class _Kernel(StripMerge):
         ahead = self.s.stages - 1
         return [
             *declared,
-            k.let("int", "steps", self.steps()),
+            *self.walked(),
             k.let("int", "mine", k.select(steps > group, turns, 0)),
             k.run("launch_dependents"),
             *([k.run("cluster_arrive_relaxed")] if self.splits > 1 else []),
@@ -133,10 +133,9 @@ class _Kernel(StripMerge):
 
     def stage(self, *body: ir.Statement) -> list[ir.Statement]:
         """Statements for iteration `turn` of a group, with the stage `slot` of its ring."""
-        step = k.cast("offset_t", TURN * "GROUPS" + "group") * self.s.loop
         place = k.name("ring") + SLOT * self.stage_bytes()
         return [
-            k.let("offset_t", f"{self.loop_axis}_step", step, unused=True),
+            self.step_position(TURN * "GROUPS" + "group"),
             k.let("unsigned char*", "stage", place, unused=True),
             *body,
         ]

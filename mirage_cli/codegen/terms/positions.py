@@ -12,6 +12,7 @@ from fractions import Fraction
 from mirage_cli.codegen.requests.request import Parameter, Request
 from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import CUDA_TYPES, ZERO, Lets
+from mirage_cli.codegen.terms.visible import stepped, walked
 from mirage_cli.codegen.tiles.shapes import Shapes
 from mirage_cli.codegen.tiles.tile import (
     FRAGMENT,
@@ -35,6 +36,7 @@ from mirage_cli.lax.dtypes import F64, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Slot
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
+from mirage_cli.search.mugraph.visible import hiding
 
 
 class Positions:
@@ -49,6 +51,7 @@ class Positions:
         self.reads = {i.name: i for i in self.p.inputs}
         self.wide = expressions.wide(self.p)
         self.hollow = expressions.hollow(self.extent(e) for e in r.hollow)
+        self.limits = hiding(self.p, self.g, dict(tile.schedule.tiles), tile.schedule.loop)
 
     # --- numbers ------------------------------------------------------------------------------------------------------
     def ctype(self, dtype: DType) -> str:
@@ -203,6 +206,22 @@ class Positions:
         if isinstance(extent, int):
             return ir.lift(-(-extent // step))
         return k.cast("int", (self.extent(extent) + (step - 1)) / step)
+
+    def walked(self) -> list[ir.Statement]:
+        """The number of iterations of the loop that a mask shows some of, and of those in front of them."""
+        loop, split = self.g.loop or "", self.g.loop in self.g.split
+        start = k.name(f"{loop}_at") if split else None
+        return walked(self.limits, loop, self.t.schedule.loop, self.steps(), self.span, start, 0)
+
+    def span(self, axis: str) -> tuple[list[ir.Expression], Value]:
+        """The terms of a block's first position along an axis, and how many it holds."""
+        tile = self.t.schedule.tile(axis)
+        return self.base(axis, PROLOGUE), self.extent(self.p.extent(axis)) if tile is None else tile
+
+    def step_position(self, number: Value) -> ir.Statement:
+        """The first position of an iteration along the loop axis."""
+        at = k.cast("offset_t", stepped(self.limits, self.g.loop or "", ir.lift(number))) * self.t.schedule.loop
+        return k.let("offset_t", f"{self.g.loop}_step", at, unused=True)
 
     def inputs(self) -> tuple[Parameter, ...]:
         """The tensors that the kernel reads."""

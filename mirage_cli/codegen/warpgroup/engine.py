@@ -114,7 +114,7 @@ class _Whole:
             k.when(k.binary("==", THREAD, 0), *self.starts()),
             meet,
             k.run("launch_dependents"),
-            k.let("int", "steps", self.units.steps()),
+            *([] if self.units.limits else [k.let("int", "steps", self.units.steps())]),
             *(placed(r.stages, r.name) for r in self.memory.rings),
             k.when(WARP < 4, *self.producers(), otherwise=self.consumers()),
             *([meet] if together else []),

@@ -7,12 +7,14 @@ import operator
 from dataclasses import dataclass, field
 
 from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets, ctype
+from mirage_cli.codegen.terms.visible import shown
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
 from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE, Product
 from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, guarded, words
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.search.mugraph.hidden import known_values
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockOp
 
 LEAST = -k.number("INFINITY")
@@ -171,12 +173,19 @@ class _Writing:
         elif self.alone(o) or (len(self.readers[o.name]) < 2 and not elsewhere):
             self.value[o.name] = e
         else:
-            lets = Lets()
-            value = self.values.expression(e, FULL, o.phase, lets)
             self.declare(o.name, FULL)
-            body = (*lets.statements, k.assign(at_full(o.name), value))
-            self.place(o.phase).append(self.values.each(e, self.columns_of(o.name), *body))
+            unmasked = shown(e, self.values.span, known_values(self.p, self.g)) if o.phase == BODY else None
+            made = self.full(o, e)
+            self.place(o.phase).append(
+                made if unmasked is None else k.when(unmasked[0], self.full(o, unmasked[1]), otherwise=[made])
+            )
             self.value[o.name] = Ref(o.name)
+
+    def full(self, o: BlockOp, e: Expr) -> ir.Statement:
+        """The elements of a full value."""
+        lets = Lets()
+        value = self.values.expression(e, FULL, o.phase, lets)
+        return self.values.each(e, self.columns_of(o.name), *lets.statements, k.assign(at_full(o.name), value))
 
     def alone(self, o: BlockOp) -> bool:
         """True if a value is made of loaded tiles alone: it is computed again where it is read."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from mirage_cli.codegen.terms.visible import stepped, walked
 from mirage_cli.codegen.warpgroup.values import Values
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax.extents import Symbolic
+from mirage_cli.search.mugraph.visible import hiding
 
 
 class Units:
@@ -17,6 +19,7 @@ class Units:
         others = [a for a in self.g.grid if a != self.plan.rows and a not in self.g.split]
         self.wide = [a for a in others if a in self.plan.sizes]
         self.batch = [a for a in others if a not in self.plan.sizes]
+        self.limits = hiding(self.p, self.g, dict(self.plan.schedule.tiles), self.plan.schedule.loop)
 
     @property
     def count(self) -> ir.Expression:
@@ -42,12 +45,42 @@ class Units:
             return k.cast("int", (self.values.extent(extent) + (step - 1)) / step)
         return ir.lift(-(-extent // step))
 
+    def walked(self) -> list[ir.Statement]:
+        """How many iterations a mask shows some of: at least one, of which products are put where others add up."""
+        loop = self.g.loop or ""
+        start = k.name(f"{loop}_at") if self.g.split else None
+        return walked(self.limits, loop, self.plan.schedule.loop, self.steps(), self.span, start, 1)
+
+    def span(self, axis: str) -> tuple[list[ir.Expression], Value]:
+        """The terms of the first position along an axis, and how many there are, of all blocks that walk in step."""
+        tile, cluster = self.plan.schedule.tile(axis), self.plan.cluster
+        if tile is None:
+            return [], self.values.extent(self.p.extent(axis))
+        if axis != self.plan.rows or cluster == 1:
+            return [k.name(f"{axis}_at")], tile
+        return [k.name(f"{axis}_at") - k.name("rank") * tile], tile * cluster
+
     # --- the walk -----------------------------------------------------------------------------------------------------
-    def walk(self, *body: ir.Statement) -> ir.For:
+    def walk(self, *body: ir.Statement) -> ir.Statement:
         """The loop over the units of a block, or of a cluster together."""
         cluster = self.plan.cluster * self.plan.parts
         start, step = (k.name(n).member("x") / cluster for n in ("blockIdx", "gridDim"))
-        return k.loop("unit", "units", *self.places(), *body, start=start, step=step)
+        if not self.limits:
+            return k.loop("unit", "units", *self.places(), *body, start=start, step=step)
+        return self.there_and_back(start, step, [*self.places(), *self.walked(), *body])
+
+    def there_and_back(self, start: ir.Expression, step: ir.Expression, body: list[ir.Statement]) -> ir.Statement:
+        """Units of unequal length, long ones first: every other round is walked from its end, so that blocks get equal
+        amounts."""
+        unit, at, round_, stride = map(k.name, ("unit", "at_", "round_", "stride_"))
+        turned = k.select(k.binary("==", round_ % 2, 1), stride - 1 - at, at)
+        walk = k.loop(
+            "round_",
+            (k.name("units") + stride - 1) / stride,
+            k.let("int", "unit", round_ * stride + turned),
+            k.when(unit < "units", *body),
+        )
+        return k.scope(k.lets("int", {"at_": k.cast("int", start), "stride_": k.cast("int", step)}), walk)
 
     def places(self) -> list[ir.Statement]:
         """Statements that turn the number of a unit into first positions."""
@@ -56,18 +89,20 @@ class Units:
         )
         most, cluster = self.plan.number("band"), self.plan.cluster
         block = first + part % height
+        alike = k.product(map(self.blocks, self.batch))  #: units with the same rows and columns
+        unequal = bool(self.limits)
         return [
             k.let("int", "rows_", k.cast("int", self.blocks(self.plan.rows))),
             k.let("int", "wide_", k.cast("int", k.product([1, *map(self.blocks, self.wide)]))),
             k.let("int", "band_", k.call("min", most, rows) if most else rows),
-            k.declare("int", "part", unit % (rows * wide)),
+            k.declare("int", "part", rows * wide - 1 - unit / alike if unequal else unit % (rows * wide)),
             k.lets("int", {"first_": part / (band * wide) * band, "height_": k.call("min", band, rows - first)}),
             k.assign(part, part % (band * wide)),
             k.let("int", "row_block_", block * cluster + "rank" if cluster > 1 else block),
             self.first_position(self.plan.rows, "row_block_"),
             *(self.first_position(a, "rank") for a in self.g.split),
             *self.decoded(self.wide, "across_", part / height),
-            *self.decoded(self.batch, "rest_", unit / (rows * wide)),
+            *self.decoded(self.batch, "rest_", unit % alike if unequal else unit / (rows * wide)),
         ]
 
     def decoded(self, axes: list[str], name: str, number: Value) -> list[ir.Statement]:
@@ -88,7 +123,7 @@ class Units:
     # --- the loop -----------------------------------------------------------------------------------------------------
     def step_position(self) -> ir.Statement:
         """The first position of an iteration along the loop axis."""
-        at = k.cast("offset_t", "step") * self.plan.schedule.loop
+        at = k.cast("offset_t", stepped(self.limits, self.g.loop or "", k.name("step"))) * self.plan.schedule.loop
         return k.let("offset_t", f"{self.g.loop}_step", at, unused=True)
 
     def each_step(self, *body: ir.Statement) -> ir.For:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets, ctype
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Number, Position, Ref
-from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, ROW, SCALAR, SIDE, Plan, Tile
+from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, GROUP_ROWS, ROW, SCALAR, SIDE, Plan, Tile
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -88,6 +88,13 @@ class Values:
     def index(self, axis: str) -> list[ir.Expression]:
         """The place in the block's tile along an axis of which it holds several positions."""
         return [R if axis == self.plan.rows else C] if axis in self.plan.sizes else []
+
+    def span(self, axis: str) -> tuple[list[ir.Expression], int]:
+        """The terms of the first position of a consumer's tile along an axis, and how many it holds, in the body."""
+        base = self.base(axis, BODY)
+        if axis == self.plan.rows:
+            return [*base, k.name("base")], self.plan.row_tiles * GROUP_ROWS
+        return base, self.plan.sizes.get(axis, 1)
 
     def position(self, axis: str, phase: str) -> ir.Expression:
         """The current position along an axis."""

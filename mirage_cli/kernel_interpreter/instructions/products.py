@@ -142,12 +142,12 @@ def _products_commit(s: Any, static: Sequence[Any]) -> None:
 
 @instruction("products_wait")
 def _products_wait(s: Any, static: Sequence[Any]) -> None:
-    """Until at most so many groups are on their way."""
+    """Until at most so many groups are on their way; where none may be, warpgroups that have issued nothing wait as well."""
     f, here = flight(s), groups_of(s)
     while len(f.groups) - 1 > static[0]:
         done = f.groups.pop(0)
         for p in done:
-            if not np.array_equal(p.groups, here):
+            if not (np.isin(p.groups, here).all() if static[0] == 0 else np.array_equal(p.groups, here)):
                 raise Fault("other warpgroups wait for products than have issued them")
             for r in p.reads:
                 r.finish()
@@ -161,7 +161,9 @@ def _runs(products: Sequence[Product]) -> list[list[Product]]:
     """Neighbours that add to the same registers."""
     runs: list[list[Product]] = []
     for p in products:
-        if runs and runs[-1][0].accumulator is p.accumulator and p.more.all():
+        before = runs[-1][0] if runs else None
+        same = before is not None and before.accumulator is p.accumulator and np.array_equal(before.groups, p.groups)
+        if same and p.more.all():
             runs[-1].append(p)
         else:
             runs.append([p])

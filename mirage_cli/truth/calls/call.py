@@ -50,7 +50,8 @@ class Call:
 
     `version` is that of the model's opset of the node's domain. `evaluate` runs a sub-graph, by the attribute's name, on
     values of its inputs; `casts` is false where casts to narrower types keep their numbers, `overflows` where they keep
-    those that are too large for the type, `hidden` where scores of hidden keys are not read.
+    those that are too large for the type, `hidden` where scores and values of hidden
+    keys are not read.
     """
 
     node: NodeProto

@@ -10,7 +10,7 @@ import numpy as np
 from mirage_cli.errors import Refused
 from mirage_cli.truth.calls.call import Call, Limits, meaning
 from mirage_cli.truth.calls.values import Array, Tensor, Value
-from mirage_cli.truth.operators.linear import matmul
+from mirage_cli.truth.operators.linear import matmul, product
 
 
 def heads(x: Array, count: int) -> Array:
@@ -60,9 +60,9 @@ def weights(x: Array) -> Array:
     return e / total
 
 
-def weighted(limits: Limits, p: Array, v: Array) -> Array:
+def weighted(call: Call, p: Array, v: Array) -> Array:
     """The sum of values with their weights."""
-    return matmul(limits, p, shared(v, p.shape[1]))
+    return product(call, p, shared(v, p.shape[1]))
 
 
 def frontier(queries: int, keys: int, offset: Array | int) -> Array:
@@ -91,7 +91,7 @@ def _attention(call: Call) -> Sequence[Value]:
     biased = with_bias(call, soft, bias)
     seen = biased if not call.hidden and (call.given(3) or call.given(6)) else bias
     p = np.where(np.isneginf(np.max(seen, axis=-1, keepdims=True, initial=-np.inf)), 0.0, weights(biased))
-    y = weighted(call.limits, p, v)
+    y = weighted(call, p, v)
     shown = (products, soft, biased, p)[call.integer("qk_matmul_output_mode", 0)]
     return [call.like(joined(y) if flat else y), call.like(k, 1), call.like(v, 2), call.like(shown)]
 

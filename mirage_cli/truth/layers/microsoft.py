@@ -56,7 +56,7 @@ def _attend(call: Call, q: Array, k: Array, v: Array, bias: Array, mask: Array, 
     if call.integer("unidirectional", 0):
         bias = bias + frontier(q.shape[2], k.shape[2], past)
     total = with_bias(call, scores(call.limits, q, k, _scale(call, q.shape[-1])), bias)
-    return weighted(call.limits, weights(total), v), total
+    return weighted(call, weights(total), v), total
 
 
 @meaning("Attention", domain=DOMAIN)
@@ -215,9 +215,9 @@ def _grouped_attention(call: Call, q: Array, k: Array, v: Array, before: Array, 
     if sink is None and call.integer("smooth_softmax", 0) == 1:
         sink = np.zeros((1, 1, 1, 1))
     if sink is None:
-        return weighted(call.limits, weights(total), v), total
+        return weighted(call, weights(total), v), total
     sunk = np.concatenate([total, np.broadcast_to(sink, (*total.shape[:3], 1))], -1)
-    return weighted(call.limits, weights(sunk)[..., :-1], v), total
+    return weighted(call, weights(sunk)[..., :-1], v), total
 
 
 @meaning("RotaryEmbedding", domain=DOMAIN)

@@ -10,6 +10,8 @@ import numpy as np
 from mirage_cli.truth.calls.call import Call, Limits, meaning
 from mirage_cli.truth.calls.values import Array, Tensor
 
+NEAR_ONE = 0.01  #: how far rounded weights of a mean are from a sum of 1, at most
+
 
 def matmul(limits: Limits, a: Array, b: Array) -> Array:
     """numpy's product of stacks of matrices, within the limits of a run."""
@@ -21,9 +23,21 @@ def matmul(limits: Limits, a: Array, b: Array) -> Array:
     return np.asarray(np.matmul(a, b))
 
 
+def product(call: Call, a: Array, b: Array) -> Array:
+    """The same for a call; without `hidden` rows that weigh a mean (they sum to 1) do not read what they weigh with 0."""
+    whole, numbers = matmul(call.limits, a, b), np.isfinite(b)
+    if call.hidden or numbers.all() or min(a.ndim, b.ndim) < 2:
+        return whole
+    sums = a.sum(axis=-1, keepdims=True, dtype=np.float64)
+    weighs = (a >= 0).all(axis=-1, keepdims=True) & (np.abs(sums - 1) < NEAR_ONE)
+    reads = matmul(call.limits, (a != 0).astype(np.float64), (~numbers).astype(np.float64)) > 0
+    shown = matmul(call.limits, a, np.where(numbers, b, np.zeros_like(b)))
+    return np.where(weighs & ~reads, shown, whole)
+
+
 @meaning("MatMul")
 def _matmul(call: Call) -> Tensor:
-    return call.like(matmul(call.limits, call.array(0), call.array(1)))
+    return call.like(product(call, call.array(0), call.array(1)))
 
 
 def gemm(call: Call) -> Array:

@@ -81,7 +81,10 @@ __global__ void __launch_bounds__(256) kernel0(const Parameters0 parameters) {
         return Row<__half>{b_at + i_b < 5 ? from : nullptr, i_b * 24};
     });
     copy_commit();
-    const int steps = 3;
+    const int whole = 3;
+    const int end_of = static_cast<int>(b_at + 39) / 16;
+    const int end = end_of < whole ? end_of : whole;
+    const int steps = end > 0 ? end : 0;
     auto load_stage = [&](int step) {
         if (step < steps) {
             [[maybe_unused]] const int slot = step % 3;

@@ -1,0 +1,102 @@
+"""The iterations of a block's loop that are walked: those that a mask shows some of (`search/mugraph/hidden.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mirage_cli.codegen.tiles.tile import Apply, Expr, Number, Position, Ref
+from mirage_cli.kernel_language import build as k
+from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.ir import Value
+from mirage_cli.search.mugraph.hidden import UNKNOWN, Form, Known, applied, at_position, constant
+
+FIRST, WHOLE = k.name("first"), k.name("whole")
+Span = Callable[
+    [str], tuple[list[ir.Expression], Value]
+]  #: the terms of an axis's first position, and how many there are
+
+
+def walked(
+    limits: Sequence[Form], loop: str, step: int, whole: ir.Expression, span: Span, start: Value | None, least: int
+) -> list[ir.Statement]:
+    """The statements that say how many iterations are walked (`steps`), and where a limit stands at the front how many are
+    left out before (`first`): of a `whole` number of `step` positions each from `start` on, at `least` so many."""
+    if not limits:
+        return [k.let("int", "steps", whole)]
+
+    def position(form: Form, sign: int, more: int) -> ir.Expression:
+        return k.cast("int", _bound(form, loop, span, sign, more, [] if start is None else [start]))
+
+    ends = [position(f, 1, step) / step for f in limits if f.of(loop) == -1]
+    begins = [position(f.times(-1), -1, 0) / step for f in limits if f.of(loop) == 1]
+    lines: list[ir.Statement] = [k.let("int", "whole", whole)]
+    end = _extreme(lines, "end", "<", [WHOLE, *ends])
+    if not begins:
+        return [*lines, k.let("int", "steps", _chosen(">", end, ir.lift(least)))]
+    first = _extreme(lines, "begin", ">", [k.ZERO, *begins])
+    lines.append(k.let("int", "first", _chosen("<", first, WHOLE - least if least else WHOLE)))
+    return [*lines, k.let("int", "steps", _chosen(">", end - FIRST, ir.lift(least)))]
+
+
+def stepped(limits: Sequence[Form], loop: str, number: ir.Expression) -> ir.Expression:
+    """The number among all iterations of the one that has a number among those that are walked."""
+    return FIRST + number if any(f.of(loop) == 1 for f in limits) else number
+
+
+def shown(e: Expr, span: Span, values: Mapping[str, Known]) -> tuple[ir.Expression, Expr] | None:
+    """The condition that a mask hides nothing of a tile, and a value without the mask; None for a value without one that
+    compares positions. `values` are what is known of the block graph's."""
+    match e:
+        case Apply("where", (condition, value, _)) if forms := _known(condition, values).truth:
+            least = (_bound(f, "", span, -1) for f in sorted(forms, key=str))
+            return k.both(*(n >= 0 for n in least)) or k.ONE, value
+    return None
+
+
+def _known(e: Expr, values: Mapping[str, Known]) -> Known:
+    match e:
+        case Ref(name):
+            return values.get(name, UNKNOWN)
+        case Position(axis):
+            return at_position(axis)
+        case Number(value):
+            return constant(value)
+        case Apply(op, args):
+            return applied(op, [_known(a, values) for a in args])
+    return UNKNOWN
+
+
+def _bound(form: Form, loop: str, span: Span, sign: int, more: int = 0, taken: Sequence[Value] = ()) -> ir.Expression:
+    """The largest (least: `sign` -1) value that a form without its loop axis has in a block, and `more`, less what is
+    taken."""
+    constant = form.constant + more
+    above, below = list[ir.Expression](), [*map(ir.lift, taken)]
+    for axis, factor in form.terms:
+        if axis == loop:
+            continue
+        base, count = span(axis)
+        terms = list(base)
+        if factor * sign > 0 and isinstance(count, int):
+            constant += factor * (count - 1)
+        elif factor * sign > 0:
+            terms.append(ir.lift(count) - 1)
+        into = above if factor > 0 else below
+        into += [t if abs(factor) == 1 else t * abs(factor) for t in terms]
+    if constant or not above:
+        above.append(ir.lift(constant))
+    return k.joined("-", [k.total(above), *below]) or k.ZERO
+
+
+def _extreme(lines: list[ir.Statement], name: str, op: str, values: Sequence[ir.Expression]) -> ir.Expression:
+    """The least or greatest of values, as variables that are added to the lines."""
+    found = values[0]
+    for n, value in enumerate(values[1:]):
+        own = name if n == len(values) - 2 else f"{name}_{n}"
+        lines.append(k.let("int", f"{own}_of", value))
+        lines.append(k.let("int", own, _chosen(op, k.name(f"{own}_of"), found)))
+        found = k.name(own)
+    return found
+
+
+def _chosen(op: str, x: ir.Expression, y: ir.Expression) -> ir.Expression:
+    return k.select(k.binary(op, x, y), x, y)
