@@ -28,7 +28,6 @@ from mirage_cli.optimization import (
     assembly,
     coverage,
     environment,
-    example_programs,
     fragment_models,
     fragment_times,
     kernels_only,
@@ -42,7 +41,7 @@ from mirage_cli.optimization.fragment_times import MIRAGE, measure_fragments
 from mirage_cli.optimization.task import Work
 from mirage_cli.options import dims
 from mirage_cli.options.options import Options
-from mirage_cli.planning import batch, fragment_cache, ranges
+from mirage_cli.planning import batch, example_programs, fragment_cache, ranges
 from mirage_cli.planning.plan import PlanOptions, newest
 from mirage_cli.processes import isolation
 from mirage_cli.processes.jobs import Crew, Here
